@@ -1,0 +1,206 @@
+"""Arm one process of the job: called by the injected hook once torch has been imported.
+
+A process that never joins a process group and never trains (a launcher's agent, a data loader worker, a compile
+worker) writes no log: the log of a rank is opened by the first of init_process_group, a backward pass, an optimizer
+step.
+"""
+
+import multiprocessing
+import os
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dtprof import __version__, events, settings
+from dtprof.capture import call_sites, exits, fence
+from dtprof.capture.phases import Phases
+from dtprof.capture.recorder import Recorder, entry, open_recorder, timed_entry
+from dtprof.run_format import paths, writer
+
+OLDEST_TORCH = (2, 11)
+NOT_OPERATIONS = {"check_for_nan"}
+
+
+class Process:
+    """This process of the job, and its log once it has one."""
+
+    def __init__(self, run: Path) -> None:
+        """Know where the run lies; open nothing."""
+        self._run = run
+        self._recorder: Recorder | None = None
+        self._gave_up_pid = 0
+        self._pid = 0
+        self._exits: exits.ExitRecords | None = None
+
+    def arm(self) -> None:
+        """Hook torch."""
+        import torch
+
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        node = self._run / paths.node_folder_name(socket.gethostname())
+        node.mkdir(exist_ok=True)
+        writer.append_line(node / paths.PROCESSES, _introduction(torch.__version__))
+        if version < OLDEST_TORCH:
+            fence.warn_once(f"torch {torch.__version__} is older than 2.11, the oldest supported: nothing is recorded")
+            return
+        exits.record_children(node)
+        exits.record_spawned_exceptions(self._record_exception)
+        if torch.distributed.is_available():
+            self._hook_init()
+        Phases(self.recorder).install()
+
+    def recorder(self) -> Recorder | None:
+        """Return the recorder of this process, opening its log at the first call; None where that failed."""
+        if self._recorder is not None and self._pid == os.getpid():
+            return self._recorder
+        if self._gave_up_pid == os.getpid():
+            return None
+        return self._open(rank=_number("RANK", 0), world_size=_number("WORLD_SIZE", 1))
+
+    @fence.fenced("this rank")
+    def _open(self, *, rank: int, world_size: int) -> Recorder | None:
+        import torch
+
+        self._gave_up_pid = os.getpid()  # until it has worked
+        if multiprocessing.parent_process() is not None and not torch.distributed.is_initialized():
+            # A worker of the data loader or the like: it inherits RANK, and is not that rank.
+            if "RANK" not in os.environ or torch.utils.data.get_worker_info() is not None:
+                return None
+        restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
+        folder, attempt = writer.claim_rank_folder(self._run, rank, restart)
+        torch_folder = str(Path(torch.__file__).parent)
+        local_rank = _number("LOCAL_RANK", -1)
+        recorder = open_recorder(
+            folder=folder,
+            rank=rank,
+            local_rank=local_rank,
+            world_size=world_size,
+            attempt=attempt,
+            torch_folder=torch_folder,
+            torch_version=torch.__version__,
+        )
+        recorder.write_entry(
+            timed_entry(
+                "process",
+                rank=rank,
+                local_rank=local_rank,
+                world_size=world_size,
+                attempt=attempt,
+                tap="native" if recorder.__class__.__name__ == "module" else "python",
+                **_introduction(torch.__version__),
+            )
+        )
+        fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
+        if torch.distributed.is_available():
+            self._install_taps(recorder)
+        self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder))
+        self._exits.install()
+        self._recorder, self._pid, self._gave_up_pid = recorder, os.getpid(), 0
+        return recorder
+
+    def _install_taps(self, recorder: Recorder) -> None:
+        import torch
+
+        names = [name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
+        if hasattr(recorder, "on_group"):
+            from dtprof.capture import groups
+
+            def describe(group_id: int, name: str) -> None:
+                if line := groups.members_entry(group_id, name):
+                    recorder.write_entry(line)
+
+            recorder.on_group(describe)
+        else:
+            from dtprof.capture import python_tap
+
+            python_tap.watch_waits(torch._C._distributed_c10d.Work)
+        recorder.install(sorted(set(names) - NOT_OPERATIONS))
+
+    def _record_exception(self, error: BaseException) -> None:
+        if self._exits is not None:
+            self._exits.record_exception(error)
+
+    def _hook_init(self) -> None:
+        """Open the log before the rendezvous, so that a rank that waits there is seen waiting."""
+        import torch.distributed as dist
+        import torch.distributed.distributed_c10d as c10d
+
+        original = c10d.init_process_group
+
+        def init_process_group(*arguments: Any, **options: Any) -> Any:
+            span = self._begin_init(options)
+            failed = True
+            try:
+                result = original(*arguments, **options)
+                failed = False
+                return result
+            finally:
+                self._end_init(span, failed)
+
+        init_process_group.__doc__ = original.__doc__
+        init_process_group.__module__ = original.__module__
+        init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
+        c10d.init_process_group = init_process_group
+        dist.init_process_group = init_process_group
+
+    @fence.fenced("init_process_group")
+    def _begin_init(self, options: dict[str, Any]) -> int:
+        rank, world_size = options.get("rank", -1), options.get("world_size", -1)
+        if self._recorder is None or self._pid != os.getpid():
+            if rank < 0:
+                rank = _number("RANK", -1)
+            if world_size < 0:
+                world_size = _number("WORLD_SIZE", -1)
+            if rank < 0 or world_size < 0:
+                return 0  # known after the rendezvous
+            self._gave_up_pid = 0
+            self._open(rank=rank, world_size=world_size)
+        recorder = self._recorder
+        return recorder.begin_span(recorder.name_id(events.INIT), False) if recorder is not None else 0
+
+    @fence.fenced("init_process_group")
+    def _end_init(self, span: int | None, failed: bool) -> None:
+        import torch.distributed as dist
+
+        if self._recorder is None and not failed:
+            self._gave_up_pid = 0
+            self._open(rank=dist.get_rank(), world_size=dist.get_world_size())
+        if self._recorder is not None:
+            if span:
+                self._recorder.end_span(span, failed, 0, False)
+            if not failed and "torch.nn.parallel.distributed" in sys.modules:
+                self._recorder.write_entry(entry("feature", name=f"backend:{dist.get_backend()}"))
+
+
+def _introduction(torch_version: str) -> dict[str, object]:
+    """Return what a process says of itself."""
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "host": socket.gethostname(),
+        "boot_id": writer.boot_id(),
+        "env_rank": os.environ.get("RANK"),
+        "is_child": multiprocessing.parent_process() is not None,
+        "command": list(getattr(sys, "orig_argv", sys.argv))[:64],
+        "python": platform.python_version(),
+        "torch": torch_version,
+        "dtprof": __version__,
+        "monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "realtime_ns": time.clock_gettime_ns(time.CLOCK_REALTIME),
+    }
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.lstrip("-").isdigit() else default
+
+
+@fence.fenced("anything")
+def arm() -> None:
+    """Arm this process for the run that the environment names."""
+    run = os.environ.get(settings.ENV_RUN_DIR, "")
+    if run and Path(run).is_dir():
+        Process(Path(run)).arm()

@@ -1,0 +1,126 @@
+"""Record how processes end: exceptions and orderly exits of this one, exit statuses of its children."""
+
+import atexit
+import importlib
+import multiprocessing.util
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dtprof.capture import fence
+from dtprof.capture.call_sites import CodeOwners
+from dtprof.capture.recorder import Recorder, timed_entry
+from dtprof.run_format import paths, writer
+
+MAX_TRACEBACK = 32_768
+
+
+class ExitRecords:
+    """Writes exceptions and the orderly end of one rank into its strings file."""
+
+    def __init__(self, recorder: Recorder, owners: CodeOwners) -> None:
+        """Watch this process."""
+        self._recorder = recorder
+        self._owners = owners
+        self._pid = os.getpid()
+        self._ended = False
+
+    @fence.fenced("the end of this process")
+    def install(self) -> None:
+        """Chain to the exception hook; see the interpreter's exit, also in multiprocessing's children."""
+        previous = sys.excepthook
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self.record_exception(error)
+            previous(kind, error, trace)
+
+        sys.excepthook = excepthook
+        atexit.register(self.record_end)
+        multiprocessing.util.Finalize(self, self.record_end, exitpriority=-100)
+
+    @fence.fenced("an exception")
+    def record_exception(self, error: BaseException) -> None:
+        """Write what left the program, with the innermost line of the user's code."""
+        if os.getpid() != self._pid:
+            return
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not self._owners.is_tool(f.filename) and not self._owners.is_library(f.filename)]
+        frame = own[-1] if own else frames[-1] if frames else None
+        text = "".join(traceback.format_exception(error))
+        self._recorder.write_entry(
+            timed_entry(
+                "exception",
+                type=type(error).__qualname__,
+                message=str(error)[:2000],
+                traceback=text[-MAX_TRACEBACK:],
+                frame=frame and {"file": frame.filename, "line": frame.lineno, "function": frame.name},
+            )
+        )
+
+    @fence.fenced("the end of this process")
+    def record_end(self) -> None:
+        """Write that the interpreter ends in order."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._ended = True
+        self._recorder.write_entry(timed_entry("exit", how="interpreter", code=None))
+        self._recorder.close_log()
+
+
+@fence.fenced("the exceptions of spawned ranks")
+def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
+    """See the exceptions of torch.multiprocessing.spawn's ranks, which never reach the exception hook."""
+    spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
+    original = spawn._wrap
+
+    def wrap(fn: Callable[..., Any], i: int, args: Any, error_file: str) -> None:
+        def recorded(*arguments: Any) -> Any:
+            try:
+                return fn(*arguments)
+            except BaseException as error:
+                record(error)
+                raise
+
+        original(recorded, i, args, error_file)
+
+    wrap.__qualname__, wrap.__name__, wrap.__module__ = original.__qualname__, original.__name__, original.__module__
+    spawn._wrap = wrap
+
+
+@fence.fenced("the exit statuses of child processes")
+def record_children(node_folder: Path) -> None:
+    """Write the exit status of every child process of this one that Python reaps, as the kernel gave it.
+
+    This is how the true end of a rank under torchrun or torch.multiprocessing is known: only its parent learns it.
+    """
+    import multiprocessing.popen_fork as popen_fork
+    import subprocess
+
+    file = node_folder / paths.EXITS
+    reap: Any = subprocess.Popen._handle_exitstatus  # type: ignore[attr-defined]
+    poll = popen_fork.Popen.poll
+
+    @fence.fenced("the exit status of a child process")
+    def write(pid: int, status: int | None) -> None:
+        # Negative: the signal that ended it, as in subprocess.
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        writer.append_line(file, {"pid": pid, "status": status, "t_ns": now, "by": os.getpid()})
+
+    def handle_exitstatus(self: Any, sts: int, *rest: Any, **options: Any) -> None:
+        reap(self, sts, *rest, **options)
+        write(self.pid, self.returncode)
+
+    def polled(self: Any, *arguments: Any, **options: Any) -> int | None:
+        known = self.returncode is not None
+        status: int | None = poll(self, *arguments, **options)
+        if not known and status is not None:
+            write(self.pid, status)
+        return status
+
+    subprocess.Popen._handle_exitstatus = handle_exitstatus  # type: ignore[attr-defined]
+    popen_fork.Popen.poll = polled  # type: ignore[method-assign]

@@ -1,0 +1,1 @@
+"""The native tap: its source, its build, its loading."""

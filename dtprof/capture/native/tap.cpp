@@ -1,0 +1,964 @@
+// The native tap: records every c10d operation of this process without taking the GIL.
+//
+// A boxed kernel at DispatchKey::BackendSelect sees each operation once, on its way to whatever back end, writes a
+// record into a memory-mapped segment, redispatches, and completes the record in place. Nothing here may change what
+// the job computes, raise into it, or block it. Layout and codes: run_format/schema.py, through schema.h.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000 && __has_include(<internal/pycore_frame.h>)
+#define DTPROF_FAST_FRAMES 1
+#define Py_BUILD_CORE 1
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+#endif
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/library.h>
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "schema.h"
+
+namespace py = pybind11;
+
+namespace dtprof {
+namespace {
+
+uint64_t clock_ns(clockid_t id) {
+  timespec t;
+  clock_gettime(id, &t);
+  return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+uint64_t now() { return clock_ns(CLOCK_MONOTONIC); }
+
+// ---- the record and the segments that hold it ----------------------------------------------------------------------
+
+struct Record {
+  std::atomic<uint8_t> state;
+  uint8_t kind, dtype, reduce_op;
+  uint16_t op, thread, group;
+  uint8_t flags, waits;
+  uint32_t seq;
+  int32_t peer, tag;
+  uint32_t site, step;
+  uint64_t issued_ns, numel;
+  float returned_after, waited_from, waited_for, done_after;
+};
+static_assert(sizeof(Record) == RECORD_SIZE);
+#define DTPROF_AT(field, at) static_assert(offsetof(Record, field) == at)
+DTPROF_AT(op, AT_OP);
+DTPROF_AT(group, AT_GROUP);
+DTPROF_AT(flags, AT_FLAGS);
+DTPROF_AT(waits, AT_WAITS);
+DTPROF_AT(seq, AT_SEQ);
+DTPROF_AT(tag, AT_TAG);
+DTPROF_AT(step, AT_STEP);
+DTPROF_AT(issued_ns, AT_ISSUED_NS);
+DTPROF_AT(numel, AT_NUMEL);
+DTPROF_AT(done_after, AT_DONE_AFTER);
+
+struct Segment {
+  char* base = nullptr;
+  uint32_t number = 0;
+  std::atomic<uint32_t> generation{0};
+  std::atomic<int64_t> open_events{0};  // claimed and not complete: such a segment is never recycled
+
+  template <class T>
+  T& at(uint64_t offset) {
+    return *reinterpret_cast<T*>(base + offset);
+  }
+  std::atomic<uint64_t>& head() { return at<std::atomic<uint64_t>>(HEAD_AT_HEAD); }
+  std::atomic<uint64_t>& capture_ns() { return at<std::atomic<uint64_t>>(HEAD_AT_CAPTURE_NS); }
+  std::atomic<uint64_t>& dropped() { return at<std::atomic<uint64_t>>(HEAD_AT_DROPPED); }
+  std::atomic<uint64_t>& errors() { return at<std::atomic<uint64_t>>(HEAD_AT_ERRORS); }
+  std::atomic<uint32_t>& marks() { return at<std::atomic<uint32_t>>(HEAD_AT_MARKS); }
+  Record* record(uint64_t i) { return reinterpret_cast<Record*>(base + HEADER_SIZE + i * RECORD_SIZE); }
+};
+
+// One event being recorded. It stays valid for ever: segments are recycled, never unmapped, and a recycled one has
+// another generation.
+struct Event {
+  Record* record = nullptr;
+  Segment* segment = nullptr;
+  uint32_t generation = 0;
+  uint64_t issued = 0;
+
+  explicit operator bool() const { return record != nullptr; }
+  bool current() const { return segment->generation.load(std::memory_order_acquire) == generation; }
+
+  // Move to done or failed once; whoever comes first decides.
+  void complete(uint8_t state) const {
+    uint8_t seen = record->state.load(std::memory_order_acquire);
+    const float after = static_cast<float>(now() - issued);
+    while (seen == STATE_ISSUED || seen == STATE_RETURNED) {
+      record->done_after = after;
+      if (record->state.compare_exchange_weak(seen, state, std::memory_order_acq_rel)) {
+        segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+        return;
+      }
+    }
+  }
+};
+
+class Log {
+ public:
+  // Open the first segment; throws with errno's text when even that fails.
+  Log(std::string folder, std::string header, uint32_t max_segments)
+      : folder_(std::move(folder)), header_(std::move(header)), max_segments_(std::max<uint32_t>(max_segments, 3)) {
+    strings_ = ::open((folder_ + "/strings.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (strings_ < 0) throw std::runtime_error(std::string("cannot open strings.jsonl: ") + strerror(errno));
+    Segment* first = create();
+    if (!first) throw std::runtime_error(std::string("cannot allocate the first segment: ") + strerror(errno));
+    current_.store(first, std::memory_order_release);
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);  // the job's signals are not ours to take
+    std::thread([this] { keep_a_spare(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+
+  Event claim() {
+    for (;;) {
+      Segment* segment = current_.load(std::memory_order_acquire);
+      segment->open_events.fetch_add(1, std::memory_order_acq_rel);
+      const uint64_t i = segment->head().fetch_add(1, std::memory_order_acq_rel);
+      if (i < SEGMENT_CAPACITY) {
+        Event event;
+        event.record = segment->record(i);
+        event.segment = segment;
+        event.generation = segment->generation.load(std::memory_order_relaxed);
+        return event;
+      }
+      segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+      if (!move_on(segment)) {
+        segment->dropped().fetch_add(1, std::memory_order_relaxed);
+        return {};
+      }
+    }
+  }
+
+  bool write_line(std::string line) {
+    line.push_back('\n');
+    const ssize_t written = ::write(strings_, line.data(), line.size());
+    if (written == static_cast<ssize_t>(line.size())) return true;
+    mark(MARK_TRUNCATED);
+    return false;
+  }
+
+  void mark(uint32_t bits) { current_.load(std::memory_order_acquire)->marks().fetch_or(bits); }
+  Segment* current() { return current_.load(std::memory_order_acquire); }
+
+ private:
+  Segment* create() {
+    char name[32];
+    snprintf(name, sizeof name, "/events.%05u", next_number_);
+    const std::string path = folder_ + name;
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0) return nullptr;
+    // Allocated, not sparse: a full disk must be an error here and not a SIGBUS in the job.
+    const int failed = posix_fallocate(fd, 0, SEGMENT_SIZE);
+    void* base = failed ? MAP_FAILED : mmap(nullptr, SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    ::close(fd);
+    if (base == MAP_FAILED) {
+      ::unlink(path.c_str());
+      errno = failed ? failed : errno;
+      return nullptr;
+    }
+    auto* segment = new Segment;
+    segment->base = static_cast<char*>(base);
+    start(segment);
+    segments_.push_back(segment);
+    return segment;
+  }
+
+  // Write the header of a zeroed segment under its new number.
+  void start(Segment* segment) {
+    segment->number = next_number_++;
+    memcpy(segment->base, header_.data(), std::min<size_t>(header_.size(), HEADER_SIZE));
+    segment->at<uint32_t>(HEAD_AT_SEGMENT) = segment->number;
+    segment->at<uint64_t>(HEAD_AT_OPENED_MONOTONIC_NS) = now();
+    segment->at<uint64_t>(HEAD_AT_OPENED_REALTIME_NS) = clock_ns(CLOCK_REALTIME);
+    segment->dropped().store(dropped_);
+    segment->head().store(0, std::memory_order_release);
+  }
+
+  // Take the oldest complete segment behind the kept first quarter; its events are counted as dropped.
+  Segment* recycle() {
+    const size_t kept = max_segments_ / 4;
+    Segment* oldest = nullptr;
+    for (size_t i = kept; i < segments_.size(); i++) {
+      Segment* s = segments_[i];
+      if (s != current() && s->open_events.load(std::memory_order_acquire) == 0 && (!oldest || s->number < oldest->number))
+        oldest = s;
+    }
+    if (!oldest) return nullptr;
+    char from[32], to[32];
+    snprintf(from, sizeof from, "/events.%05u", oldest->number);
+    snprintf(to, sizeof to, "/events.%05u", next_number_);
+    dropped_ += SEGMENT_CAPACITY;
+    oldest->generation.fetch_add(1, std::memory_order_acq_rel);
+    memset(oldest->base, 0, SEGMENT_SIZE);
+    if (::rename((folder_ + from).c_str(), (folder_ + to).c_str()) != 0) return nullptr;
+    start(oldest);
+    return oldest;
+  }
+
+  Segment* prepare() {
+    Segment* segment = segments_.size() < max_segments_ ? create() : recycle();
+    if (!segment && segments_.size() < max_segments_) segment = recycle();  // the disk is full: go on in the ring
+    return segment;
+  }
+
+  bool move_on(Segment* full) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (current_.load(std::memory_order_acquire) != full) return true;
+    if (stopped_) return false;
+    Segment* next = spare_ ? spare_ : prepare();
+    spare_ = nullptr;
+    if (!next) {
+      stopped_ = true;
+      mark(MARK_TRUNCATED);
+      return false;
+    }
+    current_.store(next, std::memory_order_release);
+    retired_ = full;
+    lock.unlock();
+    wake_.notify_one();
+    return true;
+  }
+
+  void keep_a_spare() {
+    pthread_setname_np(pthread_self(), "dtprof-log");
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      // The first spare is made when the first segment is half full: short jobs never pay for it.
+      while (!retired_ && current_.load()->head().load() < SEGMENT_CAPACITY / 2)
+        wake_.wait_for(lock, std::chrono::seconds(1));
+      if (!spare_ && !stopped_) spare_ = prepare();
+      if (retired_) madvise(retired_->base, SEGMENT_SIZE, MADV_DONTNEED);  // gives back the mapping, not the data
+      retired_ = nullptr;
+      wake_.wait_for(lock, std::chrono::seconds(1), [this] { return retired_ != nullptr; });
+    }
+  }
+
+  const std::string folder_, header_;
+  const uint32_t max_segments_;
+  int strings_ = -1;
+  std::atomic<Segment*> current_{nullptr};
+  std::mutex mutex_;  // guards all below; never held while waiting for the GIL
+  std::condition_variable wake_;
+  std::vector<Segment*> segments_;
+  Segment* spare_ = nullptr;
+  Segment* retired_ = nullptr;
+  bool stopped_ = false;
+  uint32_t next_number_ = 0;
+  uint64_t dropped_ = 0;
+};
+
+std::atomic<Log*> g_log{nullptr};  // a Log is never deleted: back-end threads may complete events at any time
+std::atomic<uint32_t> g_step{0};
+std::atomic<uint32_t> g_backward_site{0};
+
+// ---- names ---------------------------------------------------------------------------------------------------------
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += static_cast<char>(c);
+    } else if (c < 0x20) {
+      char escape[8];
+      snprintf(escape, sizeof escape, "\\u%04x", c);
+      out += escape;
+    } else {
+      out += static_cast<char>(c);
+    }
+  }
+  return out + "\"";
+}
+
+std::string list(const std::vector<int64_t>& values) {
+  std::string out = "[";
+  for (size_t i = 0; i < values.size(); i++) out += (i ? "," : "") + std::to_string(values[i]);
+  return out + "]";
+}
+
+class NameTable {
+ public:
+  uint16_t id(const std::string& name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = ids_.find(name);
+    if (known != ids_.end()) return known->second;
+    const auto id = static_cast<uint16_t>(std::min<uint64_t>(names_.size(), MAX_TABLE_ENTRIES));
+    ids_[name] = id;
+    names_.push_back(name);
+    if (Log* log = g_log.load()) declare(log, id, name);
+    return id;
+  }
+  void declare_all(Log* log) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < names_.size(); i++) declare(log, i, names_[i]);
+  }
+
+ private:
+  static void declare(Log* log, size_t id, const std::string& name) {
+    log->write_line("{\"k\":\"op\",\"id\":" + std::to_string(id) + ",\"name\":" + quoted(name) + "}");
+  }
+  std::mutex mutex_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, uint16_t> ids_;
+};
+NameTable& names() {
+  static auto* table = new NameTable;
+  return *table;
+}
+
+uint16_t thread_id(Log* log) {
+  static std::atomic<uint32_t> count{0};
+  thread_local uint16_t id = 0;
+  if (id == 0) {
+    id = static_cast<uint16_t>(std::min<uint64_t>(++count, MAX_TABLE_ENTRIES));
+    char name[32] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    log->write_line("{\"k\":\"thread\",\"id\":" + std::to_string(id) + ",\"name\":" + quoted(name) +
+                    ",\"native_id\":" + std::to_string(syscall(SYS_gettid)) + "}");
+  }
+  return id;
+}
+
+// ---- process groups --------------------------------------------------------------------------------------------------
+
+struct Group {
+  uint16_t id;
+  bool gloo;  // completions can be observed on CPU tensors
+  std::atomic<uint32_t> collectives{0}, p2ps{0};
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> weak;  // keeps the address from being used again, not the group alive
+};
+PyObject* g_on_group = nullptr;  // called with (id, name) once a group, to add what only Python knows
+
+bool uses_gloo(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  try {
+    return group->getBackend(c10::DeviceType::CPU)->getBackendName() == "gloo";
+  } catch (...) {
+    return false;
+  }
+}
+
+Group* group_of(Log* log, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+  static std::mutex mutex;
+  static std::unordered_map<c10d::ProcessGroup*, Group*> known;
+  thread_local c10d::ProcessGroup* last = nullptr;
+  thread_local Group* last_group = nullptr;
+  if (last == group.get()) return last_group;
+  Group* found;
+  bool is_new = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    Group*& slot = known[group.get()];
+    if (!slot) {
+      slot = new Group{static_cast<uint16_t>(std::min<uint64_t>(known.size() - 1, MAX_TABLE_ENTRIES)),
+                       uses_gloo(group), {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
+      is_new = true;
+    }
+    found = slot;
+  }
+  last = group.get();
+  last_group = found;
+  if (is_new) {
+    const std::string name = group->getGroupName();
+    log->write_line("{\"k\":\"group\",\"id\":" + std::to_string(found->id) + ",\"name\":" + quoted(name) +
+                    ",\"description\":" + quoted(group->getGroupDesc()) + ",\"size\":" + std::to_string(group->getSize()) +
+                    ",\"rank\":" + std::to_string(group->getRank()) + "}");
+    if (g_on_group && Py_IsInitialized()) {
+      py::gil_scoped_acquire gil;
+      PyObject* result = PyObject_CallFunction(g_on_group, "is", static_cast<int>(found->id), name.c_str());
+      if (!result) PyErr_Clear();
+      Py_XDECREF(result);
+    }
+  }
+  return found;
+}
+
+// ---- lines of the user's code ----------------------------------------------------------------------------------------
+
+enum class Owner : uint8_t { kTool, kLibrary, kUser };  // torch and dtprof; other installed code; the user's program
+
+struct SiteKey {
+  void* code;
+  int instruction;
+  bool operator==(const SiteKey& other) const { return code == other.code && instruction == other.instruction; }
+};
+struct SiteHash {
+  size_t operator()(const SiteKey& key) const { return std::hash<void*>()(key.code) * 31 + key.instruction; }
+};
+
+class SiteTable {
+ public:
+  void configure(std::vector<std::string> tool, std::vector<std::string> library, std::vector<std::string> transparent) {
+    tool_ = std::move(tool);
+    library_ = std::move(library);
+    transparent_ = std::move(transparent);
+  }
+
+  uint32_t here(Log* log) {
+    PyThreadState* state = PyGILState_GetThisThreadState();  // thread-local: valid without the GIL
+    return state ? walk(log, state) : 0;
+  }
+
+ private:
+  static std::string utf8(PyObject* text) {
+    const char* chars = text ? PyUnicode_AsUTF8(text) : nullptr;
+    if (chars) return chars;
+    PyErr_Clear();
+    return "?";
+  }
+  static bool starts_with_any(const std::string& path, const std::vector<std::string>& prefixes) {
+    for (const auto& p : prefixes)
+      if (path.compare(0, p.size(), p) == 0) return true;
+    return false;
+  }
+  Owner classify(PyCodeObject* code) const {  // GIL held
+    const std::string path = utf8(code->co_filename);
+    if (starts_with_any(path, tool_)) return Owner::kTool;
+    if (path.empty() || path[0] == '<' || starts_with_any(path, library_)) return Owner::kLibrary;
+    return Owner::kUser;
+  }
+  // Logging wrappers and the like that stand between the user's call and what was called.
+  bool is_transparent(PyCodeObject* code) const {
+    const std::string path = utf8(code->co_filename);
+    for (const auto& end : transparent_)
+      if (path.find(end) != std::string::npos) return true;
+    return false;
+  }
+  Owner owner_of(PyCodeObject* code) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto known = owners_.find(code);
+      if (known != owners_.end()) return known->second;
+    }
+    py::gil_scoped_acquire gil;
+    const Owner owner = classify(code);
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (owners_.emplace(code, owner).second) Py_INCREF(code);  // its address must not be used again
+    return owner;
+  }
+  uint32_t known_id(const SiteKey& key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = ids_.find(key);
+    return found == ids_.end() ? 0 : found->second;
+  }
+  uint32_t declare(Log* log, const SiteKey& key, const std::string& file, int line, const std::string& function,
+                   const std::string& api) {
+    uint32_t id;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto slot = ids_.emplace(key, static_cast<uint32_t>(ids_.size() + 1));
+      id = slot.first->second;
+      if (!slot.second) return id;
+    }
+    log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + ",\"file\":" + quoted(file) +
+                    ",\"line\":" + std::to_string(line) + ",\"function\":" + quoted(function) + ",\"api\":" + quoted(api) + "}");
+    return id;
+  }
+
+#ifdef DTPROF_FAST_FRAMES
+  // The frames of this thread cannot change while it is in here, so they are read without the GIL.
+  uint32_t walk(Log* log, PyThreadState* state) {
+    thread_local SiteKey last{nullptr, 0};
+    thread_local uint32_t last_id = 0;
+    if (!state->cframe) return 0;
+    SiteKey library{nullptr, 0};
+    int depth = 0;
+    _PyInterpreterFrame* innermost = state->cframe->current_frame;
+    for (_PyInterpreterFrame* f = innermost; f && depth < 512; f = f->previous, depth++) {
+      PyCodeObject* code = f->f_code;
+      if (!code) break;
+      const SiteKey key{code, static_cast<int>(f->prev_instr - _PyCode_CODE(code))};
+      if (last == key) return last_id;
+      const Owner owner = owner_of(code);
+      if (owner == Owner::kLibrary && !library.code) library = key;
+      if (owner != Owner::kUser) continue;
+      last_id = identify(log, innermost, key);
+      last = key;
+      return last_id;
+    }
+    return library.code ? identify(log, innermost, library) : 0;
+  }
+
+  uint32_t identify(Log* log, _PyInterpreterFrame* innermost, const SiteKey& key) {
+    if (const uint32_t id = known_id(key)) return id;
+    auto* code = static_cast<PyCodeObject*>(key.code);
+    std::string file, function, api;
+    int line;
+    {
+      py::gil_scoped_acquire gil;
+      line = PyCode_Addr2Line(code, key.instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
+      file = utf8(code->co_filename);
+      function = utf8(code->co_qualname);
+      for (_PyInterpreterFrame* f = innermost; f && f->f_code; f = f->previous) {
+        const SiteKey here{f->f_code, static_cast<int>(f->prev_instr - _PyCode_CODE(f->f_code))};
+        if (here == key) break;
+        if (!is_transparent(f->f_code)) api = utf8(f->f_code->co_qualname);
+      }
+    }
+    return declare(log, key, file, line, function, api);
+  }
+#else
+  // Other interpreters: the public frame API, under the GIL.
+  uint32_t walk(Log* log, PyThreadState*) {
+    py::gil_scoped_acquire gil;
+    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    SiteKey found{nullptr, 0};
+    int line = 0;
+    std::string api, inner;
+    bool user = false;
+    for (int depth = 0; frame && depth < 512 && !user; depth++) {
+      PyCodeObject* code = PyFrame_GetCode(frame);
+      const Owner owner = owner_of(code);  // keeps the code object alive
+      user = owner == Owner::kUser;
+      if (user || (owner == Owner::kLibrary && !found.code)) {
+        found = SiteKey{code, PyFrame_GetLasti(frame)};
+        line = PyFrame_GetLineNumber(frame);
+        api = inner;
+      }
+      if (!user && !is_transparent(code)) inner = utf8(code->co_qualname);
+      Py_DECREF(code);
+      PyFrameObject* back = PyFrame_GetBack(frame);
+      Py_DECREF(frame);
+      frame = back;
+    }
+    Py_XDECREF(frame);
+    if (!found.code) return 0;
+    if (const uint32_t id = known_id(found)) return id;
+    auto* code = static_cast<PyCodeObject*>(found.code);
+    return declare(log, found, utf8(code->co_filename), line, utf8(code->co_qualname), api);
+  }
+#endif
+
+  std::vector<std::string> tool_, library_, transparent_;
+  std::mutex mutex_;  // never held while waiting for the GIL
+  std::unordered_map<void*, Owner> owners_;
+  std::unordered_map<SiteKey, uint32_t, SiteHash> ids_;
+};
+SiteTable& sites() {
+  static auto* table = new SiteTable;
+  return *table;
+}
+
+// ---- sizes that differ between peers ---------------------------------------------------------------------------------
+
+class SizesTable {
+ public:
+  // Id of the pair of lists, declared at first sight; a negative number from their hash once the table is full.
+  int32_t id(Log* log, const std::vector<int64_t>& inputs, const std::vector<int64_t>& outputs) {
+    const std::string text = "\"inputs\":" + list(inputs) + ",\"outputs\":" + list(outputs);
+    int32_t id;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto known = ids_.find(text);
+      if (known != ids_.end()) return known->second;
+      if (ids_.size() >= MAX_TABLE_ENTRIES) return -1 - static_cast<int32_t>(std::hash<std::string>()(text) & 0x3fffffff);
+      id = static_cast<int32_t>(ids_.size() + 1);
+      ids_[text] = id;
+    }
+    log->write_line("{\"k\":\"sizes\",\"id\":" + std::to_string(id) + "," + text + "}");
+    return id;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, int32_t> ids_;
+};
+SizesTable& sizes() {
+  static auto* table = new SizesTable;
+  return *table;
+}
+
+// What one tensor argument (a tensor, a list, a list of lists) holds.
+struct Elements {
+  uint64_t total = 0;
+  int dtype = -1;
+  bool device = false, meta = false, uneven = false;
+  std::vector<int64_t> parts;
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto count = tensor.is_sparse() ? c10::SymInt(tensor._nnz()) : impl->sym_numel();
+    const int64_t n = count.maybe_as_int().value_or(0);
+    total += n;
+    if (dtype < 0) {
+      dtype = static_cast<int>(tensor.scalar_type());
+      meta = tensor.is_meta();
+      device = !tensor.is_cpu();
+    }
+    if (!parts.empty() && parts.back() != n) uneven = true;
+    parts.push_back(n);
+  }
+  void add(const c10::IValue& value) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      add(tensor);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) add(item);
+    }
+  }
+};
+
+// ---- the tap -----------------------------------------------------------------------------------------------------------
+
+// Times every wait, from Python or C++, and completes events whose back end has no future (gloo's send, receive and
+// reduce_scatter). Everything else is the back end's own Work.
+struct WatchedWork final : c10d::Work {
+  WatchedWork(c10::intrusive_ptr<c10d::Work> work, Event event, bool has_future)
+      : c10d::Work(-1, work->retrieveOpType()), work_(std::move(work)), event_(event), has_future_(has_future) {}
+
+  ~WatchedWork() override {
+    if (has_future_ || !recording()) return;
+    bool completed = false;
+    try {
+      completed = work_->isCompleted();
+    } catch (...) {
+    }
+    if (completed) event_.complete(STATE_DONE);
+    else if (event_.record->state.load(std::memory_order_acquire) < STATE_DONE)
+      event_.segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!recording()) return work_->wait(timeout);
+    const uint64_t from = now();
+    Record* r = event_.record;
+    if (r->waits == 0) r->waited_from = static_cast<float>(from - event_.issued);
+    if (r->waits < 255) r->waits++;
+    try {
+      const bool ok = work_->wait(timeout);
+      waited(from, STATE_DONE);
+      return ok;
+    } catch (...) {
+      waited(from, STATE_FAILED);
+      throw;
+    }
+  }
+  bool isCompleted() override {
+    const bool completed = work_->isCompleted();
+    if (completed && !has_future_ && recording()) event_.complete(work_->isSuccess() ? STATE_DONE : STATE_FAILED);
+    return completed;
+  }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+  void synchronize() override { work_->synchronize(); }
+  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
+  void waited(uint64_t from, uint8_t state) {
+    if (!recording()) return;
+    event_.record->waited_for += static_cast<float>(now() - from);
+    event_.complete(state);
+  }
+
+  c10::intrusive_ptr<c10d::Work> work_;
+  Event event_;
+  bool has_future_;
+};
+
+void count_error() {
+  if (Log* log = g_log.load()) log->current()->errors().fetch_add(1, std::memory_order_relaxed);
+}
+
+class Tap final : public c10::OperatorKernel {
+ public:
+  Tap(uint16_t op, const std::string& name, const c10::FunctionSchema& schema)
+      : op_(op),
+        arguments_(static_cast<int>(schema.arguments().size())),
+        returns_(static_cast<int>(schema.returns().size())),
+        p2p_(name == "send" || name.compare(0, 4, "recv") == 0),
+        empty_(name.find("barrier") != std::string::npos) {
+    for (int i = 0; i < arguments_; i++) {
+      const std::string& argument = schema.arguments()[i].name();
+      if (argument == "process_group") group_ = i;
+      else if (argument == "reduce_op") reduce_op_ = i;
+      else if (argument == "root_rank" || argument == "dst" || argument == "src") peer_ = i;
+      else if (argument == "tag") tag_ = i;
+      else if (argument == "async_op" || argument == "asyncOp") async_ = i;
+      else if (argument == "output_split_sizes") output_splits_ = i;
+      else if (argument == "input_split_sizes") input_splits_ = i;
+      else if (argument.compare(0, 6, "output") == 0 && outputs_ < 0) outputs_ = i;
+      else if (argument.compare(0, 5, "input") == 0 && inputs_ < 0) inputs_ = i;
+    }
+    if (inputs_ < 0) inputs_ = 0;
+  }
+
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+    Log* log = g_log.load(std::memory_order_acquire);
+    Event event;
+    bool gloo = false;
+    uint64_t recorded = 0;
+    if (log) {
+      const uint64_t entered = now();
+      try {
+        event = issue(log, *stack, entered, gloo);
+      } catch (...) {
+        count_error();
+      }
+      recorded = now() - entered;
+    }
+    try {
+      handle.redispatchBoxed(keys & below, stack);
+    } catch (...) {
+      if (event) {
+        event.record->returned_after = static_cast<float>(now() - event.issued);
+        event.complete(STATE_FAILED);
+      }
+      throw;
+    }
+    if (!event) return;
+    const uint64_t returned = now();
+    try {
+      follow(event, *stack, gloo, returned);
+    } catch (...) {
+      count_error();
+    }
+    event.segment->capture_ns().fetch_add(recorded + now() - returned, std::memory_order_relaxed);
+  }
+
+ private:
+  Event issue(Log* log, const torch::jit::Stack& stack, uint64_t entered, bool& gloo) const {
+    const c10::IValue* arguments = stack.data() + (stack.size() - arguments_);
+    if (group_ < 0) return {};
+    Elements in, out;
+    in.add(arguments[inputs_]);
+    if (outputs_ >= 0) out.add(arguments[outputs_]);
+    if (in.meta || out.meta) return {};  // fake tensors: nothing is communicated
+    Group* group = group_of(log, arguments[group_].toCustomClass<c10d::ProcessGroup>());
+    const uint16_t thread = thread_id(log);
+    uint32_t site = sites().here(log);
+    uint8_t flags = 0;
+    if (async_ >= 0 && arguments[async_].isBool() && arguments[async_].toBool()) flags |= FLAG_ASYNC;
+    const bool device = in.dtype >= 0 ? in.device : out.device;
+    if (device) flags |= FLAG_DEVICE;
+    gloo = group->gloo && !device;
+    if (gloo) flags |= FLAG_COMPLETION;
+    if (site == 0 && (site = g_backward_site.load(std::memory_order_relaxed)) != 0) flags |= FLAG_INFERRED_SITE;
+    const int32_t tag = tag_ >= 0 ? static_cast<int32_t>(arguments[tag_].toInt()) : uneven(log, arguments, in, out);
+
+    Event event = log->claim();
+    if (!event) return event;
+    event.issued = entered;
+    Record* r = event.record;
+    r->kind = p2p_ ? KIND_P2P : KIND_COLLECTIVE;
+    const int dtype = in.dtype >= 0 ? in.dtype : out.dtype;
+    r->dtype = empty_ || dtype < 0 ? NO_CODE : static_cast<uint8_t>(dtype);
+    r->reduce_op = reduce_op_ >= 0 ? static_cast<uint8_t>(arguments[reduce_op_].toCustomClass<c10d::ReduceOp>()->op_) : NO_CODE;
+    r->op = op_;
+    r->thread = thread;
+    r->group = group->id;
+    r->flags = flags;
+    r->waits = 0;
+    r->seq = p2p_ ? group->p2ps.fetch_add(1) : group->collectives.fetch_add(1);
+    r->peer = peer_ >= 0 ? static_cast<int32_t>(arguments[peer_].toInt()) : -1;
+    r->tag = tag;
+    r->site = site;
+    r->step = g_step.load(std::memory_order_relaxed);
+    r->issued_ns = entered;
+    r->numel = empty_ ? 0 : in.total ? in.total : out.total;
+    r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
+    r->state.store(STATE_ISSUED, std::memory_order_release);
+    return event;
+  }
+
+  // Id of the sizes when they differ between peers or tensors, else 0.
+  int32_t uneven(Log* log, const c10::IValue* arguments, Elements& in, Elements& out) const {
+    bool differ = in.uneven || out.uneven;
+    for (const auto& [splits, elements] : {std::pair{input_splits_, &in}, std::pair{output_splits_, &out}}) {
+      if (splits < 0 || !arguments[splits].isIntList()) continue;
+      const auto given = arguments[splits].toIntVector();
+      if (given.empty()) continue;
+      for (const int64_t n : given) differ |= n != given.front();
+      elements->parts.assign(given.begin(), given.end());
+    }
+    return differ ? sizes().id(log, in.parts, out.parts) : 0;
+  }
+
+  // After the call returned: arrange to learn when the operation completes.
+  void follow(const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned) const {
+    Record* r = event.record;
+    r->returned_after = static_cast<float>(returned - event.issued);
+    r->state.store(STATE_RETURNED, std::memory_order_release);
+    c10::intrusive_ptr<c10d::Work> work;
+    if (returns_ > 0 && stack.back().isCustomClass()) work = stack.back().toCustomClass<c10d::Work>();
+    if (!work) {
+      // monitored_barrier returns nothing and is complete; NCCL's synchronous calls return a null Work and are not.
+      if (returns_ == 0) return event.complete(STATE_DONE);
+      r->flags |= FLAG_NO_WORK;
+    }
+    if (!work || !gloo) {
+      event.segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+      return;
+    }
+    bool has_future = false;
+    if (!p2p_) {
+      try {
+        if (auto future = work->getFuture()) {
+          future->addCallback([event](c10::ivalue::Future& completed) {
+            if (g_log.load(std::memory_order_acquire)) event.complete(completed.hasError() ? STATE_FAILED : STATE_DONE);
+          });
+          has_future = true;
+        }
+      } catch (const std::exception&) {  // gloo's reduce_scatter has no future: the wait tells
+      }
+    }
+    stack.back() = c10::IValue(c10::static_intrusive_pointer_cast<c10d::Work>(
+        c10::make_intrusive<WatchedWork>(std::move(work), event, has_future)));
+  }
+
+  const uint16_t op_;
+  const int arguments_, returns_;
+  const bool p2p_, empty_;
+  int group_ = -1, reduce_op_ = -1, peer_ = -1, tag_ = -1, async_ = -1;
+  int inputs_ = -1, outputs_ = -1, input_splits_ = -1, output_splits_ = -1;
+};
+
+// ---- what Python calls -------------------------------------------------------------------------------------------------
+
+void install(const std::vector<std::string>& ops) {
+  // Never deleted: the kernels stay until the process ends.
+  auto* library = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  for (const auto& op : ops) {
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(("c10d::" + op).c_str(), "");
+    auto tap = std::make_unique<Tap>(names().id(op), op, handle.schema());
+    library->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(tap)));
+  }
+}
+
+void open_log(const std::string& folder, const py::bytes& header, uint32_t max_segments) {
+  if (g_log.load()) throw std::runtime_error("the log is open already");
+  auto* log = new Log(folder, header, max_segments);
+  names().declare_all(log);
+  g_log.store(log, std::memory_order_release);
+}
+
+void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered, uint64_t value, uint32_t site) {
+  r->kind = kind;
+  r->dtype = r->reduce_op = NO_CODE;
+  r->op = op;
+  r->thread = thread_id(log);
+  r->group = 0;
+  r->flags = r->waits = 0;
+  r->seq = 0;
+  r->peer = -1;
+  r->tag = 0;
+  r->site = site;
+  r->step = g_step.load(std::memory_order_relaxed);
+  r->issued_ns = entered;
+  r->numel = value;
+  r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
+}
+
+uintptr_t begin_span(uint16_t op, bool is_backward) {
+  Log* log = g_log.load(std::memory_order_acquire);
+  if (!log) return 0;
+  const uint64_t entered = now();
+  const uint32_t site = sites().here(log);
+  if (is_backward) g_backward_site.store(site, std::memory_order_relaxed);
+  Event event = log->claim();
+  if (!event) return 0;
+  event.issued = entered;
+  record_on(log, event.record, KIND_SPAN, op, entered, 0, site);
+  event.record->state.store(STATE_ISSUED, std::memory_order_release);
+  event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
+  return reinterpret_cast<uintptr_t>(new Event(event));
+}
+
+void end_span(uintptr_t handle, bool failed, uint8_t flags, bool is_backward) {
+  if (!handle) return;
+  const uint64_t entered = now();
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (is_backward) g_backward_site.store(0, std::memory_order_relaxed);
+  if (g_log.load(std::memory_order_acquire)) {
+    if (flags) event->record->flags |= flags;
+    event->complete(failed ? STATE_FAILED : STATE_DONE);
+    event->segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
+  }
+  delete event;
+}
+
+void sample(uint16_t op, uint64_t value) {
+  Log* log = g_log.load(std::memory_order_acquire);
+  if (!log) return;
+  const uint64_t entered = now();
+  Event event = log->claim();
+  if (!event) return;
+  event.issued = entered;
+  record_on(log, event.record, KIND_SAMPLE, op, entered, value, 0);
+  event.record->state.store(STATE_ISSUED, std::memory_order_release);
+  event.complete(STATE_DONE);
+  event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
+}
+
+void write_entry(const std::string& line) {
+  if (Log* log = g_log.load(std::memory_order_acquire)) log->write_line(line);
+}
+
+void close_log() {
+  if (Log* log = g_log.load(std::memory_order_acquire)) log->mark(MARK_CLOSED);
+}
+
+// A forked child shares the parent's segments: it must never write to them.
+void off() { g_log.store(nullptr, std::memory_order_release); }
+
+}  // namespace
+
+PYBIND11_MODULE(DTPROF_MODULE, m) {
+  pthread_atfork(nullptr, nullptr, &off);
+  m.attr("torch_version") = DTPROF_TORCH_VERSION;
+  m.def("install", &install);
+  m.def("configure_sites", [](std::vector<std::string> tool, std::vector<std::string> library,
+                              std::vector<std::string> transparent) {
+    sites().configure(std::move(tool), std::move(library), std::move(transparent));
+  });
+  m.def("on_group", [](const py::function& f) { g_on_group = py::function(f).release().ptr(); });
+  m.def("open_log", &open_log);
+  m.def("name_id", [](const std::string& name) { return names().id(name); });
+  m.def("begin_span", &begin_span);
+  m.def("end_span", &end_span);
+  m.def("sample", &sample);
+  m.def("advance_step", [] { return ++g_step; });
+  m.def("write_entry", &write_entry);
+  m.def("close_log", &close_log);
+  m.def("off", &off);
+}
+
+}  // namespace dtprof

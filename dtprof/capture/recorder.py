@@ -1,0 +1,95 @@
+"""What both taps offer, and the choice between them."""
+
+import json
+import time
+from pathlib import Path
+from typing import Protocol
+
+from dtprof import __version__, settings
+from dtprof.capture import call_sites, fence
+from dtprof.run_format import schema, writer
+
+
+class Recorder(Protocol):
+    """Writes the events of this process. Handles are opaque; 0 stands for an event that was not recorded."""
+
+    def install(self, ops: list[str]) -> None:
+        """Tap these operators of the c10d namespace."""
+
+    def name_id(self, name: str) -> int:
+        """Return the id of a phase or sample name, declaring it in the run."""
+
+    def begin_span(self, op: int, is_backward: bool) -> int:
+        """Record that a phase begins."""
+
+    def end_span(self, handle: int, failed: bool, flags: int, is_backward: bool) -> None:
+        """Record that it ended."""
+
+    def sample(self, op: int, value: int) -> None:
+        """Record one value now."""
+
+    def advance_step(self) -> int:
+        """Count an optimizer step; later events carry the new number."""
+
+    def write_entry(self, line: str) -> None:
+        """Append a line to the strings file."""
+
+    def close_log(self) -> None:
+        """Mark the log as ended in order."""
+
+    def off(self) -> None:
+        """Write nothing more."""
+
+
+def max_segments() -> int:
+    """Return how many segments a rank may keep, from the setting; 3 at least."""
+    megabytes = settings.parse_number(
+        settings.from_environment(settings.MAX_LOG_MB), setting=settings.MAX_LOG_MB, minimum=16
+    )
+    return max(3, int(megabytes * 1024 * 1024) // schema.SEGMENT_SIZE)
+
+
+def open_recorder(
+    *, folder: Path, rank: int, local_rank: int, world_size: int, attempt: int, torch_folder: str, torch_version: str
+) -> Recorder:
+    """Open the log of this process with the native tap, or the Python tap where that cannot be loaded.
+
+    Raises:
+        OSError, RuntimeError: the log cannot be created.
+    """
+    from dtprof.capture.native import loader
+
+    owners = call_sites.code_owners(torch_folder)
+    native, reason = loader.load(torch_version)
+    header = writer.segment_header(
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        attempt=attempt,
+        tap=1 if native else 2,
+        torch_version=torch_version,
+        dtprof_version=__version__,
+    )
+    if native is None:
+        from dtprof.capture.python_tap import PythonTap
+
+        if reason:
+            fence.warn_once(reason)
+        return PythonTap(folder=folder, header=header, owners=owners, max_segments=max_segments())
+    native.configure_sites(list(owners.tool), list(owners.library), list(call_sites.TRANSPARENT))
+    native.open_log(str(folder), header, max_segments())
+    recorder: Recorder = native
+    return recorder
+
+
+def entry(kind: str, **fields: object) -> str:
+    """Return a line of the strings file."""
+    if kind not in schema.STRING_ENTRIES:
+        raise ValueError(f"{kind!r} is not an entry of the strings file")
+    return json.dumps({"k": kind, **fields}, separators=(",", ":"), default=str)
+
+
+def timed_entry(kind: str, **fields: object) -> str:
+    """Return a line of the strings file that carries the host clock."""
+    return entry(kind, t_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC), **fields)
+

@@ -1,0 +1,46 @@
+"""Every error that dtprof raises, one class per thing the caller can do about it.
+
+Each class has a slug; docs/reference/messages.md explains every slug.
+"""
+
+
+class DtprofError(Exception):
+    """Say what was found, what was expected, and what to do next."""
+
+    slug = "error"
+
+
+class UsageError(DtprofError):
+    """The command line or a setting cannot be used as given."""
+
+    slug = "usage"
+
+
+class CommandNotFoundError(UsageError):
+    """The command after `--` does not exist or cannot be executed."""
+
+    slug = "command-not-found"
+
+
+class OutputError(DtprofError):
+    """The place to write to is taken, not writable, or full."""
+
+    slug = "output"
+
+
+class NotARunError(DtprofError):
+    """The path does not hold a run that dtprof can read."""
+
+    slug = "not-a-run"
+
+
+class NewerFormatError(NotARunError):
+    """The run was written by a newer dtprof."""
+
+    slug = "newer-format"
+
+
+class MissingDependencyError(DtprofError):
+    """An optional package is needed for what was asked."""
+
+    slug = "missing-dependency"

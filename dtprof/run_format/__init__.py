@@ -1,0 +1,1 @@
+"""The run on disk: its schema, its writer and its reader."""

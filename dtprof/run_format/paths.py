@@ -1,0 +1,40 @@
+"""Names of the files and folders of a run. Standard library only."""
+
+import re
+from pathlib import Path
+
+MANIFEST = "run.json"
+STRINGS = "strings.jsonl"
+EXITS = "exits.jsonl"
+PROCESSES = "processes.jsonl"
+VERDICT = "verdict.json"
+
+_RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")
+_SEGMENT = re.compile(r"events\.(\d{5,})")
+
+
+def rank_folder_name(rank: int, attempt: int) -> str:
+    """Return the name of the folder of one rank in one attempt."""
+    return f"rank-{rank:05d}.{attempt}"
+
+
+def parse_rank_folder(name: str) -> tuple[int, int] | None:
+    """Return (rank, attempt) of a rank folder's name, or None for another name."""
+    match = _RANK_FOLDER.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def node_folder_name(host: str) -> str:
+    """Return the name of the folder of one node, safe for any host name."""
+    return "node-" + re.sub(r"[^A-Za-z0-9._-]", "_", host)
+
+
+def segment_name(number: int) -> str:
+    """Return the file name of a segment."""
+    return f"events.{number:05d}"
+
+
+def segment_files(rank_folder: Path) -> list[Path]:
+    """Return the segment files of a rank folder, in order."""
+    found = [(int(match[1]), path) for path in rank_folder.iterdir() if (match := _SEGMENT.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]

@@ -1,0 +1,85 @@
+"""Every setting of dtprof in one table: option, environment variable, default, meaning.
+
+Standard library only: read inside the user's job as well as by the command line.
+"""
+
+import os
+from dataclasses import dataclass
+
+from dtprof.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting: where it is given and what it means."""
+
+    option: str
+    env: str
+    default: str
+    metavar: str
+    help: str
+
+
+OUTPUT = Setting(
+    option="--output",
+    env="DTPROF_OUTPUT",
+    default="",
+    metavar="DIR",
+    help="run directory to create (default: dtprof-runs/DATE-TIME-NAME)",
+)
+MAX_LOG_MB = Setting(
+    option="--max-log-mb",
+    env="DTPROF_MAX_LOG_MB",
+    default="256",
+    metavar="N",
+    help="disk space for the records of one rank, in MiB; the first quarter and the newest are kept",
+)
+HANG_AFTER = Setting(
+    option="--hang-after",
+    env="DTPROF_HANG_AFTER",
+    default="60",
+    metavar="S",
+    help="seconds without progress on any rank before the job is diagnosed; 0 never",
+)
+ON_HANG = Setting(
+    option="--on-hang",
+    env="DTPROF_ON_HANG",
+    default="report",
+    metavar="report|stop",
+    help="what to do then: print the verdict and go on, or stop the job with exit status 3",
+)
+NO_NATIVE = Setting(
+    option="--no-native",
+    env="DTPROF_NO_NATIVE",
+    default="",
+    metavar="",
+    help="use the Python tap, which needs no compiler and costs about 12 us more per operation",
+)
+RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE)
+
+# Set by `dtprof run` for the processes of the job, not by users.
+ENV_RUN_DIR = "DTPROF_RUN_DIR"
+ENV_NATIVE_TAP = "DTPROF_NATIVE_TAP"
+
+
+def parse_number(text: str, *, setting: Setting, minimum: float) -> float:
+    """Return the number given for a setting.
+
+    Raises:
+        UsageError: it is not a number, or below the minimum.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not value >= minimum or value == float("inf"):
+        raise UsageError(
+            f"{setting.option} (or {setting.env}) is {text!r}; expected a number of at least {minimum:g}, "
+            f"for example {setting.option} {setting.default}"
+        )
+    return value
+
+
+def from_environment(setting: Setting) -> str:
+    """Return what the environment says for a setting, else its default."""
+    return os.environ.get(setting.env, "") or setting.default
