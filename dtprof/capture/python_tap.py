@@ -222,7 +222,28 @@ class PythonTap:
         segment, at = claimed
         thread = self._thread()
         none = schema.NO_CODE
-        fields = (0, kind, none, none, op, thread, 0, 0, 0, 0, -1, 0, site, self._step, issued, value, 0.0, 0.0, 0.0, 0.0)
+        fields = (
+            0,
+            kind,
+            none,
+            none,
+            op,
+            thread,
+            0,
+            0,
+            0,
+            0,
+            -1,
+            0,
+            site,
+            self._step,
+            issued,
+            value,
+            0.0,
+            0.0,
+            0.0,
+            0.0,
+        )
         PACK(segment.memory, at, *fields)
         segment.memory[at] = STATE["issued"]
         return claimed

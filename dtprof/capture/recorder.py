@@ -92,4 +92,3 @@ def entry(kind: str, **fields: object) -> str:
 def timed_entry(kind: str, **fields: object) -> str:
     """Return a line of the strings file that carries the host clock."""
     return entry(kind, t_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC), **fields)
-

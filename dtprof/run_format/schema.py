@@ -68,7 +68,12 @@ RECORD = _fields(
         ("returned_after", "f", "ns", "from issue until the call returned"),
         ("waited_from", "f", "ns", "from issue until the first wait began; meaningful where waits > 0"),
         ("waited_for", "f", "ns", "time the issuing program was blocked in waits, summed"),
-        ("done_after", "f", "ns", "from issue until completion (spans: until the end); meaningful in state done, failed"),
+        (
+            "done_after",
+            "f",
+            "ns",
+            "from issue until completion (spans: until the end); meaningful in state done, failed",
+        ),
     ]
 )
 
@@ -196,7 +201,12 @@ if RECORD_STRUCT.size != RECORD_SIZE:
 
 def cpp_header() -> str:
     """Return the C++ constants that the native tap is compiled with."""
-    lines = ["// Generated from dtprof/run_format/schema.py.", "#pragma once", "#include <cstdint>", "namespace dtprof {"]
+    lines = [
+        "// Generated from dtprof/run_format/schema.py.",
+        "#pragma once",
+        "#include <cstdint>",
+        "namespace dtprof {",
+    ]
     numbers = {
         "FORMAT_VERSION": FORMAT_VERSION,
         "BYTE_ORDER_MARK": BYTE_ORDER_MARK,

@@ -102,4 +102,3 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(document, indent=1, default=str) + "\n", encoding="utf-8")
     draft.replace(path)
-

@@ -1,0 +1,1 @@
+"""Pure functions from tables to results: no files, no torch, no drawing."""

@@ -1,0 +1,163 @@
+"""What the analysis of a run says: frozen results, the same for text, JSON, figures and the Python API.
+
+Names, units and meaning follow docs/reference/metrics.md. `None` stands for "not known"; the reason is among
+`Summary.cannot_tell`.
+"""
+
+from dataclasses import dataclass
+
+PARTS = (
+    "compute",
+    "exposed_transfer",
+    "exposed_wait",
+    "bubble",
+    "data",
+    "checkpoint",
+    "optimizer",
+    "host",
+    "idle",
+)
+"""The exact partition of a step, in the order in which it is drawn."""
+PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Median and tenth and ninetieth percentile of a quantity."""
+
+    median: int
+    p10: int
+    p90: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What recording itself cost."""
+
+    capture_ns_per_event: int | None
+    capture_ns_total: int
+    share_of_step: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """One process group of the job, members as global ranks."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    axis: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Steps counted on every rank; `used` is the first and the last one that figures are taken from (1-based)."""
+
+    count: int
+    used: tuple[int, int] | None
+    duration_ns: Spread | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """One rank, averaged over the used steps; the parts sum to the step."""
+
+    rank: int
+    step_ns: int | None
+    partition_ns: dict[str, int] | None  # by PARTS
+    phases_ns: dict[str, int] | None  # by PHASES
+    peak_bytes: int | None
+    memory_categories: dict[str, int]
+    events: int
+    ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveResult:
+    """One operation of one group and api over the used steps (the whole run where there are none).
+
+    Durations are means per operation and rank; bytes are those one rank puts into one operation, averaged.
+    """
+
+    group: str
+    op: str
+    api: str | None
+    count: int  # operations, each counted once however many ranks took part
+    bytes: int
+    duration_ns: int | None
+    wait_ns: int | None
+    transfer_ns: int | None
+    exposed_ns: int | None
+    overlap: float | None
+    busbw_gb_per_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerResult:
+    """A rank that the others waited for."""
+
+    rank: int
+    last_share: float  # of the collectives in which somebody waited
+    slowdown: float | None
+    blame_ns_per_step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """One bar of the timeline."""
+
+    rank: int
+    lane: str  # "phases" or "communication"
+    name: str  # phase, or operation
+    kind: str  # phase name, or "exposed", "overlapped", "point to point"
+    begin_ns: int  # since Timeline.origin_ns
+    end_ns: int
+    label: str  # what hovering shows, plain text, lines separated by \n
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A few steps of all ranks on one clock."""
+
+    first_step: int
+    last_step: int
+    origin_ns: int
+    end_ns: int
+    intervals: tuple[Interval, ...]
+    left_out: int  # intervals that were too many to keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeries:
+    """Duration of every step of one rank, warm-up included, in order."""
+
+    rank: int
+    duration_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Everything that `dtprof summary` and `dtprof report` show."""
+
+    run: str
+    command: tuple[str, ...]
+    world_size: int
+    hosts: tuple[str, ...]
+    backend: str | None
+    torch: str | None
+    tap: str | None  # "native", "python", "mixed"
+    complete: bool
+    missing_ranks: tuple[int, ...]
+    dropped_events: int
+    events: int
+    clock_error_ns: int | None
+    wall_ns: int | None  # first to last event
+    overhead: Overhead
+    groups: tuple[GroupResult, ...]
+    steps: Steps
+    step_series: tuple[StepSeries, ...]
+    ranks: tuple[RankResult, ...]
+    collectives: tuple[CollectiveResult, ...]
+    stragglers: tuple[StragglerResult, ...]
+    timeline: Timeline | None
+    cannot_tell: tuple[str, ...]

@@ -1,0 +1,409 @@
+"""Open a run, whatever state it is in: finished, running, killed, truncated, half written.
+
+What cannot be read becomes a sentence in `problems`; only a path that holds no run at all is an error.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dtprof import events, tables
+from dtprof.errors import NewerFormatError, NotARunError
+from dtprof.run_format import paths, schema
+from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
+
+RECORD_DTYPE = np.dtype(
+    {
+        "names": [field.name for field in schema.RECORD],
+        "formats": [np.dtype("<" + field.code.replace("B", "u1")) for field in schema.RECORD],
+        "offsets": [field.offset for field in schema.RECORD],
+        "itemsize": schema.RECORD_SIZE,
+    }
+)
+_NUM_STATES = len(schema.STATES)
+_KINDS = np.array(list(schema.KIND.values()), np.uint8)
+_ITEM_SIZES = np.zeros(256, np.int64)
+_ITEM_SIZES[: len(schema.DTYPES)] = [size for _, size in schema.DTYPES]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run on disk. Ranks are read one at a time, when asked for."""
+
+    path: Path
+    manifest: Manifest
+    folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
+    exits: dict[int, ProcessExit]  # by pid
+    processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks that left a log, ascending."""
+        return sorted(self.folders)
+
+    def load(self, rank: int, attempt: int | None = None) -> RankTables:
+        """Read one rank; its last attempt unless another is named."""
+        attempts = dict(self.folders[rank])
+        chosen = max(attempts) if attempt is None else attempt
+        return read_rank(attempts[chosen], rank=rank, attempt=chosen)
+
+    def load_all(self) -> Iterator[RankTables]:
+        """Read the last attempt of every rank, one after the other."""
+        for rank in self.ranks:
+            yield self.load(rank)
+
+
+def open_run(path: Path) -> Run:
+    """Open a run directory.
+
+    Raises:
+        NotARunError: the path does not exist, is not a directory, or holds nothing that dtprof wrote.
+        NewerFormatError: it was written by a newer dtprof.
+    """
+    if not path.exists():
+        raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed")
+    if not path.is_dir():
+        raise NotARunError(f"{path} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders")
+    problems: list[str] = []
+    manifest = _read_manifest(path, problems)
+    folders: dict[int, list[tuple[int, Path]]] = {}
+    for child in path.iterdir():
+        if (parsed := paths.parse_rank_folder(child.name)) and child.is_dir():
+            folders.setdefault(parsed[0], []).append((parsed[1], child))
+    if manifest is None and not folders:
+        raise NotARunError(
+            f"{path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
+            "start one with `dtprof run -o DIR -- COMMAND`"
+        )
+    if manifest is None:
+        problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
+    for attempts in folders.values():
+        attempts.sort()
+    exits: dict[int, ProcessExit] = {}
+    processes: list[dict[str, Any]] = []
+    for node in sorted(path.glob("node-*")):
+        for row in _json_lines(node / paths.EXITS, problems):
+            if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
+                exits[row["pid"]] = ProcessExit(pid=row["pid"], status=row["status"], t_ns=_int(row.get("t_ns")))
+        processes += _json_lines(node / paths.PROCESSES, problems)
+    return Run(
+        path=path,
+        manifest=manifest or Manifest(),
+        folders=folders,
+        exits=exits,
+        processes=tuple(processes),
+        problems=tuple(problems),
+    )
+
+
+def _read_manifest(path: Path, problems: list[str]) -> Manifest | None:
+    file = path / paths.MANIFEST
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{file} cannot be read ({error})")
+        return Manifest()
+    if not isinstance(document, dict):
+        problems.append(f"{file} holds {type(document).__name__}, not an object")
+        return Manifest()
+    _refuse_newer(document.get("format_version"), file)
+    return Manifest(
+        command=tuple(map(str, document.get("command") or ())),
+        started_realtime_ns=_int(document.get("started_realtime_ns")),
+        ended_realtime_ns=_int(document.get("ended_realtime_ns")),
+        exit_status=document.get("exit_status") if isinstance(document.get("exit_status"), int) else None,
+        hosts=tuple(map(str, document.get("hosts") or ())),
+        dtprof_version=str(document.get("dtprof_version", "")),
+        settings={str(k): str(v) for k, v in dict(document.get("settings") or {}).items()},
+        notes=tuple(map(str, document.get("notes") or ())),
+    )
+
+
+def _refuse_newer(version: object, file: Path) -> None:
+    if isinstance(version, int) and version > schema.FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{file} is of format {version}; this dtprof reads formats up to {schema.FORMAT_VERSION}: "
+            "read it with the dtprof that wrote it, or a newer one"
+        )
+
+
+def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
+    """Read one rank folder.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    problems: list[str] = []
+    headers: list[dict[str, Any]] = []
+    parts: list[Array] = []
+    for segment in paths.segment_files(folder):
+        header, records = _read_segment(segment, problems)
+        if header is not None:
+            headers.append(header)
+            parts.append(records)
+    if not headers:
+        problems.append(f"{folder.name} has no readable segment: nothing this rank did is known")
+    _note_gaps(folder, headers, problems)
+    records = np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
+    strings = _Strings(folder, problems)
+    newest = headers[-1] if headers else {}
+    oldest = headers[0] if headers else {}
+    process = strings.process
+    operations, spans, samples = _split(records)
+    last_ns = [
+        int(a[name].max())
+        for a in (operations, spans, samples)
+        if len(a)
+        for name in a.dtype.names or ()
+        if name.endswith("_ns") and name != "wait_ns"
+    ]
+    return RankTables(
+        rank=rank,
+        attempt=attempt,
+        world_size=_int(newest.get("world_size") or process.get("world_size")),
+        local_rank=_int(newest.get("local_rank", -1)),
+        pid=_int(newest.get("pid") or process.get("pid")),
+        host=_text(newest.get("host")) or str(process.get("host", "")),
+        boot_id=_text(newest.get("boot_id")) or str(process.get("boot_id", "")),
+        tap=schema.TAPS.get(_int(newest.get("tap")), ""),
+        torch_version=_text(newest.get("torch_version")) or str(process.get("torch", "")),
+        python_version=str(process.get("python", "")),
+        ops=tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
+        raw_ops=tuple(strings.ops),
+        sites=strings.sites,
+        groups=strings.groups,
+        threads=strings.threads,
+        sizes=strings.sizes,
+        features=tuple(strings.features),
+        operations=operations,
+        spans=spans,
+        samples=samples,
+        exceptions=tuple(strings.exceptions),
+        ended_ns=strings.ended_ns,
+        first_ns=_int(oldest.get("opened_monotonic_ns")),
+        last_ns=max([*last_ns, strings.last_ns, _int(newest.get("opened_monotonic_ns"))]),
+        monotonic_to_realtime_ns=_int(oldest.get("opened_realtime_ns")) - _int(oldest.get("opened_monotonic_ns")),
+        capture_ns=sum(_int(header["capture_ns"]) for header in headers),
+        dropped_events=_int(newest.get("dropped")),
+        errors=sum(_int(header["errors"]) for header in headers),
+        truncated=any(_int(header["marks"]) & schema.MARK["truncated"] for header in headers),
+        closed=any(_int(header["marks"]) & schema.MARK["closed"] for header in headers),
+        notes=tuple(strings.notes),
+        problems=tuple(problems),
+    )
+
+
+def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | None, Array]:
+    none = np.zeros(0, RECORD_DTYPE)
+    try:
+        data = np.fromfile(path, np.uint8)
+    except OSError as error:
+        problems.append(f"{path.parent.name}/{path.name} cannot be read ({error.strerror})")
+        return None, none
+    where = f"{path.parent.name}/{path.name}"
+    if len(data) < schema.HEADER_STRUCT.size:
+        problems.append(f"{where} is cut after {len(data)} bytes, inside its header: its events are lost")
+        return None, none
+    values = schema.HEADER_STRUCT.unpack(data[: schema.HEADER_STRUCT.size].tobytes())
+    header = dict(zip((field.name for field in schema.HEADER), values, strict=True))
+    if header["magic"] != schema.MAGIC:
+        problems.append(f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged")
+        return None, none
+    _refuse_newer(header["format_version"], path)
+    if header["byte_order"] != schema.BYTE_ORDER_MARK or header["record_size"] != schema.RECORD_SIZE:
+        problems.append(
+            f"{where} has byte order {header['byte_order']:#x} and records of {header['record_size']} bytes; "
+            f"expected {schema.BYTE_ORDER_MARK:#x} and {schema.RECORD_SIZE}"
+        )
+        return None, none
+    if len(data) < schema.SEGMENT_SIZE:
+        problems.append(f"{where} is cut after {len(data)} of {schema.SEGMENT_SIZE} bytes: later events are lost")
+    body = data[schema.HEADER_SIZE :]
+    count = len(body) // schema.RECORD_SIZE
+    records = body[: count * schema.RECORD_SIZE].view(RECORD_DTYPE)
+    records = records[: min(int(header["head"]), schema.SEGMENT_CAPACITY)]
+    written = records[records["state"] != 0]
+    sound = (written["state"] < _NUM_STATES) & np.isin(written["kind"], _KINDS)
+    if not sound.all():
+        problems.append(f"{where} holds {int((~sound).sum())} damaged records, left out")
+    return header, written[sound]
+
+
+def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str]) -> None:
+    numbers = [int(header["segment"]) for header in headers]
+    gaps = sum(b - a - 1 for a, b in zip(numbers, numbers[1:], strict=False) if b > a + 1)
+    dropped = _int(headers[-1]["dropped"]) if headers else 0
+    if gaps and not dropped:
+        problems.append(f"{folder.name} lacks {gaps} segment files between the first and the last")
+
+
+def _split(records: Array) -> tuple[Array, Array, Array]:
+    """Turn records into operations, spans and samples, each by time."""
+    records = records[np.argsort(records["issued_ns"], kind="stable")]
+    kind = records["kind"]
+    is_operation = (kind == schema.KIND["collective"]) | (kind == schema.KIND["p2p"])
+    return (
+        _operations(records[is_operation]),
+        _spans(records[kind == schema.KIND["span"]]),
+        _samples(records[kind == schema.KIND["sample"]]),
+    )
+
+
+def _after(records: Array, column: str, known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return absolute times from offsets to the issue; UNKNOWN_NS where not known."""
+    offsets = np.where(np.isfinite(records[column]), records[column], 0).astype(np.int64)
+    return np.where(known, records["issued_ns"].astype(np.int64) + offsets, UNKNOWN_NS)
+
+
+def _operations(records: Array) -> Array:
+    table = np.zeros(len(records), tables.OPERATION)
+    for name in ("op", "kind", "state", "flags", "waits", "dtype", "reduce_op", "thread", "group", "seq", "peer"):
+        table[name] = records[name]
+    for name in ("tag", "site", "step", "issued_ns", "numel"):
+        table[name] = records[name]
+    state = records["state"]
+    table["nbytes"] = table["numel"] * _ITEM_SIZES[records["dtype"]]
+    table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
+    table["wait_begin_ns"] = _after(records, "waited_from", records["waits"] > 0)
+    table["wait_ns"] = np.where(np.isfinite(records["waited_for"]), records["waited_for"], 0)
+    table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
+    return table
+
+
+def _spans(records: Array) -> Array:
+    table = np.zeros(len(records), tables.SPAN)
+    for name in ("op", "state", "flags", "thread", "site", "step"):
+        table[name] = records[name]
+    table["begin_ns"] = records["issued_ns"]
+    table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
+    return table
+
+
+def _samples(records: Array) -> Array:
+    table = np.zeros(len(records), tables.SAMPLE)
+    table["op"], table["step"] = records["op"], records["step"]
+    table["t_ns"], table["value"] = records["issued_ns"], records["numel"]
+    return table
+
+
+class _Strings:
+    """The entries of a strings file, by kind."""
+
+    def __init__(self, folder: Path, problems: list[str]) -> None:
+        self.process: dict[str, Any] = {}
+        self.ops: list[str] = []
+        self.sites: dict[int, Site] = {}
+        self.groups: dict[int, Group] = {}
+        self.threads: dict[int, str] = {}
+        self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.features: list[str] = []
+        self.exceptions: list[tables.ExceptionRecord] = []
+        self.notes: list[str] = []
+        self.ended_ns = UNKNOWN_NS
+        self.last_ns = 0
+        file = folder / paths.STRINGS
+        if not file.exists():
+            problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
+        damaged = 0
+        for row in _json_lines(file, problems):
+            try:
+                self._take(row)
+            except (KeyError, TypeError, ValueError):
+                damaged += 1
+        if damaged:
+            problems.append(f"{folder.name}/{file.name} holds {damaged} entries that cannot be understood, left out")
+
+    def _take(self, row: dict[str, Any]) -> None:
+        kind = row.get("k")
+        self.last_ns = max(self.last_ns, _int(row.get("t_ns")))
+        if kind == "op":
+            position = int(row["id"])
+            if position > schema.MAX_TABLE_ENTRIES:
+                raise ValueError(position)
+            self.ops += ["?"] * (position + 1 - len(self.ops))
+            self.ops[position] = str(row["name"])
+        elif kind == "site":
+            self.sites[int(row["id"])] = _site(row)
+        elif kind == "group":
+            self._take_group(row)
+        elif kind == "thread":
+            self.threads[int(row["id"])] = str(row["name"])
+        elif kind == "sizes":
+            self.sizes[int(row["id"])] = (tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"])))
+        elif kind == "feature":
+            self.features.append(str(row["name"]))
+        elif kind == "process":
+            self.process = row
+        elif kind == "exception":
+            frame = row.get("frame")
+            self.exceptions.append(
+                tables.ExceptionRecord(
+                    t_ns=_int(row.get("t_ns")),
+                    type=str(row["type"]),
+                    message=str(row.get("message", "")),
+                    traceback=str(row.get("traceback", "")),
+                    frame=_site(frame) if isinstance(frame, dict) else None,
+                )
+            )
+        elif kind == "exit":
+            self.ended_ns = _int(row.get("t_ns"))
+        elif kind == "note":
+            self.notes.append(str(row.get("text", "")))
+
+    def _take_group(self, row: dict[str, Any]) -> None:
+        known = self.groups.get(int(row["id"]))
+        ranks = tuple(map(int, row["ranks"])) if "ranks" in row else known.ranks if known else ()
+        self.groups[int(row["id"])] = Group(
+            name=str(row["name"]),
+            description=str(row.get("description", known.description if known else "")),
+            size=_int(row.get("size", known.size if known else len(ranks))),
+            ranks=ranks,
+            backend=row.get("backend", known.backend if known else None),
+            timeout_s=row.get("timeout_s", known.timeout_s if known else None),
+        )
+
+
+def _site(row: dict[str, Any]) -> Site:
+    return Site(
+        file=str(row["file"]), line=int(row["line"] or 0), function=str(row["function"]), api=str(row.get("api", ""))
+    )
+
+
+def _json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; a last line cut short by a kill is nothing to speak of."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path} cannot be read ({error.strerror})")
+        return []
+    rows: list[dict[str, Any]] = []
+    damaged = 0
+    for line in filter(None, lines[:-1]):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            damaged += 1
+    if damaged:
+        problems.append(f"{path.parent.name}/{path.name} holds {damaged} damaged lines, left out")
+    return rows
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _text(value: object) -> str:
+    return value.rstrip(b"\0").decode("utf-8", "replace") if isinstance(value, bytes) else ""

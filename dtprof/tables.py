@@ -1,0 +1,151 @@
+"""The tables that readers and importers give to analysis and diagnosis: declared columns, one rank at a time.
+
+Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands for a time that is not known.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+UNKNOWN_NS = -1
+
+Array = npt.NDArray[np.void]
+
+OPERATION = np.dtype(
+    [
+        ("op", "u2"),  # index into RankTables.ops
+        ("kind", "u1"),  # schema.KIND: collective or p2p
+        ("state", "u1"),  # schema.STATE: issued, returned, done, failed
+        ("flags", "u1"),  # schema.FLAG
+        ("waits", "u1"),  # waits for the handle, saturating
+        ("dtype", "u1"),  # index into schema.DTYPES, 255 none
+        ("reduce_op", "u1"),  # index into schema.REDUCE_OPS, 255 none
+        ("thread", "u2"),  # key of RankTables.threads
+        ("group", "u2"),  # key of RankTables.groups
+        ("seq", "i8"),  # position in the group, collectives and p2p apart
+        ("peer", "i4"),  # root or peer, as rank in the group; -1 none
+        ("tag", "i4"),  # p2p: tag; collectives: key of RankTables.sizes, 0 even
+        ("site", "u4"),  # key of RankTables.sites, 0 unknown
+        ("step", "i8"),  # optimizer steps ended before
+        ("numel", "i8"),  # elements this rank puts in
+        ("nbytes", "i8"),  # the same in bytes
+        ("issued_ns", "i8"),
+        ("returned_ns", "i8"),  # UNKNOWN_NS while inside the call
+        ("wait_begin_ns", "i8"),  # UNKNOWN_NS where nobody waited
+        ("wait_ns", "i8"),  # time blocked in waits
+        ("done_ns", "i8"),  # UNKNOWN_NS where completion is not known
+    ]
+)
+SPAN = np.dtype(
+    [
+        ("op", "u2"),  # index into RankTables.ops: the phase
+        ("state", "u1"),  # issued: still open; done; failed
+        ("flags", "u1"),
+        ("thread", "u2"),
+        ("site", "u4"),
+        ("step", "i8"),
+        ("begin_ns", "i8"),
+        ("end_ns", "i8"),  # UNKNOWN_NS while open
+    ]
+)
+SAMPLE = np.dtype([("op", "u2"), ("step", "i8"), ("t_ns", "i8"), ("value", "i8")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One process group as one rank knows it."""
+
+    name: str
+    description: str
+    size: int
+    ranks: tuple[int, ...] = ()  # global ranks by rank in the group; empty where torch did not tell
+    backend: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A line of the user's code and the function it called."""
+
+    file: str
+    line: int
+    function: str
+    api: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExceptionRecord:
+    """An exception that left the program of a rank."""
+
+    t_ns: int
+    type: str
+    message: str
+    traceback: str
+    frame: Site | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTables:
+    """Everything recorded by one rank in one attempt."""
+
+    rank: int
+    attempt: int
+    world_size: int
+    local_rank: int = -1
+    pid: int = 0
+    host: str = ""
+    boot_id: str = ""
+    tap: str = ""
+    torch_version: str = ""
+    python_version: str = ""
+    ops: tuple[str, ...] = ()  # canonical operation names and phase names, by id
+    raw_ops: tuple[str, ...] = ()  # the names as recorded
+    sites: dict[int, Site] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
+    sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    operations: Array = field(default_factory=lambda: np.zeros(0, OPERATION))  # by issued_ns
+    spans: Array = field(default_factory=lambda: np.zeros(0, SPAN))  # by begin_ns
+    samples: Array = field(default_factory=lambda: np.zeros(0, SAMPLE))  # by t_ns
+    exceptions: tuple[ExceptionRecord, ...] = ()
+    ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time
+    first_ns: int = 0  # when the log was opened
+    last_ns: int = 0  # the last time seen anywhere in the log
+    monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
+    capture_ns: int = 0  # time dtprof spent recording
+    dropped_events: int = 0
+    errors: int = 0
+    truncated: bool = False
+    closed: bool = False
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # what of the files could not be read, a sentence each
+
+    @property
+    def num_events(self) -> int:
+        """Events read, of all kinds."""
+        return len(self.operations) + len(self.spans) + len(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """How a process of the job ended, as its parent learnt it."""
+
+    pid: int
+    status: int  # exit status; negative: the signal that ended it
+    t_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `dtprof run` wrote about the whole job; empty fields for a run without it."""
+
+    command: tuple[str, ...] = ()
+    started_realtime_ns: int = 0
+    ended_realtime_ns: int = 0  # 0: still running, or dtprof itself was killed
+    exit_status: int | None = None
+    hosts: tuple[str, ...] = ()
+    dtprof_version: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
