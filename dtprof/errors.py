@@ -8,6 +8,7 @@ class DtprofError(Exception):
     """Say what was found, what was expected, and what to do next."""
 
     slug = "error"
+    exit_status = 2
 
 
 class UsageError(DtprofError):
@@ -20,6 +21,7 @@ class CommandNotFoundError(UsageError):
     """The command after `--` does not exist or cannot be executed."""
 
     slug = "command-not-found"
+    exit_status = 127
 
 
 class OutputError(DtprofError):

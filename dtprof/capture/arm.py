@@ -65,10 +65,8 @@ class Process:
         import torch
 
         self._gave_up_pid = os.getpid()  # until it has worked
-        if multiprocessing.parent_process() is not None and not torch.distributed.is_initialized():
-            # A worker of the data loader or the like: it inherits RANK, and is not that rank.
-            if "RANK" not in os.environ or torch.utils.data.get_worker_info() is not None:
-                return None
+        if torch.utils.data.get_worker_info() is not None:
+            return None  # a worker of the data loader inherits RANK, and is not that rank
         restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
         folder, attempt = writer.claim_rank_folder(self._run, rank, restart)
         torch_folder = str(Path(torch.__file__).parent)

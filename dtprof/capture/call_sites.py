@@ -26,7 +26,7 @@ class CodeOwners:
 
     def is_library(self, path: str) -> bool:
         """Say whether the file is installed code, or no file at all."""
-        return not path or path.startswith("<") or path.startswith(self.library)
+        return not path or path.startswith(("<", *self.library))
 
 
 def code_owners(torch_folder: str) -> CodeOwners:

@@ -115,7 +115,7 @@ class Phases:
         resident = int(os.pread(self._statm, 128, 0).split()[1]) * PAGE_BYTES
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         values = [(events.RSS_BYTES, resident), (events.PEAK_RSS_BYTES, peak)]
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             values += [
                 (events.CUDA_ALLOCATED_BYTES, torch.cuda.memory_allocated()),
                 (events.CUDA_RESERVED_BYTES, torch.cuda.memory_reserved()),

@@ -300,7 +300,7 @@ class PythonTap:
         """Tap these operators of the c10d namespace."""
         import torch.library
 
-        self._library = torch.library.Library("c10d", "IMPL")
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for op in ops:
             self._library.impl(op, self._kernel(op), "BackendSelect", with_keyset=True)
 
@@ -561,7 +561,7 @@ class Arguments:
             if 0 <= position < len(arguments) and arguments[position]:
                 lists[i] = list(arguments[position])
         if any(len(set(sizes)) > 1 for sizes in lists):
-            call.uneven, call.inputs, call.outputs = True, *lists  # type: ignore[assignment]
+            call.uneven, call.inputs, call.outputs = True, *lists
 
     def _measure(self, call: Call, value: Any, sizes: list[int]) -> None:
         if isinstance(value, list | tuple):

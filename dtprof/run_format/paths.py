@@ -8,6 +8,7 @@ STRINGS = "strings.jsonl"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
 VERDICT = "verdict.json"
+STACKS = "stacks.json"
 
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")
 _SEGMENT = re.compile(r"events\.(\d{5,})")

@@ -3,6 +3,7 @@
 What cannot be read becomes a sentence in `problems`; only a path that holds no run at all is an error.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Run:
     folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
     exits: dict[int, ProcessExit]  # by pid
     processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
+    job_facts: dict[str, Any]  # run.json as it stands
+    stacks: dict[str, Any]  # the newest stacks.json, joined over the nodes
     problems: tuple[str, ...] = ()
 
     @property
@@ -70,59 +73,77 @@ def open_run(path: Path) -> Run:
     if not path.is_dir():
         raise NotARunError(f"{path} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders")
     problems: list[str] = []
-    manifest = _read_manifest(path, problems)
+    document = _read_document(path / paths.MANIFEST, problems)
+    manifest = _manifest(document)
     folders: dict[int, list[tuple[int, Path]]] = {}
     for child in path.iterdir():
         if (parsed := paths.parse_rank_folder(child.name)) and child.is_dir():
             folders.setdefault(parsed[0], []).append((parsed[1], child))
-    if manifest is None and not folders:
+    if document is None and not folders:
         raise NotARunError(
             f"{path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
             "start one with `dtprof run -o DIR -- COMMAND`"
         )
-    if manifest is None:
+    if document is None:
         problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
     for attempts in folders.values():
         attempts.sort()
     exits: dict[int, ProcessExit] = {}
     processes: list[dict[str, Any]] = []
+    stacks: dict[str, Any] = {"processes": {}}
     for node in sorted(path.glob("node-*")):
         for row in _json_lines(node / paths.EXITS, problems):
             if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
                 exits[row["pid"]] = ProcessExit(pid=row["pid"], status=row["status"], t_ns=_int(row.get("t_ns")))
         processes += _json_lines(node / paths.PROCESSES, problems)
+        sampled = (_read_document(node / paths.STACKS, problems) or {}).get("processes")
+        stacks["processes"].update(sampled if isinstance(sampled, dict) else {})
     return Run(
         path=path,
-        manifest=manifest or Manifest(),
+        manifest=manifest,
         folders=folders,
         exits=exits,
         processes=tuple(processes),
+        job_facts=document or {},
+        stacks=stacks,
         problems=tuple(problems),
     )
 
 
-def _read_manifest(path: Path, problems: list[str]) -> Manifest | None:
-    file = path / paths.MANIFEST
+def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
+    """Return a JSON object; None where there is no file, an empty one where it cannot be read."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         problems.append(f"{file} cannot be read ({error})")
-        return Manifest()
+        return {}
     if not isinstance(document, dict):
         problems.append(f"{file} holds {type(document).__name__}, not an object")
-        return Manifest()
+        return {}
     _refuse_newer(document.get("format_version"), file)
+    return document
+
+
+def _manifest(document: dict[str, Any] | None) -> Manifest:
+    fields = document or {}
+    settings = fields.get("settings")
+    status = fields.get("exit_status")
+
+    def words(name: str) -> tuple[str, ...]:
+        value = fields.get(name)
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
     return Manifest(
-        command=tuple(map(str, document.get("command") or ())),
-        started_realtime_ns=_int(document.get("started_realtime_ns")),
-        ended_realtime_ns=_int(document.get("ended_realtime_ns")),
-        exit_status=document.get("exit_status") if isinstance(document.get("exit_status"), int) else None,
-        hosts=tuple(map(str, document.get("hosts") or ())),
-        dtprof_version=str(document.get("dtprof_version", "")),
-        settings={str(k): str(v) for k, v in dict(document.get("settings") or {}).items()},
-        notes=tuple(map(str, document.get("notes") or ())),
+        command=words("command"),
+        started_realtime_ns=_int(fields.get("started_realtime_ns")),
+        ended_realtime_ns=_int(fields.get("ended_realtime_ns")),
+        exit_status=status if isinstance(status, int) else None,
+        hosts=words("hosts"),
+        dtprof_version=str(fields.get("dtprof_version", "")),
+        settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},
+        notes=words("notes"),
     )
 
 
@@ -238,7 +259,7 @@ def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | Non
 
 def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str]) -> None:
     numbers = [int(header["segment"]) for header in headers]
-    gaps = sum(b - a - 1 for a, b in zip(numbers, numbers[1:], strict=False) if b > a + 1)
+    gaps = sum(b - a - 1 for a, b in itertools.pairwise(numbers) if b > a + 1)
     dropped = _int(headers[-1]["dropped"]) if headers else 0
     if gaps and not dropped:
         problems.append(f"{folder.name} lacks {gaps} segment files between the first and the last")

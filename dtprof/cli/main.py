@@ -1,0 +1,62 @@
+"""The `dtprof` command: finds the subcommand, prints errors as one sentence."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from dtprof import __version__
+from dtprof.errors import DtprofError
+
+COMMANDS = ("run", "summary", "report", "diagnose", "demo")
+EPILOG = """\
+start here:
+  dtprof run -- torchrun --nproc-per-node 4 train.py    record a job, no code change
+  dtprof summary RUN                                    where its time goes
+  dtprof report RUN                                     the same as an interactive page
+  dtprof diagnose RUN                                   which rank, which collective, which line
+  dtprof demo                                           all of it on the built-in example
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every command."""
+    parser = argparse.ArgumentParser(
+        prog="dtprof",
+        description="Profile and diagnose distributed PyTorch training, with no code change.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"dtprof {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        importlib.import_module(f"dtprof.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # What follows the first `--` belongs to the job and is not ours to look at.
+    cut = given.index("--") if "--" in given else len(given)
+    parsed = build_parser().parse_args(given[:cut])
+    if cut < len(given):
+        parsed.job = [*getattr(parsed, "job", []), *given[cut + 1 :]]
+    try:
+        status: int = parsed.run(parsed)
+        sys.stdout.flush()
+        return status
+    except DtprofError as error:
+        print(f"dtprof {parsed.command}: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: nothing is wrong.
+        sys.stdout = None
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

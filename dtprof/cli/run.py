@@ -1,0 +1,141 @@
+"""`dtprof run`: run a job with every rank recorded."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof import settings
+from dtprof.errors import CommandNotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from dtprof.launch import job, watcher
+    from dtprof.run_format import reader
+
+EPILOG = """\
+examples:
+  dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
+  dtprof run -o runs/baseline --hang-after 30 --on-hang stop -- python -m torch.distributed.run train.py
+
+exit status: the command's own; 3 when a hung job was stopped; 2 when dtprof could not start it (127: no such command)
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a job with every rank recorded",
+        description="Run any launcher or program with every rank recorded. Nothing in the program changes.",
+        usage="dtprof run [options] -- COMMAND [ARGUMENT ...]",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for setting in settings.RUN_SETTINGS:
+        short = ["-o"] if setting is settings.OUTPUT else []
+        if setting.metavar:
+            parser.add_argument(*short, setting.option, metavar=setting.metavar, help=f"{setting.help} [{setting.env}]")
+        else:
+            parser.add_argument(setting.option, action="store_true", help=f"{setting.help} [{setting.env}=1]")
+    parser.add_argument("--force", action="store_true", help="replace the run in the output directory")
+    parser.add_argument(
+        "--off", action="store_true", help="run the command as it is: nothing is recorded [DTPROF_OFF=1]"
+    )
+    parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job; see the epilog for the exit status."""
+    command: list[str] = arguments.job
+    if not command:
+        raise UsageError(
+            "no command was given; expected one after `--`, "
+            "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
+        )
+    if arguments.off or os.environ.get("DTPROF_OFF") == "1":
+        return _run_bare(command)
+
+    from dtprof.launch import child, job
+
+    chosen = _settings(arguments)
+    end = job.run_job(command, chosen, _diagnose)
+    _print_end(end)
+    return job.EXIT_HANG if end.stopped_by_us else child.end_like(end.status)
+
+
+def _run_bare(command: list[str]) -> int:
+    """Become the command."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        raise CommandNotFoundError(f"{command[0]!r} cannot be started ({error.strerror})") from error
+
+
+def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
+    from dtprof.launch import job
+
+    def given(setting: settings.Setting, value: str | None) -> str:
+        return value if value is not None else settings.from_environment(setting)
+
+    output = given(settings.OUTPUT, arguments.output)
+    on_hang = given(settings.ON_HANG, arguments.on_hang)
+    if on_hang not in ("report", "stop"):
+        raise UsageError(f"--on-hang is {on_hang!r}; expected report or stop")
+    max_log = given(settings.MAX_LOG_MB, arguments.max_log_mb)
+    hang_after = given(settings.HANG_AFTER, arguments.hang_after)
+    return job.JobSettings(
+        output=Path(output) if output else None,
+        force=arguments.force,
+        native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE)),
+        max_log_mb=settings.parse_number(max_log, setting=settings.MAX_LOG_MB, minimum=16),
+        hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),
+        stop_on_hang=on_hang == "stop",
+    )
+
+
+def _diagnose(run: Path) -> "watcher.Verdict":
+    from dtprof.cli import diagnose
+    from dtprof.launch import watcher
+
+    verdict = diagnose.diagnose_paths([run])
+    return watcher.Verdict(is_hang=verdict.outcome == "hang", text=diagnose.render(verdict))
+
+
+def _print_end(end: "job.JobEnd") -> None:
+    """Say on stderr where the run lies, who is missing from it, and what to type next."""
+    from dtprof.launch import job
+    from dtprof.run_format.reader import open_run
+
+    shown = os.path.relpath(end.run)
+    shown = str(end.run) if shown.startswith("..") else shown
+    opened = open_run(end.run)
+    first = opened.load(opened.ranks[0]) if opened.ranks else None
+    if first is None:
+        job.say(f"no rank was recorded ({_why_nothing(opened)})")
+    else:
+        missing = [rank for rank in range(first.world_size) if rank not in opened.folders]
+        if missing:
+            job.say(f"these ranks of {first.world_size} left no record: {', '.join(map(str, missing))} ({WHY_UNARMED})")
+    if end.status != 0 and first is not None:
+        from dtprof.cli import diagnose
+
+        verdict = diagnose.diagnose_paths([end.run])
+        if verdict.findings and not end.stopped_by_us:
+            job.say(verdict.findings[0].summary)
+    job.say(f"run kept in {shown}")
+    if first is not None:
+        following = "diagnose" if end.status != 0 else "summary"
+        job.say(f"next: dtprof {following} {shown}")
+
+
+WHY_UNARMED = "they ended before they joined, or run Python with -E, -I, -S or a cleared environment"
+
+
+def _why_nothing(opened: "reader.Run") -> str:
+    if opened.processes:
+        return "torch was imported, but no process joined a group, ran a backward pass or an optimizer step"
+    return (
+        "no Python process with torch was reached: is it Python, and not run with -E, -I, -S or a cleared environment?"
+    )

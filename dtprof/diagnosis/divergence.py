@@ -1,0 +1,219 @@
+"""Ranks whose programs went different ways: a skipped or an extra collective, or arguments that do not agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtprof.diagnosis.endings import call_sites
+from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
+from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.tables import Site
+
+MAX_SHIFT = 16
+"""Operations a rank may have skipped or added in a row to be recognised."""
+SIZES_AGREE = {"all_reduce", "broadcast", "reduce", "reduce_scatter"}
+_NONE = 255
+
+
+@dataclass(frozen=True, kw_only=True)
+class Front:
+    """A collective that some members wait in."""
+
+    group: GroupKey
+    seq: int
+    waiting: dict[int, Operation]
+    elsewhere: dict[int, Operation]  # members that issued this position and do not wait in it, or do another operation
+    absent: tuple[int, ...]  # members with a record that never issued this position
+
+
+def find_fronts(evidence: Evidence) -> list[Front]:
+    """Return the collectives in which ranks wait, those that began to wait first coming first."""
+    places: dict[tuple[GroupKey, int], dict[int, Operation]] = {}
+    for rank in evidence.ranks.values():
+        for operation in rank.open_operations:
+            if not operation.p2p:
+                places.setdefault((operation.group, operation.seq), {})[rank.rank] = operation
+    fronts = []
+    for (group, seq), waiting in places.items():
+        members = [rank for rank in group.ranks if rank in evidence.ranks]
+        absent = tuple(r for r in members if evidence.ranks[r].counts.get((group, False), 0) <= seq)
+        issued = {r: found for r in members if r not in absent and (found := _at(evidence.ranks[r], group, seq))}
+        elsewhere = {r: operation for r, operation in issued.items() if r not in waiting}
+        fronts.append(Front(group=group, seq=seq, waiting=waiting, elsewhere=elsewhere, absent=absent))
+    return sorted(fronts, key=lambda front: max(op.issued_ns for op in front.waiting.values()))
+
+
+def _at(rank: RankEvidence, group: GroupKey, seq: int) -> Operation | None:
+    return next((o for o in rank.operations if o.seq == seq and not o.p2p and o.group == group), None)
+
+
+def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
+    """Return the finding for ranks that went on without a collective that the others wait in."""
+    for front in fronts:
+        reference = evidence.ranks[_reference(front)]
+        others = [r for r in front.group.ranks if r in evidence.ranks and r != reference.rank]
+        skips = {rank: skip for rank in others if (skip := _skipped(reference, evidence.ranks[rank])) is not None}
+        if not skips:
+            continue
+        earliest = min(skips.values(), key=lambda skip: skip.issued_ns)
+        culprits = tuple(sorted(r for r, skip in skips.items() if skip.label == earliest.label))
+        if len(culprits) <= (len(others) + 1) // 2:
+            return _skip_finding(evidence, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
+    return None
+
+
+def _reference(front: Front) -> int:
+    """Return a rank of the largest set of waiting ranks that wait at the same line."""
+    labels = [operation.label for operation in front.waiting.values()]
+    usual = max(labels, key=labels.count)
+    return next(rank for rank, operation in front.waiting.items() if operation.label == usual)
+
+
+def _skipped(reference: RankEvidence, rank: RankEvidence) -> Operation | None:
+    """Return the operation of the reference that this rank went past without making it, or None.
+
+    Both ranks' operations are compared in program order from the last collective that both completed alike. Where
+    they part, the rank skipped what the reference did if it goes on with what follows that in the reference's
+    program: read from the reference itself, or from the round before where the reference is still held up.
+    """
+    start = _anchor(reference, rank)
+    if start is None:
+        return None
+    ours, theirs = reference.operations[start[0] :], rank.operations[start[1] :]
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a.label != b.label:
+            for shift in range(1, MAX_SHIFT + 1):
+                follows = _following(reference.operations, start[0] + i, shift)
+                if follows is not None and follows.label == b.label and not _made(theirs[i:], a):
+                    return a
+            return None
+    return None
+
+
+def _made(operations: Sequence[Operation], wanted: Operation) -> bool:
+    """Say whether the rank is held up in the wanted operation after all, later in its program."""
+    return any(operation.open and operation.label == wanted.label for operation in operations)
+
+
+def _following(operations: Sequence[Operation], at: int, shift: int) -> Operation | None:
+    """Return what comes `shift` operations after a place, looked up one round earlier where it lies ahead."""
+    if at + shift < len(operations):
+        return operations[at + shift]
+    label = operations[at].label
+    earlier = next((i for i in range(at - 1, -1, -1) if operations[i].label == label and i + shift <= at), None)
+    return operations[earlier + shift] if earlier is not None else None
+
+
+def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:
+    """Return the positions after the last collective that both ranks completed at the same place; both 0 for none."""
+    completed = {
+        (o.group, o.seq): (i, o.label) for i, o in enumerate(a.operations) if not o.p2p and o.done and not o.failed
+    }
+    best: tuple[int, int] | None = None
+    for j, o in enumerate(b.operations):
+        found = completed.get((o.group, o.seq)) if not o.p2p and o.done and not o.failed else None
+        if found is not None and found[1] == o.label and (best is None or found[0] + 1 > best[0]):
+            best = (found[0] + 1, j + 1)
+    if best is None and len(a.operations) < 1000 and len(b.operations) < 1000:
+        return 0, 0  # nothing was left out of the tail: compare from the start
+    return best
+
+
+def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, ...], *, confidence: float) -> Finding:
+    waiting = {
+        rank.rank: found
+        for rank in evidence.ranks.values()
+        if rank.rank not in culprits and (found := _at(rank, skipped.group, skipped.seq)) is not None and found.open
+    }
+    group = evidence.group(skipped.group)
+    now = {rank: site for rank in culprits if (site := evidence.ranks[rank].place) is not None}
+    facts = []
+    for rank in culprits:
+        front = evidence.ranks[rank].front
+        doing = (
+            f"waits in {front.op} #{front.seq} of {group_words(evidence.group(front.group))}" if front else "runs on"
+        )
+        facts.append(f"rank {rank} is in step {evidence.ranks[rank].steps} and {doing}{_at_line(now.get(rank))}")
+    facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{_at_line(skipped.site)}")
+    name = rank_list(culprits)
+    held_up = tuple(sorted(waiting))
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{name[0].upper()}{name[1:]} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
+        f"{_at_line(skipped.site)}; {rank_list(held_up)} {'waits' if len(held_up) == 1 else 'wait'} in it.",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        confidence=confidence,
+        group=group,
+        op=skipped.op,
+        seq=skipped.seq,
+        step=skipped.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=now,
+        evidence=tuple(facts),
+        advice=(
+            f"Make the call{_at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
+            "the data or an early continue around it.",
+        ),
+    )
+
+
+def _at_line(site: Site | None) -> str:
+    return f" at {site.file}:{site.line} ({site.function})" if site else ""
+
+
+def find_mismatch(evidence: Evidence, fronts: list[Front]) -> Finding | None:
+    """Return the finding for a position at which members made operations that cannot go together."""
+    for front in fronts:
+        present = {**front.waiting, **front.elsewhere}
+        if len(present) < 2:
+            continue
+        for kind, field, words in (
+            ("collective-order-mismatch", "op", "operations"),
+            ("root-mismatch", "peer", "roots"),
+            ("dtype-mismatch", "dtype", "element types"),
+            ("reduce-op-mismatch", "reduce_op", "reductions"),
+            ("size-mismatch", "numel", "sizes"),
+        ):
+            op = next(iter(present.values())).op
+            if field == "numel" and op not in SIZES_AGREE:
+                continue
+            values = {rank: getattr(operation, field) for rank, operation in present.items()}
+            if len(set(values.values())) > 1 and not (field in ("dtype", "reduce_op") and _NONE in values.values()):
+                return _mismatch_finding(evidence, front, present, kind=kind, values=values, words=words)
+    return None
+
+
+def _mismatch_finding(
+    evidence: Evidence,
+    front: Front,
+    present: dict[int, Operation],
+    *,
+    kind: str,
+    values: dict[int, object],
+    words: str,
+) -> Finding:
+    counted = list(values.values())
+    usual = max(counted, key=counted.count)
+    culprits = tuple(sorted(rank for rank, value in values.items() if value != usual))
+    tie = 2 * len(culprits) >= len(values)
+    group = evidence.group(front.group)
+    sites = call_sites(present)
+    listed = [f"rank {rank}: {values[rank]}{_at_line(sites.get(rank))}" for rank in sorted(values)[:8]]
+    name = rank_list(culprits)
+    op = next(operation.op for rank, operation in present.items() if values[rank] == usual)
+    return Finding(
+        kind=kind,
+        summary=f"Position #{front.seq} of {group_words(group)} meets different {words}: {name} "
+        f"{'has' if len(culprits) == 1 else 'have'} {values[culprits[0]]}, the others {usual} ({op}).",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(r for r in front.waiting if r not in culprits)),
+        confidence=0.6 if tie else 0.9,
+        group=group,
+        op=op,
+        seq=front.seq,
+        step=present[culprits[0]].step,
+        call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
+        culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
+        evidence=tuple(listed) + (("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+        advice=("Compare the two lines: every member must make the same call at this position.",),
+    )

@@ -1,0 +1,223 @@
+"""Ranks that ended first: by an exception, by a signal, or with status 0 while others wait."""
+
+from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
+from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.tables import UNKNOWN_NS, Site
+
+
+def find_ending(evidence: Evidence) -> Finding | None:
+    """Return the finding of the rank whose end came first and was its own doing; None where nobody ended like that."""
+    crashed = [rank for rank in evidence.ranks.values() if _crashed(rank)]
+    killed = [rank for rank in evidence.ranks.values() if _killed(rank, evidence)]
+    first = min([*crashed, *killed], key=_end_ns, default=None)
+    if first is None:
+        return _find_exited(evidence)
+    return _killed_finding(first, evidence) if first in killed else _crashed_finding(first, crashed, evidence)
+
+
+def _crashed(rank: RankEvidence) -> bool:
+    if rank.own_exception is not None:
+        return not (rank.own_exception.type == "KeyboardInterrupt" or _communication_failed(rank))
+    failed_status = rank.exit is not None and rank.exit.status > 0
+    return failed_status and rank.transport_exception is None
+
+
+def _communication_failed(rank: RankEvidence) -> bool:
+    """Say whether the exception came out of an operation that had failed after waiting: a victim's."""
+    error = rank.own_exception
+    last = rank.operations[-1] if rank.operations else None
+    if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
+        return False
+    raised_by_it = 0 <= error.t_ns - last.done_ns < 1_000_000_000
+    return raised_by_it and last.done_ns - last.issued_ns > 1_000_000 and "RuntimeError" in error.type
+
+
+def _killed(rank: RankEvidence, evidence: Evidence) -> bool:
+    if rank.signal_name is None or rank.stopped_politely or rank.exit is None:
+        return False
+    stopped = evidence.stopped_on_hang_ns
+    return stopped is None or rank.exit.t_ns < stopped
+
+
+def _end_ns(rank: RankEvidence) -> int:
+    if rank.own_exception is not None:
+        return rank.own_exception.t_ns
+    return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+
+
+def victims(evidence: Evidence, culprits: set[int]) -> tuple[int, ...]:
+    """Return the other ranks that were held up or failed because of a lost peer."""
+    return tuple(
+        rank.rank
+        for rank in evidence.ranks.values()
+        if rank.rank not in culprits
+        and (rank.front is not None or rank.transport_exception is not None or _communication_failed(rank))
+    )
+
+
+def fronts(evidence: Evidence, ranks: tuple[int, ...]) -> dict[int, Operation]:
+    """Return the operation each of these ranks was held up in."""
+    return {rank: front for rank in ranks if (front := evidence.ranks[rank].front) is not None}
+
+
+def common_front(waiting: dict[int, Operation]) -> Operation | None:
+    """Return the operation most ranks were held up in."""
+    if not waiting:
+        return None
+    places = [(front.group, front.seq, front.p2p) for front in waiting.values()]
+    chosen = max(places, key=places.count)
+    return next(f for f in waiting.values() if (f.group, f.seq, f.p2p) == chosen)
+
+
+def call_sites(waiting: dict[int, Operation]) -> dict[int, Site]:
+    """Return the lines of the operations."""
+    return {rank: front.site for rank, front in waiting.items() if front.site is not None}
+
+
+def _where(site: Site | None) -> str:
+    return f" at {site.file}:{site.line} ({site.function})" if site else ""
+
+
+def _waiting_words(waiting: dict[int, Operation], evidence: Evidence) -> str:
+    front = common_front(waiting)
+    if front is None:
+        return ""
+    inside = [r for r, f in waiting.items() if (f.group, f.seq, f.p2p) == (front.group, front.seq, front.p2p)]
+    group = group_words(evidence.group(front.group)) if front.group.ranks else "its group"
+    return f"; {rank_list(inside)} {_waits(inside)} in {front.op} #{front.seq} of {group}"
+
+
+def _waits(ranks: list[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
+
+
+def _finding(
+    kind: str, summary: str, culprits: tuple[int, ...], sites: dict[int, Site], job: Evidence, **rest: object
+) -> Finding:
+    held_up = victims(job, set(culprits))
+    waiting = fronts(job, held_up)
+    front = common_front(waiting)
+    known = job.group(front.group) if front and front.group.ranks else None
+    return Finding(
+        kind=kind,
+        summary=summary + _waiting_words(waiting, job) + ".",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        group=known,
+        op=front.op if front else None,
+        seq=front.seq if front else None,
+        step=job.ranks[culprits[0]].steps,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=sites,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence: Evidence) -> Finding:
+    error = first.own_exception
+    if error is None:
+        status = first.exit.status if first.exit else "?"
+        place = first.last_site
+        return _finding(
+            "rank-crashed",
+            f"Rank {first.rank} ended with exit status {status}, without an exception",
+            (first.rank,),
+            {first.rank: place} if place else {},
+            evidence,
+            confidence=0.85,
+            evidence=(f"rank {first.rank}: its last record is{_where(place) or ' at an unknown line'}",),
+            advice=("Look for sys.exit or os._exit on that rank, and at what it printed last.",),
+        )
+    alike = [
+        rank
+        for rank in crashed
+        if rank.own_exception is not None
+        and rank.own_exception.type == error.type
+        and (rank.own_exception.frame and rank.own_exception.frame.line) == (error.frame and error.frame.line)
+    ]
+    culprits = tuple(sorted(rank.rank for rank in alike))
+    sites = {r.rank: r.own_exception.frame for r in alike if r.own_exception and r.own_exception.frame}
+    message = error.message.strip().splitlines()
+    text = f"{error.type}: {message[0][:160]}" if message else error.type
+    others = [r.rank for r in crashed if r not in alike]
+    facts = [f"rank {first.rank}: {text}{_where(error.frame)}"]
+    if others:
+        facts.append(f"{rank_list(others)} raised later, with another exception or at another line")
+    lost = [r.rank for r in evidence.ranks.values() if r.transport_exception is not None]
+    if lost:
+        facts.append(f"{rank_list(lost)} failed afterwards because the peer was gone: a consequence")
+    name = rank_list(culprits)
+    return _finding(
+        "rank-crashed",
+        f"{name[0].upper()}{name[1:]} raised {text}{_where(error.frame)}",
+        culprits,
+        sites,
+        evidence,
+        confidence=0.97,
+        evidence=tuple(facts),
+        advice=(f"Mend the {error.type} in {rank_list(culprits)}; errors on the other ranks follow from it.",),
+    )
+
+
+def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
+    name = rank.signal_name
+    place = rank.place
+    facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{_where(place)}"]
+    advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
+    if evidence.oom_kills and name == "SIGKILL":
+        facts.append(f"the kernel's OOM killer struck {evidence.oom_kills} time(s) in this job's cgroup while it ran")
+        advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
+    elif name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
+        advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
+    return _finding(
+        "rank-killed",
+        f"Rank {rank.rank} was killed by {name}{_where(place)}",
+        (rank.rank,),
+        {rank.rank: place} if place else {},
+        evidence,
+        confidence=0.97,
+        evidence=tuple(facts),
+        advice=tuple(advice),
+    )
+
+
+def _find_exited(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks that left with status 0 while others wait for them."""
+    held_up = [rank for rank in evidence.ranks.values() if not rank.finished and rank.front is not None]
+    awaited: set[int] = set()
+    for rank in held_up:
+        front = rank.front
+        if front is None:
+            continue
+        members = front.group.ranks
+        if front.p2p:
+            members = tuple(members[front.peer : front.peer + 1]) if 0 <= front.peer < len(members) else ()
+        awaited |= {
+            member
+            for member in members
+            if member in evidence.ranks
+            and evidence.ranks[member].finished
+            and (front.p2p or evidence.ranks[member].counts.get((front.group, False), 0) <= front.seq)
+        }
+    if not awaited:
+        return None
+    culprits = tuple(sorted(awaited))
+    sites = {rank: site for rank in culprits if (site := evidence.ranks[rank].last_site) is not None}
+    steps = {rank: evidence.ranks[rank].steps for rank in culprits}
+    name = rank_list(culprits)
+    return _finding(
+        "rank-exited",
+        f"{name[0].upper()}{name[1:]} left the program with status 0",
+        culprits,
+        sites,
+        evidence,
+        confidence=0.95,
+        evidence=tuple(
+            f"rank {rank}: ended in order after {steps[rank]} steps; its last record is{_where(sites.get(rank))}"
+            for rank in culprits
+        ),
+        advice=(
+            "Every rank must make the same collectives: look for an early return, break or exit, "
+            "or for fewer batches on that rank.",
+        ),
+    )

@@ -1,0 +1,64 @@
+"""Findings and the verdict: what `dtprof diagnose` says, as data. The JSON contract is docs/reference/diagnose.md."""
+
+from dataclasses import dataclass, field
+
+from dtprof.tables import Group, Site
+
+SCHEMA = 1
+OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One cause, with what shows it and what to do; consequences of a cause are evidence of its finding."""
+
+    kind: str
+    summary: str
+    culprit_ranks: tuple[int, ...]
+    confidence: float
+    severity: str = "error"
+    waiting_ranks: tuple[int, ...] = ()
+    group: Group | None = None
+    op: str | None = None
+    seq: int | None = None
+    step: int | None = None
+    call_sites: dict[int, Site] = field(default_factory=dict)
+    culprit_call_sites: dict[int, Site] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What happened, most probable cause first."""
+
+    outcome: str
+    source: tuple[str, ...]
+    ranks_seen: tuple[int, ...]
+    ranks_missing: tuple[int, ...]
+    findings: tuple[Finding, ...] = ()
+    cannot_tell: tuple[str, ...] = ()
+
+
+def rank_list(ranks: tuple[int, ...] | list[int]) -> str:
+    """Return ranks in words: `rank 2`, `ranks 0, 1, 3`, `ranks 0-6, 8`."""
+    ordered = sorted(ranks)
+    parts: list[str] = []
+    i = 0
+    while i < len(ordered):
+        j = i
+        while j + 1 < len(ordered) and ordered[j + 1] == ordered[j] + 1:
+            j += 1
+        parts += [str(r) for r in ordered[i : j + 1]] if j - i < 2 else [f"{ordered[i]}-{ordered[j]}"]
+        i = j + 1
+    return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
+
+
+def group_words(group: Group | None) -> str:
+    """Return a group as users know it."""
+    if group is None:
+        return "an unknown group"
+    if group.description == "default_pg":
+        return "the default group"
+    text = f"group {group.name}"
+    return f"{text} ({group.description})" if group.description not in ("", "undefined") else text

@@ -1,0 +1,131 @@
+"""Nobody ended and nobody went another way: a rank does not come, or an operation does not end."""
+
+from dtprof.diagnosis.divergence import Front
+from dtprof.diagnosis.endings import call_sites
+from dtprof.diagnosis.evidence import Evidence, RankEvidence
+from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.tables import Site
+
+BUSY = 0.2
+"""Share of a core above which a process counts as working."""
+LONG_PHASES = {"checkpoint"}
+
+
+def find_absent(evidence: Evidence, fronts: list[Front]) -> Finding | None:
+    """Return the finding for a rank outside any collective that others wait for."""
+    for front in fronts:
+        idle = [evidence.ranks[r] for r in front.absent if evidence.ranks[r].front is None]
+        if idle:
+            return _absent_finding(evidence, front, idle)
+    return None
+
+
+def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]) -> Finding:
+    op = next(iter(front.waiting.values()))
+    group = evidence.group(front.group)
+    culprits = tuple(sorted(rank.rank for rank in absent))
+    waiting = tuple(sorted(front.waiting))
+    sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
+    kind, words, advice, confidence = _what_it_does(absent[0])
+    facts = tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8])
+    name = rank_list(culprits)
+    return Finding(
+        kind=kind,
+        severity="warning" if kind == "long-operation" else "error",
+        summary=f"{name[0].upper()}{name[1:]} {words}{_at_line(sites.get(culprits[0]))}; {rank_list(waiting)} "
+        f"{'waits' if len(waiting) == 1 else 'wait'} for it in {op.op} #{op.seq} of {group_words(group)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=confidence,
+        group=group,
+        op=op.op,
+        seq=op.seq,
+        step=op.step,
+        call_sites=call_sites(front.waiting),
+        culprit_call_sites=sites,
+        evidence=facts,
+        advice=(advice,),
+    )
+
+
+def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
+    stack = rank.stack
+    if stack is not None and stack.state in ("stopped", "disk-sleep", "tracing-stop"):
+        return "rank-frozen", f"is frozen (process state {stack.state})", "Find out who stopped the process.", 0.95
+    if LONG_PHASES & set(rank.open_phases):
+        return (
+            "long-operation",
+            f"is in a long {next(iter(LONG_PHASES & set(rank.open_phases)))}",
+            "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
+            0.8,
+        )
+    if stack is not None and stack.cpu_share is not None and stack.cpu_share > BUSY:
+        return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
+    seen = stack is not None and bool(stack.frames)
+    return (
+        "rank-stuck",
+        "is stuck outside any collective",
+        "Look at the line it is at: input, a lock, a file, a queue.",
+        0.9 if seen else 0.6,
+    )
+
+
+def _seen(rank: RankEvidence) -> str:
+    stack = rank.stack
+    phases = f" in phase {rank.open_phases[-1]}" if rank.open_phases else ""
+    if stack is None:
+        return f"no stack was taken; its last record is{_at_line(rank.last_site) or ' at an unknown line'}{phases}"
+    if not stack.frames:
+        return f"process state {stack.state}{phases}; {stack.reason}"
+    path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
+    share = "" if stack.cpu_share is None else f", {stack.cpu_share:.0%} of a core"
+    return f"process state {stack.state}{share}{phases}; stack: {path}"
+
+
+def find_never_joined(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks that never came while the others wait in init_process_group."""
+    waiting = tuple(sorted(rank.rank for rank in evidence.ranks.values() if rank.in_init))
+    if not waiting or not evidence.missing:
+        return None
+    sites = {r: site for r in waiting if (site := evidence.ranks[r].last_site) is not None}
+    name = rank_list(evidence.missing)
+    return Finding(
+        kind="rank-never-joined",
+        summary=f"{name[0].upper()}{name[1:]} of {evidence.world_size} never joined; {rank_list(waiting)} "
+        f"{'waits' if len(waiting) == 1 else 'wait'} in init_process_group.",
+        culprit_ranks=evidence.missing,
+        waiting_ranks=waiting,
+        confidence=0.8,
+        call_sites=sites,
+        evidence=("they left no record at all",),
+        advice=("Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",),
+    )
+
+
+def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | None:
+    """Return the finding for an operation that every member is in, alike, and that does not end."""
+    for front in fronts:
+        complete = len(front.waiting) == len(front.group.ranks) > 1
+        if complete and not front.absent and not any(o.failed for o in front.waiting.values()):
+            op = next(iter(front.waiting.values()))
+            group = evidence.group(front.group)
+            return Finding(
+                kind="backend-stall",
+                summary=f"All {len(front.waiting)} members of {group_words(group)} are in {op.op} #{op.seq} and it "
+                "does not end.",
+                culprit_ranks=(),
+                waiting_ranks=tuple(sorted(front.waiting)),
+                confidence=0.7,
+                group=group,
+                op=op.op,
+                seq=op.seq,
+                step=op.step,
+                call_sites=call_sites(front.waiting),
+                evidence=("operation and arguments agree on every member",),
+                advice=("Look at the network between the members' hosts and at the back end's own log.",),
+            )
+    return None
+
+
+def _at_line(site: Site | None) -> str:
+    return f" at {site.file}:{site.line} ({site.function})" if site else ""

@@ -1,0 +1,158 @@
+"""Create the directory of a run and write what is known about the job as a whole."""
+
+import datetime
+import itertools
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from dtprof import __version__
+from dtprof.errors import OutputError
+from dtprof.run_format import paths, schema, writer
+
+RUNS = Path("dtprof-runs")
+LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
+
+
+def default_directory(command: Sequence[str]) -> Path:
+    """Return a new name under dtprof-runs/ that tells the date and the program."""
+    name = next((Path(word).stem for word in command if LOOKS_LIKE_SCRIPT.fullmatch(word)), "")
+    if not name and "-m" in command[:-1]:
+        modules = [b for a, b in itertools.pairwise(command) if a == "-m"]
+        name = modules[-1]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
+    stamp = datetime.datetime.now(tz=datetime.UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+    base = RUNS / f"{stamp}-{name}"
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return candidate
+
+
+def create(path: Path, *, force: bool) -> None:
+    """Create the run directory.
+
+    Raises:
+        OutputError: it is not empty and `force` is not given, holds something else than a run, or cannot be written.
+    """
+    try:
+        if path.exists():
+            if not path.is_dir():
+                raise OutputError(f"{path} is a file; expected a directory that is empty or new: give another -o")
+            _empty(path, force=force)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / paths.node_folder_name(socket.gethostname())).mkdir()
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR"
+        ) from error
+
+
+def _empty(path: Path, *, force: bool) -> None:
+    entries = list(path.iterdir())
+    if not entries:
+        return
+    if not force:
+        raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+    ours = {paths.MANIFEST, paths.VERDICT, "report.html"}
+    foreign = [e.name for e in entries if e.name not in ours and not e.name.startswith(("rank-", "node-", "."))]
+    if foreign:
+        raise OutputError(
+            f"{path} holds {foreign[0]!r}, which dtprof did not write; "
+            "--force replaces runs only: give another directory"
+        )
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+class RunManifest:
+    """run.json: rewritten whole when something about the job becomes known."""
+
+    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str]) -> None:
+        """Write the first version.
+
+        Raises:
+            OutputError: the disk is full or the directory went away.
+        """
+        self._path = path / paths.MANIFEST
+        self._notes: list[str] = []
+        self._fields: dict[str, object] = {
+            "format_version": schema.FORMAT_VERSION,
+            "dtprof_version": __version__,
+            "command": list(command),
+            "cwd": str(Path.cwd()),
+            "settings": settings,
+            "environment": relevant_environment(),
+            "hosts": [socket.gethostname()],
+            "machine": {
+                "cpus": psutil.cpu_count(),
+                "memory_bytes": psutil.virtual_memory().total,
+                "platform": sys.platform,
+                "gpus": gpu_names(),
+            },
+            "boot_id": writer.boot_id(),
+            "started_realtime_ns": time.time_ns(),
+            "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+            "ended_realtime_ns": 0,
+            "exit_status": None,
+            "notes": self._notes,
+        }
+        try:
+            writer.write_json(self._path, self._fields)
+        except OSError as error:
+            raise OutputError(
+                f"{self._path} cannot be written ({error.strerror}); give a directory with space with -o DIR"
+            ) from error
+
+    def note(self, text: str) -> None:
+        """Keep a sentence about the run."""
+        self._notes.append(text)
+
+    def update(self, **fields: object) -> bool:
+        """Rewrite the file with new fields; False where the disk does not take it."""
+        self._fields.update(fields)
+        try:
+            writer.write_json(self._path, self._fields)
+        except OSError:
+            return False
+        return True
+
+
+def relevant_environment() -> dict[str, str]:
+    """Return the variables that change how a distributed job behaves; nothing that could be a secret."""
+    wanted = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "CUDA_", "TORCHELASTIC_", "DTPROF_", "PYTORCH_")
+    exact = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID")
+    hidden = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(wanted) or name in exact) and not hidden.search(name)
+    }
+
+
+def gpu_names() -> list[str]:
+    """Return the names of this host's NVIDIA GPUs; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()

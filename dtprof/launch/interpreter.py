@@ -1,0 +1,126 @@
+"""Find the Python interpreter that a command will run its ranks with, and prepare the native tap for it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.capture.native import build
+from dtprof.run_format import schema
+
+_PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*(-\w+)?")
+BUILD_TIMEOUT_S = build.TIMEOUT_S + 30
+SLOW_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TapChoice:
+    """Which tap the job will use, and what to tell the user about it."""
+
+    library: str | None
+    torch_version: str | None
+    message: str | None
+
+
+def find_interpreter(command: str) -> str:
+    """Return the interpreter behind a command: itself, that of its shebang line, else python3 of the path."""
+    path = shutil.which(command) or command
+    if _PYTHON_NAME.fullmatch(Path(path).name):
+        return path
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(1024).decode("utf-8", "replace").splitlines()
+    except OSError:
+        head = []
+    if head and head[0].startswith("#!"):
+        # pip writes a second line of this form where the path is too long for a shebang.
+        match = re.match(r"'''exec' \"?([^\"]+?)\"? \"\$0\"", head[1] if len(head) > 1 else "")
+        words = [match[1]] if match else head[0][2:].split()
+        for word in words:
+            if _PYTHON_NAME.fullmatch(Path(word).name) and (found := shutil.which(word)):
+                return found
+    return shutil.which("python3") or shutil.which("python") or sys.executable
+
+
+def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: Callable[[str], None]) -> TapChoice:
+    """Return the native tap for the command's interpreter, compiled if need be; the reason where there is none."""
+    interpreter = find_interpreter(command)
+    answer = _ask(interpreter, environment, describe=True)
+    torch = answer.get("torch")
+    if torch is None:
+        return TapChoice(
+            library=None,
+            torch_version=None,
+            message=f"{answer.get('reason')} ({interpreter}): the job runs uninstrumented unless its ranks use another",
+        )
+    if _older_than_2_11(torch):
+        text = f"torch {torch} is older than 2.11, the oldest supported: the job runs uninstrumented"
+        return TapChoice(library=None, torch_version=torch, message=text)
+    if not native:
+        return TapChoice(library=None, torch_version=torch, message="using the Python tap, as asked")
+    if answer.get("library") is None:
+        say(f"compiling the native tap for torch {torch} (once per torch version, about 20 s) ...")
+        done = threading.Event()
+        reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)
+        reporter.start()
+        try:
+            answer = _ask(interpreter, environment, describe=False)
+        finally:
+            done.set()
+            reporter.join()
+    library = answer.get("library")
+    if library is None:
+        text = f"{answer.get('reason')}: using the Python tap (about 12 us more per operation)"
+        return TapChoice(library=None, torch_version=torch, message=text)
+    return TapChoice(library=library, torch_version=torch, message=None)
+
+
+def _report_progress(done: threading.Event, say: Callable[[str], None]) -> None:
+    waited = 0
+    while not done.wait(10):
+        waited += 10
+        say(f"still compiling, {waited} s ...")
+
+
+def _older_than_2_11(version: str) -> bool:
+    parts = re.findall(r"\d+", version)[:2]
+    return len(parts) == 2 and (int(parts[0]), int(parts[1])) < (2, 11)
+
+
+def _ask(interpreter: str, environment: dict[str, str], *, describe: bool) -> dict[str, str | None]:
+    """Run the build script under the job's interpreter and return its answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        header = Path(folder, "schema.h")
+        header.write_text(schema.cpp_header(), encoding="utf-8")
+        command = [interpreter, str(Path(build.__file__)), str(header), *(["--describe"] if describe else [])]
+        try:
+            result = subprocess.run(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_TIMEOUT_S,
+                check=False,
+            )
+            answer = json.loads(result.stdout.splitlines()[-1])
+        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            return {"library": None, "torch": None, "reason": f"{interpreter} could not be asked for torch ({error})"}
+    return answer if isinstance(answer, dict) else {"library": None, "torch": None, "reason": "no answer"}
+
+
+def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
+    """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
+    environment = dict(os.environ)
+    bootstrap = str(Path(build.__file__).resolve().parents[1] / "bootstrap")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [bootstrap, environment.get("PYTHONPATH", "")]))
+    environment["DTPROF_RUN_DIR"] = str(run)
+    environment["DTPROF_NATIVE_TAP"] = tap.library or ""
+    return environment

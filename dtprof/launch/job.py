@@ -1,0 +1,131 @@
+"""Run a job from start to end: directory, tap, child, watcher, closing note."""
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtprof.errors import CommandNotFoundError
+from dtprof.launch import child, directory, interpreter, watcher
+from dtprof.run_format import paths
+
+EXIT_HANG = 3
+STOP_GRACE_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """How to run the job."""
+
+    output: Path | None
+    force: bool
+    native: bool
+    max_log_mb: float
+    hang_after_s: float
+    stop_on_hang: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How the job ended."""
+
+    run: Path
+    status: int  # of the child; negative: the signal that ended it
+    stopped_by_us: bool
+
+
+def say(text: str) -> None:
+    """Print progress on stderr."""
+    print("\n".join(f"dtprof: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
+
+
+def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Diagnose) -> JobEnd:
+    """Run the command with its ranks instrumented.
+
+    Raises:
+        OutputError: the run directory cannot be made.
+        CommandNotFoundError: the command cannot be started.
+    """
+    run = (settings.output or directory.default_directory(command)).absolute()
+    directory.create(run, force=settings.force)
+    shown = {
+        "max_log_mb": f"{settings.max_log_mb:g}",
+        "hang_after_s": f"{settings.hang_after_s:g}",
+        "on_hang": "stop" if settings.stop_on_hang else "report",
+    }
+    manifest = directory.RunManifest(run, command, shown)
+    tap = interpreter.choose_tap(command[0], native=settings.native, environment=dict(os.environ), say=say)
+    if tap.message:
+        say(tap.message)
+        manifest.note(tap.message)
+    environment = interpreter.job_environment(run=run, tap=tap)
+    environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
+    watch = watcher.Watcher(run=run, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say)
+    oom_before = _oom_kills()
+    process = start(command, environment)
+    stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
+    status = process.wait(stopper.tick)
+    stopped = stopper.begun_s is not None
+    if stopped:
+        watcher.end_leftovers(watch.pids, run)
+    kept = manifest.update(
+        ended_realtime_ns=time.time_ns(),
+        ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        exit_status=status,
+        stopped_on_hang=stopped,
+        hang_detected_ns=watch.hang_detected_ns,
+        oom_kills=_oom_kills() - oom_before,
+        truncated=watch.truncated,
+    )
+    if not kept:
+        say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
+    return JobEnd(run=run, status=status, stopped_by_us=stopped)
+
+
+def start(command: Sequence[str], environment: dict[str, str]) -> child.Child:
+    """Start the command.
+
+    Raises:
+        CommandNotFoundError: there is no such command, or it is not executable.
+    """
+    try:
+        return child.Child(command, environment)
+    except OSError as error:
+        raise CommandNotFoundError(
+            f"{command[0]!r} cannot be started ({error.strerror}); expected a command on PATH or a path to one, "
+            "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
+        ) from error
+
+
+class _Stopper:
+    """Ticks the watcher; ends a hung job where that was asked for."""
+
+    def __init__(self, process: child.Child, watch: watcher.Watcher, *, enabled: bool) -> None:
+        self._process = process
+        self._watch = watch
+        self._enabled = enabled
+        self._killed = False
+        self.begun_s: float | None = None
+
+    def tick(self) -> None:
+        if self.begun_s is None:
+            self._watch.tick()
+            if self._enabled and self._watch.hang is not None:
+                say("stopping the job, as --on-hang stop asks")
+                self.begun_s = time.monotonic()
+                self._process.send(signal.SIGTERM)
+        elif not self._killed and time.monotonic() - self.begun_s > STOP_GRACE_S:
+            self._killed = True
+            self._process.send(signal.SIGKILL)
+
+
+def _oom_kills() -> int:
+    """Return how often the kernel's OOM killer has struck in this cgroup."""
+    try:
+        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))

@@ -1,0 +1,79 @@
+"""Take the stacks and process states of the ranks on this host, from outside, without stopping them for long."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dtprof.run_format import paths, writer
+
+CPU_WINDOW_S = 0.5
+DUMP_TIMEOUT_S = 10
+
+
+def find_py_spy() -> str | None:
+    """Return the py-spy that was installed with dtprof, or one on the path."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def sample(pids: Iterable[int], node_folder: Path) -> dict[str, Any]:
+    """Return, and keep in the run, what every process is doing now.
+
+    For each pid: `state` (psutil's word), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name
+    and frames, innermost first) or `reason` why there is no stack.
+    """
+    processes = {pid: _describe(pid) for pid in pids}
+    document: dict[str, Any] = {
+        "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "processes": {str(pid): facts for pid, facts in processes.items()},
+    }
+    first = {pid: _cpu_s(pid) for pid in processes}
+    time.sleep(CPU_WINDOW_S)
+    for pid, facts in processes.items():
+        before, after = first[pid], _cpu_s(pid)
+        facts["cpu_share"] = None if before is None or after is None else round((after - before) / CPU_WINDOW_S, 3)
+    with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
+        writer.write_json(node_folder / paths.STACKS, document)
+    return document
+
+
+def _describe(pid: int) -> dict[str, Any]:
+    try:
+        state = psutil.Process(pid).status()
+    except psutil.Error:
+        return {"state": "gone", "reason": "the process has ended"}
+    if state in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+        return {"state": state, "reason": f"the process is {state}"}
+    spy = find_py_spy()
+    if spy is None:
+        return {"state": state, "reason": "py-spy is not installed"}
+    try:
+        result = subprocess.run(
+            [spy, "dump", "--json", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=DUMP_TIMEOUT_S,
+            check=False,
+        )
+        if result.returncode == 0:
+            return {"state": state, "threads": json.loads(result.stdout)}
+        reason = (result.stderr.strip().splitlines() or ["no answer"])[-1]
+    except (subprocess.TimeoutExpired, ValueError, OSError) as error:
+        reason = str(error)
+    return {"state": state, "reason": f"py-spy could not read it: {reason}"}
+
+
+def _cpu_s(pid: int) -> float | None:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)

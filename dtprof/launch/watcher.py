@@ -1,0 +1,153 @@
+"""Watch a running job from its records: notice that nobody makes progress, and that a disk is full."""
+
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dtprof.launch import stacks
+from dtprof.run_format import paths, schema
+
+_READ = schema.HEADER_STRUCT.size
+_AT = schema.HEADER_OFFSET
+RECHECK_SHARE = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the diagnosis says of a job that makes no progress."""
+
+    is_hang: bool
+    text: str
+
+
+class Diagnose(Protocol):
+    """Reads the run and says what holds it up."""
+
+    def __call__(self, run: Path) -> Verdict:
+        """Return the verdict; `is_hang` False where ranks only compute for long."""
+
+
+@dataclass(kw_only=True)
+class RankProgress:
+    """How far one rank's log had come at the last look."""
+
+    segment: int = -1
+    head: int = -1
+    pid: int = 0
+    truncated: bool = False
+
+
+class Watcher:
+    """Looks at the newest segment header of every rank of this host each time it is ticked."""
+
+    def __init__(
+        self,
+        *,
+        run: Path,
+        hang_after_s: float,
+        diagnose: Diagnose,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the clock of progress now; 0 seconds turns the hang alarm off."""
+        self._run = run
+        self._hang_after_s = hang_after_s
+        self._diagnose = diagnose
+        self._say = say
+        self._clock = clock
+        self._last_progress = self._last_look = clock()
+        self._ranks: dict[str, RankProgress] = {}
+        self._told_truncated = False
+        self._told_hang = ""
+        self.hang: Verdict | None = None
+        self.hang_detected_ns: int | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that write a log in this run."""
+        return [progress.pid for progress in self._ranks.values() if progress.pid]
+
+    @property
+    def truncated(self) -> bool:
+        """Say whether any rank had to stop recording."""
+        return any(progress.truncated for progress in self._ranks.values())
+
+    def tick(self) -> None:
+        """Look once."""
+        if self._look():
+            self._last_progress = self._clock()
+            self.hang = None
+        if self.truncated and not self._told_truncated:
+            self._told_truncated = True
+            self._say(
+                "the disk is full or not writable: recording stopped; the job goes on, the run is marked truncated"
+            )
+        quiet_s = self._clock() - self._last_progress
+        if not self._hang_after_s or not self._ranks or quiet_s < self._hang_after_s or self.hang is not None:
+            return
+        if (
+            self._clock() - self._last_look < self._hang_after_s * RECHECK_SHARE
+            and self._last_look > self._last_progress
+        ):
+            return
+        self._last_look = self._clock()
+        self._examine(quiet_s)
+
+    def _examine(self, quiet_s: float) -> None:
+        stacks.sample(self.pids, self._run / paths.node_folder_name(socket.gethostname()))
+        verdict = self._diagnose(self._run)
+        if not verdict.is_hang:
+            return
+        self.hang = verdict
+        self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        if verdict.text != self._told_hang:
+            self._told_hang = verdict.text
+            self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
+
+    def _look(self) -> bool:
+        """Read the headers; return whether anything moved since the last look."""
+        moved = False
+        for folder in self._run.iterdir():
+            if paths.parse_rank_folder(folder.name) is None:
+                continue
+            known = self._ranks.setdefault(folder.name, RankProgress())
+            segments = paths.segment_files(folder)
+            if segments:
+                moved |= _read(segments[-1], known)
+        return moved
+
+
+def _read(segment: Path, known: RankProgress) -> bool:
+    """Update what is known of a rank from its newest header; return whether it changed."""
+    try:
+        with segment.open("rb", buffering=0) as file:
+            header = file.read(_READ)
+    except OSError:
+        return False
+    if len(header) < _READ:
+        return False
+    (head,) = struct.unpack_from("<Q", header, _AT["head"])
+    (number,) = struct.unpack_from("<I", header, _AT["segment"])
+    (marks,) = struct.unpack_from("<I", header, _AT["marks"])
+    (known.pid,) = struct.unpack_from("<I", header, _AT["pid"])
+    known.truncated |= bool(marks & schema.MARK["truncated"])
+    changed = (number, head) != (known.segment, known.head)
+    known.segment, known.head = number, head
+    return changed
+
+
+def end_leftovers(pids: list[int], run: Path) -> None:
+    """Kill processes of this very run that outlived their launcher; a reused pid is left alone."""
+    wanted = f"DTPROF_RUN_DIR={run}".encode()
+    for pid in pids:
+        try:
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue  # it has ended

@@ -1,0 +1,1 @@
+"""Results as text, JSON and HTML: one output a file; nothing is computed here."""
