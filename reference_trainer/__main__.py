@@ -1,0 +1,35 @@
+"""Run the trainer: `torchrun --nproc-per-node 4 -m reference_trainer`, or `python -m reference_trainer`."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from reference_trainer.corpus import read_corpus
+from reference_trainer.errors import UsageError
+from reference_trainer.options import parse_options
+from reference_trainer.placement import read_placement
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, and return the exit status: 0 trained, 2 the command line or the corpus has to change."""
+    placement = read_placement(os.environ)
+    try:
+        options = parse_options(arguments, placement)
+        corpus = read_corpus(options.corpus, limit_bytes=options.preset.corpus_limit_bytes)
+        options.refuse_short_corpus(len(corpus.text))
+        # Only now: loading torch takes seconds, and a refusal should not.
+        from reference_trainer.train import train
+
+        train(options, corpus, placement)
+    except UsageError as error:
+        # The launcher stops the rest as soon as one rank has ended: so each says it, and lives on to its own status.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        origin = f"[rank {placement.rank}] " if placement.launched else ""
+        print(f"{origin}reference_trainer: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,155 @@
+"""What the command line sets, checked once where it is built; free of torch, so that a refusal is quick."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from reference_trainer.errors import UsageError
+from reference_trainer.faults import Fault, describe_faults, parse_fault
+from reference_trainer.placement import Placement
+from reference_trainer.presets import PRESETS, Preset
+
+T = TypeVar("T")
+
+PRECISIONS = ("fp64", "fp32", "bf16")
+
+EPILOG = f"""\
+examples:
+  torchrun --nproc-per-node 4 -m reference_trainer --preset tiny
+  torchrun --nproc-per-node 4 -m reference_trainer --steps 20 --fault slow-rank:rank=2,ms=200
+  python -m reference_trainer --corpus README.md --batch-size 8 --steps 20
+
+faults, with their keys (the rank is the last one unless it is given):
+{describe_faults()}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the settings of one run, which are the same on every rank."""
+
+    preset: Preset
+    dp: int
+    batch_size: int
+    sequence_length: int
+    accumulate: int
+    precision: str
+    learning_rate: float
+    steps: int
+    seed: int
+    corpus: Path | None
+    metrics: Path | None
+    fault: Fault | None
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Return the sequences in one forward pass of one rank."""
+        return self.batch_size // (self.dp * self.accumulate)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the tokens of one step over all ranks."""
+        return self.batch_size * self.sequence_length
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "sequence_length", "accumulate", "steps"):
+            if getattr(self, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag} is {getattr(self, name)}; give a whole number from 1 on")
+        if not 0 <= self.seed < 2**40:
+            raise UsageError(f"--seed is {self.seed}; give a whole number from 0 to 2**40 - 1")
+        if not 0 < self.learning_rate < float("inf"):
+            raise UsageError(f"--learning-rate is {self.learning_rate}; give a number above 0, such as 3e-3")
+        num_parts = self.dp * self.accumulate
+        if self.batch_size % num_parts:
+            raise UsageError(
+                f"--batch-size {self.batch_size} does not divide by --dp {self.dp} x --accumulate {self.accumulate} = "
+                f"{num_parts}; give a multiple of {num_parts}, such as {-(-self.batch_size // num_parts) * num_parts}"
+            )
+        if self.metrics is not None:
+            _refuse_unwritable(self.metrics)
+
+    def refuse_short_corpus(self, num_bytes: int) -> None:
+        """Refuse a text that does not fill one global batch."""
+        needed = self.tokens_per_step + 1
+        if num_bytes < needed:
+            source = f"--corpus {self.corpus}" if self.corpus else "the default corpus"
+            raise UsageError(
+                f"{source} has {num_bytes:,} bytes, but one step takes --batch-size {self.batch_size} x "
+                f"--sequence-length {self.sequence_length} + 1 = {needed:,}; give a longer text or lower one of the two"
+            )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Report a wrong command line in the same way as every other refusal."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m reference_trainer --help")
+
+
+def parse_options(arguments: Sequence[str], placement: Placement) -> Options:
+    """Read the command line; what it leaves out comes from the preset."""
+    given = _build_parser().parse_args(arguments)
+    preset = PRESETS[given.preset]
+    dp = placement.world_size if given.dp is None else given.dp
+    if dp != placement.world_size:
+        raise UsageError(
+            f"--dp {dp}, but the launcher started {placement.world_size} rank(s); leave --dp out, or start with "
+            f"torchrun --nproc-per-node {max(dp, 1)}"
+        )
+    steps = _default(given.steps, preset.steps)
+    return Options(
+        preset=preset,
+        dp=dp,
+        batch_size=_default(given.batch_size, preset.batch_size),
+        sequence_length=_default(given.sequence_length, preset.sequence_length),
+        accumulate=given.accumulate,
+        precision=given.precision or preset.precision,
+        learning_rate=_default(given.learning_rate, preset.learning_rate),
+        steps=steps,
+        seed=given.seed,
+        corpus=given.corpus,
+        metrics=given.metrics,
+        fault=parse_fault(given.fault, world_size=placement.world_size, steps=steps) if given.fault else None,
+    )
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m reference_trainer",
+        description="Train a language model in parallel on real text.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--preset", choices=PRESETS, default="tiny", help="sizes and defaults of the rest (default: tiny)")
+    add("--model", choices=["gpt"], default="gpt", help="gpt: a decoder")
+    add("--dp", type=int, metavar="N", help="data-parallel ranks; must be the number of ranks started (the default)")
+    add("--dp-mode", choices=["ddp"], default="ddp", help="ddp: DistributedDataParallel")
+    add("--batch-size", type=int, metavar="N", help="sequences a step, over all ranks")
+    add("--sequence-length", type=int, metavar="N", help="tokens a sequence; a token is a byte")
+    add("--accumulate", type=int, default=1, metavar="K", help="micro-batches a step on each rank (default: 1)")
+    add("--precision", choices=PRECISIONS, help="bf16: autocast over fp32 weights")
+    add("--learning-rate", type=float, metavar="LR", help="peak, reached after the warm-up")
+    add("--steps", type=int, metavar="N", help="optimizer steps")
+    add("--seed", type=int, default=0, metavar="S", help="of the weights and of the order of the text (default: 0)")
+    add("--corpus", type=Path, metavar="PATH", help="text file or folder (default: Python's standard library)")
+    add("--metrics", type=Path, metavar="FILE.jsonl", help="new file for one JSON line a step, written by rank 0")
+    add("--fault", metavar="NAME[:key=value,...]", help="inject a fault; listed below")
+    return parser
+
+
+def _default(given: T | None, preset: T) -> T:
+    return preset if given is None else given
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Refuse a metrics file that cannot be created, or whose earlier lines would be lost."""
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--metrics {path}: cannot be written; give a file in a folder that exists and is writable")
+    if path.is_file() and path.stat().st_size > 0:
+        raise UsageError(f"--metrics {path}: the file has content, which is never overwritten; give a new name")

@@ -1,0 +1,92 @@
+"""Real jobs on gloo: the same loss on every layout, refusals, and faults."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Job
+
+pytestmark = pytest.mark.jobs
+
+SMALL_STEPS = ("--batch-size", "8", "--sequence-length", "32", "--steps", "8")
+
+
+def test_loss_and_gradient_norm_are_the_same_on_every_layout(start_job: Callable[..., Job]) -> None:
+    def measure(num_ranks: int | None, accumulate: int) -> list[dict[str, float]]:
+        job = start_job(*SMALL_STEPS, "--precision", "fp64", "--accumulate", str(accumulate), num_ranks=num_ranks)
+        assert job.wait() == 0, job.stderr
+        return job.read_metrics()
+
+    expected = measure(None, 1)
+    assert len(expected) == 8
+    for num_ranks, accumulate in ((None, 2), (1, 1), (2, 1), (2, 2), (4, 1)):
+        measured = measure(num_ranks, accumulate)
+        for name in ("step", "loss", "grad_norm", "lr"):
+            # In float64 only the order of sums differs.
+            assert [line[name] for line in measured] == pytest.approx([line[name] for line in expected], rel=1e-9)
+
+
+def test_tiny_preset_learns_and_says_nothing_unexpected(start_job: Callable[..., Job]) -> None:
+    job = start_job("--preset", "tiny", "--steps", "25", num_ranks=2)
+    assert job.wait() == 0, job.stderr
+    metrics = job.read_metrics()
+    assert metrics[0]["loss"] > 5.4
+    assert metrics[-1]["loss"] < 3.3
+    assert re.fullmatch(r"trained 25 steps in .* s: loss 5\.\d+ -> [23]\.\d+, [\d,]+ tokens/s\n", job.stdout)
+    unexpected = [line for line in job.stderr.splitlines() if not re.match(r"(model|corpus|layout|step) ", line)]
+    assert unexpected == []
+
+
+def test_bf16_learns(start_job: Callable[..., Job]) -> None:
+    job = start_job(*SMALL_STEPS, "--precision", "bf16", num_ranks=None)
+    assert job.wait() == 0, job.stderr
+    metrics = job.read_metrics()
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5
+
+
+def test_one_process_needs_no_launcher_and_refuses_with_status_two(
+    start_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = start_job("--corpus", str(tmp_path / "nowhere"), num_ranks=None)
+    assert job.wait() == 2
+    assert job.stderr.startswith("reference_trainer: --corpus ")
+    assert len(job.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--fault", "gremlins"), ("--corpus", "/bin/sh"), ("--learning-rate", "1e30", *SMALL_STEPS)]
+)
+def test_refusal_ends_every_rank_without_a_traceback_of_ours(
+    start_job: Callable[..., Job], arguments: tuple[str, ...]
+) -> None:
+    job = start_job(*arguments, num_ranks=2)
+    assert job.wait() == 1  # torchrun's own, whatever the status of its ranks
+    assert re.search(r"\[rank [01]\] reference_trainer: .*" + re.escape(arguments[0]), job.stderr)
+    assert re.findall(r"exitcode  : (\S+)", job.stderr) == ["2", "2"]
+    assert "reference_trainer/" not in job.stderr.replace(str(Path(__file__).parent), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [
+        ("exception", r"\[rank1\]: RuntimeError: injected by --fault exception on rank 1 at step 4"),
+        ("kill", r"rank      : 1 \(local_rank: 1\)\n  exitcode  : -9 "),
+        ("exit", r"rank      : 0 \(local_rank: 0\)\n  exitcode  : 1 "),
+    ],
+)
+def test_rank_that_ends_early_ends_the_job(start_job: Callable[..., Job], name: str, sign: str) -> None:
+    job = start_job(*SMALL_STEPS, "--fault", f"{name}:rank=1,step=4", num_ranks=2)
+    assert job.wait() == 1
+    assert re.search(sign, job.stderr), job.stderr
+    assert len(job.read_metrics()) == 3
+
+
+def test_skipped_collective_hangs_with_every_rank_alive(start_job: Callable[..., Job]) -> None:
+    job = start_job(*SMALL_STEPS, "--fault", "skip-collective:rank=1,step=4", num_ranks=2)
+    job.wait_for_step(3)
+    time.sleep(3)
+    assert len(job.read_metrics()) == 3
+    assert job.process.poll() is None
+    assert len(job.find_processes()) == 3  # torchrun and two ranks

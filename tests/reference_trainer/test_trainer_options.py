@@ -1,0 +1,92 @@
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from reference_trainer.errors import UsageError
+from reference_trainer.options import Options, parse_options
+from reference_trainer.placement import Placement, read_placement
+
+README = Path(__file__).parents[2] / "reference_trainer" / "README.md"
+
+
+def parse(*arguments: str, world_size: int = 1) -> Options:
+    return parse_options(arguments, Placement(world_size=world_size))
+
+
+def test_preset_fills_what_the_command_line_leaves_out() -> None:
+    options = parse("--preset", "tiny", "--steps", "7", world_size=4)
+    assert (options.steps, options.batch_size, options.dp, options.precision) == (7, 24, 4, "fp32")
+    assert options.micro_batch_size == 6
+    assert options.tokens_per_step == 24 * 160
+
+
+def test_tiny_and_small_presets_divide_by_the_usual_numbers_of_ranks() -> None:
+    for preset in ("tiny", "small", "gpu"):
+        for world_size in (1, 2, 3, 4, 6, 8):
+            assert parse("--preset", preset, world_size=world_size).micro_batch_size >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dp", "2"], "--dp 2, but the launcher started 4 rank(s); leave --dp out, or start with torchrun"),
+        (
+            ["--batch-size", "6"],
+            "--batch-size 6 does not divide by --dp 4 x --accumulate 1 = 4; give a multiple of 4, such as 8",
+        ),
+        (["--accumulate", "5"], "--accumulate 5 = 20; give a multiple of 20, such as 40"),
+        (["--accumulate", "0"], "--accumulate is 0; give a whole number from 1 on"),
+        (["--steps", "0"], "--steps is 0"),
+        (["--batch-size", "-4"], "--batch-size is -4"),
+        (["--sequence-length", "0"], "--sequence-length is 0"),
+        (["--learning-rate", "nan"], "--learning-rate is nan; give a number above 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0"),
+        (["--seed", "-1"], "--seed is -1"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'; see python -m reference_trainer --help"),
+        (["--precision", "fp16"], "invalid choice: 'fp16'"),
+        (["--preset", "huge"], "invalid choice: 'huge'"),
+        (["--model", "bart"], "invalid choice: 'bart'"),
+        (["--tp", "2"], "unrecognized arguments: --tp 2"),
+        (["--metrics", "/nowhere/m.jsonl"], "--metrics /nowhere/m.jsonl: cannot be written; give a file in a folder"),
+    ],
+)
+def test_refusal_names_the_flag_and_the_value(arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse(*arguments, world_size=4)
+
+
+def test_metrics_file_with_content_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.touch()
+    parse("--metrics", str(path))
+    path.write_text("{}\n")
+    with pytest.raises(UsageError, match="never overwritten; give a new name"):
+        parse("--metrics", str(path))
+
+
+def test_corpus_shorter_than_one_step_is_refused() -> None:
+    options = parse("--batch-size", "4", "--sequence-length", "8", "--corpus", "poem.txt")
+    options.refuse_short_corpus(33)
+    with pytest.raises(UsageError, match=re.escape("--corpus poem.txt has 32 bytes, but one step takes")):
+        options.refuse_short_corpus(32)
+
+
+def test_placement_comes_from_the_variables_of_torchrun() -> None:
+    environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert read_placement(environment) == Placement(
+        rank=5, local_rank=1, world_size=8, local_world_size=4, launched=True
+    )
+    assert read_placement({}) == Placement(rank=0, world_size=1, launched=False)
+
+
+def test_commands_in_the_readme_are_accepted() -> None:
+    commands = re.findall(r"^\$ (.*-m reference_trainer.*)$", README.read_text(), flags=re.MULTILINE)
+    assert commands
+    for command in commands:
+        words = shlex.split(command)
+        num_ranks = int(words[words.index("--nproc-per-node") + 1]) if "--nproc-per-node" in words else 1
+        arguments = words[words.index("reference_trainer") + 1 :]
+        if "--help" not in arguments:
+            parse(*arguments, world_size=num_ranks)
