@@ -129,10 +129,11 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSeries:
-    """Duration of every step of one rank, warm-up included, in order."""
+    """Duration of every step of one rank whose begin is known, warm-up included, in order."""
 
     rank: int
     duration_ns: tuple[int, ...]
+    first_step: int = 2  # the number of the first of them: the first step of all has no begin
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,45 @@
+"""What the user called when an operation was issued, in short names."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof import events
+from dtprof.analysis.intervals import Column
+from dtprof.tables import Array, RankTables
+
+_BACKWARD = ("Tensor.backward", "backward")
+_MODULE_CALL = "Module._wrapped_call_impl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apis:
+    """Short names, and for each operation the position of its own."""
+
+    names: tuple[str, ...]
+    of_operation: Column
+
+
+def find_apis(tables: RankTables, operations: Array) -> Apis:
+    """Name the call behind each operation of one rank."""
+    uses_ddp = events.FORWARD in tables.ops  # forward spans are recorded under DDP only
+    names: dict[str, int] = {"": 0}
+    sites, place = np.unique(operations["site"], return_inverse=True)
+    numbers = np.zeros(len(sites), np.int64)
+    for i, site in enumerate(sites.tolist()):
+        known = tables.sites.get(site)
+        numbers[i] = names.setdefault(short_name(known.api, uses_ddp=uses_ddp) if known else "", len(names))
+    return Apis(names=tuple(names), of_operation=numbers[place])
+
+
+def short_name(api: str, *, uses_ddp: bool) -> str:
+    """Return the short name of a call: `DDP's` own doing is "ddp", else the function's last name."""
+    if api.startswith("DistributedDataParallel."):
+        return "ddp init" if api.endswith(".__init__") else "ddp"
+    if api in _BACKWARD:
+        return "ddp" if uses_ddp else "backward"
+    if api == _MODULE_CALL:
+        return "ddp" if uses_ddp else "forward"
+    if "profile_hook_step" in api:
+        return "optimizer.step"
+    return api.replace(".<locals>", "").rsplit(".", 1)[-1]

@@ -1,0 +1,279 @@
+"""Wait, transfer and exposed time of every operation, and their sums by group, operation and api."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis.apis import Apis
+from dtprof.analysis.blocking import Blocked
+from dtprof.analysis.intervals import Column, Intervals, Mask, pair
+from dtprof.analysis.meetings import FAR, Family, Matched, Meetings
+from dtprof.analysis.records import UNNAMED
+from dtprof.analysis.results import CollectiveResult
+from dtprof.tables import UNKNOWN_NS, Array, RankTables
+
+FROM_ROOT = ("broadcast", "scatter")
+TO_ROOT = ("reduce", "gather")
+EXACT, ESTIMATED, NOT_KNOWN = 0, 1, 2
+"""How the arrival of the last rank is known: from its record; from durations; not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Every operation of one rank, one row each; ns."""
+
+    arrival: Column  # when the last rank that this one waits for arrived; on this rank's clock
+    source: Column  # EXACT, ESTIMATED or NOT_KNOWN
+    duration: Column  # UNKNOWN_NS where completion is not known
+    wait: Column  # UNKNOWN_NS where not known
+    exposed_wait: Column  # all exposed time where the arrival is not known
+    exposed_transfer: Column
+    mixed: int  # operations that meet a different operation at the same position
+
+
+class RowKey(NamedTuple):
+    """What a row of the table of collectives stands for."""
+
+    family: Family
+    op: str
+    api: str
+
+
+ROW_SUMS = np.dtype(
+    [
+        ("records", "i8"),  # operations times ranks
+        ("count", "i8"),  # each operation once
+        ("nbytes", "i8"),
+        ("timed", "i8"),  # records whose duration is known
+        ("duration", "i8"),
+        ("split", "i8"),  # records whose wait is known
+        ("wait", "i8"),
+        ("transfer", "i8"),
+        ("split_nbytes", "i8"),
+        ("seen", "i8"),  # records whose exposed time is known
+        ("exposed", "i8"),
+        ("in_flight", "i8"),  # duration of those that also have an exposed time
+        ("in_flight_exposed", "i8"),
+    ]
+)
+
+
+def time_operations(
+    tables: RankTables, operations: Array, matched: Matched, meetings: Meetings, blocked: Blocked
+) -> Timing:
+    """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank."""
+    start, done = operations["issued_ns"], operations["done_ns"]
+    duration = np.where(done == UNKNOWN_NS, UNKNOWN_NS, done - start)
+    arrival = start.copy()
+    source = np.full(len(operations), NOT_KNOWN, np.int64)
+    mixed = 0
+    for family, rows in matched.rows.items():
+        if family.members <= 1:
+            source[rows] = EXACT
+            continue
+        met = find_met(meetings, family, matched)
+        differs = np.zeros(len(rows), np.bool_) if family.is_p2p else met["mixed_ops"]
+        mixed += int(differs.sum())
+        complete = (met["num_seen"] == family.members) & ~differs
+        exact = complete & ~met["mixed_hosts"]
+        fallback = (
+            ~exact & ~differs & (met["num_seen"] >= 2) & (met["min_duration"] != FAR) & (duration[rows] != UNKNOWN_NS)
+        )
+        if family.size and not family.ranks:  # members not known: perhaps several groups of one name
+            fallback &= met["num_seen"] <= family.members
+        arrived = _last_arrival(meetings, family, met, start[rows], tables.rank)
+        shortest = np.minimum(met["min_duration"], np.maximum(duration[rows], 0))
+        arrived = np.where(fallback, start[rows] + duration[rows] - shortest, arrived)
+        if not family.is_p2p:
+            done_before = arrived > np.where(duration[rows] == UNKNOWN_NS, FAR, done[rows])
+            arrived = np.where(done_before, done[rows], arrived)
+        else:  # a message that was complete before the other side arrived did not wait for it
+            done_before = arrived > np.where(duration[rows] == UNKNOWN_NS, FAR, done[rows])
+            arrived = np.where(done_before, start[rows], arrived)
+        arrival[rows] = np.where(exact | fallback, np.maximum(arrived, start[rows]), start[rows])
+        source[rows] = np.where(exact, EXACT, np.where(fallback, ESTIMATED, NOT_KNOWN))
+    return _split(arrival, source, duration, start, blocked, mixed)
+
+
+def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
+    """Return the meetings of a rank's operations in one family, in the order of its rows."""
+    table = meetings.tables[family]
+    return table[np.searchsorted(table["seq"], matched.seqs[family])]
+
+
+def _last_arrival(meetings: Meetings, family: Family, met: Array, start: Column, rank: int) -> Column:
+    """Return when the last of those arrived that this rank waits for.
+
+    Everybody waits for everybody, except: from a root (broadcast, scatter) all wait for the root; to a root (reduce,
+    gather) the root waits for all and nobody else waits.
+    """
+    if family.is_p2p:
+        return met["last_start"]
+    from_root = np.isin(met["op"], [i for i, op in enumerate(meetings.ops.names) if op in FROM_ROOT])
+    to_root = np.isin(met["op"], [i for i, op in enumerate(meetings.ops.names) if op in TO_ROOT])
+    arrived = np.where(from_root & (met["root_start"] >= 0), met["root_start"], met["last_start"])
+    return np.where(to_root & (met["root_rank"] >= 0) & (met["root_rank"] != rank), start, arrived)
+
+
+def _split(arrival: Column, source: Column, duration: Column, start: Column, blocked: Blocked, mixed: int) -> Timing:
+    known = source != NOT_KNOWN
+    wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)
+    before = np.zeros(len(start), np.int64)
+    after = np.zeros(len(start), np.int64)
+    for stretch in (blocked.call, blocked.wait):
+        length = stretch[:, 1] - stretch[:, 0]
+        waited = np.where(known, np.clip(arrival - stretch[:, 0], 0, length), length)
+        before += waited
+        after += length - waited
+    return Timing(
+        arrival=arrival,
+        source=source,
+        duration=duration,
+        wait=wait,
+        exposed_wait=before,
+        exposed_transfer=after,
+        mixed=mixed,
+    )
+
+
+def split_blocked(blocked: Blocked, timing: Timing, chosen: Mask) -> tuple[Intervals, Intervals]:
+    """Return the blocked stretches of the chosen operations before and after the arrival of the last rank.
+
+    Where the arrival is not known everything counts as before: nothing shows that data moved.
+    """
+    waits, transfers = [], []
+    known = timing.source[chosen] != NOT_KNOWN
+    for stretch in (blocked.call[chosen], blocked.wait[chosen]):
+        at = np.where(known, np.clip(timing.arrival[chosen], stretch[:, 0], stretch[:, 1]), stretch[:, 1])
+        waits.append(pair(stretch[:, 0], at))
+        transfers.append(pair(at, stretch[:, 1]))
+    return np.concatenate(waits), np.concatenate(transfers)
+
+
+def sum_rows(
+    tables: RankTables,
+    operations: Array,
+    *,
+    apis: Apis,
+    chosen: Mask,
+    matched: Matched,
+    meetings: Meetings,
+    timing: Timing,
+    blocked: Blocked,
+) -> dict[RowKey, Array]:
+    """Sum the chosen operations of one rank by group, operation and api.
+
+    A collective goes by the names that the lowest rank gave it, a message by this rank's own.
+    """
+    sums: dict[RowKey, Array] = {}
+    for family, rows in matched.rows.items():
+        inside = chosen[rows]
+        met, rows = find_met(meetings, family, matched)[inside], rows[inside]
+        if family.is_p2p:
+            ops, op_names, counted = operations["op"][rows], (*tables.ops, UNNAMED), np.ones(len(rows), np.bool_)
+            ops, api, api_names = np.minimum(ops, len(tables.ops)), apis.of_operation[rows], apis.names
+        else:
+            ops, op_names, counted = met["op"], tuple(meetings.ops.names), met["first_rank"] == tables.rank
+            api, api_names = met["api"], tuple(meetings.apis.names)
+        codes, place = np.unique((ops.astype(np.int64) << 32) | api, return_inverse=True)
+        table = np.zeros(len(codes), ROW_SUMS)
+        for name, values in _columns(operations[rows], rows, counted, timing, blocked).items():
+            np.add.at(table[name], place, values)
+        for position, code in enumerate(codes.tolist()):
+            row = table[position : position + 1]
+            key = RowKey(family._replace(sender=-1, receiver=-1), op_names[code >> 32], api_names[code & 0xFFFFFFFF])
+            sums[key] = add_sums(sums[key], row) if key in sums else row
+    return sums
+
+
+def _columns(
+    operations: Array, rows: Column, counted: Mask, timing: Timing, blocked: Blocked
+) -> dict[str, Column | Mask]:
+    duration, wait = timing.duration[rows], timing.wait[rows]
+    timed, split, seen = duration != UNKNOWN_NS, wait != UNKNOWN_NS, blocked.known[rows]
+    exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
+    return {
+        "records": np.ones(len(rows), np.int64),
+        "count": counted,
+        "nbytes": operations["nbytes"],
+        "timed": timed,
+        "duration": np.where(timed, duration, 0),
+        "split": split,
+        "wait": np.where(split, wait, 0),
+        "transfer": np.where(split, duration - wait, 0),
+        "split_nbytes": np.where(split, operations["nbytes"], 0),
+        "seen": seen,
+        "exposed": np.where(seen, exposed, 0),
+        "in_flight": np.where(seen & timed, duration, 0),
+        "in_flight_exposed": np.where(seen & timed, np.minimum(exposed, duration), 0),
+    }
+
+
+def add_sums(a: Array, b: Array) -> Array:
+    """Add sums to sums."""
+    out = a.copy()
+    for name in ROW_SUMS.names or ():
+        out[name] += b[name]
+    return out
+
+
+def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
+    """Turn sums into the table of collectives, what costs the program most first."""
+    results = [_result(key, row) for key, rows in sums.items() for row in rows if row["records"]]
+    return tuple(
+        sorted(
+            results,
+            key=lambda row: (
+                -(row.exposed_ns or 0) * row.count,
+                -(row.duration_ns or 0) * row.count,
+                -row.bytes * row.count,
+                (row.group, row.op, row.api or ""),
+            ),
+        )
+    )
+
+
+def _result(key: RowKey, row: np.void) -> CollectiveResult:
+    transfer = int(row["transfer"])
+    busbw = None
+    if row["split"] and transfer > 0:
+        factor = bus_factor(key.op, key.family.size)
+        if factor is not None and row["split_nbytes"]:
+            busbw = total_bytes(key.op, int(row["split_nbytes"]), key.family.size) * factor / transfer
+    return CollectiveResult(
+        group=key.family.group,
+        op=key.op,
+        api=key.api or None,
+        count=max(int(row["count"]), 1),
+        bytes=int(row["nbytes"]) // int(row["records"]),
+        duration_ns=_mean(row["duration"], row["timed"]),
+        wait_ns=_mean(row["wait"], row["split"]),
+        transfer_ns=_mean(row["transfer"], row["split"]),
+        exposed_ns=_mean(row["exposed"], row["seen"]),
+        overlap=1 - int(row["in_flight_exposed"]) / int(row["in_flight"]) if row["in_flight"] > 0 else None,
+        busbw_gb_per_s=busbw,
+    )
+
+
+def _mean(total: np.int64, number: np.int64) -> int | None:
+    return int(total) // int(number) if number else None
+
+
+def bus_factor(op: str, n: int) -> float | None:
+    """Return the factor from algorithm to bus bandwidth, None where none is defined.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if n < 2:
+        return None
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("reduce_scatter", "all_gather", "all_to_all"):
+        return (n - 1) / n
+    return 1.0 if op in ("broadcast", "reduce", "send", "recv") else None
+
+
+def total_bytes(op: str, nbytes: int, n: int) -> int:
+    """Return S of nccl-tests from the bytes one rank puts in; only all_gather's input is a part of it."""
+    return nbytes * n if op == "all_gather" else nbytes

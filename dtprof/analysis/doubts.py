@@ -1,0 +1,130 @@
+"""What the records of a run could not tell, a sentence each; each begins with what it is about."""
+
+from collections.abc import Sequence
+
+from dtprof.analysis.ranks import RankFacts, RankReduction
+from dtprof.analysis.records import list_ranks
+from dtprof.analysis.results import CollectiveResult
+from dtprof.analysis.steps import UsedSteps
+from dtprof.events import POINT_TO_POINT
+
+MAX_PROBLEMS = 20
+NO_BUSBW = ("gather", "scatter")
+
+
+def list_doubts(
+    *,
+    facts: Sequence[RankFacts],
+    reductions: Sequence[RankReduction],
+    used: UsedSteps,
+    collectives: Sequence[CollectiveResult],
+    missing: Sequence[int],
+    one_clock: bool,
+    run_problems: Sequence[str],
+    stale: Sequence[int],
+    restarts: int,
+) -> tuple[str, ...]:
+    """Return every reason why a figure is missing or may be wrong, gravest first."""
+    return (
+        *_of_records(facts, missing, run_problems, stale, restarts),
+        *used.doubts,
+        *_of_clocks(one_clock),
+        *_of_operations(facts, reductions, collectives),
+        *_never_recorded(used),
+    )
+
+
+def _of_records(
+    facts: Sequence[RankFacts],
+    missing: Sequence[int],
+    run_problems: Sequence[str],
+    stale: Sequence[int],
+    restarts: int,
+) -> list[str]:
+    doubts = []
+    if not facts:
+        doubts.append("run: no rank left a log")
+    if missing and facts:
+        doubts.append(f"run: {list_ranks(missing)} left no log; what they did is not known")
+    if restarts:
+        doubts.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
+    if stale:
+        doubts.append(f"run: {list_ranks(stale)} took no part in the last attempt and are left out")
+    problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]
+    doubts += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        doubts.append(f"run: {len(problems) - MAX_PROBLEMS} more problems with its files")
+    for sentence, ranks in (
+        ("stopped recording early (disk full?)", [fact.rank for fact in facts if fact.truncated]),
+        ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
+        ("could not record some events", [fact.rank for fact in facts if fact.errors]),
+        ("hold records with impossible times, left out", [fact.rank for fact in facts if fact.unsound]),
+        ("did not close the log: killed, or still running", [fact.rank for fact in facts if not fact.closed]),
+    ):
+        if ranks:
+            doubts.append(f"run: {list_ranks(ranks)} {sentence}")
+    return doubts
+
+
+def _of_clocks(one_clock: bool) -> list[str]:
+    if one_clock:
+        return []
+    return [
+        "clock_error_ns: several hosts took part and their clocks are not aligned; across hosts waits are estimated "
+        "from durations, stragglers and the timeline are left out"
+    ]
+
+
+def _of_operations(
+    facts: Sequence[RankFacts], reductions: Sequence[RankReduction], collectives: Sequence[CollectiveResult]
+) -> list[str]:
+    doubts = []
+    if not any(reduction.rows for reduction in reductions) and facts:
+        doubts.append("collectives: none was recorded in the steps used")
+    unobserved = sum(reduction.unobserved for reduction in reductions)
+    if unobserved:
+        doubts.append(
+            f"collectives: completion of {unobserved:,} operations is not observed (device tensors, or a back end "
+            "other than gloo); their durations and the partition of these steps are not known"
+        )
+    mixed = sum(reduction.mixed for reduction in reductions)
+    if mixed:
+        doubts.append(
+            f"collectives: {mixed:,} operations met a different operation at the same position of their group; "
+            "waits of these are not known. Run dtprof diagnose"
+        )
+    estimated = sum(reduction.estimated for reduction in reductions)
+    if estimated:
+        doubts.append(
+            f"wait_ns: for {estimated:,} operations not every member's arrival is known on one clock; the shortest "
+            "duration seen stands for the transfer"
+        )
+    not_known = sum(reduction.not_known for reduction in reductions)
+    if not_known:
+        doubts.append(
+            f"wait_ns: of {not_known:,} operations the other members' records are missing; all their exposed time "
+            "counts as exposed_wait"
+        )
+    unmatched = sum(fact.unmatched for fact in facts)
+    if unmatched:
+        doubts.append(
+            f"collectives: {unmatched:,} operations could not be matched (receives from any source, messages after "
+            "dropped events, groups without a record) and are left out"
+        )
+    if any(row.op in NO_BUSBW for row in collectives):
+        doubts.append("busbw_gb_per_s: not defined for gather and scatter")
+    if any(row.op in POINT_TO_POINT for row in collectives):
+        doubts.append("stragglers: waits for point-to-point messages are not counted")
+    return doubts
+
+
+def _never_recorded(used: UsedSteps) -> list[str]:
+    doubts = [
+        "pipeline: pipeline schedules are not recorded; bubble is 0",
+        "memory: only the peak is recorded, not its categories",
+    ]
+    if used.known:
+        doubts.insert(1, "idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host")
+    else:
+        doubts.insert(1, "stragglers: blame is counted per step, and there are no steps")
+    return doubts

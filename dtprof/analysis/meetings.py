@@ -1,0 +1,263 @@
+"""Match operations across ranks: a meeting is one operation of one group, as all its members see it.
+
+Each rank gives, per family of operations, one row an operation; rows of the same position are combined. Combining is
+associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis import codes
+from dtprof.analysis.apis import Apis
+from dtprof.analysis.intervals import Column
+from dtprof.analysis.records import UNNAMED
+from dtprof.events import POINT_TO_POINT
+from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
+
+MEETING = np.dtype(
+    [
+        ("seq", "i8"),  # position in the family
+        ("num_seen", "i4"),  # members that recorded it
+        ("first_start", "i8"),
+        ("last_start", "i8"),
+        ("last_rank", "i4"),  # who arrived last; the lowest of several
+        ("root_start", "i8"),  # -1: no root, or its record is missing
+        ("root_rank", "i4"),
+        ("min_duration", "i8"),  # of those that completed; FAR where none did
+        ("first_rank", "i4"),  # lowest rank that recorded it
+        ("op", "i4"),  # interned; as that rank called it
+        ("api", "i4"),
+        ("mixed_ops", "?"),
+        ("host", "i4"),
+        ("mixed_hosts", "?"),
+    ]
+)
+FAR = np.iinfo(np.int64).max
+NOBODY = np.iinfo(np.int32).max
+_NEUTRAL = np.zeros(1, MEETING)
+for _column, _value in {
+    "first_start": FAR,
+    "last_start": -1,
+    "last_rank": NOBODY,
+    "root_start": -1,
+    "root_rank": -1,
+    "min_duration": FAR,
+    "first_rank": NOBODY,
+    "op": -1,
+    "api": -1,
+    "host": -1,
+}.items():
+    _NEUTRAL[_column] = _value
+
+
+class Family(NamedTuple):
+    """What can meet: the collectives of one group, or the messages of one group from one member to another."""
+
+    group: str
+    ranks: tuple[int, ...]  # global ranks by rank in the group; empty where not known
+    size: int
+    generation: int  # groups of the same name and members, counted
+    sender: int = -1  # rank in the group; -1 for collectives
+    receiver: int = -1
+
+    @property
+    def is_p2p(self) -> bool:
+        """Say whether two ranks meet here, by messages."""
+        return self.sender >= 0
+
+    @property
+    def members(self) -> int:
+        """Return how many ranks take part in each operation."""
+        return 2 if self.is_p2p else self.size
+
+
+class Names:
+    """Names by number, numbers by name."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, the next one where it is new."""
+        known = self._numbers.setdefault(name, len(self.names))
+        if known == len(self.names):
+            self.names.append(name)
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """Where the operations of one rank belong: for each family, rows of the operations, by position."""
+
+    rows: dict[Family, Column]
+    seqs: dict[Family, Column]
+    unmatched: int  # operations that cannot be placed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMeetings:
+    """What one rank brings: rows of MEETING whose `op` and `api` are positions in its own names."""
+
+    boot_id: str
+    ops: tuple[str, ...]
+    apis: tuple[str, ...]
+    rows: dict[Family, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meetings:
+    """All meetings of a run by family, each table by position."""
+
+    tables: dict[Family, Array] = field(default_factory=dict)
+    ops: Names = field(default_factory=Names)
+    apis: Names = field(default_factory=Names)
+    hosts: Names = field(default_factory=Names)
+
+    def add(self, rank: RankMeetings) -> None:
+        """Take in one more rank."""
+        ops = np.array([self.ops.number(name) for name in rank.ops], np.int32)
+        apis = np.array([self.apis.number(name) for name in rank.apis], np.int32)
+        host = self.hosts.number(rank.boot_id)
+        for family, own in rank.rows.items():
+            rows = own.copy()
+            rows["op"], rows["api"], rows["host"] = ops[own["op"]], apis[own["api"]], host
+            known = self.tables.get(family)
+            self.tables[family] = rows if known is None else merge(known, rows)
+
+
+def match_operations(tables: RankTables, operations: Array) -> Matched:
+    """Place every operation of one rank in its family."""
+    rows: dict[Family, Column] = {}
+    seqs: dict[Family, Column] = {}
+    families = _families(tables.groups)
+    is_p2p = operations["kind"] == codes.POINT_TO_POINT
+    order = np.lexsort((operations["seq"], operations["group"], is_p2p))
+    group = operations["group"][order].astype(np.int64) + (is_p2p[order].astype(np.int64) << 16)
+    starts = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)] if len(group) else np.zeros(1, np.int64)
+    unmatched = 0
+    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+        some = order[begin:end]
+        family = families.get(int(group[begin]) & 0xFFFF)
+        if family is None:
+            unmatched += len(some)
+        elif group[begin] >> 16:
+            unmatched += _place_messages(tables, operations, family, some, rows, seqs)
+        else:
+            seq = operations["seq"][some]
+            only = np.diff(seq, prepend=-1) > 0  # a position twice: damaged records
+            unmatched += int((~only).sum())
+            rows[family], seqs[family] = some[only], seq[only]
+    return Matched(rows=rows, seqs=seqs, unmatched=unmatched)
+
+
+def _families(groups: Mapping[int, Group]) -> dict[int, Family]:
+    """Return the family of each group's collectives; a group made again under the same name counts apart."""
+    families: dict[int, Family] = {}
+    seen: dict[tuple[str, tuple[int, ...]], int] = {}
+    for number in sorted(groups):
+        group = groups[number]
+        generation = seen.get((group.name, group.ranks), 0)
+        seen[group.name, group.ranks] = generation + 1
+        size = len(group.ranks) or group.size
+        families[number] = Family(group=group.name, ranks=group.ranks, size=size, generation=generation)
+    return families
+
+
+def _place_messages(
+    tables: RankTables,
+    operations: Array,
+    family: Family,
+    some: Column,
+    rows: dict[Family, Column],
+    seqs: dict[Family, Column],
+) -> int:
+    """Place sends and receives by pair of ranks, tag and order; return how many could not be."""
+    if tables.rank not in family.ranks or tables.dropped_events:
+        return len(some)  # without all earlier messages the order is not known
+    own = family.ranks.index(tables.rank)
+    is_send = np.isin(operations["op"][some], [i for i, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]])
+    peer = operations["peer"][some].astype(np.int64)
+    tag = operations["tag"][some].astype(np.int64) & 0x7FFFFFFF
+    known = (peer >= 0) & (peer < family.size) & (peer != own)
+    order = np.lexsort((some, tag, peer, is_send))
+    order = order[known[order]]
+    pair_key = (is_send[order].astype(np.int64) << 32) | peer[order]
+    first = np.flatnonzero(np.r_[True, np.diff(pair_key) != 0]) if len(order) else np.zeros(0, np.int64)
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
+        chosen = order[begin:end]
+        tags = tag[chosen]
+        new = np.r_[True, np.diff(tags) != 0]
+        count = np.arange(len(tags)) - np.maximum.accumulate(np.where(new, np.arange(len(tags)), 0))
+        other = int(peer[chosen[0]])
+        sender, receiver = (own, other) if is_send[chosen[0]] else (other, own)
+        place = family._replace(sender=sender, receiver=receiver)
+        rows[place], seqs[place] = some[chosen], (tags << 32) | count
+    return int((~known).sum())
+
+
+def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
+    """Describe the operations of one rank for the meeting with the other ranks."""
+    rows: dict[Family, Array] = {}
+    for family, some in matched.rows.items():
+        chosen = operations[some]
+        row = np.repeat(_NEUTRAL, len(some))
+        start, done = chosen["issued_ns"], chosen["done_ns"]
+        row["seq"] = matched.seqs[family]
+        row["num_seen"] = 1
+        row["first_start"] = row["last_start"] = start
+        row["last_rank"] = row["first_rank"] = tables.rank
+        root = chosen["peer"]
+        if not family.is_p2p and family.ranks:
+            has_root = (root >= 0) & (root < len(family.ranks))
+            row["root_rank"][has_root] = np.array(family.ranks, np.int64)[root[has_root]]
+            row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
+        row["min_duration"] = np.where(done != UNKNOWN_NS, done - start, FAR)
+        row["op"] = np.minimum(chosen["op"], len(tables.ops))
+        row["api"] = apis.of_operation[some]
+        row["host"] = 0
+        rows[family] = row
+    return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows=rows)
+
+
+def merge(a: Array, b: Array) -> Array:
+    """Return the meetings of both tables, each sorted by position without repeats."""
+    if len(a) == len(b) and np.array_equal(a["seq"], b["seq"]):
+        return _combine(a, b)
+    seqs = np.union1d(a["seq"], b["seq"])
+    return _combine(_expand(a, seqs), _expand(b, seqs))
+
+
+def _expand(rows: Array, seqs: Column) -> Array:
+    table = np.repeat(_NEUTRAL, len(seqs))
+    table["seq"] = seqs
+    table[np.searchsorted(seqs, rows["seq"])] = rows
+    return table
+
+
+def _combine(a: Array, b: Array) -> Array:
+    """Combine row by row."""
+    out = a.copy()
+    out["num_seen"] += b["num_seen"]
+    out["first_start"] = np.minimum(a["first_start"], b["first_start"])
+    out["last_start"] = np.maximum(a["last_start"], b["last_start"])
+    later = (b["last_start"] > a["last_start"]) | (
+        (b["last_start"] == a["last_start"]) & (b["last_rank"] < a["last_rank"])
+    )
+    out["last_rank"] = np.where(later, b["last_rank"], a["last_rank"])
+    for column in ("root_start", "root_rank"):
+        out[column] = np.maximum(a[column], b[column])
+    out["min_duration"] = np.minimum(a["min_duration"], b["min_duration"])
+    for column, mixed in (("op", "mixed_ops"), ("host", "mixed_hosts")):
+        differs = (a[column] != b[column]) & (a[column] >= 0) & (b[column] >= 0)
+        out[mixed] = a[mixed] | b[mixed] | differs
+    lower = b["first_rank"] < a["first_rank"]
+    out["first_rank"] = np.where(lower, b["first_rank"], a["first_rank"])
+    for column in ("op", "api"):
+        out[column] = np.where(lower, b[column], a[column])
+    out["host"] = np.maximum(a["host"], b["host"])
+    return out

@@ -1,0 +1,68 @@
+"""The phases of one rank as intervals of time: data, forward, backward, optimizer, checkpoint.
+
+Only the threads that run the steps count. Where phases overlap, a moment belongs to the first of ORDER that covers it.
+"""
+
+import numpy as np
+
+from dtprof import events
+from dtprof.analysis import codes
+from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
+from dtprof.analysis.records import spans_of, times_of
+from dtprof.analysis.steps import RankSteps
+from dtprof.tables import Array, RankTables
+
+ORDER = (events.DATA, events.CHECKPOINT, events.OPTIMIZER, events.BACKWARD, events.FORWARD)
+"""Which phase a moment belongs to when spans overlap: the first here."""
+_ENDED = (codes.DONE, codes.FAILED)
+_DONE = (codes.DONE,)
+
+
+def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
+    """Return the intervals of each phase; they may overlap between phases.
+
+    A forward span that failed ends when the next one begins, not when it failed: it is left out.
+    """
+    own = spans[np.isin(spans["thread"], steps.threads)]
+    found = {
+        phase: union(times_of(spans_of(own, tables, phase, _DONE if phase == events.FORWARD else _ENDED)))
+        for phase in ORDER
+    }
+    if len(found[events.FORWARD]):
+        found[events.FORWARD] = _with_loss(found)
+    else:
+        found[events.FORWARD] = _inferred_forward(found, steps)
+    return found
+
+
+def _with_loss(found: dict[str, Intervals]) -> Intervals:
+    """Extend forward to the begin of the backward that follows it with no other span between: that is the loss."""
+    forward, backward = found[events.FORWARD], found[events.BACKWARD]
+    before = np.searchsorted(forward[:, 1], backward[:, 0], "right") - 1
+    backward, before = backward[before >= 0], before[before >= 0]
+    ended = forward[before, 1]
+    others = np.sort(np.concatenate([found[phase][:, 0] for phase in ORDER if phase != events.FORWARD]))
+    between = np.searchsorted(others, backward[:, 0], "left") > np.searchsorted(others, ended, "left")
+    return union(np.concatenate((forward, pair(ended, backward[:, 0])[~between])))
+
+
+def _inferred_forward(found: dict[str, Intervals], steps: RankSteps) -> Intervals:
+    """Take for forward what lies before each backward, back to the step's begin or the last other span.
+
+    Before the first step that has a begin, only what follows a data, checkpoint or backward span is taken.
+    """
+    backward = found[events.BACKWARD]
+    if not len(backward):
+        return NONE
+    begin = np.full(len(backward), -1, np.int64)
+    ends = [found[phase][:, 1] for phase in (events.DATA, events.CHECKPOINT, events.BACKWARD)]
+    for column in [*ends, steps.windows[:, 0]]:
+        begin = np.maximum(begin, _last_before(column, backward[:, 0]))
+    known = begin >= 0
+    return union(pair(begin[known], backward[known, 0]))
+
+
+def _last_before(times: Column, moments: Column) -> Column:
+    """Return for each moment the last of the sorted times that is not after it; -1 where there is none."""
+    at = np.searchsorted(times, moments, "right") - 1
+    return np.where(at >= 0, times[at], -1) if len(times) else np.full(len(moments), -1, np.int64)

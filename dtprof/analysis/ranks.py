@@ -1,0 +1,211 @@
+"""What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
+
+The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
+`reduce_rank`, knows the steps chosen and the meetings, and sums up. Each rank is read for both; none is kept.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof import events
+from dtprof.analysis.apis import find_apis
+from dtprof.analysis.blocking import find_blocked
+from dtprof.analysis.collectives import (
+    ESTIMATED,
+    NOT_KNOWN,
+    RowKey,
+    split_blocked,
+    sum_rows,
+    time_operations,
+)
+from dtprof.analysis.intervals import Column, Intervals, Mask
+from dtprof.analysis.meetings import Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.analysis.partition import average, partition_phases, partition_steps
+from dtprof.analysis.phases import find_phases
+from dtprof.analysis.records import sound_operations, sound_spans
+from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
+from dtprof.analysis.stragglers import RankWaits, collect_waits
+from dtprof.analysis.timeline import RankBars, collect_bars
+from dtprof.tables import Array, Group, RankTables
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What is said of one rank as it is."""
+
+    rank: int
+    attempt: int
+    world_size: int
+    pid: int
+    host: str
+    boot_id: str
+    tap: str
+    torch_version: str
+    features: tuple[str, ...]
+    groups: dict[int, Group]
+    has_exception: bool
+    ended_ns: int
+    first_ns: int
+    last_ns: int
+    events: int
+    capture_ns: int
+    dropped_events: int
+    errors: int
+    truncated: bool
+    closed: bool
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    peak_bytes: int | None
+    unsound: int  # records whose times cannot be
+    unmatched: int  # operations that cannot be matched with other ranks'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The first map of one rank."""
+
+    facts: RankFacts
+    steps: RankSteps
+    meetings: RankMeetings
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReduction:
+    """The second map of one rank: sums and means over the used steps."""
+
+    rank: int
+    step_ns: int | None
+    partition_ns: dict[str, int] | None
+    phases_ns: dict[str, int] | None
+    events_per_step: float | None
+    rows: dict[RowKey, Array]
+    waits: RankWaits
+    bars: RankBars | None
+    unobserved: int  # operations in the used steps whose completion is not observed
+    estimated: int  # operations whose arrival is an estimate
+    not_known: int  # operations of several members whose arrival is not known
+    mixed: int  # operations that met a different one
+
+
+def survey(tables: RankTables) -> Survey:
+    """Look through the records of one rank."""
+    operations, spans = sound_operations(tables), sound_spans(tables)
+    matched = match_operations(tables, operations)
+    return Survey(
+        facts=_state_facts(
+            tables,
+            unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
+            unmatched=matched.unmatched,
+        ),
+        steps=find_steps(tables, spans),
+        meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
+    )
+
+
+def _state_facts(tables: RankTables, *, unsound: int, unmatched: int) -> RankFacts:
+    return RankFacts(
+        rank=tables.rank,
+        attempt=tables.attempt,
+        world_size=tables.world_size,
+        pid=tables.pid,
+        host=tables.host,
+        boot_id=tables.boot_id,
+        tap=tables.tap,
+        torch_version=tables.torch_version,
+        features=tables.features,
+        groups=tables.groups,
+        has_exception=bool(tables.exceptions),
+        ended_ns=tables.ended_ns,
+        first_ns=tables.first_ns,
+        last_ns=tables.last_ns,
+        events=tables.num_events,
+        capture_ns=tables.capture_ns,
+        dropped_events=tables.dropped_events,
+        errors=tables.errors,
+        truncated=tables.truncated,
+        closed=tables.closed,
+        notes=tables.notes,
+        problems=tables.problems,
+        peak_bytes=_peak_bytes(tables),
+        unsound=unsound,
+        unmatched=unmatched,
+    )
+
+
+def _peak_bytes(tables: RankTables) -> int | None:
+    """Return the peak of the device's allocated memory where one is used, else of the process's resident set."""
+    for name in (events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES):
+        chosen = np.isin(tables.samples["op"], [i for i, op in enumerate(tables.ops) if op == name])
+        if chosen.any():
+            return int(tables.samples["value"][chosen].max())
+    return None
+
+
+def reduce_rank(
+    tables: RankTables, *, own: RankSteps, used: UsedSteps, meetings: Meetings, max_bars: int
+) -> RankReduction:
+    """Sum up the used steps of one rank; all it did where no steps are used."""
+    operations, spans = sound_operations(tables), sound_spans(tables)
+    apis = find_apis(tables, operations)
+    matched = match_operations(tables, operations)
+    phases = find_phases(tables, spans, own)
+    blocked = find_blocked(tables, operations, phases, own)
+    timing = time_operations(tables, operations, matched, meetings, blocked)
+
+    numbers, windows = own.used(used.first, used.last)
+    step = _step_of(operations["issued_ns"], numbers, windows, used.first)
+    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
+    unobserved = chosen & ~blocked.known
+    parts = None
+    if len(windows) and not (unobserved & blocked.counts).any():
+        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts))
+    return RankReduction(
+        rank=tables.rank,
+        step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,
+        partition_ns=average(parts) if parts is not None else None,
+        phases_ns=average(partition_phases(windows, phases)) if len(windows) else None,
+        events_per_step=_count_events(tables, windows) / len(windows) if len(windows) else None,
+        rows=sum_rows(
+            tables,
+            operations,
+            apis=apis,
+            chosen=chosen,
+            matched=matched,
+            meetings=meetings,
+            timing=timing,
+            blocked=blocked,
+        ),
+        waits=collect_waits(tables.rank, matched, timing, step),
+        bars=collect_bars(
+            tables,
+            operations,
+            steps=(numbers, windows),
+            phases=phases,
+            timing=timing,
+            blocked=blocked,
+            limit=max_bars,
+        )
+        if max_bars
+        else None,
+        unobserved=int(unobserved.sum()),
+        estimated=int((chosen & (timing.source == ESTIMATED)).sum()),
+        not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
+        mixed=timing.mixed,
+    )
+
+
+def _step_of(times: Column, numbers: Column, windows: Intervals, first: int) -> Column:
+    """Return how many steps after the first used one each moment lies; -1 outside all."""
+    at = np.searchsorted(windows[:, 0], times, "right") - 1
+    inside: Mask = at >= 0
+    inside[inside] = times[inside] < windows[at[inside], 1]
+    return np.where(inside, numbers[at] - first, -1) if len(numbers) else np.full(len(times), -1, np.int64)
+
+
+def _count_events(tables: RankTables, windows: Intervals) -> int:
+    count = 0
+    for times in (tables.operations["issued_ns"], tables.spans["begin_ns"], tables.samples["t_ns"]):
+        at = np.searchsorted(np.sort(times), windows)
+        count += int((at[:, 1] - at[:, 0]).sum())
+    return count

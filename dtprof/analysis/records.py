@@ -1,0 +1,60 @@
+"""What the records of one rank hold that can be reckoned with: possible times, names, spans by phase.
+
+A file cut short or damaged may hold any value; what cannot be a time is left out here, and counted.
+"""
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from dtprof.analysis.intervals import Column, Intervals, Mask, pair
+from dtprof.tables import UNKNOWN_NS, Array, RankTables
+
+MAX_TIME_NS = 1 << 60
+"""36 years of uptime: no host clock goes further, and sums of differences stay within 64 bits."""
+UNNAMED = "?"
+
+
+def sound_operations(tables: RankTables) -> Array:
+    """Return the operations whose times can be: issued first, everything else later or unknown."""
+    rows = tables.operations
+    possible = _is_time(rows["issued_ns"]) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
+    possible &= (rows["wait_ns"] >= 0) & (rows["wait_ns"] < MAX_TIME_NS)
+    for column in ("returned_ns", "wait_begin_ns", "done_ns"):
+        later = (rows[column] >= rows["issued_ns"]) & _is_time(rows[column])
+        possible &= (rows[column] == UNKNOWN_NS) | later
+    return rows if possible.all() else rows[possible]
+
+
+def sound_spans(tables: RankTables) -> Array:
+    """Return the spans whose times can be."""
+    rows = tables.spans
+    ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
+    possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)
+    return rows if possible.all() else rows[possible]
+
+
+def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
+    """Return the spans of one phase that have ended in one of these states."""
+    ids = [i for i, name in enumerate(tables.ops) if name == phase]
+    chosen: Mask = np.isin(spans["op"], ids) & np.isin(spans["state"], list(states))
+    chosen &= spans["end_ns"] != UNKNOWN_NS
+    rows: Array = spans[chosen]
+    return rows
+
+
+def times_of(spans: Array) -> Intervals:
+    """Return begin and end of every span."""
+    return pair(spans["begin_ns"], spans["end_ns"])
+
+
+def list_ranks(ranks: Iterable[int], limit: int = 8) -> str:
+    """Return "rank 3" or "ranks 0, 1, 5 and 12 more"."""
+    known = sorted(ranks)
+    shown = ", ".join(map(str, known[:limit]))
+    more = f" and {len(known) - limit} more" if len(known) > limit else ""
+    return f"rank{'s' if len(known) != 1 else ''} {shown}{more}"
+
+
+def _is_time(column: Column) -> Mask:
+    return (column > 0) & (column < MAX_TIME_NS)

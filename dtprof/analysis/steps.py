@@ -1,0 +1,134 @@
+"""Where the steps of each rank begin and end, and which of them figures are taken from.
+
+A burst is a row of optimizer spans with no backward pass begun between them. A step runs from the end of one burst to
+the end of the next. The first step has no such begin and is warm-up; so are the steps after it while they last more
+than WARM_UP_FACTOR times the median of the later half, up to a quarter of all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof import events
+from dtprof.analysis import codes
+from dtprof.analysis.intervals import Column, Intervals, pair
+from dtprof.analysis.records import list_ranks, spans_of, times_of
+from dtprof.tables import Array, RankTables
+
+WARM_UP_FACTOR = 1.25
+_ENDED = (codes.DONE, codes.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSteps:
+    """The steps of one rank: `numbers` (from 1) and `windows` of those whose begin and end are known."""
+
+    rank: int
+    count: int  # steps ended, that without a begin included
+    numbers: Column
+    windows: Intervals
+    threads: tuple[int, ...]  # those that run the steps
+
+    def used(self, first: int, last: int) -> tuple[Column, Intervals]:
+        """Return numbers and windows of the steps from `first` to `last`."""
+        chosen = (self.numbers >= first) & (self.numbers <= last)
+        return self.numbers[chosen], self.windows[chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsedSteps:
+    """The steps that every rank has, warm-up left out; `first` > `last` where there are none."""
+
+    count: int
+    first: int
+    last: int
+    warm_up: int  # steps left out at the beginning
+    doubts: tuple[str, ...]
+
+    @property
+    def known(self) -> bool:
+        """Say whether there is any step to take figures from."""
+        return self.first <= self.last
+
+
+def find_steps(tables: RankTables, spans: Array) -> RankSteps:
+    """Find the steps of one rank."""
+    optimizer = spans_of(spans, tables, events.OPTIMIZER, _ENDED)
+    backward = spans[np.isin(spans["op"], [i for i, name in enumerate(tables.ops) if name == events.BACKWARD])]
+    threads = tuple(int(thread) for thread in np.unique(optimizer["thread"]))
+    ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
+    follows = np.diff(numbers) == 1
+    return RankSteps(
+        rank=tables.rank,
+        count=int(numbers[-1]) if len(numbers) else 0,
+        numbers=numbers[1:][follows],
+        windows=pair(ends[:-1][follows], ends[1:][follows]),
+        threads=threads,
+    )
+
+
+def _bursts(optimizer: Array, backward_begin: Column) -> tuple[Column, Column]:
+    """Return the end of every burst and the number of the step that it ends."""
+    optimizer = optimizer[np.argsort(optimizer["begin_ns"], kind="stable")]
+    begin, end = times_of(optimizer).T
+    backwards = np.searchsorted(backward_begin, begin, "left")
+    first = np.flatnonzero(np.diff(backwards, prepend=-1))
+    if not len(first):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    ends = np.maximum.accumulate(np.maximum.reduceat(end, first))
+    trained = np.searchsorted(backward_begin, ends, "left") > 0  # an optimizer run before any backward ends no step
+    numbers = optimizer["step"][first].astype(np.int64) + 1
+    ends, numbers = ends[trained], numbers[trained]
+    growing = np.diff(numbers) > 0
+    if not growing.all() or not np.all(np.diff(ends) > 0):
+        ends = np.unique(ends)
+        numbers = np.arange(1, len(ends) + 1)
+    return ends, numbers
+
+
+def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
+    """Choose the steps that all ranks have had, without the warm-up."""
+    doubts = []
+    without = [steps.rank for steps in ranks if steps.count == 0]
+    stepping = [steps for steps in ranks if steps.count]
+    if without and stepping:
+        doubts.append(f"steps: {list_ranks(without)} ended no optimizer step; steps are those of the other ranks")
+    counts = {steps.count for steps in stepping}
+    if len(counts) > 1:
+        fewest = [steps.rank for steps in stepping if steps.count == min(counts)]
+        doubts.append(
+            f"steps: ranks ended between {min(counts)} and {max(counts)} steps, {list_ranks(fewest)} the fewest; "
+            "figures use the steps that all have"
+        )
+    count = min(counts, default=0)
+    complete = [steps for steps in stepping if len(steps.numbers)]
+    first, last = 1, 0
+    if complete and len(complete) == len(stepping):
+        first = max(int(steps.numbers[0]) for steps in complete)
+        last = min(int(steps.numbers[-1]) for steps in complete)
+    if not stepping:
+        doubts.append("steps: no rank ended an optimizer step after a backward pass; collectives cover the whole run")
+    elif first > last:
+        doubts.append(
+            "steps: no step has a begin and an end on every rank (the first has no begin); "
+            "collectives cover the whole run"
+        )
+    else:
+        first += _warm_up(complete, first, last)
+    return UsedSteps(count=count, first=first, last=last, warm_up=first - 1, doubts=tuple(doubts))
+
+
+def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:
+    """Return how many steps from `first` on are warm-up, by their mean duration over ranks."""
+    num_steps = last - first + 1
+    if num_steps > 1 << 24:
+        return 0
+    total, present = np.zeros(num_steps), np.zeros(num_steps)
+    for steps in ranks:
+        numbers, windows = steps.used(first, last)
+        total[numbers - first] += windows[:, 1] - windows[:, 0]
+        present[numbers - first] += 1
+    mean = total / np.maximum(present, 1)
+    is_slow = mean[: num_steps // 4] > WARM_UP_FACTOR * np.median(mean[num_steps // 2 :])
+    return int(np.argmin(np.r_[is_slow, False]))

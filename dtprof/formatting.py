@@ -1,0 +1,58 @@
+"""Quantities as people read them, and aligned tables of plain text."""
+
+from collections.abc import Sequence
+
+_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+UNKNOWN = "-"
+
+
+def format_ns(ns: float | None) -> str:
+    """Return a time in the unit that suits it: 12.3 ms."""
+    return _format(ns, _TIMES)
+
+
+def format_bytes(nbytes: float | None) -> str:
+    """Return a size in the binary unit that suits it: 1.2 GiB."""
+    return _format(nbytes, _SIZES)
+
+
+def format_fraction(fraction: float | None) -> str:
+    """Return a fraction as a percentage: 12.3 %."""
+    return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def format_count(count: int) -> str:
+    """Return a count with thousands marked: 152,000."""
+    return f"{count:,}"
+
+
+def format_table(rows: Sequence[Sequence[str]], *, left: int = 1, gap: str = "  ") -> list[str]:
+    """Return the lines of a table, the first `left` columns aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if position < left else cell.rjust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(gap.join(cells).rstrip())
+    return lines
+
+
+def shorten(text: str, width: int) -> str:
+    """Return the text, or its begin and end with dots between, at most `width` long."""
+    if len(text) <= width:
+        return text
+    head = (width - 3) // 2
+    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
+
+
+def _format(value: float | None, units: tuple[tuple[int, str], ...]) -> str:
+    if value is None:
+        return UNKNOWN
+    size, unit = next((row for row in units if abs(value) >= row[0] * 0.9995), units[-1])
+    number = value / size
+    if size == 1 or abs(number) >= 99.95:
+        return f"{number:,.0f} {unit}"
+    return f"{number:.1f} {unit}" if abs(number) >= 9.995 else f"{number:.2f} {unit}"
