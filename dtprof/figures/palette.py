@@ -1,0 +1,73 @@
+"""The one table of colours: what takes time has the same hue in every figure, light and dark.
+
+Chosen by search: any two parts of a step stay apart (distance 0.07 or more in Oklab) for normal sight, protanopia,
+deuteranopia and tritanopia; tests/figures/test_figure_palette.py checks it. Not for layout colours: those are in
+dashboards/style.css.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hue:
+    """How one thing that takes time is called and coloured."""
+
+    label: str
+    light: str
+    dark: str
+    pattern: str = ""  # plotly's marker.pattern.shape: tells the part without colour, on paper too
+    meaning: str = ""
+
+
+HUES = {
+    "compute": Hue(
+        label="compute", light="#3465be", dark="#5a91ee", meaning="forward and backward work, nothing else taken out"
+    ),
+    "exposed_transfer": Hue(
+        label="exposed transfer",
+        light="#e7a72e",
+        dark="#e8aa31",
+        meaning="blocked while data of a collective moves, all ranks having arrived",
+    ),
+    "exposed_wait": Hue(
+        label="exposed wait",
+        light="#c82e16",
+        dark="#f46250",
+        pattern="/",
+        meaning="blocked in a collective until the last rank arrives",
+    ),
+    "bubble": Hue(
+        label="pipeline bubble",
+        light="#b581ec",
+        dark="#9c5aac",
+        pattern="x",
+        meaning="a pipeline stage has no microbatch to work on",
+    ),
+    "data": Hue(label="data wait", light="#5ba593", dark="#73cda9", meaning="waiting for the next batch"),
+    "checkpoint": Hue(label="checkpoint", light="#4c2f0e", dark="#7c571a", meaning="writing a checkpoint"),
+    "optimizer": Hue(label="optimizer", light="#7dbbf0", dark="#bce5fd", meaning="the optimizer's own work"),
+    "host": Hue(label="other host", light="#6b7077", dark="#969ca4", meaning="host work outside every known phase"),
+    "idle": Hue(
+        label="idle", light="#dcdee0", dark="#3c3d40", pattern=".", meaning="neither host nor device does anything"
+    ),
+    "forward": Hue(label="forward", light="#3465be", dark="#5a91ee", meaning="forward pass"),
+    "backward": Hue(
+        label="backward", light="#1d3a78", dark="#2f57a8", meaning="backward pass, with the communication inside it"
+    ),
+    "other": Hue(label="other", light="#b9bdc4", dark="#5d636c", meaning="outside every known phase"),
+    "exposed": Hue(
+        label="exposed communication", light="#e7a72e", dark="#e8aa31", meaning="the rank is blocked by the operation"
+    ),
+    "overlapped": Hue(
+        label="overlapped communication", light="#f6e2ba", dark="#6f5523", meaning="in flight while the rank works"
+    ),
+    "point to point": Hue(label="point to point", light="#a8489a", dark="#d98ac8", meaning="send or receive"),
+}
+"""By the name of a part (results.PARTS), of a phase (results.PHASES) or of a kind of interval of the timeline."""
+
+UNKNOWN = Hue(label="", light="#b9bdc4", dark="#5d636c")
+
+
+def hue_of(name: str) -> Hue:
+    """Return the hue of a part, phase or kind; grey for one that is not in the table."""
+    return HUES.get(name, UNKNOWN)

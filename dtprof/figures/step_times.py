@@ -1,0 +1,215 @@
+"""Step time over the steps of the run: the middle of the ranks, the band they fill, and what is left out."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from dtprof.analysis.results import Summary
+from dtprof.figures.drawing import Drawing, Nothing, new_figure
+from dtprof.figures.quantities import DURATIONS, Unit, choose_decimals, choose_unit, format_duration
+
+MAX_POINTS = 1500
+"""More steps than this share points: a screen shows no more."""
+MAX_RANK_LINES = 8
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Points:
+    """What is drawn at each point: steps first to last, and their durations over all ranks."""
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    low: Floats
+    middle: Floats
+    high: Floats
+    slowest_rank: list[int]
+
+
+def draw_step_times(summary: Summary) -> Drawing | Nothing:
+    """Draw the duration of every step, the steps outside the used ones marked."""
+    series = [one for one in summary.step_series if one.duration_ns]
+    if not series:
+        return Nothing(
+            why="No step was counted.",
+            remedy="Steps are counted from torch.optim optimizers: call step() of one of them on every rank.",
+        )
+    length = max(len(one.duration_ns) for one in series)
+    table = np.full((len(series), length), np.nan)
+    for row, one in zip(table, series, strict=True):
+        row[: len(one.duration_ns)] = one.duration_ns
+    points = _reduce(table, [one.rank for one in series])
+    typical = summary.steps.duration_ns.median if summary.steps.duration_ns else float(np.nanmedian(table))
+    unit = choose_unit([typical], DURATIONS)
+    figure = new_figure(title="Step time over steps", x_title="step", y_title=f"step time ({unit.name})", height=290)
+    _add_band(figure, points, unit, len(series))
+    if 1 < len(series) <= MAX_RANK_LINES and length <= MAX_POINTS:
+        _add_rank_lines(figure, table, [one.rank for one in series], unit)
+    _add_middle(figure, points, unit, len(series))
+    _mark_left_out(figure, summary, length)
+    _set_scale(figure, summary, table, unit)
+    return Drawing(
+        figure=figure,
+        sentence=_describe(summary, length),
+        columns=("steps", *(f"{name} ({unit.name})" for name in ("fastest", "median", "slowest")), "slowest rank"),
+        rows=_rows(points, unit),
+        zooms=True,
+    )
+
+
+def _reduce(table: Floats, ranks: list[int]) -> _Points:
+    length = table.shape[1]
+    edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
+    low, middle, high, slowest = [], [], [], []
+    for begin, end in itertools.pairwise(edges):
+        part = table[:, begin:end]
+        low.append(float(np.nanmin(part)))
+        middle.append(float(np.nanmedian(part)))
+        high.append(float(np.nanmax(part)))
+        slowest.append(ranks[int(np.nanargmax(part)) // part.shape[1]])
+    return _Points(
+        first=edges[:-1] + 1,
+        last=edges[1:],
+        low=np.array(low),
+        middle=np.array(middle),
+        high=np.array(high),
+        slowest_rank=slowest,
+    )
+
+
+def _add_band(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+    if num_ranks == 1 and (points.last == points.first).all():
+        return
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "legendgroup": "band"}
+    x = points.last
+    figure.add_trace(go.Scatter(x=x, y=points.low / unit.size, showlegend=False, meta="edge", **edge))
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=points.high / unit.size,
+            fill="tonexty",
+            fillcolor="rgba(120,130,145,0.22)",
+            name="fastest to slowest rank",
+            meta="band",
+            **edge,
+        )
+    )
+
+
+def _add_rank_lines(figure: Any, table: Floats, ranks: list[int], unit: Unit) -> None:
+    for position, (rank, row) in enumerate(zip(ranks, table, strict=True)):
+        figure.add_trace(
+            go.Scatter(
+                x=np.arange(1, len(row) + 1),
+                y=row / unit.size,
+                mode="lines",
+                line={"width": 0.8, "color": "#8a919c"},
+                opacity=0.7,
+                name="each rank",
+                showlegend=position == 0,
+                legendgroup="ranks",
+                meta="rank",
+                hoverinfo="skip",
+                customdata=[rank],
+            )
+        )
+
+
+def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+    texts = []
+    for first, last, low, middle, high, rank in zip(
+        points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
+    ):
+        name = f"<b>step {last}</b>" if first == last else f"<b>steps {first} to {last}</b>"
+        spread = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
+        texts.append(f"{name}<br>median {format_duration(middle)}{spread if low != high else ''}")
+    figure.add_trace(
+        go.Scatter(
+            x=points.last,
+            y=points.middle / unit.size,
+            mode="lines+markers" if len(points.last) <= 60 else "lines",
+            line={"width": 1.8, "color": "#1c2430"},
+            marker={"size": 4, "color": "#1c2430"},
+            name="median of the ranks" if num_ranks > 1 else "step time",
+            meta="ink",
+            hoverinfo="text",
+            hovertext=texts,
+        )
+    )
+
+
+def _mark_left_out(figure: Any, summary: Summary, length: int) -> None:
+    if summary.steps.used is None:
+        return
+    first, last = summary.steps.used
+    for begin, end, name in ((0.5, first - 0.5, "warm-up, left out"), (last + 0.5, length + 0.5, "left out")):
+        if end > begin:
+            figure.add_vrect(
+                x0=begin,
+                x1=end,
+                fillcolor="rgba(120,130,145,0.14)",
+                line_width=0,
+                layer="below",
+                annotation={
+                    "text": name,
+                    "font": {"size": 11},
+                    "showarrow": False,
+                    "textangle": -90 if end - begin < 0.16 * length else 0,
+                },
+                annotation_position="inside bottom left" if begin < 1 else "inside bottom right",
+            )
+
+
+def _set_scale(figure: Any, summary: Summary, table: Floats, unit: Unit) -> None:
+    """Scale to the used steps: a first step that takes 20 times longer would flatten the rest."""
+    length = table.shape[1]
+    figure.update_xaxes(range=[0.5, length + 0.5], showgrid=False)
+    first, last = summary.steps.used or (1, length)
+    used = table[:, first - 1 : last]
+    if not np.isfinite(used).any():
+        used = table
+    top = 1.12 * float(np.nanmax(used)) / unit.size
+    figure.update_yaxes(range=[0, top])
+    highest = float(np.nanmax(table))
+    if highest / unit.size > top:
+        step = int(np.nanargmax(np.nanmax(np.nan_to_num(table), axis=0))) + 1
+        figure.add_annotation(
+            x=step,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            text=f"\u2191 step {step}: {format_duration(highest)}, above the scale",
+            showarrow=False,
+            xanchor="left" if step <= length / 2 else "right",
+            font={"size": 11},
+        )
+
+
+def _describe(summary: Summary, length: int) -> str:
+    spread = summary.steps.duration_ns
+    if spread is None or summary.steps.used is None:
+        return f"Duration of {length} steps; none of them is used for figures."
+    first, last = summary.steps.used
+    return (
+        f"Duration of {length} steps. Steps {first} to {last} are used: median {format_duration(spread.median)}, "
+        f"80{chr(0xA0)}% of them between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
+    )
+
+
+def _rows(points: _Points, unit: Unit) -> tuple[tuple[str, ...], ...]:
+    decimals = choose_decimals(points.high / unit.size)
+    return tuple(
+        (
+            str(last) if first == last else f"{first} to {last}",
+            *(f"{value / unit.size:.{decimals}f}" for value in (low, middle, high)),
+            str(rank),
+        )
+        for first, last, low, middle, high, rank in zip(
+            points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
+        )
+    )

@@ -1,0 +1,178 @@
+"""One self-contained HTML file: the panels of a dashboard, their figures, and Plotly's own bundle, compressed.
+
+The page makes no request: its Content-Security-Policy forbids every one, and lets run only the page's own script
+(by its hash) and what that script unpacks.
+"""
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+from pathlib import Path
+from string import Template
+
+import dtprof
+from dtprof.analysis.results import Summary
+from dtprof.errors import OutputError
+from dtprof.figures.palette import HUES
+from dtprof.report.page_dashboard import Dashboard, Panel, dashboards_folder
+from dtprof.report.page_markup import Markup, element, join
+from dtprof.report.page_panels import render_panel
+
+GENERATOR = "dtprof report"
+_HEAD_BYTES = 2048
+
+
+def write_html(summary: Summary, dashboard: Dashboard, output: Path, *, force: bool) -> None:
+    """Write the page to a file, whole or not at all.
+
+    Raises:
+        OutputError: the file exists and `force` is not given, or it cannot be written.
+    """
+    if output.is_dir():
+        raise OutputError(f"{output} is a directory; expected a file to write, for example {output / 'report.html'}")
+    if output.exists() and not force:
+        raise OutputError(f"{output} exists; give --force to overwrite it, or another file with -o FILE")
+    page = render_html(summary, dashboard).encode("utf-8", "backslashreplace")
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        try:
+            partial.write_bytes(page)
+            partial.replace(output)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"{output} cannot be written ({error.strerror}); expected a folder that exists and can be written to: "
+            "choose another file with -o FILE"
+        ) from error
+
+
+def is_own_report(path: Path) -> bool:
+    """Tell whether a file is a page that dtprof wrote."""
+    try:
+        with path.open("rb") as file:
+            return f'<meta name="generator" content="{GENERATOR}'.encode() in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
+def render_html(summary: Summary, dashboard: Dashboard) -> str:
+    """Return the page as one string."""
+    from plotly.offline import get_plotlyjs
+
+    folder = dashboards_folder()
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    contents = {panel.anchor: (panel, render_panel(panel, summary)) for panel in dashboard.panels}
+    figures = {
+        anchor: json.loads(content.figure.to_json())
+        for anchor, (_, content) in contents.items()
+        if content.figure is not None
+    }
+    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
+        generator=element("meta", name="generator", content=f"{GENERATOR} {dtprof.__version__}"),
+        policy=_render_policy(script),
+        title=element("title", f"{_run_name(summary)} \u2013 {dashboard.title} \u2013 dtprof"),
+        style=Markup(f"{_render_hues()}\n{(folder / 'style.css').read_text(encoding='utf-8')}"),
+        header=_render_header(summary, dashboard),
+        links=_render_links(dashboard),
+        panels=join(*(_wrap(panel, content.markup) for panel, content in contents.values())),
+        version=f"dtprof {dtprof.__version__}",
+        plotly=_pack(get_plotlyjs()) if figures else "",
+        figures=_pack(json.dumps(figures, separators=(",", ":"))),
+        hues=json.dumps({name: [hue.light, hue.dark] for name, hue in HUES.items()}),
+        script=script,
+    )
+
+
+def _render_policy(script: str) -> Markup:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = (
+        "default-src 'none'",
+        f"script-src 'sha256-{digest}' blob:",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
+    return element("meta", http_equiv="Content-Security-Policy", content="; ".join(rules))
+
+
+def _render_hues() -> str:
+    light = "".join(f"--hue-{name.replace(' ', '-')}:{hue.light};" for name, hue in HUES.items())
+    dark = "".join(f"--hue-{name.replace(' ', '-')}:{hue.dark};" for name, hue in HUES.items())
+    return (
+        f":root{{{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f":root[data-theme=dark]{{{dark}}}\n"
+        f"@media print{{:root:root:root{{{light}}}}}"
+    )
+
+
+def _render_header(summary: Summary, dashboard: Dashboard) -> Markup:
+    num = summary.world_size
+    facts = [
+        f"{num} rank{'' if num == 1 else 's'}",
+        f"{len(summary.hosts)} host{'' if len(summary.hosts) == 1 else 's'}" if summary.hosts else "",
+        summary.backend or "",
+        f"torch {summary.torch}" if summary.torch else "",
+    ]
+    command = " ".join(summary.command)
+    return join(
+        element("h1", element("bdi", _run_name(summary)), element("span", f" {dashboard.title}", class_="page")),
+        element("p", " \u00b7 ".join(filter(None, facts)), class_="facts-line"),
+        element("p", element("code", command), class_="command-line", title=command) if command else "",
+        element("p", dashboard.question, class_="question") if dashboard.question else "",
+    )
+
+
+def _run_name(summary: Summary) -> str:
+    return Path(summary.run).name or summary.run
+
+
+def _render_links(dashboard: Dashboard) -> Markup:
+    return join(
+        *(element("li", element("a", panel.title, href=f"#{panel.anchor}")) for panel in dashboard.panels),
+    )
+
+
+def _wrap(panel: Panel, content: Markup) -> Markup:
+    """Put the title, the question and the definitions of a panel around its content."""
+    heading = f"{panel.anchor}-title"
+    return element(
+        "section",
+        element(
+            "h2",
+            panel.title,
+            element("a", "#", href=f"#{panel.anchor}", class_="anchor", aria_label=f"Link to {panel.title}"),
+            id=heading,
+        ),
+        element("p", panel.question, class_="question") if panel.question else "",
+        content,
+        _render_help(panel),
+        id=panel.anchor,
+        class_=f"panel panel-{panel.name.replace('_', '-')}",
+        aria_labelledby=heading,
+    )
+
+
+def _render_help(panel: Panel) -> Markup:
+    if not panel.help and not panel.definitions:
+        return Markup("")
+    terms = [
+        part
+        for name, definition in panel.definitions.items()
+        for part in (element("dt", name.replace("_", " ")), element("dd", definition))
+    ]
+    return element(
+        "details",
+        element("summary", "What this shows"),
+        *(element("p", paragraph) for paragraph in panel.help.split("\n\n") if paragraph),
+        element("dl", *terms) if terms else "",
+        class_="help",
+    )
+
+
+def _pack(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

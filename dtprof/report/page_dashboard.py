@@ -1,0 +1,148 @@
+"""Pages as data: find a dashboard by name or path and check it against the panels that exist."""
+
+import re
+import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import UsageError
+
+DEFAULT_DASHBOARD = "overview"
+_PANEL_KEYS = {"panel", "title", "question", "help", "definitions"}
+_PAGE_KEYS = {"title", "question", "panels"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel of a page: which one, and the words around it."""
+
+    name: str
+    anchor: str
+    title: str
+    question: str = ""
+    help: str = ""
+    definitions: dict[str, str] = field(default_factory=dict)  # by metric, part, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """One page: what it is called, the question it answers, its panels from top to bottom."""
+
+    name: str
+    title: str
+    question: str
+    panels: tuple[Panel, ...]
+
+
+def dashboards_folder() -> Path:
+    """Return the folder of the shipped pages: inside the package when installed, beside it in a checkout."""
+    package = Path(str(resources.files("dtprof")))
+    inside = package / "dashboards"
+    return inside if inside.is_dir() else package.parent / "dashboards"
+
+
+def dashboard_names() -> list[str]:
+    """Return the names of the shipped pages."""
+    return sorted(path.stem for path in dashboards_folder().glob("*.toml"))
+
+
+def load_dashboard(name: str, valid_panels: Collection[str]) -> Dashboard:
+    """Load a shipped page by its name, or a user's own by the path of its file.
+
+    Raises:
+        UsageError: there is no such page, or its file is not a page; the message names the line and what is valid.
+    """
+    is_path = name.endswith(".toml") or "/" in name
+    path = Path(name) if is_path else dashboards_folder() / f"{name}.toml"
+    if not is_path and name not in dashboard_names():
+        raise UsageError(
+            f"--dashboard {name!r} is not known; expected one of {', '.join(dashboard_names())}, "
+            "or the path of a .toml file of your own"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"--dashboard {name}: the file cannot be read ({error}); expected a .toml file, "
+            f"or one of {', '.join(dashboard_names())}"
+        ) from error
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}") from error
+    return _Checker(path, text, valid_panels).check(document)
+
+
+class _Checker:
+    """Turns a parsed file into a page and names the line of what is wrong."""
+
+    def __init__(self, path: Path, text: str, valid_panels: Collection[str]) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+        self.valid_panels = valid_panels
+
+    def check(self, document: dict[str, Any]) -> Dashboard:
+        self._refuse_unknown_keys(document, _PAGE_KEYS)
+        tables = document.get("panels")
+        if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+            raise self._error(
+                "it has no panels", "expected at least one [[panels]] with panel = one of " + self._valid()
+            )
+        panels: list[Panel] = []
+        for table in tables:
+            panels.append(self._check_panel(table, {panel.anchor for panel in panels}))
+        return Dashboard(
+            name=self.path.stem,
+            title=self._text(document, "title", self.path.stem),
+            question=self._text(document, "question", ""),
+            panels=tuple(panels),
+        )
+
+    def _check_panel(self, table: dict[str, Any], anchors: set[str]) -> Panel:
+        name = table.get("panel")
+        if name is None:
+            raise self._error("a [[panels]] names no panel", f"expected panel = one of {self._valid()}")
+        if not isinstance(name, str) or name not in self.valid_panels:
+            pattern = rf"\s*panel\s*=\s*[\"']?{re.escape(str(name))}"
+            raise self._error(f"unknown panel {name!r}", f"expected one of {self._valid()}", pattern)
+        self._refuse_unknown_keys(table, _PANEL_KEYS)
+        definitions = table.get("definitions", {})
+        if not isinstance(definitions, dict) or not all(isinstance(value, str) for value in definitions.values()):
+            raise self._error(
+                f"definitions of panel {name!r} are not texts",
+                'expected a table of name = "definition"',
+                r".*definitions",
+            )
+        plain = name.replace("_", "-")
+        repeated = [f"{plain}-{number}" for number in range(2, len(anchors) + 3)]
+        return Panel(
+            name=name,
+            anchor=next(anchor for anchor in [plain, *repeated] if anchor not in anchors),
+            title=self._text(table, "title", name.replace("_", " ").capitalize()),
+            question=self._text(table, "question", ""),
+            help=self._text(table, "help", ""),
+            definitions=definitions,
+        )
+
+    def _text(self, table: dict[str, Any], key: str, default: str) -> str:
+        value = table.get(key, default)
+        if not isinstance(value, str):
+            raise self._error(f"{key} is {value!r}", "expected a text in quotes", rf"\s*{key}\s*=")
+        return value.strip()
+
+    def _refuse_unknown_keys(self, table: dict[str, Any], valid: set[str]) -> None:
+        for key in table:
+            if key not in valid:
+                pattern = rf"[\s\[]*(panels\.)?{re.escape(key)}\b"
+                raise self._error(f"unknown key {key!r}", f"expected {', '.join(sorted(valid))}", pattern)
+
+    def _valid(self) -> str:
+        return ", ".join(sorted(self.valid_panels))
+
+    def _error(self, found: str, expected: str, pattern: str | None = None) -> UsageError:
+        numbers = [n for n, line in enumerate(self.lines, 1) if pattern is not None and re.match(pattern, line)]
+        place = f"{self.path}, line {numbers[0]}" if numbers else str(self.path)
+        return UsageError(f"{place}: {found}; {expected}")
