@@ -5,6 +5,9 @@ from dtprof.diagnosis.findings import Finding, group_words, rank_list
 from dtprof.tables import UNKNOWN_NS, Site
 
 
+NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+
+
 def find_ending(evidence: Evidence) -> Finding | None:
     """Return the finding of the rank whose end came first and was its own doing; None where nobody ended like that."""
     crashed = [rank for rank in evidence.ranks.values() if _crashed(rank)]
@@ -19,7 +22,7 @@ def _crashed(rank: RankEvidence) -> bool:
     if rank.own_exception is not None:
         return not (rank.own_exception.type == "KeyboardInterrupt" or _communication_failed(rank))
     failed_status = rank.exit is not None and rank.exit.status > 0
-    return failed_status and rank.transport_exception is None
+    return failed_status and not rank.exceptions
 
 
 def _communication_failed(rank: RankEvidence) -> bool:
@@ -43,6 +46,12 @@ def _end_ns(rank: RankEvidence) -> int:
     if rank.own_exception is not None:
         return rank.own_exception.t_ns
     return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+
+
+def died_in_operation(evidence: Evidence, finding: Finding) -> bool:
+    """Say whether the finding is of a rank whose native code crashed inside an operation."""
+    ranks = [evidence.ranks[rank] for rank in finding.culprit_ranks]
+    return finding.kind == "rank-killed" and all(r.signal_name in NATIVE_CRASHES and r.front for r in ranks)
 
 
 def victims(evidence: Evidence, culprits: set[int]) -> tuple[int, ...]:
@@ -162,16 +171,20 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
 def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     name = rank.signal_name
     place = rank.place
+    late = rank.ended_ns != UNKNOWN_NS
     facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{_where(place)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if evidence.oom_kills and name == "SIGKILL":
         facts.append(f"the kernel's OOM killer struck {evidence.oom_kills} time(s) in this job's cgroup while it ran")
         advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
-    elif name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"):
+    elif late:
+        facts.append("the program had ended in order: this happened while the interpreter shut down")
+        advice = ["Let go of DDP and FSDP modules, then call destroy_process_group, before the program ends."]
+    elif name in NATIVE_CRASHES:
         advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
     return _finding(
         "rank-killed",
-        f"Rank {rank.rank} was killed by {name}{_where(place)}",
+        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else _where(place)}",
         (rank.rank,),
         {rank.rank: place} if place else {},
         evidence,

@@ -155,17 +155,17 @@ class RankEvidence:
 
     @property
     def finished(self) -> bool:
-        """Say whether the process ended with status 0."""
-        if self.exit is not None:
-            return self.exit.status == 0
-        return self.ended_ns != UNKNOWN_NS and not self.exceptions
+        """Say whether the program ended in order, whatever became of the process during its shutdown."""
+        if self.exceptions:
+            return False
+        return self.ended_ns != UNKNOWN_NS or (self.exit is not None and self.exit.status == 0)
 
     @property
     def place(self) -> Site | None:
         """Where the rank is or last was: its open operation, its stack, its last record."""
         if self.front is not None and self.front.site is not None:
             return self.front.site
-        if self.stack is not None and self.stack.frames:
+        if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
             return self.stack.frames[0]
         return self.last_site
 

@@ -1,5 +1,7 @@
 """The rules in order, and the outcome."""
 
+from dataclasses import replace
+
 from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.evidence import Evidence
 from dtprof.diagnosis.findings import Finding, Verdict
@@ -23,14 +25,18 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
 
 
 def _first_cause(evidence: Evidence) -> Finding | None:
-    if ended := endings.find_ending(evidence):
+    ended = endings.find_ending(evidence)
+    if ended is not None and not endings.died_in_operation(evidence, ended):
         return ended
-    if not evidence.stalled:
+    if ended is None and not evidence.stalled:
         return None
     fronts = divergence.find_fronts(evidence)
+    parted = divergence.find_skip(evidence, fronts) or divergence.find_mismatch(evidence, fronts)
+    if ended is not None:
+        # A back end may abort the process that receives what does not fit: then the end is a consequence.
+        return ended if parted is None else replace(parted, evidence=(*parted.evidence, ended.summary))
     return (
-        divergence.find_skip(evidence, fronts)
-        or divergence.find_mismatch(evidence, fronts)
+        parted
         or stalls.find_absent(evidence, fronts)
         or stalls.find_never_joined(evidence)
         or stalls.find_backend_stall(evidence, fronts)
