@@ -1,0 +1,54 @@
+"""`dtprof summary`: what is in a run, as text or JSON."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import Summary
+
+EPILOG = """\
+examples:
+  dtprof summary dtprof-runs/20261121-101500-train
+  dtprof summary dtprof-runs/20261121-101500-train --json | jq .steps.duration_ns.median
+
+Every figure is defined in docs/reference/metrics.md. exit status: 0; 2 the run cannot be read
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "summary",
+        help="where the time of a run goes",
+        description="Say what is in a run: steps and their parts on every rank, collectives, stragglers, memory, and "
+        "how far the measurement can be trusted.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the summary."""
+    from dtprof.report.summary_json import summary_json
+    from dtprof.report.summary_text import summary_text
+
+    summary = summarise(arguments.run_directory)
+    print(json.dumps(summary_json(summary), indent=1) if arguments.json else summary_text(summary))
+    return 0
+
+
+def summarise(path: Path) -> "Summary":
+    """Open and summarise a run.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+    """
+    from dtprof.analysis import summary
+    from dtprof.run_format.reader import open_run
+
+    return summary.summarise(open_run(path))

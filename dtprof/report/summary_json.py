@@ -1,0 +1,59 @@
+"""A summary as JSON, schema 1; docs/reference/metrics.md explains every figure.
+
+Times are in ns, sizes in bytes, fractions from 0 to 1. What is not known is null; the reason is under `cannot_tell`.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from dtprof.analysis.results import RankResult, Summary
+
+SCHEMA = 1
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return the document."""
+    steps = summary.steps
+    return {
+        "schema": SCHEMA,
+        "run": summary.run,
+        "command": list(summary.command),
+        "world_size": summary.world_size,
+        "hosts": list(summary.hosts),
+        "backend": summary.backend,
+        "torch": summary.torch,
+        "tap": summary.tap,
+        "complete": summary.complete,
+        "missing_ranks": list(summary.missing_ranks),
+        "events": summary.events,
+        "dropped_events": summary.dropped_events,
+        "clock_error_ns": summary.clock_error_ns,
+        "wall_ns": summary.wall_ns,
+        "overhead": asdict(summary.overhead),
+        "groups": [
+            {"name": group.name, "description": group.description, "ranks": list(group.ranks), "axis": group.axis}
+            for group in summary.groups
+        ],
+        "steps": {
+            "count": steps.count,
+            "used": list(steps.used) if steps.used else None,
+            "duration_ns": asdict(steps.duration_ns) if steps.duration_ns else None,
+        },
+        "ranks": [_rank(rank) for rank in summary.ranks],
+        "collectives": [asdict(row) for row in summary.collectives],
+        "pipeline": None,
+        "stragglers": [asdict(straggler) for straggler in summary.stragglers],
+        "cannot_tell": list(summary.cannot_tell),
+    }
+
+
+def _rank(rank: RankResult) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "step_ns": rank.step_ns,
+        "partition_ns": rank.partition_ns,
+        "phases_ns": rank.phases_ns,
+        "memory": {"peak_bytes": rank.peak_bytes, "categories": rank.memory_categories},
+        "events": rank.events,
+        "ended": rank.ended,
+    }

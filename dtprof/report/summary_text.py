@@ -1,0 +1,209 @@
+"""A summary in under 30 lines of 80 columns."""
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+from statistics import median
+
+from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, StragglerResult, Summary
+from dtprof.formatting import (
+    UNKNOWN,
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_ns,
+    format_table,
+    shorten,
+)
+
+WIDTH = 80
+MAX_LINES = 29
+MAX_RANKS = 8
+MAX_COLLECTIVES = 5
+LABEL = 12
+_PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
+_TABLE_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+
+
+def summary_text(summary: Summary) -> str:
+    """Return the text: the job, its steps, where they go, what was communicated, how far to trust all this."""
+    head = [*_job_lines(summary), *_step_lines(summary)]
+    tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
+    tail = [*_straggler_lines(summary), *_memory_lines(summary.ranks), *_quality_lines(summary)]
+    following = [_labelled("next", _next_command(summary))[0]]
+    room = MAX_LINES - len(head) - len(tables) - len(tail) - len(following)
+    return "\n".join([*head, *tables, *tail, *_doubt_lines(summary.cannot_tell, room), *following])
+
+
+def _labelled(label: str, text: str, max_lines: int = 1) -> list[str]:
+    """Return the text behind its label, wrapped; cut where it takes more lines than allowed."""
+    lines = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
+    if len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], shorten(" ".join(lines[max_lines - 1 :]), WIDTH - LABEL)]
+    return [f"{label if not i else '':<{LABEL}}{line}" for i, line in enumerate(lines)]
+
+
+def _job_lines(summary: Summary) -> list[str]:
+    command = " ".join(map(shlex.quote, summary.command)) or summary.run
+    hosts = f"{len(summary.hosts)} host{'s' if len(summary.hosts) != 1 else ''}"
+    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''} on {hosts}"]
+    parts += [summary.backend] if summary.backend else []
+    parts += [f"torch {summary.torch}"] if summary.torch else []
+    parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
+    lines = [*_labelled("job", shorten(command, WIDTH - LABEL)), *_labelled("", ", ".join(parts))]
+    state = "complete" if summary.complete else "incomplete"
+    if summary.missing_ranks:
+        state += f": {len(summary.missing_ranks)} ranks left no log"
+    tap = f", {summary.tap} tap" if summary.tap else ""
+    lines += _labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
+    if endings := _endings(summary.ranks):
+        lines += _labelled("ended", endings)
+    return lines
+
+
+def _endings(ranks: Sequence[RankResult]) -> str:
+    """Return how ranks ended, where not all finished."""
+    by_ending: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_ending.setdefault(rank.ended, []).append(rank.rank)
+    if set(by_ending) <= {"finished"}:
+        return ""
+    rarest = sorted(by_ending.items(), key=lambda item: len(item[1]))
+    return "; ".join(
+        f"rank {ended[0]} {how}" if len(ended) == 1 else f"{len(ended)} ranks {how}" for how, ended in rarest
+    )
+
+
+def _step_lines(summary: Summary) -> list[str]:
+    steps = summary.steps
+    if steps.used is None or steps.duration_ns is None:
+        return _labelled("steps", f"{steps.count} ended on every rank; none has both a begin and an end to measure")
+    first, last = steps.used
+    spread = steps.duration_ns
+    return _labelled(
+        "steps",
+        f"{steps.count}, figures from {first} to {last}: median {format_ns(spread.median)}"
+        f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
+    )
+
+
+def _rank_lines(summary: Summary) -> list[str]:
+    measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
+    if not measured:
+        return []
+    divisor, unit = _table_unit(max(rank.step_ns or 0 for rank in measured))
+    columns = [part for part in PARTS if any(_share(rank, part) >= 0.0005 for rank in measured)]
+    rows = [[f"{unit}/step", "step", *(_PART_NAMES.get(part, part) for part in columns)]]
+    for name, rank in _rows_to_show(measured):
+        rows.append([name, *(_number(value, divisor) for value in _values(rank, columns))])
+    middle = [median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
+    if len(measured) > MAX_RANKS:
+        rows.append([f"median of {len(measured)}", *(_number(value, divisor) for value in middle)])
+    total = sum(rank.step_ns or 0 for rank in measured)
+    sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in columns]
+    rows.append(["share", "100 %", *(format_fraction(value / total if total else 0.0) for value in sums)])
+    return format_table(rows)
+
+
+def _rows_to_show(ranks: list[RankResult]) -> list[tuple[str, RankResult]]:
+    """Return all ranks, or of many those that wait least and most for others."""
+    if len(ranks) <= MAX_RANKS:
+        return [(f"rank {rank.rank}", rank) for rank in ranks]
+    by_wait = sorted(ranks, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
+    return [(f"rank {rank.rank}", rank) for rank in (*by_wait[:3], *by_wait[-3:])]
+
+
+def _values(rank: RankResult, columns: list[str]) -> list[int]:
+    partition = rank.partition_ns or {}
+    return [rank.step_ns or 0, *(partition[part] for part in columns)]
+
+
+def _share(rank: RankResult, part: str) -> float:
+    return (rank.partition_ns or {})[part] / rank.step_ns if rank.step_ns else 0.0
+
+
+def _table_unit(largest: int) -> tuple[int, str]:
+    return next((row for row in _TABLE_UNITS if largest >= row[0]), _TABLE_UNITS[-1])
+
+
+def _number(value: float, divisor: int) -> str:
+    return f"{value / divisor:,.1f}" if value < 1000 * divisor else f"{value / divisor:,.0f}"
+
+
+def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
+    if not collectives:
+        return []
+    rows = [["collective", "group", "count", "bytes", "time", "wait", "exposed", "overlap", "GB/s"]]
+    for row in collectives[:MAX_COLLECTIVES]:
+        name = row.op if row.api in (None, row.op) else f"{row.op} ({row.api})"
+        rows.append(
+            [
+                shorten(name, 22),
+                shorten(row.group, 8),
+                str(row.count),
+                format_bytes(row.bytes),
+                format_ns(row.duration_ns),
+                format_ns(row.wait_ns),
+                format_ns(row.exposed_ns),
+                UNKNOWN if row.overlap is None else f"{100 * row.overlap:.0f} %",
+                _bandwidth(row.busbw_gb_per_s),
+            ]
+        )
+    lines = format_table(rows, left=2, gap=" ")
+    more = len(collectives) - MAX_COLLECTIVES
+    return [*lines, f"{more} more kinds of operations: --json"] if more > 0 else lines
+
+
+def _bandwidth(gb_per_s: float | None) -> str:
+    if gb_per_s is None:
+        return UNKNOWN
+    return "<0.01" if gb_per_s < 0.01 else f"{gb_per_s:.2f}"
+
+
+def _straggler_lines(summary: Summary) -> list[str]:
+    if not summary.stragglers:
+        return _labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
+    lines = _labelled("stragglers", _straggler(summary.stragglers[0]))
+    if len(summary.stragglers) > 1:
+        others = ", ".join(f"rank {straggler.rank}" for straggler in summary.stragglers[1:])
+        lines += _labelled("", f"also {others}")
+    return lines
+
+
+def _straggler(straggler: StragglerResult) -> str:
+    blame = f", others wait {format_ns(straggler.blame_ns_per_step)} a step for it"
+    slowdown = f", slows the job {straggler.slowdown:.2f}x" if straggler.slowdown else ""
+    return f"rank {straggler.rank}: last in {straggler.last_share:.0%}{blame}{slowdown}"
+
+
+def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
+    peaks = [(rank.peak_bytes, rank.rank) for rank in ranks if rank.peak_bytes is not None]
+    if not peaks:
+        return []
+    (most, rank), (least, _) = max(peaks), min(peaks)
+    return _labelled("peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}")
+
+
+def _quality_lines(summary: Summary) -> list[str]:
+    overhead = summary.overhead
+    clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
+    share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
+    text = f"{format_ns(overhead.capture_ns_per_event)} an event{share}"
+    return _labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
+
+
+def _doubt_lines(doubts: Sequence[str], room: int) -> list[str]:
+    lines: list[str] = []
+    for shown, doubt in enumerate(doubts):
+        more = _labelled("cannot tell" if not shown else "", doubt, max_lines=2)
+        is_last = shown == len(doubts) - 1
+        if len(lines) + len(more) + (0 if is_last else 1) > room:
+            return [*lines, *_labelled("" if lines else "cannot tell", f"{len(doubts) - shown} more: --json")]
+        lines += more
+    return lines
+
+
+def _next_command(summary: Summary) -> str:
+    ended_well = {rank.ended for rank in summary.ranks} <= {"finished", "running", "unknown"}
+    command = "report" if ended_well and not summary.missing_ranks else "diagnose"
+    return f"dtprof {command} {shlex.quote(summary.run)}"
