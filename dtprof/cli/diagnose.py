@@ -2,19 +2,7 @@
 
 import argparse
 import json
-import site
-import sysconfig
-import time
-from collections.abc import Sequence
 from pathlib import Path
-
-from dtprof.diagnosis import evidence as facts
-from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.verdict import decide
-from dtprof.errors import UsageError
-from dtprof.report.verdict_json import verdict_json
-from dtprof.report.verdict_text import verdict_text
-from dtprof.run_format import reader, writer
 
 EPILOG = """\
 example:
@@ -22,8 +10,6 @@ example:
 
 exit status: 0 no error or warning found, 1 something found, 2 the input cannot be read
 """
-QUIET_NS = 5_000_000_000
-"""A running job whose newest record is older than this, with operations open, is looked at as stalled."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,97 +21,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("path", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict."""
-    verdict = diagnose_paths(arguments.paths)
-    if arguments.json:
-        print(json.dumps(verdict_json(verdict), indent=1))
-    else:
-        print(render(verdict))
+    from dtprof.cli.inspection import diagnose_run
+    from dtprof.report.verdict_json import verdict_json
+    from dtprof.report.verdict_text import verdict_text
+
+    verdict = diagnose_run(arguments.path)
+    print(json.dumps(verdict_json(verdict), indent=1) if arguments.json else verdict_text(verdict))
     return 1 if any(finding.severity in ("error", "warning") for finding in verdict.findings) else 0
-
-
-def render(verdict: Verdict) -> str:
-    """Return the verdict as text."""
-    return verdict_text(verdict)
-
-
-def diagnose_paths(given: Sequence[Path]) -> Verdict:
-    """Diagnose one run.
-
-    Raises:
-        UsageError: more than one path.
-        NotARunError: the path holds no run.
-    """
-    if len(given) != 1:
-        raise UsageError(f"{len(given)} paths were given; expected one run directory")
-    return decide(collect(reader.open_run(given[0])), ("run",))
-
-
-def collect(run: reader.Run) -> facts.Evidence:
-    """Read what the rules need from a run on disk, and from the processes where they are still there."""
-    document = run.job_facts
-    stacks = facts.stacks_from(run.stacks, is_user=_is_user_file)
-    same_boot = document.get("boot_id") == writer.boot_id()
-    ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
-    for tables in run.load_all():
-        exit_record = run.exits.get(tables.pid)
-        alive = None
-        if same_boot and exit_record is None:
-            alive = _is_alive(tables.pid, run.path)
-        stack = stacks.get(tables.pid)
-        ranks.append(facts.rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))
-        problems += tables.problems
-        world_size = max(world_size, tables.world_size, tables.rank + 1)
-        last_ns = max(last_ns, tables.last_ns)
-    hang = document.get("hang_detected_ns")
-    stopped = document.get("stopped_on_hang")
-    return facts.gather(
-        ranks,
-        world_size=world_size,
-        manifest=run.manifest,
-        stalled=_is_stalled(run, ranks, last_ns=last_ns, same_boot=same_boot),
-        stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
-        oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
-        problems=tuple(problems),
-    )
-
-
-def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:
-    """Say whether ranks are, or were at their end, held up: then open operations mean something."""
-    held_up = any(rank.front is not None or rank.in_init for rank in ranks)
-    if not held_up:
-        return False
-    if run.manifest.ended_realtime_ns:
-        return run.manifest.exit_status != 0
-    if not same_boot or not any(rank.alive for rank in ranks):
-        return True  # killed together with dtprof: this is where it stood
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
-
-
-def _is_alive(pid: int, run: Path) -> bool:
-    """Say whether the process is still there and belongs to this run."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return str(run.absolute()).encode() in environment
-
-
-def _is_user_file(path: str) -> bool:
-    """Say whether a frame of a stack lies in the user's own code."""
-    installed = {*sysconfig.get_paths().values(), *site.getsitepackages()}
-    return (
-        Path(path).is_absolute()
-        and "/site-packages/" not in path
-        and "/dist-packages/" not in path
-        and "/lib/python3" not in path
-        and not path.startswith(tuple(f"{folder}/" for folder in installed if folder))
-    )

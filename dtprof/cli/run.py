@@ -96,11 +96,12 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
 
 
 def _diagnose(run: Path) -> "watcher.Verdict":
-    from dtprof.cli import diagnose
+    from dtprof.cli.inspection import diagnose_run
     from dtprof.launch import watcher
+    from dtprof.report.verdict_text import verdict_text
 
-    verdict = diagnose.diagnose_paths([run])
-    return watcher.Verdict(is_hang=verdict.outcome == "hang", text=diagnose.render(verdict))
+    verdict = diagnose_run(run)
+    return watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
 
 
 def _print_end(end: "job.JobEnd") -> None:
@@ -119,9 +120,9 @@ def _print_end(end: "job.JobEnd") -> None:
         if missing:
             job.say(f"these ranks of {first.world_size} left no record: {', '.join(map(str, missing))} ({WHY_UNARMED})")
     if end.status != 0 and first is not None:
-        from dtprof.cli import diagnose
+        from dtprof.cli.inspection import diagnose_run
 
-        verdict = diagnose.diagnose_paths([end.run])
+        verdict = diagnose_run(end.run)
         if verdict.findings and not end.stopped_by_us:
             job.say(verdict.findings[0].summary)
     job.say(f"run kept in {shown}")
