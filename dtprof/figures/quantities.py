@@ -1,8 +1,10 @@
-"""Numbers as text: three significant digits, a unit, and a space that does not break."""
+"""Numbers as a page shows them: as dtprof.formatting writes them, with a space that does not break."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from dtprof import formatting
 
 NBSP = "\u00a0"
 
@@ -46,26 +48,23 @@ def choose_decimals(values: Iterable[float | None]) -> int:
 
 
 def format_number(value: float, decimals: int) -> str:
-    """Return a number of a column with its decimals, or with the more that a small number needs to be seen."""
+    """Return a number of a column with its decimals, or with the few more that a small number needs to be seen."""
     if value == 0:
         return "0"
-    needed = min(5, 1 - math.floor(math.log10(abs(value))))
+    if abs(value) < 0.001:
+        return "<0.001"
+    needed = min(3, 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{max(decimals, needed)}f}"
 
 
 def format_duration(ns: float) -> str:
     """Return a duration such as 212 ms."""
-    return _with_unit(ns, DURATIONS)
+    return formatting.format_ns(ns).replace(" us", " \u00b5s").replace(" ", NBSP)
 
 
-def format_bytes(size: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Return a size such as 1.50 GiB."""
-    return _with_unit(size, SIZES)
-
-
-def format_count(count: int) -> str:
-    """Return a count such as 152,000."""
-    return f"{count:,}"
+    return formatting.format_bytes(nbytes).replace(" ", NBSP)
 
 
 def format_share(share: float) -> str:
@@ -76,10 +75,3 @@ def format_share(share: float) -> str:
     if abs(percent) < 0.1:
         return f"<0.1{NBSP}%"
     return f"{percent:.0f}{NBSP}%" if abs(percent) >= 9.95 else f"{percent:.1f}{NBSP}%"
-
-
-def _with_unit(value: float, units: tuple[Unit, ...]) -> str:
-    unit = choose_unit([value], units)
-    number = value / unit.size
-    decimals = 0 if unit is units[0] or abs(number) >= 99.95 else 1 if abs(number) >= 9.995 else 2
-    return f"{number:.{decimals}f}{NBSP}{unit.name}"

@@ -1,22 +1,32 @@
 """Step time over the steps of the run: the middle of the ranks, the band they fill, and what is left out."""
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import StepSeries, Summary
 from dtprof.figures.drawing import Drawing, Nothing, new_figure
-from dtprof.figures.quantities import DURATIONS, Unit, choose_decimals, choose_unit, format_duration
+from dtprof.figures.quantities import DURATIONS, Unit, choose_decimals, choose_unit, format_duration, format_share
 
 MAX_POINTS = 1500
 """More steps than this share points: a screen shows no more."""
 MAX_RANK_LINES = 8
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lanes:
+    """Durations of the steps known on any rank, a row a rank, NaN where this one does not know."""
+
+    ranks: tuple[int, ...]
+    steps: npt.NDArray[np.int64]
+    durations: Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,49 +46,53 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     series = [one for one in summary.step_series if one.duration_ns]
     if not series:
         return Nothing(
-            why="No step was counted.",
+            why="No step has both a begin and an end to measure.",
             remedy="Steps are counted from torch.optim optimizers: call step() of one of them on every rank.",
         )
-    length = max(len(one.duration_ns) for one in series)
-    table = np.full((len(series), length), np.nan)
-    for row, one in zip(table, series, strict=True):
-        row[: len(one.duration_ns)] = one.duration_ns
-    points = _reduce(table, [one.rank for one in series])
-    typical = summary.steps.duration_ns.median if summary.steps.duration_ns else float(np.nanmedian(table))
+    lanes = _align(series)
+    points = _reduce(lanes)
+    typical = summary.steps.duration_ns.median if summary.steps.duration_ns else float(np.nanmedian(lanes.durations))
     unit = choose_unit([typical], DURATIONS)
     figure = new_figure(title="Step time over steps", x_title="step", y_title=f"step time ({unit.name})", height=290)
     _add_band(figure, points, unit, len(series))
-    if 1 < len(series) <= MAX_RANK_LINES and length <= MAX_POINTS:
-        _add_rank_lines(figure, table, [one.rank for one in series], unit)
+    if 1 < len(series) <= MAX_RANK_LINES and len(lanes.steps) <= MAX_POINTS:
+        _add_rank_lines(figure, lanes, unit)
     _add_middle(figure, points, unit, len(series))
-    _mark_left_out(figure, summary, length)
-    _set_scale(figure, summary, table, unit)
+    _mark_left_out(figure, summary, lanes)
+    _set_scale(figure, summary, lanes, unit)
     return Drawing(
         figure=figure,
-        sentence=_describe(summary, length),
+        sentence=_describe(summary, lanes),
         columns=("steps", *(f"{name} ({unit.name})" for name in ("fastest", "median", "slowest")), "slowest rank"),
         rows=_rows(points, unit),
         zooms=True,
     )
 
 
-def _reduce(table: Floats, ranks: list[int]) -> _Points:
-    length = table.shape[1]
+def _align(series: Sequence[StepSeries]) -> _Lanes:
+    first = min(one.first_step for one in series)
+    end = max(one.first_step + len(one.duration_ns) for one in series)
+    durations = np.full((len(series), end - first), np.nan)
+    for row, one in zip(durations, series, strict=True):
+        begin = one.first_step - first
+        row[begin : begin + len(one.duration_ns)] = one.duration_ns
+    known = np.isfinite(durations).any(axis=0)
+    return _Lanes(
+        ranks=tuple(one.rank for one in series), steps=np.arange(first, end)[known], durations=durations[:, known]
+    )
+
+
+def _reduce(lanes: _Lanes) -> _Points:
+    length = len(lanes.steps)
     edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
-    low, middle, high, slowest = [], [], [], []
-    for begin, end in itertools.pairwise(edges):
-        part = table[:, begin:end]
-        low.append(float(np.nanmin(part)))
-        middle.append(float(np.nanmedian(part)))
-        high.append(float(np.nanmax(part)))
-        slowest.append(ranks[int(np.nanargmax(part)) // part.shape[1]])
+    parts = [lanes.durations[:, begin:end] for begin, end in pairwise(edges)]
     return _Points(
-        first=edges[:-1] + 1,
-        last=edges[1:],
-        low=np.array(low),
-        middle=np.array(middle),
-        high=np.array(high),
-        slowest_rank=slowest,
+        first=lanes.steps[edges[:-1]],
+        last=lanes.steps[edges[1:] - 1],
+        low=np.array([np.nanmin(part) for part in parts]),
+        middle=np.array([np.nanmedian(part) for part in parts]),
+        high=np.array([np.nanmax(part) for part in parts]),
+        slowest_rank=[lanes.ranks[int(np.nanargmax(part)) // part.shape[1]] for part in parts],
     )
 
 
@@ -101,11 +115,11 @@ def _add_band(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
     )
 
 
-def _add_rank_lines(figure: Any, table: Floats, ranks: list[int], unit: Unit) -> None:
-    for position, (rank, row) in enumerate(zip(ranks, table, strict=True)):
+def _add_rank_lines(figure: Any, lanes: _Lanes, unit: Unit) -> None:
+    for position, (rank, row) in enumerate(zip(lanes.ranks, lanes.durations, strict=True)):
         figure.add_trace(
             go.Scatter(
-                x=np.arange(1, len(row) + 1),
+                x=lanes.steps,
                 y=row / unit.size,
                 mode="lines",
                 line={"width": 0.8, "color": "#8a919c"},
@@ -143,11 +157,12 @@ def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> Non
     )
 
 
-def _mark_left_out(figure: Any, summary: Summary, length: int) -> None:
+def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:
     if summary.steps.used is None:
         return
     first, last = summary.steps.used
-    for begin, end, name in ((0.5, first - 0.5, "warm-up, left out"), (last + 0.5, length + 0.5, "left out")):
+    left, right = lanes.steps[0] - 0.5, lanes.steps[-1] + 0.5
+    for begin, end, name in ((left, first - 0.5, "warm-up, left out"), (last + 0.5, right, "left out")):
         if end > begin:
             figure.add_vrect(
                 x0=begin,
@@ -159,25 +174,24 @@ def _mark_left_out(figure: Any, summary: Summary, length: int) -> None:
                     "text": name,
                     "font": {"size": 11},
                     "showarrow": False,
-                    "textangle": -90 if end - begin < 0.16 * length else 0,
+                    "textangle": -90 if end - begin < 0.16 * (right - left) else 0,
                 },
-                annotation_position="inside bottom left" if begin < 1 else "inside bottom right",
+                annotation_position="inside bottom left" if begin == left else "inside bottom right",
             )
 
 
-def _set_scale(figure: Any, summary: Summary, table: Floats, unit: Unit) -> None:
+def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None:
     """Scale to the used steps: a first step that takes 20 times longer would flatten the rest."""
-    length = table.shape[1]
-    figure.update_xaxes(range=[0.5, length + 0.5], showgrid=False)
-    first, last = summary.steps.used or (1, length)
-    used = table[:, first - 1 : last]
-    if not np.isfinite(used).any():
-        used = table
+    steps, table = lanes.steps, lanes.durations
+    figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)
+    first, last = summary.steps.used or (int(steps[0]), int(steps[-1]))
+    is_used = (steps >= first) & (steps <= last)
+    used = table[:, is_used] if is_used.any() else table
     top = 1.12 * float(np.nanmax(used)) / unit.size
     figure.update_yaxes(range=[0, top])
     highest = float(np.nanmax(table))
     if highest / unit.size > top:
-        step = int(np.nanargmax(np.nanmax(np.nan_to_num(table), axis=0))) + 1
+        step = int(steps[int(np.nanargmax(table)) % len(steps)])
         figure.add_annotation(
             x=step,
             y=1,
@@ -185,19 +199,20 @@ def _set_scale(figure: Any, summary: Summary, table: Floats, unit: Unit) -> None
             yanchor="bottom",
             text=f"\u2191 step {step}: {format_duration(highest)}, above the scale",
             showarrow=False,
-            xanchor="left" if step <= length / 2 else "right",
+            xanchor="left" if step <= steps.mean() else "right",
             font={"size": 11},
         )
 
 
-def _describe(summary: Summary, length: int) -> str:
+def _describe(summary: Summary, lanes: _Lanes) -> str:
     spread = summary.steps.duration_ns
     if spread is None or summary.steps.used is None:
-        return f"Duration of {length} steps; none of them is used for figures."
+        return f"Duration of {len(lanes.steps)} steps; none of them is used for figures."
     first, last = summary.steps.used
     return (
-        f"Duration of {length} steps. Steps {first} to {last} are used: median {format_duration(spread.median)}, "
-        f"80{chr(0xA0)}% of them between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
+        f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are used: "
+        f"median {format_duration(spread.median)}, {format_share(0.8)} of them "
+        f"between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
     )
 
 

@@ -36,7 +36,7 @@ def draw_timeline(summary: Summary) -> Drawing | Nothing:
         figure.add_trace(_bars(kind, timeline.intervals, ranks))
     figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
     _name_lanes(figure, ranks)
-    figure.update_xaxes(range=[0, (timeline.end_ns - timeline.origin_ns) / 1e6])
+    figure.update_xaxes(range=[0, timeline.end_ns / 1e6])
     return Drawing(
         figure=figure,
         sentence=_describe(timeline, ranks, summary.clock_error_ns),
@@ -110,7 +110,7 @@ def _name_lanes(figure: Any, ranks: Sequence[int]) -> None:
 
 
 def _describe(timeline: Timeline, ranks: Sequence[int], clock_error_ns: int | None) -> str:
-    window = format_duration(timeline.end_ns - timeline.origin_ns)
+    window = format_duration(timeline.end_ns)
     clock = "an unknown error" if clock_error_ns is None else f"an error of {format_duration(clock_error_ns)}"
     left_out = f" {timeline.left_out:,} shorter intervals are left out." if timeline.left_out else ""
     return f"{_title(timeline)}: {window} of {len(ranks)} ranks on one clock with {clock}.{left_out}"

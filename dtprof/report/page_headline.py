@@ -1,6 +1,8 @@
 """The verdict in one sentence: what holds the job up most, or why that cannot be told."""
 
+import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtprof.analysis.results import PARTS, RankResult, Summary
@@ -8,8 +10,21 @@ from dtprof.figures.quantities import format_duration, format_share
 
 NOTEWORTHY_SHARE = 0.10
 """A part of less than this share of the step is not worth the headline."""
-_ENDED_WELL = ("finished", "running", "unknown")
+MOST = 0.7
+"""Wait or transfer alone is named where it is at least this share of the exposed communication."""
+ENDED_WELL = ("finished", "running", "unknown")
 _MAX_NAMED_RANKS = 4
+_LOSSES = {
+    "bubble": ("in pipeline bubbles", "More microbatches or an interleaved schedule make them smaller."),
+    "data": ("waiting for data", "Give the loader more workers, or let it fetch ahead."),
+    "checkpoint": ("writing checkpoints", "Write them less often, or while training goes on."),
+    "host": (
+        "in host work outside every known phase",
+        "Look for logging, evaluation, or .item() between the phases of the step.",
+    ),
+    "idle": ("idle", "Look in the timeline for what the rank was about to do."),
+}
+"""Parts that are no work: what a rank does in them, and what helps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +32,11 @@ class Headline:
     """What the page says first."""
 
     verdict: str  # "good", "attention", "bad", "unknown"
+    label: str
     sentence: str
-    evidence: str | None  # the panel that shows it
-    command: str | None  # what to type next
+    advice: str = ""
+    evidence: str | None = None  # the panel that shows it
+    command: str | None = None  # what to type next
 
 
 def mean_parts(summary: Summary) -> dict[str, float] | None:
@@ -31,28 +48,52 @@ def mean_parts(summary: Summary) -> dict[str, float] | None:
     return {part: sum((rank.partition_ns or {}).get(part, 0) for rank in known) / total for part in PARTS}
 
 
+def split_topic(doubt: str) -> tuple[str, str]:
+    """Return what a sentence of `Summary.cannot_tell` is about ("" where it does not say) and the sentence."""
+    match = re.match(r"([a-z_0-9]+): (.+)", doubt, re.DOTALL)
+    return (match[1], match[2]) if match else ("", doubt)
+
+
 def write_headline(summary: Summary) -> Headline:
     """Say what matters most: a job that ended badly, else where its time goes, else why that is not known."""
-    failed = [rank for rank in summary.ranks if rank.ended not in _ENDED_WELL]
-    diagnose = f"dtprof diagnose {shlex.quote(summary.run)}"
+    failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]
     if failed or summary.missing_ranks:
-        return Headline(
-            verdict="bad", sentence=_describe_end(failed, summary), evidence="measurement", command=diagnose
-        )
+        return _describe_end(failed, summary)
     shares = mean_parts(summary)
     if shares is None:
-        why = summary.cannot_tell[0] if summary.cannot_tell else "no step could be split into its parts."
+        return _describe_doubt(summary)
+    losses = {part: shares[part] for part in _LOSSES}
+    losses["communication"] = shares["exposed_wait"] + shares["exposed_transfer"]
+    largest = max(losses, key=losses.__getitem__)
+    if losses[largest] < NOTEWORTHY_SHARE:
         return Headline(
-            verdict="unknown",
-            sentence=f"Cannot tell where the time goes: {why}",
-            evidence="cannot_tell",
-            command=diagnose,
+            verdict="good",
+            label="Healthy",
+            sentence=f"{_who_spends(summary, shares['compute'] + shares['optimizer'])} computing; "
+            f"nothing else takes more than {format_share(losses[largest])}.",
+            evidence="step_parts",
         )
-    return _describe_time(summary, shares)
+    start = _who_spends(summary, losses[largest])
+    if largest == "communication":
+        return _describe_communication(summary, shares, start)
+    what, advice = _LOSSES[largest]
+    return Headline(
+        verdict="attention",
+        label="Attention",
+        sentence=f"{start} {what}.",
+        advice=advice,
+        evidence="step_parts",
+    )
 
 
-def _describe_end(failed: list[RankResult], summary: Summary) -> str:
-    said = [f"rank {rank.rank} {_past(rank.ended)}" for rank in failed[:_MAX_NAMED_RANKS]]
+def _who_spends(summary: Summary, share: float) -> str:
+    who = "The rank spends" if len(summary.ranks) == 1 else "Ranks spend"
+    length = f" of {format_duration(summary.steps.duration_ns.median)}" if summary.steps.duration_ns else ""
+    return f"{who} {format_share(share)} of a step{length}"
+
+
+def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
+    said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in failed[:_MAX_NAMED_RANKS]]
     if len(failed) > _MAX_NAMED_RANKS:
         said.append(f"{len(failed) - _MAX_NAMED_RANKS} more ranks failed")
     if summary.missing_ranks:
@@ -61,64 +102,63 @@ def _describe_end(failed: list[RankResult], summary: Summary) -> str:
         more = f" and {rest} more" if rest > 0 else ""
         said.append(f"rank{'s' if len(summary.missing_ranks) > 1 else ''} {named}{more} left no records")
     start = "The job did not end well" if failed else "The run is not whole"
-    return f"{start}: {', '.join(said)}."
-
-
-def _past(ended: str) -> str:
-    return f"was {ended}" if ended.startswith("killed") else ended
-
-
-def _describe_time(summary: Summary, shares: dict[str, float]) -> Headline:
-    run = shlex.quote(summary.run)
-    summarise, diagnose = f"dtprof summary {run}", f"dtprof diagnose {run}"
-    step = format_duration(summary.steps.duration_ns.median) if summary.steps.duration_ns else None
-    of_a_step = f"of a step of {step}" if step else "of a step"
-    part = max((name for name in PARTS if name not in ("compute", "optimizer")), key=lambda name: shares[name])
-    who = "The rank spends" if len(summary.ranks) == 1 else "Ranks spend"
-    if shares[part] < NOTEWORTHY_SHARE:
-        work = shares["compute"] + shares["optimizer"]
-        return Headline(
-            verdict="good",
-            sentence=f"{who} {format_share(work)} {of_a_step} computing; nothing else takes more than "
-            f"{format_share(shares[part])}.",
-            evidence="step_parts",
-            command=summarise,
-        )
-    what, evidence = _PART_WORDS[part]
-    sentence = f"{who} {format_share(shares[part])} {of_a_step} {what}"
-    if part == "exposed_wait":
-        sentence += _name_straggler(summary)
-    if part == "exposed_transfer":
-        sentence += _name_collective(summary)
     return Headline(
-        verdict="attention",
-        sentence=sentence + ".",
-        evidence=evidence,
-        command=diagnose if part in ("exposed_wait", "idle") else summarise,
+        verdict="bad",
+        label="Failed" if failed else "Incomplete",
+        sentence=f"{start}: {', '.join(said)}.",
+        evidence="measurement",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
     )
 
 
-_PART_WORDS = {
-    "exposed_wait": ("waiting for others", "stragglers"),
-    "exposed_transfer": ("moving data that no work hides", "collectives"),
-    "bubble": ("in pipeline bubbles", "step_parts"),
-    "data": ("waiting for data", "step_parts"),
-    "checkpoint": ("writing checkpoints", "step_parts"),
-    "host": ("in host work outside every known phase", "step_parts"),
-    "idle": ("idle", "step_parts"),
-}
+def _in_the_past(ended: str) -> str:
+    return f"was {ended}" if ended.startswith("killed") else ended
 
 
-def _name_straggler(summary: Summary) -> str:
-    if not summary.stragglers:
-        return "; no rank is late more often than the others"
-    worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0)
-    return f"; rank {worst.rank} arrives last in {format_share(worst.last_share)} of the collectives waited in"
+def _describe_doubt(summary: Summary) -> Headline:
+    topics = [split_topic(doubt) for doubt in summary.cannot_tell]
+    about_steps = [sentence for topic, sentence in topics if topic == "steps"]
+    others = [sentence for _, sentence in topics]
+    why = next(iter([*about_steps, *others]), "no step could be split into its parts").rstrip(".")
+    return Headline(
+        verdict="unknown",
+        label="Cannot tell",
+        sentence=f"Cannot tell where the time goes: {why}.",
+        evidence="cannot_tell",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
+    )
 
 
-def _name_collective(summary: Summary) -> str:
+def _describe_communication(summary: Summary, shares: Mapping[str, float], start: str) -> Headline:
+    wait, transfer = shares["exposed_wait"], shares["exposed_transfer"]
+    worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
+    if worst is None:
+        late = "no rank is late more often than the others"
+        even_out = "Look in the timeline for what differs between ranks within a step."
+    else:
+        late = f"rank {worst.rank} arrives last in {format_share(worst.last_share)} of the collectives waited in"
+        even_out = f"Compare rank {worst.rank} with the others: its share of the work, its data, its machine."
+    hide = "Larger or earlier operations, more overlap with backward, or fewer bytes make it shorter."
+    if wait >= MOST * (wait + transfer):
+        sentence, advice, evidence = f"{start} waiting for others; {late}.", even_out, "stragglers"
+    elif transfer >= MOST * (wait + transfer):
+        sentence, advice, evidence = (
+            f"{start} moving data that no work hides{_name_busiest(summary)}.",
+            hide,
+            "collectives",
+        )
+    else:
+        sentence = (
+            f"{start} blocked by communication: {format_share(wait)} waiting for others, "
+            f"{format_share(transfer)} moving data; {late}."
+        )
+        advice, evidence = hide if worst is None else even_out, "step_parts"
+    return Headline(verdict="attention", label="Attention", sentence=sentence, advice=advice, evidence=evidence)
+
+
+def _name_busiest(summary: Summary) -> str:
     known = [one for one in summary.collectives if one.exposed_ns]
     if not known:
         return ""
-    worst = max(known, key=lambda one: (one.exposed_ns or 0) * one.count)
-    return f"; {worst.op} of group {worst.group} is the most of it"
+    busiest = max(known, key=lambda one: (one.exposed_ns or 0) * one.count)
+    return f"; most of it is {busiest.op} of group {busiest.group}"

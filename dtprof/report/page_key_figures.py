@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
-from dtprof.figures.quantities import NBSP, format_bytes, format_count, format_duration, format_share
+from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
+from dtprof.formatting import format_count
 from dtprof.report.page_headline import mean_parts
 from dtprof.report.page_markup import Markup, element, join
 

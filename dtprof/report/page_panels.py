@@ -7,13 +7,14 @@ from typing import Any
 
 from dtprof.analysis.results import Summary
 from dtprof.figures.drawing import Drawing, Nothing
-from dtprof.figures.quantities import DURATIONS, SIZES, format_bytes, format_count, format_duration, format_share
+from dtprof.figures.quantities import DURATIONS, format_bytes, format_duration, format_share
 from dtprof.figures.step_parts import draw_step_parts
 from dtprof.figures.step_phases import draw_step_phases
 from dtprof.figures.step_times import draw_step_times
 from dtprof.figures.timeline import draw_timeline
+from dtprof.formatting import format_count
 from dtprof.report.page_dashboard import Panel
-from dtprof.report.page_headline import write_headline
+from dtprof.report.page_headline import split_topic, write_headline
 from dtprof.report.page_key_figures import render_key_figures
 from dtprof.report.page_markup import Markup, element, join
 from dtprof.report.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
@@ -77,11 +78,11 @@ def _render_headline(_: Panel, summary: Summary) -> Markup:
         links.append(element("a", "Show the evidence", href=f"#{anchor}", class_="evidence"))
     if headline.command:
         links.append(element("span", "Next: ", element("code", headline.command, class_="command"), class_="next"))
-    words = {"good": "Healthy", "attention": "Attention", "bad": "Failed", "unknown": "Cannot tell"}
     return element(
         "div",
-        element("p", words[headline.verdict], class_="verdict"),
+        element("p", headline.label, class_="verdict"),
         element("p", headline.sentence, class_="sentence"),
+        element("p", headline.advice, class_="advice") if headline.advice else "",
         element("p", *links, class_="links"),
         class_=f"headline {headline.verdict}",
     )
@@ -112,7 +113,7 @@ def _render_collectives(panel: Panel, summary: Summary) -> Markup:
         number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
         text_column("api", "called by", [one.api or "\u2013" for one in rows]),
         number_column("count", "count", [one.count for one in rows], _as_count),
-        unit_column("bytes", "size", [one.bytes for one in rows], SIZES),
+        number_column("bytes", "size", [one.bytes for one in rows], format_bytes),
         unit_column("duration", "duration", [one.duration_ns for one in rows], DURATIONS),
         unit_column("wait", "wait", [one.wait_ns for one in rows], DURATIONS),
         unit_column("transfer", "transfer", [one.transfer_ns for one in rows], DURATIONS),
@@ -145,7 +146,9 @@ def _render_stragglers(panel: Panel, summary: Summary) -> Markup:
 def _render_cannot_tell(_: Panel, summary: Summary) -> Markup:
     if not summary.cannot_tell:
         return element("p", "Everything on this page could be told from the run.", class_="nothing")
-    return element("ul", *(element("li", sentence) for sentence in summary.cannot_tell), class_="sentences")
+    doubts = [split_topic(doubt) for doubt in summary.cannot_tell]
+    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in doubts]
+    return element("ul", *items, class_="sentences")
 
 
 def _render_measurement(panel: Panel, summary: Summary) -> Markup:

@@ -50,13 +50,14 @@ def partition_of(rank: int) -> dict[str, int]:
 
 
 def summary_of(*, num_ranks: int = 4, num_steps: int = 20, run: str = "dtprof-runs/20261121-101500-train") -> Summary:
-    """Return a complete run on one host; steps 3 to the last are used, the first takes ten times longer."""
+    """Return a complete run on one host; steps 3 to the last are used, step 2 takes ten times longer."""
     ranks = range(num_ranks)
     series = tuple(
         StepSeries(
             rank=rank,
             duration_ns=tuple(
-                10 * STEP_NS if step == 0 else STEP_NS + (rank * 131 + step * 37) % 11 * MS for step in range(num_steps)
+                10 * STEP_NS if step == 2 else STEP_NS + (rank * 131 + step * 37) % 11 * MS
+                for step in range(2, num_steps + 1)
             ),
         )
         for rank in ranks
@@ -190,7 +191,7 @@ def timeline_of(num_ranks: int, *, num_steps: int = 3, buckets: int = 4) -> Time
         first_step=10,
         last_step=9 + num_steps,
         origin_ns=5_000 * MS,
-        end_ns=5_000 * MS + num_steps * STEP_NS,
+        end_ns=num_steps * STEP_NS,
         intervals=tuple(intervals),
         left_out=0,
     )
