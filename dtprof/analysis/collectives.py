@@ -98,8 +98,8 @@ def time_operations(
 
 def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
     """Return the meetings of a rank's operations in one family, in the order of its rows."""
-    table = meetings.tables[family]
-    return table[np.searchsorted(table["seq"], matched.seqs[family])]
+    table, seqs = meetings.tables[family], matched.seqs[family]
+    return table if np.array_equal(table["seq"], seqs) else table[np.searchsorted(table["seq"], seqs)]
 
 
 def _last_arrival(meetings: Meetings, family: Family, met: Array, start: Column, rank: int) -> Column:
@@ -169,16 +169,17 @@ def sum_rows(
     sums: dict[RowKey, Array] = {}
     for family, rows in matched.rows.items():
         inside = chosen[rows]
-        met, rows = find_met(meetings, family, matched)[inside], rows[inside]
+        rows = rows[inside]
         if family.is_p2p:
-            ops, op_names, counted = operations["op"][rows], (*tables.ops, UNNAMED), np.ones(len(rows), np.bool_)
-            ops, api, api_names = np.minimum(ops, len(tables.ops)), apis.of_operation[rows], apis.names
+            op, api = np.minimum(operations["op"][rows], len(tables.ops)), apis.of_operation[rows]
+            op_names, api_names, counted = (*tables.ops, UNNAMED), apis.names, np.ones(len(rows), np.bool_)
         else:
-            ops, op_names, counted = met["op"], tuple(meetings.ops.names), met["first_rank"] == tables.rank
-            api, api_names = met["api"], tuple(meetings.apis.names)
-        codes, place = np.unique((ops.astype(np.int64) << 32) | api, return_inverse=True)
+            met = find_met(meetings, family, matched)
+            op, api, counted = met["op"][inside], met["api"][inside], met["first_rank"][inside] == tables.rank
+            op_names, api_names = tuple(meetings.ops.names), tuple(meetings.apis.names)
+        codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
         table = np.zeros(len(codes), ROW_SUMS)
-        for name, values in _columns(operations[rows], rows, counted, timing, blocked).items():
+        for name, values in _columns(operations["nbytes"][rows], rows, counted, timing, blocked).items():
             np.add.at(table[name], place, values)
         for position, code in enumerate(codes.tolist()):
             row = table[position : position + 1]
@@ -187,22 +188,31 @@ def sum_rows(
     return sums
 
 
-def _columns(
-    operations: Array, rows: Column, counted: Mask, timing: Timing, blocked: Blocked
-) -> dict[str, Column | Mask]:
+def _number_distinct(values: Column) -> tuple[Column, Column]:
+    """Return the distinct values, and for each value the position of its own. Fast where few are distinct."""
+    few = np.sort(values[: 1 << 10])
+    few = few[np.r_[True, np.diff(few) != 0]] if len(few) else few
+    place = np.minimum(np.searchsorted(few, values), max(len(few) - 1, 0))
+    if len(values) and np.array_equal(few[place], values):
+        return few, place
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return distinct, inverse
+
+
+def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
     duration, wait = timing.duration[rows], timing.wait[rows]
     timed, split, seen = duration != UNKNOWN_NS, wait != UNKNOWN_NS, blocked.known[rows]
     exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
     return {
         "records": np.ones(len(rows), np.int64),
         "count": counted,
-        "nbytes": operations["nbytes"],
+        "nbytes": nbytes,
         "timed": timed,
         "duration": np.where(timed, duration, 0),
         "split": split,
         "wait": np.where(split, wait, 0),
         "transfer": np.where(split, duration - wait, 0),
-        "split_nbytes": np.where(split, operations["nbytes"], 0),
+        "split_nbytes": np.where(split, nbytes, 0),
         "seen": seen,
         "exposed": np.where(seen, exposed, 0),
         "in_flight": np.where(seen & timed, duration, 0),

@@ -36,25 +36,18 @@ def union(pairs: Intervals) -> Intervals:
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """Return the times in `a` and not in `b`."""
     cuts = _cuts(a, b)
-    return _select(cuts, covers(a, cuts) & ~covers(b, cuts))
+    return _select(cuts, _covers_from(a, cuts) & ~_covers_from(b, cuts))
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """Return the times in both."""
     cuts = _cuts(a, b)
-    return _select(cuts, covers(a, cuts) & covers(b, cuts))
+    return _select(cuts, _covers_from(a, cuts) & _covers_from(b, cuts))
 
 
 def total(a: Intervals) -> int:
     """Return the length of all together."""
     return int((a[:, 1] - a[:, 0]).sum())
-
-
-def covers(a: Intervals, t: Column) -> Mask:
-    """Say of each moment whether it lies in an interval."""
-    begun = np.searchsorted(a[:, 0], t, "right")
-    ended = np.searchsorted(a[:, 1], t, "right")
-    return begun > ended
 
 
 def paint(layers: Sequence[Intervals], window: Intervals) -> tuple[Column, Column]:
@@ -67,8 +60,8 @@ def paint(layers: Sequence[Intervals], window: Intervals) -> tuple[Column, Colum
     cuts = _cuts(window, *layers)
     owner = np.full(len(cuts), len(layers), np.int64)
     for position in reversed(range(len(layers))):
-        owner[covers(layers[position], cuts)] = position
-    owner[~covers(window, cuts)] = -1
+        owner[_covers_from(layers[position], cuts)] = position
+    owner[~_covers_from(window, cuts)] = -1
     return cuts, owner
 
 
@@ -89,7 +82,19 @@ def share_out(layers: Sequence[Intervals], window: Intervals) -> Column:
 
 
 def _cuts(*several: Intervals) -> Column:
-    return np.unique(np.concatenate([a.ravel() for a in several]))
+    """Return every begin and end once, in order. (np.unique hashes, which is many times slower here.)"""
+    times = np.sort(np.concatenate([a.ravel() for a in several]), kind="stable")
+    return times[np.r_[True, np.diff(times) != 0]] if len(times) else times
+
+
+def _covers_from(a: Intervals, cuts: Column) -> Mask:
+    """Say of each cut whether what follows it is covered; all begins and ends of `a` are cuts."""
+    change = np.zeros(len(cuts), np.int8)
+    at = np.searchsorted(cuts, a)
+    change[at[:, 0]] += 1
+    change[at[:, 1]] -= 1
+    covered: Mask = np.cumsum(change, dtype=np.int8) > 0
+    return covered
 
 
 def _select(cuts: Column, chosen: Mask) -> Intervals:

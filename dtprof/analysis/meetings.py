@@ -204,20 +204,19 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
     """Describe the operations of one rank for the meeting with the other ranks."""
     rows: dict[Family, Array] = {}
     for family, some in matched.rows.items():
-        chosen = operations[some]
         row = np.repeat(_NEUTRAL, len(some))
-        start, done = chosen["issued_ns"], chosen["done_ns"]
+        start, done = operations["issued_ns"][some], operations["done_ns"][some]
         row["seq"] = matched.seqs[family]
         row["num_seen"] = 1
         row["first_start"] = row["last_start"] = start
         row["last_rank"] = row["first_rank"] = tables.rank
-        root = chosen["peer"]
+        root = operations["peer"][some]
         if not family.is_p2p and family.ranks:
             has_root = (root >= 0) & (root < len(family.ranks))
             row["root_rank"][has_root] = np.array(family.ranks, np.int64)[root[has_root]]
             row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
         row["min_duration"] = np.where(done != UNKNOWN_NS, done - start, FAR)
-        row["op"] = np.minimum(chosen["op"], len(tables.ops))
+        row["op"] = np.minimum(operations["op"][some], len(tables.ops))
         row["api"] = apis.of_operation[some]
         row["host"] = 0
         rows[family] = row
