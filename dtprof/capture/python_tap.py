@@ -33,6 +33,12 @@ _pack_u32 = struct.Struct("<I").pack_into
 _unpack_u32 = struct.Struct("<I").unpack_from
 
 
+WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
+"""Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
+MAX_WATCHED = 64
+"""Operations in flight whose work is held; of more, the oldest are let go and stay `returned`."""
+
+
 class Segment:
     """One mapped segment file and the next free record in it."""
 
@@ -110,6 +116,7 @@ class PythonTap:
         self._spans: dict[int, tuple[Segment, int, int]] = {}
         self._span_ids = itertools.count(1).__next__
         self._library: Any = None
+        self._unbox_work: Any = None
         os.register_at_fork(after_in_child=self.off)
 
     # ---- segments ------------------------------------------------------------------------------------------------
@@ -300,6 +307,7 @@ class PythonTap:
         """Tap these operators of the c10d namespace."""
         import torch.library
 
+        self._unbox_work = torch._C._distributed_c10d.Work.unbox
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for op in ops:
             self._library.impl(op, self._kernel(op), "BackendSelect", with_keyset=True)
@@ -311,9 +319,8 @@ class PythonTap:
         overload = getattr(torch.ops.c10d, name).default
         redispatch = overload._handle.redispatch_boxed
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-        describe = Arguments(name, [argument.name for argument in overload._schema.arguments])
+        describe = Arguments(name, overload._schema.arguments)
         op = self.name_id(name)
-        unbox_work = torch._C._distributed_c10d.Work.unbox
         has_return = len(overload._schema.returns) > 0
         issue = self._issue
 
@@ -333,7 +340,7 @@ class PythonTap:
             _pack_f32(memory, at + AT["returned_after"], returned - issued)
             memory[at] = STATE["returned"] if has_return else STATE["done"]
             if has_return:
-                self._follow(segment, at, issued, gloo, unbox_work, result)
+                self._follow(segment, at, issued, gloo, name, result)
                 segment.add("capture_ns", monotonic_ns() - returned)
             return result
 
@@ -373,13 +380,11 @@ class PythonTap:
         return segment, at, issued, gloo
 
     @fence.fenced("the completion of an operation")
-    def _follow(
-        self, segment: Segment, at: int, issued: int, gloo: bool, unbox_work: Callable[[Any], Any], result: Any
-    ) -> None:
+    def _follow(self, segment: Segment, at: int, issued: int, gloo: bool, name: str, result: Any) -> None:
         """Arrange to learn when the operation completes."""
         memory = segment.memory
         boxed = result[-1] if isinstance(result, tuple | list) else result
-        work = unbox_work(boxed) if boxed is not None else None
+        work = self._unbox_work(boxed) if boxed is not None else None
         if work is None:
             memory[at + AT["flags"]] |= FLAG["no_work"]
             return
@@ -390,10 +395,12 @@ class PythonTap:
         except RuntimeError:  # gloo's send, receive and reduce_scatter have none: the wait tells
             future = None
         watched = Watched(work, memory, at, issued)
+        self._release_finished()
         if future is not None:
             future.add_done_callback(lambda done: self._completed(watched, done))
-        else:
-            self._release_finished()
+        elif name in WAITED_IN_CPP:
+            memory[at + AT["flags"]] &= ~FLAG["completion"] & 0xFF
+            return
         if memory[at] == STATE["returned"]:
             _watched[id(work)] = watched
 
@@ -414,6 +421,8 @@ class PythonTap:
             if watched.work is not None and watched.work.is_completed():
                 watched.complete(STATE["done"])
                 _watched.pop(key, None)
+        while len(_watched) > MAX_WATCHED:
+            _watched.pop(next(iter(_watched)), None)
 
 
 class Watched:
@@ -501,9 +510,11 @@ class Call:
 class Arguments:
     """Where an operator keeps what, found by the names in its schema; trailing defaults are not passed."""
 
-    def __init__(self, op: str, names: list[str]) -> None:
+    def __init__(self, op: str, schema_arguments: list[Any]) -> None:
         """Find the positions."""
         import torch
+
+        names = [argument.name for argument in schema_arguments]
 
         self.p2p = op == "send" or op.startswith("recv")
         self._empty = "barrier" in op
@@ -517,6 +528,7 @@ class Arguments:
         self._peer = first("root_rank", "dst", "src")
         self._tag = at.get("tag", -1)
         self._async = first("async_op", "asyncOp")
+        self._async_default = self._async >= 0 and bool(schema_arguments[self._async].default_value)
         self._output_splits = at.get("output_split_sizes", -1)
         self._input_splits = at.get("input_split_sizes", -1)
         self._outputs = next((i for i, n in enumerate(names) if n.startswith("output") and "split" not in n), -1)
@@ -525,12 +537,6 @@ class Arguments:
         self._dtypes = {
             dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))
         }
-        self._reduce_ops = {
-            getattr(torch.distributed.ReduceOp.RedOpType, name.upper()): code
-            for code, name in enumerate(schema.REDUCE_OPS)
-            if hasattr(torch.distributed.ReduceOp.RedOpType, name.upper())
-        }
-        self._unbox_reduce_op = getattr(torch._C._distributed_c10d.ReduceOp, "unbox", None)
 
     def __call__(self, arguments: tuple[Any, ...]) -> Call:
         """Read one call."""
@@ -544,8 +550,7 @@ class Arguments:
             call.peer = int(arguments[self._peer])
         if 0 <= self._tag < given:
             call.tag = int(arguments[self._tag])
-        if 0 <= self._async < given:
-            call.is_async = bool(arguments[self._async])
+        call.is_async = bool(arguments[self._async]) if 0 <= self._async < given else self._async_default
         if 0 <= self._reduce_op < given:
             call.reduce_op = self._code_of(arguments[self._reduce_op])
         if self._empty:
@@ -574,8 +579,9 @@ class Arguments:
             call.meta = value.is_meta
         sizes.append(int(value._nnz() if value.is_sparse else value.numel()))
 
-    def _code_of(self, boxed: Any) -> int:
-        if self._unbox_reduce_op is None:
+    @staticmethod
+    def _code_of(boxed: Any) -> int:
+        try:
+            return int(boxed.op())
+        except (AttributeError, RuntimeError):
             return schema.NO_CODE
-        reduce_op = self._unbox_reduce_op(boxed)
-        return self._reduce_ops.get(getattr(reduce_op, "op", reduce_op), schema.NO_CODE)
