@@ -48,11 +48,12 @@
 
   // ---- figures
 
+  const lines = new Map(Object.entries({ ink: "--text", rank: "--faint", band: "--band", edge: "--band" }));
+
   function colourOf(name) {
     const style = getComputedStyle(root);
-    const lines = { ink: "--text", rank: "--faint", band: "--band", edge: "--band" };
-    if (lines[name]) return style.getPropertyValue(lines[name]).trim();
-    return (hues[name] ?? ["#b9bdc4", "#5d636c"])[isDark() ? 1 : 0];
+    if (lines.has(name)) return style.getPropertyValue(lines.get(name)).trim();
+    return (Object.hasOwn(hues, name) ? hues[name] : ["#b9bdc4", "#5d636c"])[isDark() ? 1 : 0];
   }
 
   // Returns the figure in the colours of the present theme; the visibility chosen in the legend stays.
@@ -183,7 +184,7 @@
       if (!entry.name) continue;
       const toggle = document.createElement("button");
       const swatch = document.createElement("span");
-      swatch.className = `swatch ${entry.pattern ? "striped" : ""} swatch-${entry.meta.replaceAll(" ", "-")}`;
+      swatch.className = `swatch ${entry.pattern ? "striped" : ""} ${lines.has(entry.meta) ? `swatch-${entry.meta}` : ""}`;
       swatch.style.setProperty("--hue", swatchColour(entry.meta));
       toggle.type = "button";
       toggle.setAttribute("aria-pressed", "true");
@@ -201,8 +202,8 @@
   }
 
   function swatchColour(name) {
-    const lines = { ink: "var(--text)", rank: "var(--faint)", band: "var(--band)" };
-    return lines[name] ?? `var(--hue-${name.replaceAll(" ", "-")}, var(--faint))`;
+    if (lines.has(name)) return `var(${lines.get(name)})`;
+    return Object.hasOwn(hues, name) ? `var(--hue-${name.replaceAll(" ", "-")})` : "var(--faint)";
   }
 
   // Undoes the escaping that Plotly needs.

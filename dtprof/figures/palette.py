@@ -55,15 +55,18 @@ HUES = {
         label="backward", light="#1d3a78", dark="#2f57a8", meaning="backward pass, with the communication inside it"
     ),
     "other": Hue(label="other", light="#b9bdc4", dark="#5d636c", meaning="outside every known phase"),
-    "exposed": Hue(
-        label="exposed communication", light="#e7a72e", dark="#e8aa31", meaning="the rank is blocked by the operation"
-    ),
     "overlapped": Hue(
         label="overlapped communication", light="#f6e2ba", dark="#6f5523", meaning="in flight while the rank works"
     ),
-    "point to point": Hue(label="point to point", light="#a8489a", dark="#d98ac8", meaning="send or receive"),
+    "exposed": Hue(
+        label="exposed communication", light="#e7a72e", dark="#e8aa31", meaning="the rank is blocked by the operation"
+    ),
+    "point to point": Hue(label="point to point", light="#a8489a", dark="#c46fd6", meaning="send or receive"),
 }
-"""By the name of a part (results.PARTS), of a phase (results.PHASES) or of a kind of interval of the timeline."""
+"""By the name of a part (results.PARTS), of a phase (results.PHASES) or of a kind of interval of the timeline.
+
+In the order in which the timeline draws them, so that what is exposed lies on top of what is overlapped.
+"""
 
 UNKNOWN = Hue(label="", light="#b9bdc4", dark="#5d636c")
 

@@ -14,6 +14,7 @@ LANES = ("phases", "communication")
 RANK_PITCH = 2.5
 """Distance of two ranks in lanes; the half above two is the gap between them."""
 MAX_NAMED_LANES = 8
+MAX_NAMED_RANKS = 32
 
 
 def draw_timeline(summary: Summary) -> Drawing | Nothing:
@@ -87,7 +88,7 @@ def _bars(kind: str, intervals: Sequence[Interval], ranks: Sequence[int]) -> Any
 
 
 def _name_lanes(figure: Any, ranks: Sequence[int]) -> None:
-    every = 1 if len(ranks) <= 64 else -(-len(ranks) // 64)
+    every = -(-len(ranks) // MAX_NAMED_RANKS)
     if len(ranks) <= MAX_NAMED_LANES:
         places = [position * RANK_PITCH + lane for position in range(len(ranks)) for lane in (0, 1)]
         names = [

@@ -183,7 +183,7 @@ def _overhead(summary: Summary) -> KeyFigure:
 def _events(summary: Summary) -> KeyFigure:
     lost = [f"{format_count(summary.dropped_events)} dropped"] if summary.dropped_events else []
     if summary.missing_ranks:
-        lost.append(f"{len(summary.missing_ranks)} ranks missing")
+        lost.append(f"{len(summary.missing_ranks)} rank{'' if len(summary.missing_ranks) == 1 else 's'} missing")
     num_ranks = len(summary.ranks)
     return KeyFigure(
         key="events",

@@ -1,0 +1,101 @@
+"""Pages as data: what is found, and how a broken file is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from dtprof.errors import UsageError
+from dtprof.report.page_dashboard import dashboard_names, dashboards_folder, load_dashboard
+from dtprof.report.page_panels import panel_names
+
+
+def load(tmp_path: Path, text: str) -> str:
+    """Return the message with which a page is refused."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refused:
+        load_dashboard(str(path), panel_names())
+    return str(refused.value).replace(str(path), "mine.toml")
+
+
+@pytest.mark.parametrize("name", dashboard_names())
+def test_every_shipped_page_loads_and_explains_its_panels(name: str) -> None:
+    dashboard = load_dashboard(name, panel_names())
+    assert dashboard.title
+    assert dashboard.question
+    assert len({panel.anchor for panel in dashboard.panels}) == len(dashboard.panels)
+    assert all(panel.title for panel in dashboard.panels)
+
+
+def test_the_overview_shows_every_panel_once() -> None:
+    dashboard = load_dashboard("overview", panel_names())
+    assert sorted(panel.name for panel in dashboard.panels) == sorted(panel_names())
+
+
+def test_template_style_and_script_lie_beside_the_pages() -> None:
+    assert {"page.html", "page.js", "style.css"} <= {path.name for path in dashboards_folder().iterdir()}
+
+
+def test_a_page_of_the_user_is_loaded_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('title = "Mine"\n[[panels]]\npanel = "timeline"\n[[panels]]\npanel = "timeline"\ntitle = "Again"\n')
+    dashboard = load_dashboard(str(path), panel_names())
+    assert [(panel.anchor, panel.title) for panel in dashboard.panels] == [
+        ("timeline", "Timeline"),
+        ("timeline-2", "Again"),
+    ]
+
+
+def test_an_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(UsageError, match=r"--dashboard 'overvew' is not known; expected one of .*overview"):
+        load_dashboard("overvew", panel_names())
+
+
+def test_a_name_cannot_leave_the_folder() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_dashboard("../pyproject", panel_names())
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.toml.*No such file"):
+        load_dashboard(str(tmp_path / "none.toml"), panel_names())
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_dashboard(str(path), panel_names())
+
+
+def test_broken_toml_names_the_line(tmp_path: Path) -> None:
+    message = load(tmp_path, 'title = "Mine"\n[[panels]\n')
+    assert message.startswith("mine.toml is not valid TOML:")
+    assert "line 2" in message
+
+
+def test_an_unknown_panel_names_the_line_and_the_valid_ones(tmp_path: Path) -> None:
+    message = load(tmp_path, '[[panels]]\npanel = "timeline"\n\n[[panels]]\npanel = "bubles"\n')
+    assert message.startswith("mine.toml, line 5: unknown panel 'bubles'; expected one of cannot_tell, collectives,")
+
+
+def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
+    message = load(tmp_path, '[[panels]]\npanel = "timeline"\nhlep = "x"\n')
+    assert message == "mine.toml, line 3: unknown key 'hlep'; expected definitions, help, panel, question, title"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it has no panels; expected at least one [[panels]]"),
+        ("panels = 3", "it has no panels"),
+        ("panels = [3]", "it has no panels"),
+        ('[[panels]]\ntitle = "x"', "a [[panels]] names no panel"),
+        ("[[panels]]\npanel = 3", "line 2: unknown panel 3"),
+        ('title = 3\n[[panels]]\npanel = "timeline"', "line 1: title is 3; expected a text in quotes"),
+        ('[[panels]]\npanel = "timeline"\ndefinitions = 3', "line 3: definitions of panel 'timeline' are not texts"),
+        ('[[panels]]\npanel = "timeline"\n[panels.definitions]\nx = 3', "line 3: definitions of panel 'timeline'"),
+    ],
+)
+def test_other_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
+    assert words in load(tmp_path, text)
