@@ -6,6 +6,7 @@ associative and commutative and a row of zeros_like is neutral, so that ranks ma
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -138,9 +139,9 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     order = np.lexsort((operations["seq"], operations["group"], is_p2p))
     group = operations["group"][order].astype(np.int64) + (is_p2p[order].astype(np.int64) << 16)
-    starts = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)] if len(group) else np.zeros(1, np.int64)
+    bounds = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)].tolist() if len(group) else [0]
     unmatched = 0
-    for begin, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+    for begin, end in pairwise(bounds):
         some = order[begin:end]
         family = families.get(int(group[begin]) & 0xFFFF)
         if family is None:
@@ -187,8 +188,8 @@ def _place_messages(
     order = np.lexsort((some, tag, peer, is_send))
     order = order[known[order]]
     pair_key = (is_send[order].astype(np.int64) << 32) | peer[order]
-    first = np.flatnonzero(np.r_[True, np.diff(pair_key) != 0]) if len(order) else np.zeros(0, np.int64)
-    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(order)], strict=True):
+    bounds = np.r_[0, np.flatnonzero(np.diff(pair_key)) + 1, len(order)].tolist() if len(order) else [0]
+    for begin, end in pairwise(bounds):
         chosen = order[begin:end]
         tags = tag[chosen]
         new = np.r_[True, np.diff(tags) != 0]

@@ -176,7 +176,7 @@ def reduce_rank(
             timing=timing,
             blocked=blocked,
         ),
-        waits=collect_waits(tables.rank, matched, timing, step),
+        waits=collect_waits(matched, timing, step),
         bars=collect_bars(
             tables,
             operations,

@@ -6,8 +6,8 @@ Only collectives whose members all left a record on one clock count, and no poin
 wait for one another by design.
 
 A rank is listed when all of these hold:
-- its lag is at least MIN_COST of a step: what it cost each waiting rank, on average over the steps, less what it
-  waited for others itself (a rank that waits as long as it is waited for is no slower than they are);
+- its lag is at least MIN_COST of a step: what it cost each waiting rank, on average over the steps, less the mean of
+  what the other ranks cost (ranks that take turns are no slower than one another);
 - it was last in at least min(0.6, 2 / members) of the collectives in which somebody waited notably
   (MIN_WAIT of a step, 50 us at least);
 - it was so in at least 3 steps, or in all where fewer are used: one bad step is an event.
@@ -34,7 +34,6 @@ MIN_STEPS = 3
 class RankWaits:
     """What one rank lost in each family, by position in it; -1 in `step` for what lies outside the used steps."""
 
-    rank: int
     seqs: dict[Family, Column]
     waited: dict[Family, Column]
     step: dict[Family, Column]
@@ -46,11 +45,9 @@ class Waits:
 
     waited: dict[Family, Column] = field(default_factory=dict)
     step: dict[Family, Column] = field(default_factory=dict)
-    by_rank: dict[int, int] = field(default_factory=dict)
 
     def add(self, rank: RankWaits, meetings: Meetings) -> None:
         """Take in the waits of one more rank."""
-        self.by_rank[rank.rank] = sum(int(waited.sum()) for waited in rank.waited.values())
         for family, waited in rank.waited.items():
             table = meetings.tables[family]
             if family not in self.waited:
@@ -61,7 +58,7 @@ class Waits:
             self.step[family][at] = np.maximum(self.step[family][at], rank.step[family])
 
 
-def collect_waits(rank: int, matched: Matched, timing: Timing, step: Column) -> RankWaits:
+def collect_waits(matched: Matched, timing: Timing, step: Column) -> RankWaits:
     """Return what one rank waited for others, and in which step it issued each operation."""
     seqs, waited, steps = {}, {}, {}
     for family, rows in matched.rows.items():
@@ -72,7 +69,7 @@ def collect_waits(rank: int, matched: Matched, timing: Timing, step: Column) -> 
             seqs[family] = matched.seqs[family][counts]
             waited[family] = timing.exposed_wait[rows][counts]
             steps[family] = step[rows][counts]
-    return RankWaits(rank=rank, seqs=seqs, waited=waited, step=steps)
+    return RankWaits(seqs=seqs, waited=waited, step=steps)
 
 
 @dataclass
@@ -96,8 +93,10 @@ def find_stragglers(meetings: Meetings, waits: Waits, *, num_steps: int, step_ns
         used = step >= 0
         _judge(records, family, meetings, table[used], waited[used], step[used], threshold)
     results = []
+    cost_of_all = sum(record.delay_ns for record in records.values())
     for rank, record in records.items():
-        lag = (int(record.delay_ns) - waits.by_rank.get(rank, 0)) // num_steps
+        cost_of_others = (cost_of_all - record.delay_ns) / max(1, len(records) - 1)
+        lag = int(record.delay_ns - cost_of_others) // num_steps
         share = record.last / record.notable if record.notable else 0.0
         recurs = len(record.steps) >= min(MIN_STEPS, num_steps)
         if lag >= MIN_COST * step_ns and share >= min(0.6, 2 / record.members) and recurs:

@@ -1,0 +1,60 @@
+"""Interval arithmetic against the plain definition: a set of integer moments."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtprof.analysis import intervals
+from dtprof.analysis.intervals import Intervals
+
+PAIRS = st.lists(st.tuples(st.integers(-30, 30), st.integers(-30, 30)), max_size=12).map(
+    lambda rows: np.array(rows, np.int64).reshape(-1, 2)
+)
+
+
+def moments(pairs: Intervals) -> set[int]:
+    return {t for begin, end in pairs.tolist() for t in range(begin, end)}
+
+
+def is_canonical(a: Intervals) -> bool:
+    flat = a.ravel()
+    return bool(np.all(np.diff(flat) > 0))
+
+
+@given(PAIRS)
+def test_union_covers_the_same_moments_once(pairs: Intervals) -> None:
+    result = intervals.union(pairs)
+    assert moments(result) == moments(pairs)
+    assert is_canonical(result)
+    assert intervals.total(result) == len(moments(pairs))
+
+
+@given(PAIRS, PAIRS)
+def test_subtract_and_intersect_are_those_of_sets(a: Intervals, b: Intervals) -> None:
+    a, b = intervals.union(a), intervals.union(b)
+    for result, expected in (
+        (intervals.subtract(a, b), moments(a) - moments(b)),
+        (intervals.intersect(a, b), moments(a) & moments(b)),
+    ):
+        assert moments(result) == expected
+        assert is_canonical(result)
+
+
+@given(st.lists(PAIRS, max_size=4), PAIRS)
+def test_every_moment_is_shared_out_once_to_the_first_layer_that_covers_it(
+    layers: list[Intervals], window: Intervals
+) -> None:
+    layers, window = [intervals.union(layer) for layer in layers], intervals.union(window)
+    shares = intervals.share_out(layers, window)
+    assert shares.sum(axis=1).tolist() == (window[:, 1] - window[:, 0]).tolist()
+    left = moments(window)
+    for position, layer in enumerate(layers):
+        assert shares[:, position].sum() == len(left & moments(layer))
+        left -= moments(layer)
+    assert shares[:, len(layers)].sum() == len(left)
+
+
+def test_touching_windows_are_shared_out_apart() -> None:
+    # Two steps, 0..10 and 10..30; one layer covers 5..20: 5 of the first step, 10 of the second.
+    shares = intervals.share_out([np.array([[5, 20]])], np.array([[0, 10], [10, 30]]))
+    assert shares.tolist() == [[5, 5], [10, 10]]

@@ -1,0 +1,78 @@
+"""The partition of steps into parts, worked out by hand and as a property."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtprof.analysis import intervals
+from dtprof.analysis.partition import average, partition_phases, partition_steps
+from dtprof.analysis.phases import ORDER
+from dtprof.analysis.results import PARTS, PHASES
+from dtprof.analysis.summary import summarise
+from tests.builders import MemoryRun, RankBuilder
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=8).map(
+    lambda rows: intervals.union(np.array(rows, np.int64).reshape(-1, 2))
+)
+
+
+def test_a_step_is_parted_as_worked_out_by_hand() -> None:
+    # Rank 0, step from 100 to 200 (the optimizer of the step before ended at 100):
+    #   105..110 data | 110..150 forward (inferred) | 150..185 backward | 190..200 optimizer
+    #   all_reduce issued in backward at 160, returned at once, done at 180; rank 1 arrived at 172
+    # host 100..105 and 185..190 = 10, data 5, optimizer 10, exposed wait 160..172 = 12, exposed transfer 172..180 = 8,
+    # compute = forward 40 + backward 35 - blocked 20 = 55. Sum: 100.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        rank.span("backward", 50, 90)
+        rank.span("optimizer", 90, 100)
+        rank.span("data", 105, 110)
+        rank.span("backward", 150, 185)
+        rank.span("optimizer", 190, 200)
+        rank.op("all_reduce", 160 if rank.rank == 0 else 172, 180, is_async=True)
+    result = summarise(MemoryRun(ranks)).ranks[0]
+    assert result.step_ns == 100
+    assert result.partition_ns == {
+        "compute": 55,
+        "exposed_transfer": 8,
+        "exposed_wait": 12,
+        "bubble": 0,
+        "data": 5,
+        "checkpoint": 0,
+        "optimizer": 10,
+        "host": 10,
+        "idle": 0,
+    }
+    assert result.phases_ns == {
+        "data": 5,
+        "forward": 40,
+        "backward": 35,
+        "optimizer": 10,
+        "checkpoint": 0,
+        "other": 10,
+    }
+
+
+@given(st.lists(INTERVALS, min_size=5, max_size=5), INTERVALS, INTERVALS, INTERVALS)
+def test_parts_and_phases_sum_to_every_step(
+    phase_times: list[intervals.Intervals],
+    waits: intervals.Intervals,
+    transfers: intervals.Intervals,
+    windows: intervals.Intervals,
+) -> None:
+    phases = dict(zip(ORDER, phase_times, strict=True))
+    lengths = (windows[:, 1] - windows[:, 0]).tolist()
+    parts = partition_steps(windows, phases, waits, transfers)
+    assert tuple(parts) == PARTS
+    assert sum(parts.values()).tolist() == lengths
+    by_phase = partition_phases(windows, phases)
+    assert tuple(by_phase) == PHASES
+    assert sum(by_phase.values()).tolist() == lengths
+    for result in (parts, by_phase):
+        assert sum(average(result).values()) == (sum(lengths) // len(lengths) if lengths else 0)
+
+
+def test_rounding_goes_to_the_parts_that_lost_most() -> None:
+    # Over 3 steps a = 5 (mean 1.67), b = 4 (1.33), c = 3 (1): 12 / 3 = 4 = 2 + 1 + 1.
+    means = average({"a": np.array([5, 0, 0]), "b": np.array([4, 0, 0]), "c": np.array([1, 1, 1])})
+    assert means == {"a": 2, "b": 1, "c": 1}

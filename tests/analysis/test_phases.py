@@ -1,0 +1,85 @@
+"""Phases of a rank, with and without recorded forward spans."""
+
+from dtprof.analysis.phases import find_phases
+from dtprof.analysis.records import sound_spans
+from dtprof.analysis.steps import find_steps
+from tests.builders import START_NS, RankBuilder
+
+
+def phases_of(builder: RankBuilder) -> dict[str, list[list[int]]]:
+    tables = builder.tables()
+    spans = sound_spans(tables)
+    found = find_phases(tables, spans, find_steps(tables, spans))
+    return {phase: (times - START_NS).tolist() for phase, times in found.items()}
+
+
+def test_forward_is_inferred_from_the_end_of_the_data_to_the_begin_of_the_backward() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("data", begin + 5, begin + 10)
+        rank.span("backward", begin + 40, begin + 60)
+        rank.span("optimizer", begin + 60, begin + 70)
+    assert phases_of(rank)["forward"] == [[10, 40], [110, 140]]
+
+
+def test_forward_is_inferred_from_the_begin_of_the_step_where_nothing_else_is_recorded() -> None:
+    # The first step has no begin, so its forward pass is not known; the second begins at 70.
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("backward", begin + 40, begin + 60)
+        rank.span("optimizer", begin + 60, begin + 70)
+    assert phases_of(rank)["forward"] == [[70, 140]]
+
+
+def test_each_micro_batch_has_its_inferred_forward() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("data", 0, 10)
+    rank.span("backward", 20, 30)
+    rank.span("data", 35, 40)
+    rank.span("backward", 50, 60)
+    rank.span("backward", 65, 70)
+    rank.span("optimizer", 70, 80)
+    assert phases_of(rank)["forward"] == [[10, 20], [40, 50], [60, 65]]
+
+
+def test_a_recorded_forward_extends_over_the_loss_to_the_backward() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 10, 30)
+    rank.span("backward", 40, 60)
+    rank.span("optimizer", 60, 70)
+    assert phases_of(rank)["forward"] == [[10, 40]]
+
+
+def test_a_recorded_forward_does_not_extend_over_another_span() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 10, 30)
+    rank.span("data", 32, 35)
+    rank.span("backward", 40, 60)
+    rank.span("optimizer", 60, 70)
+    assert phases_of(rank)["forward"] == [[10, 30]]
+
+
+def test_a_backward_inside_a_backward_counts_once() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("backward", 10, 60)
+    rank.span("backward", 20, 30)
+    rank.span("optimizer", 60, 70)
+    assert phases_of(rank)["backward"] == [[10, 60]]
+
+
+def test_spans_of_a_thread_that_runs_no_steps_are_left_out() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("checkpoint", 0, 1000, thread=2)
+    rank.span("backward", 10, 60)
+    rank.span("optimizer", 60, 70)
+    assert phases_of(rank)["checkpoint"] == []
+
+
+def test_a_forward_that_raised_is_left_out() -> None:
+    # Its span ends when the next forward begins, long after it failed.
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 0, 100, state="failed")
+    rank.span("forward", 100, 130)
+    rank.span("backward", 130, 160)
+    rank.span("optimizer", 160, 170)
+    assert phases_of(rank)["forward"] == [[100, 130]]

@@ -1,0 +1,30 @@
+"""How a rank ended, in words."""
+
+import pytest
+
+from dtprof.analysis.endings import describe_end
+from dtprof.tables import UNKNOWN_NS, ProcessExit
+
+
+@pytest.mark.parametrize(
+    ("status", "ended_ns", "has_exception", "job_has_ended", "expected"),
+    [
+        (0, 5, False, True, "finished"),
+        (1, 5, True, True, "exited 1"),
+        (-9, UNKNOWN_NS, False, True, "killed by SIGKILL"),
+        (-200, UNKNOWN_NS, False, True, "killed by signal 200"),
+        (None, 5, False, None, "finished"),
+        (None, 5, True, None, "exited 1"),
+        (None, UNKNOWN_NS, False, False, "running"),
+        (None, UNKNOWN_NS, False, True, "unknown"),
+        (None, UNKNOWN_NS, False, None, "unknown"),
+    ],
+)
+def test_the_parent_is_believed_before_the_rank_itself(
+    status: int | None, ended_ns: int, has_exception: bool, job_has_ended: bool | None, expected: str
+) -> None:
+    seen = None if status is None else ProcessExit(pid=1, status=status, t_ns=9)
+    assert (
+        describe_end(exit_seen=seen, ended_ns=ended_ns, has_exception=has_exception, job_has_ended=job_has_ended)
+        == expected
+    )

@@ -1,0 +1,136 @@
+"""Where steps begin and end."""
+
+import numpy as np
+
+from dtprof.analysis.records import sound_spans
+from dtprof.analysis.steps import RankSteps, choose_steps, find_steps
+from tests.builders import START_NS, RankBuilder
+
+
+def steps_of(builder: RankBuilder) -> RankSteps:
+    tables = builder.tables()
+    return find_steps(tables, sound_spans(tables))
+
+
+def windows(steps: RankSteps) -> list[list[int]]:
+    return (steps.windows - START_NS).tolist()
+
+
+def regular(durations: list[int], rank: int = 0) -> RankSteps:
+    """Return steps that end after each of the durations; the first has no begin."""
+    ends = np.cumsum(durations)
+    return RankSteps(
+        rank=rank,
+        count=len(durations),
+        numbers=np.arange(2, len(durations) + 1),
+        windows=np.stack((ends[:-1], ends[1:]), axis=1),
+        threads=(1,),
+    )
+
+
+def test_a_step_runs_from_the_end_of_one_optimizer_to_the_end_of_the_next() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100, 200):
+        rank.span("backward", begin, begin + 50)
+        rank.span("optimizer", begin + 60, begin + 90)
+    steps = steps_of(rank)
+    assert steps.count == 3
+    assert steps.numbers.tolist() == [2, 3]
+    assert windows(steps) == [[90, 190], [190, 290]]
+
+
+def test_optimizers_with_no_backward_between_them_end_one_step_together() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("backward", begin, begin + 50)
+        rank.span("optimizer", begin + 60, begin + 70)
+        rank.span("optimizer", begin + 75, begin + 90)
+    assert windows(steps_of(rank)) == [[90, 190]]
+
+
+def test_an_optimizer_stepped_inside_the_backward_pass_ends_one_step_with_all_its_spans() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("backward", begin, begin + 50)
+        rank.span("optimizer", begin + 10, begin + 12, step=begin // 100)
+        rank.span("optimizer", begin + 20, begin + 22, step=begin // 100)
+    assert windows(steps_of(rank)) == [[22, 122]]
+
+
+def test_a_closure_with_its_backward_inside_the_optimizer_is_a_step() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("backward", begin + 20, begin + 50, step=begin // 100)
+        rank.span("optimizer", begin + 10, begin + 90, step=begin // 100)
+    assert windows(steps_of(rank)) == [[90, 190]]
+
+
+def test_several_backward_passes_before_an_optimizer_are_one_step() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100):
+        rank.span("backward", begin, begin + 20)
+        rank.span("backward", begin + 30, begin + 50)
+        rank.span("optimizer", begin + 60, begin + 90)
+    assert steps_of(rank).count == 2
+
+
+def test_an_optimizer_run_before_any_backward_ends_no_step() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("optimizer", 1, 2)
+    rank.span("backward", 10, 20)
+    rank.span("optimizer", 30, 40)
+    assert steps_of(rank).count == 1
+
+
+def test_a_step_whose_predecessor_was_dropped_has_no_begin() -> None:
+    # The log kept steps 1, 2 and 8, 9: step 8 cannot run from the end of step 2.
+    rank = RankBuilder(0, world_size=1)
+    for position, step in enumerate((0, 1, 7, 8)):
+        rank.span("backward", 100 * position, 100 * position + 50, step=step)
+        rank.span("optimizer", 100 * position + 60, 100 * position + 90, step=step)
+    steps = steps_of(rank)
+    assert steps.numbers.tolist() == [2, 9]
+    assert windows(steps) == [[90, 190], [290, 390]]
+
+
+def test_a_step_left_open_by_a_kill_is_not_counted() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("backward", 0, 50)
+    rank.span("optimizer", 60, 90)
+    rank.span("backward", 100, 150)
+    rank.span("optimizer", 160, None)
+    assert steps_of(rank).count == 1
+
+
+def test_slow_steps_at_the_beginning_are_warm_up() -> None:
+    # Without a begin: step 1. Median of the later half: 100. Steps 2 and 3 exceed 125, step 4 does not.
+    used = choose_steps([regular([900, 400, 126, 125, *[100] * 12])])
+    assert (used.first, used.last, used.warm_up) == (4, 16, 3)
+
+
+def test_warm_up_takes_a_quarter_of_the_steps_at_most() -> None:
+    # 8 measurable steps, slow for the first four: only 8 // 4 = 2 are left out.
+    used = choose_steps([regular([0, 300, 300, 300, 300, 100, 100, 100, 100])])
+    assert used.first == 4
+
+
+def test_a_slow_step_in_the_middle_is_used() -> None:
+    used = choose_steps([regular([100] * 8 + [500] + [100] * 8)])
+    assert (used.first, used.last) == (2, 17)
+
+
+def test_ranks_that_ended_different_numbers_of_steps_use_those_that_all_have() -> None:
+    used = choose_steps([regular([100] * 9, rank=0), regular([100] * 5, rank=1)])
+    assert (used.count, used.first, used.last) == (5, 2, 5)
+    assert any("rank 1 the fewest" in doubt for doubt in used.doubts)
+
+
+def test_a_rank_that_never_steps_is_named_and_the_others_are_used() -> None:
+    idle = RankSteps(rank=1, count=0, numbers=np.zeros(0, int), windows=np.zeros((0, 2), int), threads=())
+    used = choose_steps([regular([100] * 4), idle])
+    assert used.known
+    assert any("rank 1 ended no optimizer step" in doubt for doubt in used.doubts)
+
+
+def test_a_single_step_can_not_be_measured() -> None:
+    assert not choose_steps([regular([100])]).known
