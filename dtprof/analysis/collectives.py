@@ -8,7 +8,7 @@ import numpy as np
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
-from dtprof.analysis.meetings import FAR, Family, Matched, Meetings
+from dtprof.analysis.meetings import Family, Matched, Meetings
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import CollectiveResult
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
@@ -25,6 +25,7 @@ class Timing:
 
     arrival: Column  # when the last rank that this one waits for arrived; on this rank's clock
     source: Column  # EXACT, ESTIMATED or NOT_KNOWN
+    for_root: Mask  # it waited for the root only, whoever was last
     duration: Column  # UNKNOWN_NS where completion is not known
     wait: Column  # UNKNOWN_NS where not known
     exposed_wait: Column  # all exposed time where the arrival is not known
@@ -59,14 +60,13 @@ ROW_SUMS = np.dtype(
 )
 
 
-def time_operations(
-    tables: RankTables, operations: Array, matched: Matched, meetings: Meetings, blocked: Blocked
-) -> Timing:
+def time_operations(operations: Array, matched: Matched, meetings: Meetings, blocked: Blocked) -> Timing:
     """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank."""
     start, done = operations["issued_ns"], operations["done_ns"]
     duration = np.where(done == UNKNOWN_NS, UNKNOWN_NS, done - start)
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
+    for_root = np.zeros(len(operations), np.bool_)
     mixed = 0
     for family, rows in matched.rows.items():
         if family.members <= 1:
@@ -75,25 +75,15 @@ def time_operations(
         met = find_met(meetings, family, matched)
         differs = np.zeros(len(rows), np.bool_) if family.is_p2p else met["mixed_ops"]
         mixed += int(differs.sum())
-        complete = (met["num_seen"] == family.members) & ~differs
-        exact = complete & ~met["mixed_hosts"]
-        fallback = (
-            ~exact & ~differs & (met["num_seen"] >= 2) & (met["min_duration"] != FAR) & (duration[rows] != UNKNOWN_NS)
-        )
-        if family.size and not family.ranks:  # members not known: perhaps several groups of one name
-            fallback &= met["num_seen"] <= family.members
-        arrived = _last_arrival(meetings, family, met, start[rows], tables.rank)
-        shortest = np.minimum(met["min_duration"], np.maximum(duration[rows], 0))
-        arrived = np.where(fallback, start[rows] + duration[rows] - shortest, arrived)
-        if not family.is_p2p:
-            done_before = arrived > np.where(duration[rows] == UNKNOWN_NS, FAR, done[rows])
-            arrived = np.where(done_before, done[rows], arrived)
-        else:  # a message that was complete before the other side arrived did not wait for it
-            done_before = arrived > np.where(duration[rows] == UNKNOWN_NS, FAR, done[rows])
-            arrived = np.where(done_before, start[rows], arrived)
-        arrival[rows] = np.where(exact | fallback, np.maximum(arrived, start[rows]), start[rows])
-        source[rows] = np.where(exact, EXACT, np.where(fallback, ESTIMATED, NOT_KNOWN))
-    return _split(arrival, source, duration, start, blocked, mixed)
+        exact = (met["num_seen"] == family.members) & ~met["mixed_hosts"] & ~differs
+        estimated = (met["num_seen"] >= 2) & (met["num_seen"] <= family.members) & ~differs & ~exact
+        estimated &= duration[rows] != UNKNOWN_NS
+        arrived, for_root[rows] = _exact_arrival(meetings, family, met, start[rows], done[rows])
+        # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
+        by_duration = done[rows] - np.minimum(met["min_duration"], duration[rows])
+        arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, start[rows]))
+        source[rows] = np.where(exact, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
+    return _split(start, duration, arrival=arrival, source=source, for_root=for_root, blocked=blocked, mixed=mixed)
 
 
 def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
@@ -102,21 +92,38 @@ def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
     return table if np.array_equal(table["seq"], seqs) else table[np.searchsorted(table["seq"], seqs)]
 
 
-def _last_arrival(meetings: Meetings, family: Family, met: Array, start: Column, rank: int) -> Column:
-    """Return when the last of those arrived that this rank waits for.
+def _exact_arrival(meetings: Meetings, family: Family, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
+    """Return when the last of those arrived that each operation waited for, and whether that was just the root.
 
-    Everybody waits for everybody, except: from a root (broadcast, scatter) all wait for the root; to a root (reduce,
-    gather) the root waits for all and nobody else waits.
+    It waited for the last of all, unless it was done before that one came. Then a broadcast or scatter waited for its
+    root; a reduce or gather, being sent off, and a message, being buffered, for nobody. Operations in which everybody
+    needs everybody are not done before the last one came: times that say so are off by their rounding.
     """
+    last = met["last_start"]
+    early = (done != UNKNOWN_NS) & (done < last)
     if family.is_p2p:
-        return met["last_start"]
-    from_root = np.isin(met["op"], [i for i, op in enumerate(meetings.ops.names) if op in FROM_ROOT])
-    to_root = np.isin(met["op"], [i for i, op in enumerate(meetings.ops.names) if op in TO_ROOT])
-    arrived = np.where(from_root & (met["root_start"] >= 0), met["root_start"], met["last_start"])
-    return np.where(to_root & (met["root_rank"] >= 0) & (met["root_rank"] != rank), start, arrived)
+        return np.where(early, start, last), np.zeros(len(start), np.bool_)
+    from_root = _is_any(met["op"], FROM_ROOT, meetings) & (met["root_start"] >= 0)
+    to_root = _is_any(met["op"], TO_ROOT, meetings)
+    for_root = early & from_root
+    arrived = np.where(early, np.where(to_root, start, done), last)
+    return np.maximum(np.where(for_root, np.minimum(met["root_start"], done), arrived), start), for_root
 
 
-def _split(arrival: Column, source: Column, duration: Column, start: Column, blocked: Blocked, mixed: int) -> Timing:
+def _is_any(op: Column, wanted: tuple[str, ...], meetings: Meetings) -> Mask:
+    return np.isin(op, [number for number, name in enumerate(meetings.ops.names) if name in wanted])
+
+
+def _split(
+    start: Column,
+    duration: Column,
+    *,
+    arrival: Column,
+    source: Column,
+    for_root: Mask,
+    blocked: Blocked,
+    mixed: int,
+) -> Timing:
     known = source != NOT_KNOWN
     wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)
     before = np.zeros(len(start), np.int64)
@@ -129,6 +136,7 @@ def _split(arrival: Column, source: Column, duration: Column, start: Column, blo
     return Timing(
         arrival=arrival,
         source=source,
+        for_root=for_root,
         duration=duration,
         wait=wait,
         exposed_wait=before,

@@ -151,7 +151,7 @@ def reduce_rank(
     matched = match_operations(tables, operations)
     phases = find_phases(tables, spans, own)
     blocked = find_blocked(tables, operations, phases, own)
-    timing = time_operations(tables, operations, matched, meetings, blocked)
+    timing = time_operations(operations, matched, meetings, blocked)
 
     numbers, windows = own.used(used.first, used.last)
     step = _step_of(operations["issued_ns"], numbers, windows, used.first)

@@ -1,7 +1,8 @@
 """Which ranks the others wait for, again and again, and what that costs.
 
-The last rank to arrive at a collective owns the waits of the others (from a root: the root). Counted is the time in
-which the others' threads stood still before it arrived: waits of several operations in flight together are one wait.
+The last rank to arrive at a collective owns the waits of the others; who was done with a broadcast before the last one
+came waited for its root. Counted is the time in which the others' threads stood still before that arrival: waits of
+several operations in flight together are one wait.
 Only collectives whose members all left a record on one clock count, and no point-to-point messages: a pipeline's stages
 wait for one another by design.
 
@@ -18,11 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.analysis.collectives import EXACT, FROM_ROOT, Timing
-from dtprof.analysis.intervals import Column
+from dtprof.analysis.collectives import EXACT, Timing
+from dtprof.analysis.intervals import Column, Mask
 from dtprof.analysis.meetings import Family, Matched, Meetings
 from dtprof.analysis.results import StragglerResult
-from dtprof.tables import Array
 
 MIN_COST = 0.05
 MIN_WAIT = 0.01
@@ -32,44 +32,52 @@ MIN_STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RankWaits:
-    """What one rank lost in each family, by position in it; -1 in `step` for what lies outside the used steps."""
+    """What one rank lost in the used steps, by family and position in it."""
 
     seqs: dict[Family, Column]
-    waited: dict[Family, Column]
     step: dict[Family, Column]
+    for_last: dict[Family, Column]  # until the last rank arrived
+    for_root: dict[Family, Column]  # until the root arrived
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """The same over all ranks, one row a meeting."""
+    """The same summed over ranks, one row a meeting; -1 in `step` for what lies outside the used steps."""
 
-    waited: dict[Family, Column] = field(default_factory=dict)
     step: dict[Family, Column] = field(default_factory=dict)
+    for_last: dict[Family, Column] = field(default_factory=dict)
+    for_root: dict[Family, Column] = field(default_factory=dict)
 
     def add(self, rank: RankWaits, meetings: Meetings) -> None:
         """Take in the waits of one more rank."""
-        for family, waited in rank.waited.items():
+        for family, seqs in rank.seqs.items():
             table = meetings.tables[family]
-            if family not in self.waited:
-                self.waited[family] = np.zeros(len(table), np.int64)
+            at = np.searchsorted(table["seq"], seqs)
+            if family not in self.step:
                 self.step[family] = np.full(len(table), -1, np.int64)
-            at = np.searchsorted(table["seq"], rank.seqs[family])
-            self.waited[family][at] += waited
+                self.for_last[family] = np.zeros(len(table), np.int64)
             self.step[family][at] = np.maximum(self.step[family][at], rank.step[family])
+            self.for_last[family][at] += rank.for_last[family]
+            if family in rank.for_root:
+                self.for_root.setdefault(family, np.zeros(len(table), np.int64))[at] += rank.for_root[family]
 
 
 def collect_waits(matched: Matched, timing: Timing, step: Column) -> RankWaits:
     """Return what one rank waited for others, and in which step it issued each operation."""
-    seqs, waited, steps = {}, {}, {}
+    waits = RankWaits(seqs={}, step={}, for_last={}, for_root={})
     for family, rows in matched.rows.items():
         if family.is_p2p or family.members < 2:
             continue
         counts = (timing.source[rows] == EXACT) & (step[rows] >= 0)
-        if counts.any():
-            seqs[family] = matched.seqs[family][counts]
-            waited[family] = timing.exposed_wait[rows][counts]
-            steps[family] = step[rows][counts]
-    return RankWaits(seqs=seqs, waited=waited, step=steps)
+        if not counts.any():
+            continue
+        waits.seqs[family], rows = matched.seqs[family][counts], rows[counts]
+        waits.step[family] = step[rows]
+        waited, for_root = timing.exposed_wait[rows], timing.for_root[rows]
+        waits.for_last[family] = np.where(for_root, 0, waited)
+        if for_root.any():
+            waits.for_root[family] = np.where(for_root, waited, 0)
+    return waits
 
 
 @dataclass
@@ -88,10 +96,17 @@ def find_stragglers(meetings: Meetings, waits: Waits, *, num_steps: int, step_ns
     """Return the ranks that the others waited for notably, the costliest first."""
     records: dict[int, _Record] = defaultdict(_Record)
     threshold = max(MIN_WAIT_NS, int(MIN_WAIT * step_ns))
-    for family, waited in waits.waited.items():
-        table, step = meetings.tables[family], waits.step[family]
+    for family, step in waits.step.items():
         used = step >= 0
-        _judge(records, family, meetings, table[used], waited[used], step[used], threshold)
+        for waited, culprit, arrival in (
+            (waits.for_last.get(family), "last_rank", "last_start"),
+            (waits.for_root.get(family), "root_rank", "root_start"),
+        ):
+            if waited is not None:
+                met = meetings.tables[family][used]
+                late_ns = met[arrival] - met["first_start"]
+                notable = (late_ns >= threshold) & (waited[used] > 0)
+                _judge(records, family, met[culprit], waited[used], step[used], notable)
     results = []
     cost_of_all = sum(record.delay_ns for record in records.values())
     for rank, record in records.items():
@@ -112,22 +127,10 @@ def find_stragglers(meetings: Meetings, waits: Waits, *, num_steps: int, step_ns
 
 
 def _judge(
-    records: dict[int, _Record],
-    family: Family,
-    meetings: Meetings,
-    table: Array,
-    waited: Column,
-    step: Column,
-    threshold: int,
+    records: dict[int, _Record], family: Family, culprit: Column, waited: Column, step: Column, notable: Mask
 ) -> None:
-    """Put the waits of one family on the account of those who were last."""
-    from_root = np.isin(table["op"], [i for i, op in enumerate(meetings.ops.names) if op in FROM_ROOT])
-    from_root &= table["root_start"] >= 0
-    culprit = np.where(from_root, table["root_rank"], table["last_rank"])
-    arrival = np.where(from_root, table["root_start"], table["last_start"])
-    notable = (arrival - table["first_start"] >= threshold) & (waited > 0)
-    members = family.ranks or tuple(int(rank) for rank in np.unique(culprit))
-    for rank in members:
+    """Put the waits of one family on the account of those who caused them."""
+    for rank in family.ranks or np.unique(culprit).tolist():
         records[rank].notable += int(notable.sum())
     for rank in np.unique(culprit[waited > 0]).tolist():
         own = culprit == rank

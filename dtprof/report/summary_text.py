@@ -30,7 +30,7 @@ def summary_text(summary: Summary) -> str:
     head = [*_job_lines(summary), *_step_lines(summary)]
     tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
     tail = [*_straggler_lines(summary), *_memory_lines(summary.ranks), *_quality_lines(summary)]
-    following = [_labelled("next", _next_command(summary))[0]]
+    following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never cut: it is there to be copied
     room = MAX_LINES - len(head) - len(tables) - len(tail) - len(following)
     return "\n".join([*head, *tables, *tail, *_doubt_lines(summary.cannot_tell, room), *following])
 
@@ -135,10 +135,9 @@ def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
         return []
     rows = [["collective", "group", "count", "bytes", "time", "wait", "exposed", "overlap", "GB/s"]]
     for row in collectives[:MAX_COLLECTIVES]:
-        name = row.op if row.api in (None, row.op) else f"{row.op} ({row.api})"
         rows.append(
             [
-                shorten(name, 22),
+                _operation_name(row),
                 shorten(row.group, 8),
                 str(row.count),
                 format_bytes(row.bytes),
@@ -149,9 +148,20 @@ def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
                 _bandwidth(row.busbw_gb_per_s),
             ]
         )
+    excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
+    if excess > 0:
+        widest = max(len(row[0]) for row in rows) - excess
+        rows = [[shorten(row[0], widest), *row[1:]] for row in rows]
     lines = format_table(rows, left=2, gap=" ")
     more = len(collectives) - MAX_COLLECTIVES
     return [*lines, f"{more} more kinds of operations: --json"] if more > 0 else lines
+
+
+def _operation_name(row: CollectiveResult) -> str:
+    """Return the operation with what the user called, where that says more."""
+    if row.api is None or row.api in row.op:
+        return row.op
+    return row.api if row.op in row.api else f"{row.op} ({row.api})"
 
 
 def _bandwidth(gb_per_s: float | None) -> str:
@@ -171,9 +181,10 @@ def _straggler_lines(summary: Summary) -> list[str]:
 
 
 def _straggler(straggler: StragglerResult) -> str:
-    blame = f", others wait {format_ns(straggler.blame_ns_per_step)} a step for it"
-    slowdown = f", slows the job {straggler.slowdown:.2f}x" if straggler.slowdown else ""
-    return f"rank {straggler.rank}: last in {straggler.last_share:.0%}{blame}{slowdown}"
+    blame = straggler.blame_ns_per_step
+    cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
+    slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
+    return f"rank {straggler.rank}: last in {straggler.last_share:.0%}{cost}{slowdown}"
 
 
 def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:

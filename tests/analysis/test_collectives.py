@@ -72,6 +72,14 @@ def test_from_a_root_all_wait_for_the_root_only() -> None:
     assert row.wait_ns == 10 // 3
 
 
+def test_a_root_that_could_not_end_before_the_last_receiver_came_waited_for_it() -> None:
+    # The root is done at 60, after rank 1 arrived at 50: it waited 40 of its 50.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank, start, done in zip(ranks, (10, 50), (60, 61), strict=True):
+        rank.op("broadcast", start, done, peer=0)
+    assert only_row(summarise(MemoryRun(ranks))).wait_ns == 40 // 2
+
+
 def test_to_a_root_only_the_root_waits() -> None:
     # Root 0 starts at 0 and waits until 30; rank 1 sends at 10 and is done at 12; rank 2 sends at 30.
     ranks = [RankBuilder(i, world_size=3) for i in range(3)]

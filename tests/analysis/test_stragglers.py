@@ -63,3 +63,19 @@ def test_two_stragglers_are_both_found_the_costlier_first() -> None:
     delays = {3: 30 * MS, 5: 20 * MS}
     found = run_steps(8, lambda rank, step: delays.get(rank, 0) if step % 2 == rank % 4 // 3 else 0)
     assert [straggler.rank for straggler in found] == [3, 5]
+
+
+def test_a_late_root_is_blamed_by_those_who_were_done_before_the_last_rank_came() -> None:
+    # Root 0 comes 20 ms late; ranks 1 and 2 wait for it and are done 1 ms later; rank 3 comes 5 ms after that and is
+    # last, but nobody waits for it. Blame of rank 0: 2 * 20 ms a step; rank 3: none.
+    ranks = [RankBuilder(i, world_size=4) for i in range(4)]
+    for step in range(8):
+        for rank in ranks:
+            begin = step * STEP
+            rank.span("backward", begin + 10 * MS, begin + 20 * MS)
+            issue = begin + {0: 50, 1: 30, 2: 30, 3: 56}[rank.rank] * MS
+            done = begin + {0: 51, 1: 51, 2: 51, 3: 57}[rank.rank] * MS
+            rank.op("broadcast", issue, done, peer=0)
+            rank.span("optimizer", begin + 90 * MS, begin + STEP)
+    (straggler,) = summarise(MemoryRun(ranks)).stragglers
+    assert (straggler.rank, straggler.blame_ns_per_step) == (0, 40 * MS)
