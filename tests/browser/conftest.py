@@ -1,0 +1,126 @@
+"""A headless Chromium that opens pages from disk and keeps a log of what it asks for."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from dtprof.analysis.results import Summary
+from dtprof.report.html import write_html
+from dtprof.report.page_dashboard import load_dashboard
+from dtprof.report.page_panels import panel_names
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--force-device-scale-factor=1",
+)
+DRAWN_WITHIN_S = 60
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page in the browser."""
+
+    driver: webdriver.Chrome
+    path: Path
+
+    @property
+    def url(self) -> str:
+        """Where it lies on disk."""
+        return self.path.as_uri()
+
+    def open(self, fragment: str = "") -> None:
+        """Open it anew and wait until every figure is drawn, or the page says why not."""
+        self.driver.get("about:blank")
+        self.driver.get(self.url + fragment)
+        end = time.monotonic() + DRAWN_WITHIN_S
+        while not self.run(
+            "return document.documentElement.dataset.drawn || !document.getElementById('notice').hidden"
+        ):
+            assert time.monotonic() < end, f"the page was not drawn: {self.driver.get_log('browser')}"
+            time.sleep(0.05)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run JavaScript in the page."""
+        return self.driver.execute_script(script, *arguments)
+
+    def wait_for(self, script: str, *arguments: Any) -> Any:
+        """Run JavaScript until it returns something true."""
+        end = time.monotonic() + DRAWN_WITHIN_S
+        while not (value := self.run(script, *arguments)):
+            assert time.monotonic() < end, f"never true: {script}"
+            time.sleep(0.05)
+        return value
+
+    def emulate(self, *, dark: bool = False, media: str = "", width: int = 1280) -> None:
+        """Set what the page learns of its surroundings."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme, still]})
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def complaints(self) -> list[str]:
+        """Return what the browser wrote on its console since last asked."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Return the addresses that the page asked for since last asked, without what is inside the file."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        asked = [
+            event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in asked if not url.startswith(("data:", "blob:", "about:"))]
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """Start the browser once."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    driver_path = shutil.which("chromedriver")
+    if browser is None or driver_path is None:
+        missing = "no chromium" if browser is None else "no chromedriver"
+        if os.environ.get("CI"):
+            pytest.fail(f"{missing} on PATH, and CI is set: apt-get install chromium chromium-driver")
+        pytest.skip(f"{missing} on PATH: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(driver_path))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def show(chromium: webdriver.Chrome, tmp_path: Path) -> Callable[[Summary], Page]:
+    """Return a function that writes the overview of a summary and opens it, light and 1280 wide."""
+
+    def write_and_open(summary: Summary) -> Page:
+        path = tmp_path / "report of a run.html"
+        write_html(summary, load_dashboard("overview", panel_names()), path, force=True)
+        page = Page(chromium, path)
+        page.emulate()
+        page.complaints()
+        page.requests()
+        page.open()
+        page.run("try { localStorage.clear() } catch {}")
+        return page
+
+    return write_and_open
