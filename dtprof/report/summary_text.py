@@ -134,20 +134,7 @@ def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
     if not collectives:
         return []
     rows = [["collective", "group", "count", "bytes", "time", "wait", "exposed", "overlap", "GB/s"]]
-    for row in collectives[:MAX_COLLECTIVES]:
-        rows.append(
-            [
-                _operation_name(row),
-                shorten(row.group, 8),
-                str(row.count),
-                format_bytes(row.bytes),
-                format_ns(row.duration_ns),
-                format_ns(row.wait_ns),
-                format_ns(row.exposed_ns),
-                UNKNOWN if row.overlap is None else f"{100 * row.overlap:.0f} %",
-                _bandwidth(row.busbw_gb_per_s),
-            ]
-        )
+    rows += [_collective_cells(row) for row in collectives[:MAX_COLLECTIVES]]
     excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
     if excess > 0:
         widest = max(len(row[0]) for row in rows) - excess
@@ -155,6 +142,20 @@ def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
     lines = format_table(rows, left=2, gap=" ")
     more = len(collectives) - MAX_COLLECTIVES
     return [*lines, f"{more} more kinds of operations: --json"] if more > 0 else lines
+
+
+def _collective_cells(row: CollectiveResult) -> list[str]:
+    return [
+        _operation_name(row),
+        shorten(row.group, 8),
+        str(row.count),
+        format_bytes(row.bytes),
+        format_ns(row.duration_ns),
+        format_ns(row.wait_ns),
+        format_ns(row.exposed_ns),
+        UNKNOWN if row.overlap is None else f"{100 * row.overlap:.0f} %",
+        _bandwidth(row.busbw_gb_per_s),
+    ]
 
 
 def _operation_name(row: CollectiveResult) -> str:

@@ -1,0 +1,50 @@
+"""Quantities and tables as people read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, shorten
+
+
+@pytest.mark.parametrize(
+    ("ns", "expected"),
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_000, "1.00 us"),
+        (12_345, "12.3 us"),
+        (999_400, "999 us"),
+        (999_999, "1.00 ms"),
+        (12_300_000, "12.3 ms"),
+        (348_000_000, "348 ms"),
+        (1_500_000_000, "1.50 s"),
+        (7_200_000_000_000, "7,200 s"),
+    ],
+)
+def test_times_have_three_digits_and_the_unit_that_suits(ns: int | None, expected: str) -> None:
+    assert format_ns(ns) == expected
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [(None, "-"), (16, "16 B"), (2048, "2.00 KiB"), (1 << 30, "1.00 GiB"), (466_526_208, "445 MiB")],
+)
+def test_sizes_are_binary(nbytes: int | None, expected: str) -> None:
+    assert format_bytes(nbytes) == expected
+
+
+def test_fractions_are_percentages() -> None:
+    assert (format_fraction(0.1234), format_fraction(None)) == ("12.3 %", "-")
+
+
+def test_the_first_column_is_aligned_left_and_numbers_right() -> None:
+    assert format_table([["rank", "step"], ["rank 10", "7"]]) == ["rank     step", "rank 10     7"]
+
+
+@given(st.text(max_size=60), st.integers(5, 40))
+def test_shortened_text_fits_and_keeps_both_ends(text: str, width: int) -> None:
+    result = shorten(text, width)
+    assert len(result) <= width
+    assert result == text or (result[0] == text[0] and result[-1] == text[-1])

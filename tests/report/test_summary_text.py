@@ -1,0 +1,79 @@
+"""The summary as text."""
+
+from dataclasses import replace
+
+import pytest
+
+from dtprof.analysis.results import Summary
+from dtprof.analysis.summary import summarise
+from dtprof.report.summary_text import summary_text
+from tests.builders import MemoryRun, RankBuilder
+
+MS = 1_000_000
+
+
+def summary_of(num_ranks: int, late_rank: int | None = None) -> Summary:
+    """Return a run of steps of 100 ms: backward 70, optimizer 10, and an all_reduce of 20 that all but one wait in."""
+    ranks = [RankBuilder(i, world_size=num_ranks) for i in range(num_ranks)]
+    for rank in ranks:
+        for step in range(6):
+            begin = step * 100 * MS
+            rank.span("backward", begin + 10 * MS, begin + 80 * MS)
+            late = 10 * MS if rank.rank == late_rank else 0
+            rank.op("all_reduce", begin + 60 * MS + late, begin + 80 * MS, is_async=True, nbytes=4 << 20)
+            rank.span("optimizer", begin + 80 * MS, begin + 90 * MS)
+            rank.sample("peak_rss_bytes", begin + 91 * MS, 3 << 30)
+    return summarise(MemoryRun(ranks))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 8, 9, 300])
+def test_it_fits_under_thirty_lines_of_eighty_columns(num_ranks: int) -> None:
+    lines = summary_text(summary_of(num_ranks, late_rank=num_ranks - 1)).splitlines()
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "next        dtprof report a-run"
+
+
+def test_it_shows_real_figures() -> None:
+    # Step 100 ms from 90 to 190: host 10, forward inferred from 90..110 = 20 more compute... the step begins at 90,
+    # the backward at 110: compute = 20 + 70 - 20 blocked = 70; rank 0 waits 10 of the 20, rank 1 none; optimizer 10.
+    text = summary_text(summary_of(2, late_rank=1))
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("ms/step"))
+    assert lines[at].split() == ["ms/step", "step", "compute", "transfer", "wait", "optim"]
+    assert lines[at + 1].split() == ["rank", "0", "100.0", "70.0", "10.0", "10.0", "10.0"]
+    assert lines[at + 2].split() == ["rank", "1", "100.0", "80.0", "10.0", "0.0", "10.0"]
+    assert lines[at + 3].split() == ["share", "100", "%", "75.0", "%", "10.0", "%", "5.0", "%", "10.0", "%"]
+    assert "median 100 ms (p10 100 ms, p90 100 ms)" in text
+    # Blame: 10 ms a step; 100 / (100 - 10) = 1.11.
+    assert "stragglers  rank 1: last in 100%, the others wait 10.0 ms a step for it (1.11x)" in text
+    assert "4.00 MiB" in text
+    assert "peak memory 3.00 GiB" in text
+
+
+def test_of_many_ranks_the_extremes_and_the_median_are_shown() -> None:
+    text = summary_text(summary_of(20, late_rank=13))
+    rows = [line.split("  ")[0].strip() for line in text.splitlines() if line.startswith(("rank ", "median "))]
+    assert rows[0] == "rank 13"  # waits least
+    assert len(rows) == 7
+    assert rows[-1] == "median of 20"
+
+
+def test_a_run_that_did_not_end_well_is_sent_to_diagnose() -> None:
+    summary = summary_of(2)
+    killed = replace(summary.ranks[1], ended="killed by SIGKILL")
+    text = summary_text(replace(summary, ranks=(summary.ranks[0], killed)))
+    assert "ended       rank 0 finished; rank 1 killed by SIGKILL" in text
+    assert text.endswith("dtprof diagnose a-run")
+
+
+def test_the_next_command_can_be_copied_however_long_the_path() -> None:
+    path = "/data/" + "a very long name " * 8
+    assert summary_text(replace(summary_of(1), run=path)).endswith(f"dtprof report '{path}'")
+
+
+def test_what_cannot_be_told_is_counted_where_there_is_no_room() -> None:
+    doubts = tuple(f"figure {i}: " + "because " * 30 for i in range(30))
+    lines = summary_text(replace(summary_of(8), cannot_tell=doubts)).splitlines()
+    assert len(lines) < 30
+    assert any("more: --json" in line for line in lines)
