@@ -30,6 +30,7 @@ class Timing:
     wait: Column  # UNKNOWN_NS where not known
     exposed_wait: Column  # all exposed time where the arrival is not known
     exposed_transfer: Column
+    exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: int  # operations that meet a different operation at the same position
 
 
@@ -55,7 +56,7 @@ ROW_SUMS = np.dtype(
         ("seen", "i8"),  # records whose exposed time is known
         ("exposed", "i8"),
         ("in_flight", "i8"),  # duration of those that also have an exposed time
-        ("in_flight_exposed", "i8"),
+        ("in_flight_exposed", "i8"),  # exposed time of these up to completion
     ]
 )
 
@@ -128,11 +129,13 @@ def _split(
     wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)
     before = np.zeros(len(start), np.int64)
     after = np.zeros(len(start), np.int64)
+    in_flight = np.zeros(len(start), np.int64)
     for stretch in (blocked.call, blocked.wait):
         length = stretch[:, 1] - stretch[:, 0]
         waited = np.where(known, np.clip(arrival - stretch[:, 0], 0, length), length)
         before += waited
         after += length - waited
+        in_flight += np.clip(start + duration - stretch[:, 0], 0, length)
     return Timing(
         arrival=arrival,
         source=source,
@@ -141,6 +144,7 @@ def _split(
         wait=wait,
         exposed_wait=before,
         exposed_transfer=after,
+        exposed_in_flight=in_flight,
         mixed=mixed,
     )
 
@@ -224,7 +228,9 @@ def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocke
         "seen": seen,
         "exposed": np.where(seen, exposed, 0),
         "in_flight": np.where(seen & timed, duration, 0),
-        "in_flight_exposed": np.where(seen & timed, np.minimum(exposed, duration), 0),
+        "in_flight_exposed": np.where(
+            seen & timed, np.clip(timing.exposed_in_flight[rows], 0, np.maximum(duration, 0)), 0
+        ),
     }
 
 
