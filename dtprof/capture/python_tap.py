@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
+from types import FrameType
 from typing import Any
 
 from dtprof.capture import fence
@@ -37,6 +38,7 @@ WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
 """Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
 MAX_WATCHED = 64
 """Operations in flight whose work is held; of more, the oldest are let go and stay `returned`."""
+POLLED_AT_ONCE = 8
 
 
 class Segment:
@@ -183,14 +185,12 @@ class PythonTap:
                 self._declare("op", known, name=name)
         return known
 
-    def _thread(self) -> int:
-        ident = threading.get_ident()
-        known = self._threads.get(ident)
-        if known is None:
-            known = self._threads.setdefault(ident, min(len(self._threads) + 1, schema.MAX_TABLE_ENTRIES))
-            name = threading.current_thread().name
-            self._declare("thread", known, name=name, native_id=threading.get_native_id())
-        return known
+    def _new_thread(self) -> int:
+        count = min(len(self._threads) + 1, schema.MAX_TABLE_ENTRIES)
+        new = self._threads.setdefault(threading.get_ident(), count)
+        name = threading.current_thread().name
+        self._declare("thread", new, name=name, native_id=threading.get_native_id())
+        return new
 
     def _site(self) -> int:
         site_id, new = self._sites.find(sys._getframe(1))
@@ -208,17 +208,15 @@ class PythonTap:
             self._declare("sizes", known, inputs=inputs, outputs=outputs)
         return known
 
-    def _group(self, process_group: Any) -> Group:
-        known = self._groups.get(process_group)
-        if known is None:
-            from dtprof.capture import groups
+    def _new_group(self, process_group: Any) -> Group:
+        from dtprof.capture import groups
 
-            known = Group(min(self._group_ids(), schema.MAX_TABLE_ENTRIES), groups.uses_gloo(process_group))
-            self._groups[process_group] = known
-            self.write_entry(groups.first_entry(known.id, process_group))
-            if extra := groups.members_entry(known.id, process_group.group_name):
-                self.write_entry(extra)
-        return known
+        new = Group(min(self._group_ids(), schema.MAX_TABLE_ENTRIES), groups.uses_gloo(process_group))
+        self._groups[process_group] = new
+        self.write_entry(groups.first_entry(new.id, process_group))
+        if extra := groups.members_entry(new.id, process_group.group_name):
+            self.write_entry(extra)
+        return new
 
     # ---- spans and samples ---------------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class PythonTap:
         if claimed is None:
             return None
         segment, at = claimed
-        thread = self._thread()
+        thread = self._threads.get(threading.get_ident()) or self._new_thread()
         none = schema.NO_CODE
         fields = (
             0,
@@ -258,6 +256,8 @@ class PythonTap:
     def begin_span(self, op: int, is_backward: bool) -> int:
         """Record that a phase begins."""
         issued = monotonic_ns()
+        if _watched:
+            self._poll()
         site = self._site()
         if is_backward:
             self._backward_site = site
@@ -275,6 +275,8 @@ class PythonTap:
         if span is None or not self._on:
             return
         segment, at, issued = span
+        if _watched:
+            self._poll()
         if is_backward:
             self._backward_site = 0
         if flags:
@@ -319,110 +321,116 @@ class PythonTap:
         overload = getattr(torch.ops.c10d, name).default
         redispatch = overload._handle.redispatch_boxed
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-        describe = Arguments(name, overload._schema.arguments)
-        op = self.name_id(name)
         has_return = len(overload._schema.returns) > 0
-        issue = self._issue
+        issue = self._issuer(name, Arguments(name, overload._schema.arguments))
+        follow = self._follow
+        returned_state = STATE["returned"] if has_return else STATE["done"]
+        returned_at = AT["returned_after"]
 
         def kernel(keys: Any, *arguments: Any) -> Any:
-            event = issue(op, describe, arguments) if self._on else None
+            event = issue(arguments) if self._on else None
             if event is None:
                 return redispatch(keys & below, *arguments)
-            segment, at, issued, gloo = event
-            memory = segment.memory
+            memory, at, issued, watch = event
             try:
                 result = redispatch(keys & below, *arguments)
             except BaseException:
-                _pack_f32(memory, at + AT["returned_after"], monotonic_ns() - issued)
+                _pack_f32(memory, at + returned_at, monotonic_ns() - issued)
                 _complete(memory, at, issued, STATE["failed"])
                 raise
-            returned = monotonic_ns()
-            _pack_f32(memory, at + AT["returned_after"], returned - issued)
-            memory[at] = STATE["returned"] if has_return else STATE["done"]
+            _pack_f32(memory, at + returned_at, monotonic_ns() - issued)
+            memory[at] = returned_state
             if has_return:
-                self._follow(segment, at, issued, gloo, name, result)
-                segment.add("capture_ns", monotonic_ns() - returned)
+                follow(memory, at, issued, watch, result)
             return result
 
         return kernel
 
-    @fence.fenced("an operation")
-    def _issue(
-        self, op: int, describe: "Arguments", arguments: tuple[Any, ...]
-    ) -> tuple[Segment, int, int, bool] | None:
-        issued = monotonic_ns()
-        call = describe(arguments)
-        if call.meta:
-            return None
-        group = self._group(call.group)
-        gloo = group.gloo and not call.device
-        flags = FLAG["async"] * call.is_async | FLAG["device"] * call.device | FLAG["completion"] * gloo
-        site = self._site()
-        if site == 0 and self._backward_site:
-            site, flags = self._backward_site, flags | FLAG["inferred_site"]
-        tag = call.tag if not call.uneven else self._sizes_id(call.inputs, call.outputs)
-        thread = self._thread()
-        claimed = self._claim()
-        if claimed is None:
-            return None
-        segment, at = claimed
-        seq = group.next_p2p() if describe.p2p else group.next_collective()
-        kind = schema.KIND["p2p"] if describe.p2p else schema.KIND["collective"]
-        numel = sum(call.inputs) or sum(call.outputs)
-        PACK(
-            segment.memory,
-            at,
-            *(0, kind, call.dtype, call.reduce_op, op, thread, group.id, flags, 0, seq, call.peer, tag, site),
-            *(self._step, issued, numel, 0.0, 0.0, 0.0, 0.0),
-        )
-        segment.memory[at] = STATE["issued"]
-        segment.add("capture_ns", monotonic_ns() - issued)
-        return segment, at, issued, gloo
+    def _issuer(self, name: str, describe: "Arguments") -> Callable[..., tuple[mmap.mmap, int, int, bool] | None]:
+        """Return the function that records the issue of one operator's calls, written for speed."""
+        op = self.name_id(name)
+        p2p = describe.p2p
+        kind = schema.KIND["p2p"] if p2p else schema.KIND["collective"]
+        observed = FLAG["polled"] | FLAG["completion"] if name not in WAITED_IN_CPP else 0
+        metered = itertools.count(1).__next__
+
+        @fence.fenced("an operation")
+        def issue(arguments: tuple[Any, ...]) -> tuple[mmap.mmap, int, int, bool] | None:
+            issued = monotonic_ns()
+            if _watched:
+                self._poll()
+            call = describe(arguments)
+            if call.meta:
+                return None
+            group = self._groups.get(call.group) or self._new_group(call.group)
+            flags = call.flags
+            watch = group.gloo and not flags & FLAG["device"] and observed != 0
+            if watch:
+                flags |= observed
+            site = self._site()
+            if site == 0 and self._backward_site:
+                site, flags = self._backward_site, flags | FLAG["inferred_site"]
+            tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
+            thread = self._threads.get(threading.get_ident()) or self._new_thread()
+            claimed = self._claim()
+            if claimed is None:
+                return None
+            segment, at = claimed
+            memory = segment.memory
+            seq = group.next_p2p() if p2p else group.next_collective()
+            PACK(
+                memory,
+                at,
+                0,
+                kind,
+                call.dtype,
+                call.reduce_op,
+                op,
+                thread,
+                group.id,
+                flags,
+                0,
+                seq,
+                call.peer,
+                tag,
+                site,
+                self._step,
+                issued,
+                call.numel,
+                0.0,
+                0.0,
+                0.0,
+                0.0,
+            )
+            memory[at] = 1  # issued: last, so that a record is whole or not there
+            if metered() % METER_EVERY == 0:
+                segment.add("capture_ns", (monotonic_ns() - issued) * METER_EVERY)
+            return memory, at, issued, watch
+
+        return issue
 
     @fence.fenced("the completion of an operation")
-    def _follow(self, segment: Segment, at: int, issued: int, gloo: bool, name: str, result: Any) -> None:
+    def _follow(self, memory: mmap.mmap, at: int, issued: int, watch: bool, result: Any) -> None:
         """Arrange to learn when the operation completes."""
-        memory = segment.memory
         boxed = result[-1] if isinstance(result, tuple | list) else result
         work = self._unbox_work(boxed) if boxed is not None else None
         if work is None:
             memory[at + AT["flags"]] |= FLAG["no_work"]
-            return
-        if not gloo:
-            return
-        try:
-            future = work.get_future()
-        except RuntimeError:  # gloo's send, receive and reduce_scatter have none: the wait tells
-            future = None
-        watched = Watched(work, memory, at, issued)
-        self._release_finished()
-        if future is not None:
-            future.add_done_callback(lambda done: self._completed(watched, done))
-        elif name in WAITED_IN_CPP:
-            memory[at + AT["flags"]] &= ~FLAG["completion"] & 0xFF
-            return
-        if memory[at] == STATE["returned"]:
-            _watched[id(work)] = watched
+        elif watch:
+            _watched[id(work)] = Watched(work, memory, at, issued)
+            while len(_watched) > MAX_WATCHED:
+                _watched.pop(next(iter(_watched)), None)
 
-    def _completed(self, watched: "Watched", done: Any) -> None:
-        _watched.pop(id(watched.work), None)
-        watched.work = None
-        if self._on:
-            failed = False
-            try:
-                done.value()
-            except RuntimeError:
-                failed = True
-            watched.complete(STATE["failed"] if failed else STATE["done"])
+    def _poll(self) -> None:
+        """See which of the oldest operations in flight have completed.
 
-    def _release_finished(self) -> None:
-        """Let go of a few of the oldest works that completed without anybody waiting for them."""
-        for key, watched in list(itertools.islice(_watched.items(), 4)):
-            if watched.work is not None and watched.work.is_completed():
+        A callback on the operation's future would tell at once, but it takes the GIL on gloo's thread and costs the
+        launching thread up to 100 us in handing it over.
+        """
+        for key, watched in list(itertools.islice(_watched.items(), POLLED_AT_ONCE)):
+            if watched.work.is_completed():
                 watched.complete(STATE["done"])
                 _watched.pop(key, None)
-        while len(_watched) > MAX_WATCHED:
-            _watched.pop(next(iter(_watched)), None)
 
 
 class Watched:
@@ -443,7 +451,7 @@ class Watched:
 
 
 _watched: dict[int, Watched] = {}
-"""Operations in flight, by the id of their work. Work and tensors are let go at completion."""
+"""Operations in flight, by the id of their work, which is let go at the wait or the first event after completion."""
 
 
 def _complete(memory: mmap.mmap, at: int, issued: int, state: int) -> None:
@@ -483,28 +491,17 @@ def watch_waits(work_class: Any) -> None:
 class Call:
     """What the arguments of one call say."""
 
-    __slots__ = (
-        "device",
-        "dtype",
-        "group",
-        "inputs",
-        "is_async",
-        "meta",
-        "outputs",
-        "peer",
-        "reduce_op",
-        "tag",
-        "uneven",
-    )
+    __slots__ = ("dtype", "flags", "group", "inputs", "meta", "numel", "outputs", "peer", "reduce_op", "tag", "uneven")
 
     def __init__(self) -> None:
         """Start from what a call without arguments would say."""
         self.group: Any = None
         self.dtype = self.reduce_op = schema.NO_CODE
-        self.device = self.meta = self.is_async = self.uneven = False
+        self.flags = self.numel = self.tag = 0
+        self.peer = -1
+        self.meta = self.uneven = False
         self.inputs: list[int] = []
         self.outputs: list[int] = []
-        self.peer, self.tag = -1, 0
 
 
 class Arguments:
@@ -515,24 +512,23 @@ class Arguments:
         import torch
 
         names = [argument.name for argument in schema_arguments]
-
         self.p2p = op == "send" or op.startswith("recv")
         self._empty = "barrier" in op
-        at = {name: i for i, name in reversed(list(enumerate(names)))}
 
         def first(*wanted: str) -> int:
-            return next((i for i, name in enumerate(names) if name.startswith(wanted)), -1)
+            return next((i for i, name in enumerate(names) if name.startswith(wanted) and "split" not in name), -1)
 
-        self._group = at.get("process_group", -1)
-        self._reduce_op = at.get("reduce_op", -1)
+        self._group = first("process_group")
+        self._reduce_op = first("reduce_op")
         self._peer = first("root_rank", "dst", "src")
-        self._tag = at.get("tag", -1)
+        self._tag = first("tag")
         self._async = first("async_op", "asyncOp")
         self._async_default = self._async >= 0 and bool(schema_arguments[self._async].default_value)
-        self._output_splits = at.get("output_split_sizes", -1)
-        self._input_splits = at.get("input_split_sizes", -1)
-        self._outputs = next((i for i, n in enumerate(names) if n.startswith("output") and "split" not in n), -1)
-        self._inputs = next((i for i, n in enumerate(names) if n.startswith("input") and "split" not in n), 0)
+        self._splits = [
+            names.index(name) if name in names else -1 for name in ("input_split_sizes", "output_split_sizes")
+        ]
+        self._outputs = first("output")
+        self._inputs = max(first("input"), 0)
         self._unbox_group = torch._C._distributed_c10d.ProcessGroup.unbox
         self._dtypes = {
             dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))
@@ -544,44 +540,65 @@ class Arguments:
         given = len(arguments)
         call.group = self._unbox_group(arguments[self._group])
         self._measure(call, arguments[self._inputs], call.inputs)
-        if 0 <= self._outputs < given:
+        if self._outputs >= 0:
             self._measure(call, arguments[self._outputs], call.outputs)
         if 0 <= self._peer < given:
             call.peer = int(arguments[self._peer])
         if 0 <= self._tag < given:
             call.tag = int(arguments[self._tag])
-        call.is_async = bool(arguments[self._async]) if 0 <= self._async < given else self._async_default
+        if arguments[self._async] if 0 <= self._async < given else self._async_default:
+            call.flags |= FLAG["async"]
         if 0 <= self._reduce_op < given:
-            call.reduce_op = self._code_of(arguments[self._reduce_op])
+            call.reduce_op = _reduce_op(arguments[self._reduce_op])
         if self._empty:
             call.dtype, call.inputs, call.outputs = schema.NO_CODE, [], []
-        elif not self.p2p:
+        elif not self.p2p and (self._splits[0] >= 0 or len(call.inputs) > 1 or len(call.outputs) > 1):
             self._compare(call, arguments)
+        call.numel = sum(call.inputs) or sum(call.outputs)
         return call
 
     def _compare(self, call: Call, arguments: tuple[Any, ...]) -> None:
         """Note whether sizes differ between peers or tensors."""
-        lists = [call.inputs, call.outputs]
-        for i, position in enumerate((self._input_splits, self._output_splits)):
+        sizes = [call.inputs, call.outputs]
+        for i, position in enumerate(self._splits):
             if 0 <= position < len(arguments) and arguments[position]:
-                lists[i] = list(arguments[position])
-        if any(len(set(sizes)) > 1 for sizes in lists):
-            call.uneven, call.inputs, call.outputs = True, *lists
+                sizes[i] = list(arguments[position])
+        if any(len(set(one)) > 1 for one in sizes):
+            call.uneven, call.inputs, call.outputs = True, *sizes
 
     def _measure(self, call: Call, value: Any, sizes: list[int]) -> None:
-        if isinstance(value, list | tuple):
+        if value.__class__ is list:
             for item in value:
                 self._measure(call, item, sizes)
             return
         if call.dtype == schema.NO_CODE:
             call.dtype = self._dtypes.get(value.dtype, schema.NO_CODE)
-            call.device = not value.is_cpu
-            call.meta = value.is_meta
+            if not value.is_cpu:
+                call.meta = value.is_meta
+                call.flags |= FLAG["device"]
         sizes.append(int(value._nnz() if value.is_sparse else value.numel()))
 
-    @staticmethod
-    def _code_of(boxed: Any) -> int:
-        try:
-            return int(boxed.op())
-        except (AttributeError, RuntimeError):
-            return schema.NO_CODE
+
+def _reduce_op(boxed: Any) -> int:
+    """Return the code of a reduction.
+
+    The frame of torch.distributed's own function that makes the call holds the options in `opts`, which is read in a
+    third of the time that the boxed object's method takes; calls from C++ have no such frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(FRAMES_TO_CALLER):
+        frame = frame.f_back if frame is not None else None
+    if frame is not None and "opts" in frame.f_code.co_varnames:
+        reduction = getattr(frame.f_locals.get("opts"), "reduceOp", None)
+        if reduction is not None:
+            return int(reduction.op)
+    try:
+        return int(boxed.op())
+    except (AttributeError, RuntimeError):
+        return schema.NO_CODE
+
+
+FRAMES_TO_CALLER = 4
+"""From Arguments.__call__ over the issuer, its fence and the kernel to who called the operator."""
+METER_EVERY = 16
+"""The cost of recording is metered on one operation in this many."""

@@ -452,6 +452,17 @@ class SiteTable {
     return false;
   }
   Owner owner_of(PyCodeObject* code) {
+    struct Seen {
+      void* code;
+      Owner owner;
+    };
+    thread_local Seen recent[64] = {};
+    Seen& slot = recent[(reinterpret_cast<uintptr_t>(code) >> 6) % 64];
+    if (slot.code == code) return slot.owner;
+    slot = Seen{code, look_up_owner(code)};
+    return slot.owner;
+  }
+  Owner look_up_owner(PyCodeObject* code) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto known = owners_.find(code);
@@ -595,12 +606,14 @@ SizesTable& sizes() {
   return *table;
 }
 
-// What one tensor argument (a tensor, a list, a list of lists) holds.
+// What one tensor argument (a tensor, a list, a list of lists) holds. A single tensor, the common case, allocates
+// nothing.
 struct Elements {
   uint64_t total = 0;
+  int64_t first = -1;
   int dtype = -1;
   bool device = false, meta = false, uneven = false;
-  std::vector<int64_t> parts;
+  std::vector<int64_t> parts;  // of two tensors or more
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
@@ -613,15 +626,18 @@ struct Elements {
       meta = tensor.is_meta();
       device = !tensor.is_cpu();
     }
-    if (!parts.empty() && parts.back() != n) uneven = true;
+    if (first < 0) {
+      first = n;
+      return;
+    }
+    if (parts.empty()) parts.push_back(first);
     parts.push_back(n);
+    uneven |= n != first;
   }
   void add(const c10::IValue& value) {
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
       add(tensor);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorList()) add(tensor);
     } else if (value.isList()) {
       for (const c10::IValue& item : value.toListRef()) add(item);
     }
@@ -693,6 +709,18 @@ struct WatchedWork final : c10d::Work {
   bool has_future_;
 };
 
+// The cost of recording operations, metered on one in sixteen: reading the clock is a good part of it.
+struct Meter {
+  static constexpr uint32_t kEvery = 16;
+  static bool due() {
+    thread_local uint32_t count = 0;
+    return ++count % kEvery == 0;
+  }
+  static void add(Segment* segment, uint64_t ns) {
+    segment->capture_ns().fetch_add(ns * kEvery, std::memory_order_relaxed);
+  }
+};
+
 void count_error() {
   if (Log* log = g_log.load()) log->current()->errors().fetch_add(1, std::memory_order_relaxed);
 }
@@ -724,7 +752,7 @@ class Tap final : public c10::OperatorKernel {
     constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     Log* log = g_log.load(std::memory_order_acquire);
     Event event;
-    bool gloo = false;
+    bool gloo = false, metered = false;
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
@@ -733,7 +761,8 @@ class Tap final : public c10::OperatorKernel {
       } catch (...) {
         count_error();
       }
-      recorded = now() - entered;
+      metered = event && Meter::due();
+      if (metered) recorded = now() - entered;
     }
     try {
       handle.redispatchBoxed(keys & below, stack);
@@ -751,7 +780,7 @@ class Tap final : public c10::OperatorKernel {
     } catch (...) {
       count_error();
     }
-    event.segment->capture_ns().fetch_add(recorded + now() - returned, std::memory_order_relaxed);
+    if (metered) Meter::add(event.segment, recorded + now() - returned);
   }
 
  private:

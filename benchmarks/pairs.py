@@ -1,0 +1,54 @@
+"""Measure two variants in turn, A B A B ..., and say how they differ."""
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Figures of two variants, measured in pairs."""
+
+    unit: str
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+
+    @property
+    def differences(self) -> list[float]:
+        """B minus A, pair by pair."""
+        return [b - a for a, b in zip(self.a, self.b, strict=True)]
+
+    @property
+    def ratios(self) -> list[float]:
+        """B over A, pair by pair."""
+        return [b / a for a, b in zip(self.a, self.b, strict=True)]
+
+
+def in_turn(a: Callable[[], float], b: Callable[[], float], *, pairs: int, unit: str) -> Comparison:
+    """Measure both variants `pairs` times in turn, after one of each that is not counted."""
+    a()
+    b()
+    measured = [(a(), b()) for _ in range(pairs)]
+    return Comparison(unit=unit, a=tuple(x for x, _ in measured), b=tuple(y for _, y in measured))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return `median (lowest to highest)`."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def machine() -> str:
+    """Return a line about this machine and how busy it is."""
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f}"
+
+
+def report(name: str, comparison: Comparison, *, a: str, b: str, digits: int = 2) -> None:
+    """Print one comparison."""
+    print(f"{name} [{comparison.unit}, {len(comparison.a)} pairs, median (lowest to highest)]")
+    print(f"  {a:<28} {spread(comparison.a, digits)}")
+    print(f"  {b:<28} {spread(comparison.b, digits)}")
+    print(f"  {'difference':<28} {spread(comparison.differences, digits)}")
+    print(f"  {'ratio':<28} {spread(comparison.ratios, 4)}", flush=True)
