@@ -20,6 +20,11 @@ MAX_NAMED_RANKS = 32
 def draw_timeline(summary: Summary) -> Drawing | Nothing:
     """Draw the intervals of the timeline, time in milliseconds since its beginning."""
     timeline = summary.timeline
+    if timeline is None and summary.clock_error_ns is None and len(summary.hosts) > 1:
+        return Nothing(
+            why="The clocks of the hosts are not aligned, so there is no window that all ranks share.",
+            remedy="A run on one host has a timeline.",
+        )
     if timeline is None or not timeline.intervals:
         return Nothing(
             why="No step is complete on every rank, so there is no window that all ranks share.",
@@ -114,4 +119,6 @@ def _describe(timeline: Timeline, ranks: Sequence[int], clock_error_ns: int | No
     window = format_duration(timeline.end_ns)
     clock = "an unknown error" if clock_error_ns is None else f"an error of {format_duration(clock_error_ns)}"
     left_out = f" {timeline.left_out:,} shorter intervals are left out." if timeline.left_out else ""
+    if len(ranks) == 1:
+        return f"{_title(timeline)}: {window} of rank {ranks[0]}.{left_out}"
     return f"{_title(timeline)}: {window} of {len(ranks)} ranks on one clock with {clock}.{left_out}"

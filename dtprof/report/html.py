@@ -64,7 +64,7 @@ def render_html(summary: Summary, dashboard: Dashboard) -> str:
 
     folder = dashboards_folder()
     script = (folder / "page.js").read_text(encoding="utf-8")
-    contents = {panel.anchor: (panel, render_panel(panel, summary)) for panel in dashboard.panels}
+    contents = {panel.anchor: (panel, render_panel(panel, summary, dashboard)) for panel in dashboard.panels}
     figures = {
         anchor: json.loads(content.figure.to_json())
         for anchor, (_, content) in contents.items()

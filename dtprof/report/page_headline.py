@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.results import PARTS, RankResult, Summary
@@ -13,6 +13,7 @@ NOTEWORTHY_SHARE = 0.10
 MOST = 0.7
 """Wait or transfer alone is named where it is at least this share of the exposed communication."""
 ENDED_WELL = ("finished", "running", "unknown")
+STOPPED = "killed by SIGTERM"
 _MAX_NAMED_RANKS = 4
 _LOSSES = {
     "bubble": ("in pipeline bubbles", "More microbatches or an interleaved schedule make them smaller."),
@@ -48,6 +49,11 @@ def mean_parts(summary: Summary) -> dict[str, float] | None:
     return {part: sum((rank.partition_ns or {}).get(part, 0) for rank in known) / total for part in PARTS}
 
 
+def knows_stragglers(summary: Summary) -> bool:
+    """Tell whether ranks were looked at for stragglers, so that an empty list means that there are none."""
+    return summary.steps.used is not None and summary.clock_error_ns is not None and bool(summary.collectives)
+
+
 def split_topic(doubt: str) -> tuple[str, str]:
     """Return what a sentence of `Summary.cannot_tell` is about ("" where it does not say) and the sentence."""
     match = re.match(r"([a-z_0-9]+): (.+)", doubt, re.DOTALL)
@@ -73,14 +79,13 @@ def write_headline(summary: Summary) -> Headline:
             f"nothing else takes more than {format_share(losses[largest])}.",
             evidence="step_parts",
         )
-    start = _who_spends(summary, losses[largest])
     if largest == "communication":
-        return _describe_communication(summary, shares, start)
+        return _describe_communication(summary, shares)
     what, advice = _LOSSES[largest]
     return Headline(
         verdict="attention",
         label="Attention",
-        sentence=f"{start} {what}.",
+        sentence=f"{_who_spends(summary, losses[largest])} {what}.",
         advice=advice,
         evidence="step_parts",
     )
@@ -93,14 +98,16 @@ def _who_spends(summary: Summary, share: float) -> str:
 
 
 def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
-    said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in failed[:_MAX_NAMED_RANKS]]
-    if len(failed) > _MAX_NAMED_RANKS:
-        said.append(f"{len(failed) - _MAX_NAMED_RANKS} more ranks failed")
+    """Name first who ended by itself: those stopped by SIGTERM followed."""
+    stopped = [rank for rank in failed if rank.ended == STOPPED]
+    causes = [rank for rank in failed if rank.ended != STOPPED]
+    said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in causes[:_MAX_NAMED_RANKS]]
+    if len(causes) > _MAX_NAMED_RANKS:
+        said.append(f"{len(causes) - _MAX_NAMED_RANKS} more ranks failed")
+    if stopped:
+        said.append(f"{_name_ranks([rank.rank for rank in stopped])} stopped by SIGTERM")
     if summary.missing_ranks:
-        named = ", ".join(map(str, summary.missing_ranks[:_MAX_NAMED_RANKS]))
-        rest = len(summary.missing_ranks) - _MAX_NAMED_RANKS
-        more = f" and {rest} more" if rest > 0 else ""
-        said.append(f"rank{'s' if len(summary.missing_ranks) > 1 else ''} {named}{more} left no records")
+        said.append(f"{_name_ranks(summary.missing_ranks)} left no records")
     start = "The job did not end well" if failed else "The run is not whole"
     return Headline(
         verdict="bad",
@@ -111,15 +118,21 @@ def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
     )
 
 
+def _name_ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
+    rest = len(ranks) - _MAX_NAMED_RANKS
+    return f"rank{'' if len(ranks) == 1 else 's'} {named}" + (f" and {rest} more" if rest > 0 else "")
+
+
 def _in_the_past(ended: str) -> str:
     return f"was {ended}" if ended.startswith("killed") else ended
 
 
 def _describe_doubt(summary: Summary) -> Headline:
     topics = [split_topic(doubt) for doubt in summary.cannot_tell]
-    about_steps = [sentence for topic, sentence in topics if topic == "steps"]
+    telling = [sentence for topic, sentence in topics if topic == ("steps" if summary.ranks else "run")]
     others = [sentence for _, sentence in topics]
-    why = next(iter([*about_steps, *others]), "no step could be split into its parts").rstrip(".")
+    why = next(iter([*telling, *others]), "no step could be split into its parts").rstrip(".")
     return Headline(
         verdict="unknown",
         label="Cannot tell",
@@ -129,28 +142,26 @@ def _describe_doubt(summary: Summary) -> Headline:
     )
 
 
-def _describe_communication(summary: Summary, shares: Mapping[str, float], start: str) -> Headline:
+def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> Headline:
     wait, transfer = shares["exposed_wait"], shares["exposed_transfer"]
     worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
     if worst is None:
-        late = "no rank is late more often than the others"
+        late = "no rank holds the others up" if knows_stragglers(summary) else "for which rank is not known"
         even_out = "Look in the timeline for what differs between ranks within a step."
     else:
         late = f"rank {worst.rank} arrives last in {format_share(worst.last_share)} of the collectives waited in"
         even_out = f"Compare rank {worst.rank} with the others: its share of the work, its data, its machine."
     hide = "Larger or earlier operations, more overlap with backward, or fewer bytes make it shorter."
     if wait >= MOST * (wait + transfer):
-        sentence, advice, evidence = f"{start} waiting for others; {late}.", even_out, "stragglers"
+        sentence = f"{_who_spends(summary, wait)} waiting for others; {late}."
+        advice, evidence = even_out, "timeline" if worst is None else "stragglers"
     elif transfer >= MOST * (wait + transfer):
-        sentence, advice, evidence = (
-            f"{start} moving data that no work hides{_name_busiest(summary)}.",
-            hide,
-            "collectives",
-        )
+        sentence = f"{_who_spends(summary, transfer)} moving data that no work hides{_name_busiest(summary)}."
+        advice, evidence = hide, "collectives"
     else:
         sentence = (
-            f"{start} blocked by communication: {format_share(wait)} waiting for others, "
-            f"{format_share(transfer)} moving data; {late}."
+            f"{_who_spends(summary, wait + transfer)} blocked by communication: {format_share(wait)} waiting for "
+            f"others, {format_share(transfer)} moving data; {late}."
         )
         advice, evidence = hide if worst is None else even_out, "step_parts"
     return Headline(verdict="attention", label="Attention", sentence=sentence, advice=advice, evidence=evidence)

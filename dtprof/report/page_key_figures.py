@@ -7,7 +7,7 @@ from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
 from dtprof.formatting import format_count
-from dtprof.report.page_headline import mean_parts
+from dtprof.report.page_headline import knows_stragglers, mean_parts
 from dtprof.report.page_markup import Markup, element, join
 
 NOT_KNOWN = "not known"
@@ -145,8 +145,11 @@ def _peak_memory(summary: Summary) -> KeyFigure:
 def _slowdown(summary: Summary) -> KeyFigure:
     name = "Slowdown by stragglers"
     if not summary.stragglers:
-        waited = mean_parts(summary) is not None
-        value, beside = ("none", "no rank holds the others up") if waited else (NOT_KNOWN, "no waits were measured")
+        value, beside = NOT_KNOWN, "no waits were measured"
+        if summary.world_size == 1:
+            value, beside = "none", "one rank waits for nobody"
+        elif knows_stragglers(summary):
+            value, beside = "none", "no rank holds the others up"
         return KeyFigure(key="slowdown", name=name, value=value, beside=beside)
     worst = max(summary.stragglers, key=lambda one: (one.slowdown or 0, one.blame_ns_per_step or 0))
     blame = worst.blame_ns_per_step

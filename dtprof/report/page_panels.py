@@ -1,11 +1,11 @@
 """Every panel that a page can name, and how its content is written."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import GroupResult, Summary
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.quantities import DURATIONS, format_bytes, format_duration, format_share
 from dtprof.figures.step_parts import draw_step_parts
@@ -13,8 +13,8 @@ from dtprof.figures.step_phases import draw_step_phases
 from dtprof.figures.step_times import draw_step_times
 from dtprof.figures.timeline import draw_timeline
 from dtprof.formatting import format_count
-from dtprof.report.page_dashboard import Panel
-from dtprof.report.page_headline import split_topic, write_headline
+from dtprof.report.page_dashboard import Dashboard, Panel
+from dtprof.report.page_headline import knows_stragglers, split_topic, write_headline
 from dtprof.report.page_key_figures import render_key_figures
 from dtprof.report.page_markup import Markup, element, join
 from dtprof.report.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
@@ -33,11 +33,11 @@ def panel_names() -> list[str]:
     return [*_FIGURES, *_SECTIONS]
 
 
-def render_panel(panel: Panel, summary: Summary) -> Content:
+def render_panel(panel: Panel, summary: Summary, dashboard: Dashboard) -> Content:
     """Return the content of one panel."""
     if panel.name in _FIGURES:
         return _render_figure(panel, _FIGURES[panel.name](summary))
-    return Content(markup=_SECTIONS[panel.name](panel, summary))
+    return Content(markup=_SECTIONS[panel.name](panel, summary, dashboard))
 
 
 def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
@@ -58,7 +58,10 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
         element("figcaption", drawn.sentence),
         element(
             "details",
-            element("summary", f"Numbers of this figure ({format_count(len(drawn.rows))} rows)"),
+            element(
+                "summary",
+                f"Numbers of this figure ({format_count(len(drawn.rows))} row{'' if len(drawn.rows) == 1 else 's'})",
+            ),
             render_plain_table(drawn.columns, drawn.rows, caption=f"{panel.title}: the numbers"),
             class_="numbers",
         ),
@@ -70,11 +73,11 @@ def _render_nothing(nothing: Nothing) -> Markup:
     return element("p", element("b", nothing.why), " ", nothing.remedy, class_="nothing")
 
 
-def _render_headline(_: Panel, summary: Summary) -> Markup:
+def _render_headline(_panel: Panel, summary: Summary, dashboard: Dashboard) -> Markup:
     headline = write_headline(summary)
     links = []
-    if headline.evidence:
-        anchor = headline.evidence.replace("_", "-")
+    anchor = next((panel.anchor for panel in dashboard.panels if panel.name == headline.evidence), None)
+    if anchor is not None:
         links.append(element("a", "Show the evidence", href=f"#{anchor}", class_="evidence"))
     if headline.command:
         links.append(element("span", "Next: ", element("code", headline.command, class_="command"), class_="next"))
@@ -88,7 +91,7 @@ def _render_headline(_: Panel, summary: Summary) -> Markup:
     )
 
 
-def _render_collectives(panel: Panel, summary: Summary) -> Markup:
+def _render_collectives(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
     rows = summary.collectives
     if not rows:
         return _render_nothing(
@@ -102,14 +105,7 @@ def _render_collectives(panel: Panel, summary: Summary) -> Markup:
     groups = [described.get(one.group) for one in rows]
     columns = [
         text_column("op", "operation", [one.op for one in rows]),
-        text_column(
-            "group",
-            "group",
-            [
-                (group.description or group.name) if group else one.group
-                for group, one in zip(groups, rows, strict=True)
-            ],
-        ),
+        text_column("group", "group", [_name_group(one.group, summary.groups) for one in rows]),
         number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
         text_column("api", "called by", [one.api or "\u2013" for one in rows]),
         number_column("count", "count", [one.count for one in rows], _as_count),
@@ -124,16 +120,19 @@ def _render_collectives(panel: Panel, summary: Summary) -> Markup:
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
 
-def _render_stragglers(panel: Panel, summary: Summary) -> Markup:
+def _name_group(name: str, groups: Sequence[GroupResult]) -> str:
+    """Return the description of a group, with its name where another group has the same description."""
+    descriptions = {group.name: group.description for group in groups}
+    description = descriptions.get(name, "")
+    if not description:
+        return name
+    return description if list(descriptions.values()).count(description) == 1 else f"{description} ({name})"
+
+
+def _render_stragglers(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
     rows = summary.stragglers
     if not rows:
-        alone = summary.world_size <= 1
-        return _render_nothing(
-            Nothing(
-                why="The job has one rank: nobody waits for anybody." if alone else "No rank holds the others up.",
-                remedy="" if alone else "Waits, if any, are spread over the ranks.",
-            )
-        )
+        return _render_nothing(_explain_no_straggler(summary))
     columns = [
         number_column("rank", "rank", [one.rank for one in rows], _as_count),
         number_column("last_share", "arrives last", [one.last_share for one in rows], format_share),
@@ -143,7 +142,18 @@ def _render_stragglers(panel: Panel, summary: Summary) -> Markup:
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
 
-def _render_cannot_tell(_: Panel, summary: Summary) -> Markup:
+def _explain_no_straggler(summary: Summary) -> Nothing:
+    if summary.world_size == 1:
+        return Nothing(why="The job has one rank: nobody waits for anybody.", remedy="")
+    if not knows_stragglers(summary):
+        return Nothing(
+            why="It is not known who was waited for.",
+            remedy="Waits are counted per step, in collectives that every member recorded on one clock.",
+        )
+    return Nothing(why="No rank holds the others up.", remedy="Waits, if any, are spread over the ranks.")
+
+
+def _render_cannot_tell(_panel: Panel, summary: Summary, _: Dashboard) -> Markup:
     if not summary.cannot_tell:
         return element("p", "Everything on this page could be told from the run.", class_="nothing")
     doubts = [split_topic(doubt) for doubt in summary.cannot_tell]
@@ -151,7 +161,7 @@ def _render_cannot_tell(_: Panel, summary: Summary) -> Markup:
     return element("ul", *items, class_="sentences")
 
 
-def _render_measurement(panel: Panel, summary: Summary) -> Markup:
+def _render_measurement(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
     facts = [
         ("command", shlex.join(summary.command) or "not known"),
         ("hosts", ", ".join(summary.hosts) or "not known"),
@@ -220,7 +230,7 @@ def _or_not_known(value: float | None, write: Callable[[float], str]) -> str:
     return "not known" if value is None else write(value)
 
 
-def _render_next_commands(_: Panel, summary: Summary) -> Markup:
+def _render_next_commands(_panel: Panel, summary: Summary, _: Dashboard) -> Markup:
     run = shlex.quote(summary.run)
     commands = [
         (f"dtprof diagnose {run}", "what is wrong, with evidence, ranked"),
@@ -240,9 +250,9 @@ _FIGURES: dict[str, Callable[[Summary], Drawing | Nothing]] = {
     "step_times": draw_step_times,
     "timeline": draw_timeline,
 }
-_SECTIONS: dict[str, Callable[[Panel, Summary], Markup]] = {
+_SECTIONS: dict[str, Callable[[Panel, Summary, Dashboard], Markup]] = {
     "headline": _render_headline,
-    "key_figures": lambda panel, summary: render_key_figures(summary, panel.definitions),
+    "key_figures": lambda panel, summary, _: render_key_figures(summary, panel.definitions),
     "collectives": _render_collectives,
     "stragglers": _render_stragglers,
     "cannot_tell": _render_cannot_tell,

@@ -12,7 +12,7 @@ from dtprof.analysis.results import GroupResult, Interval, Summary, Timeline
 from tests.browser.conftest import Page
 from tests.figures.example_summaries import MS, empty_summary, summary_of
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("chromium")]
+pytestmark = pytest.mark.browser
 
 Show = Callable[[Summary], Page]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)><b>&lt;i&gt;</b> $x$ %{y} '\""

@@ -77,4 +77,9 @@ def test_labels_are_text_even_where_plotly_would_read_tags() -> None:
 
 
 def test_no_timeline_says_why() -> None:
-    assert isinstance(draw_timeline(empty_summary()), Nothing)
+    nothing = draw_timeline(empty_summary())
+    assert isinstance(nothing, Nothing)
+    assert "No step is complete" in nothing.why
+    apart = draw_timeline(replace(summary_of(), timeline=None, clock_error_ns=None, hosts=("a", "b")))
+    assert isinstance(apart, Nothing)
+    assert "clocks" in apart.why

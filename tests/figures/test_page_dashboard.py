@@ -1,5 +1,6 @@
 """Pages as data: what is found, and how a broken file is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,15 @@ def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
 )
 def test_other_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     assert words in load(tmp_path, text)
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-the-report.md"
+
+
+def test_the_documented_page_loads_and_the_documented_panels_are_all_there_are(tmp_path: Path) -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    example = tmp_path / "communication.toml"
+    example.write_text(text.partition("```toml")[2].partition("```")[0])
+    assert load_dashboard(str(example), panel_names()).title == "Communication"
+    listed = text.partition("Panels: ")[2].partition(". ")[0]
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(panel_names())

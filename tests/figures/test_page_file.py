@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import GroupResult, Summary
 from dtprof.errors import OutputError
 from dtprof.report.html import is_own_report, render_html, write_html
 from dtprof.report.page_dashboard import load_dashboard
@@ -89,6 +89,15 @@ def test_figures_are_inside_by_panel() -> None:
     assert list(figures) == ["step-parts", "step-times", "timeline", "step-phases"]
 
 
+def test_the_headline_links_to_no_panel_that_is_not_on_the_page(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[[panels]]\npanel = "headline"\n')
+    page = render_html(summary_of(), load_dashboard(str(mine), panel_names()))
+    assert "Show the evidence" not in page
+    assert "plotly.js v" not in page
+    assert len(page) < 100_000
+
+
 def test_the_same_run_gives_the_same_file() -> None:
     assert render(summary_of()) == render(summary_of())
 
@@ -157,3 +166,15 @@ def test_markup_escapes_what_is_not_markup() -> None:
     )
     assert join("<", Markup("<br>")) == "&lt;<br>"
     assert element("br") == "<br>"
+
+
+def test_groups_of_one_description_are_told_apart() -> None:
+    summary = summary_of(num_ranks=4)
+    groups = tuple(
+        GroupResult(name=name, description=description, ranks=(0, 1), axis=None)
+        for name, description in (("0", "mesh_dp"), ("1", "mesh_dp"), ("2", ""))
+    )
+    collectives = tuple(replace(summary.collectives[0], group=name) for name in ("0", "1", "2", "gone"))
+    page = render(replace(summary, groups=groups, collectives=collectives))
+    cells = re.findall(r"<td><bdi>all_reduce</bdi></td><td><bdi>([^<]*)</bdi>", page)
+    assert cells == ["mesh_dp (0)", "mesh_dp (1)", "2", "gone"]

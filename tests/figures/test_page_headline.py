@@ -22,17 +22,22 @@ def said(summary: Summary) -> str:
 
 
 def test_waits_for_a_straggler_name_it() -> None:
-    # waits: 60, 60, 10, 60 of 200 ms: 47.5 / 200 = 24 %; with 20 ms of transfer 34 %
+    # waits: 60, 60, 10, 60 of 200 ms: 47.5 / 200 = 24 %; the 20 ms of transfer are not waits
     assert said(summary_of()) == (
-        "Ranks spend 34 % of a step of 200 ms waiting for others; rank 2 arrives last in 86 % of the collectives "
+        "Ranks spend 24 % of a step of 200 ms waiting for others; rank 2 arrives last in 86 % of the collectives "
         "waited in."
     )
 
 
 def test_waits_without_a_straggler_blame_nobody() -> None:
     assert said(with_parts(exposed_wait=60)) == (
-        "Ranks spend 30 % of a step of 200 ms waiting for others; no rank is late more often than the others."
+        "Ranks spend 30 % of a step of 200 ms waiting for others; no rank holds the others up."
     )
+
+
+def test_without_a_common_clock_nobody_is_cleared() -> None:
+    summary = replace(with_parts(exposed_wait=60), clock_error_ns=None, hosts=("a", "b"))
+    assert said(summary) == ("Ranks spend 30 % of a step of 200 ms waiting for others; for which rank is not known.")
 
 
 def test_transfer_names_the_operation_that_exposes_most() -> None:
@@ -44,7 +49,7 @@ def test_transfer_names_the_operation_that_exposes_most() -> None:
 def test_wait_and_transfer_together_count_where_neither_stands_out() -> None:
     assert said(with_parts(exposed_transfer=18, exposed_wait=18)) == (
         "Ranks spend 18 % of a step of 200 ms blocked by communication: 9.0 % waiting for others, 9.0 % moving data; "
-        "no rank is late more often than the others."
+        "no rank holds the others up."
     )
 
 
@@ -80,6 +85,21 @@ def test_a_rank_that_was_killed_comes_before_where_the_time_goes() -> None:
     assert headline.verdict == "bad"
     assert headline.sentence == "The job did not end well: rank 1 was killed by SIGKILL, rank 2 exited 1."
     assert headline.command == "dtprof diagnose dtprof-runs/20261121-101500-train"
+
+
+def test_who_was_stopped_comes_after_who_failed() -> None:
+    summary = summary_of(num_ranks=4)
+    ended = ("killed by SIGTERM", "killed by SIGKILL", "killed by SIGTERM", "killed by SIGTERM")
+    ranks = tuple(replace(rank, ended=how) for rank, how in zip(summary.ranks, ended, strict=True))
+    assert said(replace(summary, ranks=ranks)) == (
+        "The job did not end well: rank 1 was killed by SIGKILL, ranks 0, 2, 3 stopped by SIGTERM."
+    )
+
+
+def test_a_run_without_ranks_says_that_and_not_what_follows_from_it() -> None:
+    doubts = ("run: no rank left a log", "steps: no rank ended a step")
+    summary = replace(empty_summary(), ranks=(), world_size=0, cannot_tell=doubts)
+    assert said(summary) == "Cannot tell where the time goes: no rank left a log."
 
 
 def test_missing_ranks_are_named_and_counted() -> None:

@@ -46,13 +46,16 @@ def test_overlap_is_never_negative() -> None:
 
 def test_what_is_not_known_is_never_zero() -> None:
     shown = cards(empty_summary())
-    for key in ("step_time", "exposed_communication", "overlap", "peak_memory", "slowdown", "clock_error", "overhead"):
+    for key in ("step_time", "exposed_communication", "overlap", "peak_memory", "clock_error", "overhead"):
         assert shown[key][0] == NOT_KNOWN, key
         assert shown[key][1], key
 
 
 def test_no_straggler_is_none_only_where_waits_were_measured() -> None:
     assert cards(replace(summary_of(), stragglers=()))["slowdown"][0] == "none"
+    apart = replace(summary_of(), stragglers=(), clock_error_ns=None, hosts=("a", "b"))
+    assert cards(apart)["slowdown"][0] == NOT_KNOWN
+    assert cards(summary_of(num_ranks=1))["slowdown"] == ("none", "one rank waits for nobody")
     unmeasured = StragglerResult(rank=1, last_share=0.5, slowdown=None, blame_ns_per_step=None)
     assert cards(replace(summary_of(), stragglers=(unmeasured,)))["slowdown"] == (NOT_KNOWN, "rank 1")
 
