@@ -9,6 +9,7 @@ from dtprof.analysis.intervals import Column
 from dtprof.tables import Array, RankTables
 
 _BACKWARD = ("Tensor.backward", "backward")
+_SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
 _MODULE_CALL = "Module._wrapped_call_impl"
 
 
@@ -33,7 +34,7 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
 
 
 def short_name(api: str, *, uses_ddp: bool) -> str:
-    """Return the short name of a call: `DDP's` own doing is "ddp", else the function's last name."""
+    """Return the short name of a call: "ddp" for DDP's own doing, else the last name; empty where that says nothing."""
     if api.startswith("DistributedDataParallel."):
         return "ddp init" if api.endswith(".__init__") else "ddp"
     if api in _BACKWARD:
@@ -42,4 +43,5 @@ def short_name(api: str, *, uses_ddp: bool) -> str:
         return "ddp" if uses_ddp else "forward"
     if "profile_hook_step" in api:
         return "optimizer.step"
-    return api.replace(".<locals>", "").rsplit(".", 1)[-1]
+    name = api.replace(".<locals>", "").rsplit(".", 1)[-1]
+    return "" if name in _SAYS_NOTHING else name

@@ -53,9 +53,9 @@ ROW_SUMS = np.dtype(
         ("wait", "i8"),
         ("transfer", "i8"),
         ("split_nbytes", "i8"),
-        ("seen", "i8"),  # records whose exposed time is known
+        ("seen", "i8"),  # records whose duration and exposed time are known
         ("exposed", "i8"),
-        ("in_flight", "i8"),  # duration of those that also have an exposed time
+        ("in_flight", "i8"),  # duration of these
         ("in_flight_exposed", "i8"),  # exposed time of these up to completion
     ]
 )
@@ -213,7 +213,8 @@ def _number_distinct(values: Column) -> tuple[Column, Column]:
 
 def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
     duration, wait = timing.duration[rows], timing.wait[rows]
-    timed, split, seen = duration != UNKNOWN_NS, wait != UNKNOWN_NS, blocked.known[rows]
+    timed, split = duration != UNKNOWN_NS, wait != UNKNOWN_NS
+    seen = timed & blocked.known[rows]
     exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
     return {
         "records": np.ones(len(rows), np.int64),
@@ -227,7 +228,7 @@ def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocke
         "split_nbytes": np.where(split, nbytes, 0),
         "seen": seen,
         "exposed": np.where(seen, exposed, 0),
-        "in_flight": np.where(seen & timed, duration, 0),
+        "in_flight": np.where(seen, duration, 0),
         "in_flight_exposed": np.where(
             seen & timed, np.clip(timing.exposed_in_flight[rows], 0, np.maximum(duration, 0)), 0
         ),

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
+from dtprof.analysis import codes
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -16,14 +17,22 @@ UNNAMED = "?"
 
 
 def sound_operations(tables: RankTables) -> Array:
-    """Return the operations whose times can be: issued first, everything else later or unknown."""
+    """Return the operations whose times can be: issued first, everything else later or unknown.
+
+    An operation that failed has no completion: when it gave up says nothing about how long it takes.
+    """
     rows = tables.operations
     possible = _is_time(rows["issued_ns"]) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
     possible &= (rows["wait_ns"] >= 0) & (rows["wait_ns"] < MAX_TIME_NS)
     for column in ("returned_ns", "wait_begin_ns", "done_ns"):
         later = (rows[column] >= rows["issued_ns"]) & _is_time(rows[column])
         possible &= (rows[column] == UNKNOWN_NS) | later
-    return rows if possible.all() else rows[possible]
+    failed = rows["state"] == codes.FAILED
+    if possible.all() and not failed.any():
+        return rows
+    sound: Array = rows[possible]
+    sound["done_ns"][failed[possible]] = UNKNOWN_NS
+    return sound
 
 
 def sound_spans(tables: RankTables) -> Array:

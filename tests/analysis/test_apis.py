@@ -16,7 +16,8 @@ from dtprof.analysis.apis import short_name
         ("Module._wrapped_call_impl", True, "ddp"),
         ("Module._wrapped_call_impl", False, "forward"),
         ("Optimizer.profile_hook_step.<locals>.wrapper", False, "optimizer.step"),
-        ("Outer.method.<locals>.inner", False, "inner"),
+        ("Outer.method.<locals>.exchange", False, "exchange"),
+        ("deprecated.__call__.<locals>.wrapper", False, ""),
         ("", False, ""),
     ],
 )

@@ -162,3 +162,13 @@ def test_what_overlaps_is_not_exposed() -> None:
     row = only_row(summarise(MemoryRun(ranks)))
     assert row.exposed_ns == 25
     assert row.overlap == pytest.approx(0.8)
+
+
+def test_an_operation_that_failed_is_counted_and_not_timed() -> None:
+    # The first gave up after a timeout of 60 s; its wait must not become anybody's duration.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        rank.op("all_reduce", 10, 60_000_000_000, state="failed")
+        rank.op("all_reduce", 70_000_000_000, 70_000_000_030)
+    row = only_row(summarise(MemoryRun(ranks)))
+    assert (row.count, row.duration_ns, row.exposed_ns) == (2, 30, 30)
