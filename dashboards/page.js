@@ -96,7 +96,7 @@
         ...figure.layout.hoverlabel,
         bgcolor: get("--raised"),
         bordercolor: get("--line"),
-        font: { color: get("--text"), size: 13 },
+        font: { family: figure.layout.font.family, color: get("--text"), size: 13 },
       },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: get("--faint"), activecolor: get("--accent") },
     };
