@@ -4,7 +4,6 @@ from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
 from dtprof.tables import UNKNOWN_NS, Site
 
-
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
@@ -12,10 +11,15 @@ def find_ending(evidence: Evidence) -> Finding | None:
     """Return the finding of the rank whose end came first and was its own doing; None where nobody ended like that."""
     crashed = [rank for rank in evidence.ranks.values() if _crashed(rank)]
     killed = [rank for rank in evidence.ranks.values() if _killed(rank, evidence)]
-    first = min([*crashed, *killed], key=_end_ns, default=None)
-    if first is None:
-        return _find_exited(evidence)
-    return _killed_finding(first, evidence) if first in killed else _crashed_finding(first, crashed, evidence)
+    in_work = [rank for rank in killed if rank.ended_ns == UNKNOWN_NS]
+    first = min([*crashed, *in_work], key=_end_ns, default=None)
+    if first is not None:
+        return _killed_finding(first, evidence) if first in in_work else _crashed_finding(first, crashed, evidence)
+    if exited := _find_exited(evidence):
+        return exited
+    # Killed after its program had ended, while the interpreter shut down: only where nothing else explains the job.
+    late = min(killed, key=_end_ns, default=None)
+    return _killed_finding(late, evidence) if late is not None else None
 
 
 def _crashed(rank: RankEvidence) -> bool:
@@ -26,7 +30,7 @@ def _crashed(rank: RankEvidence) -> bool:
 
 
 def _communication_failed(rank: RankEvidence) -> bool:
-    """Say whether the exception came out of an operation that had failed after waiting: a victim's."""
+    """Say whether the exception came out of an operation that failed after waiting: a victim's."""
     error = rank.own_exception
     last = rank.operations[-1] if rank.operations else None
     if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
@@ -36,8 +40,8 @@ def _communication_failed(rank: RankEvidence) -> bool:
 
 
 def _killed(rank: RankEvidence, evidence: Evidence) -> bool:
-    if rank.signal_name is None or rank.stopped_politely or rank.exit is None:
-        return False
+    if rank.signal_name is None or rank.stopped_politely or rank.exit is None or rank.exceptions:
+        return False  # a rank whose exception came first may well abort afterwards
     stopped = evidence.stopped_on_hang_ns
     return stopped is None or rank.exit.t_ns < stopped
 
