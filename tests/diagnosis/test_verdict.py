@@ -1,0 +1,318 @@
+"""Verdicts on runs built by hand: for every kind one that triggers it, and one that must not."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dtprof.diagnosis.evidence import Stack, gather, rank_evidence
+from dtprof.diagnosis.findings import Verdict, rank_list
+from dtprof.diagnosis.verdict import decide
+from dtprof.report.verdict_json import verdict_json
+from dtprof.report.verdict_text import verdict_text
+from dtprof.tables import Manifest, ProcessExit, Site
+from tests.builders import START_NS, RankBuilder
+
+STEP = 1000
+CONNECTION_LOST = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+
+
+def ranks_in_step(world_size: int, steps: int) -> list[RankBuilder]:
+    """Return ranks that made `steps` whole steps: a gradient all_reduce at line 10, a loss all_reduce at line 20."""
+    ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
+    for rank in ranks:
+        for step in range(steps):
+            rank.span("backward", step * STEP, step * STEP + 200)
+            gradients(rank, step * STEP, done=True)
+            rank.span("optimizer", step * STEP + 300, step * STEP + 310)
+            loss(rank, step * STEP, done=True)
+    return ranks
+
+
+def gradients(rank: RankBuilder, t: int, *, done: bool) -> None:
+    site = rank.site("Tensor.backward", line=10)
+    rank.op("all_reduce", t + 100, t + 150 if done else None, returned=t + 101, site=site, nbytes=4096)
+
+
+def loss(rank: RankBuilder, t: int, *, done: bool) -> None:
+    site = rank.site("all_reduce", line=20, function="average_loss")
+    rank.op("all_reduce", t + 400, t + 450 if done else None, returned=t + 401, site=site, nbytes=8)
+
+
+def judge(
+    ranks: Sequence[RankBuilder],
+    *,
+    statuses: Mapping[int, tuple[int, int]] | None = None,
+    exit_status: int | None = 1,
+    stalled: bool = True,
+    stacks: Mapping[int, Stack] | None = None,
+    stopped_on_hang_ns: int | None = None,
+    oom_kills: int = 0,
+) -> Verdict:
+    """Return the verdict; `statuses` gives (exit status, time) by rank."""
+    evidence = []
+    for builder in ranks:
+        known = (statuses or {}).get(builder.rank)
+        ended = ProcessExit(pid=builder.pid, status=known[0], t_ns=START_NS + known[1]) if known else None
+        stack = (stacks or {}).get(builder.rank)
+        evidence.append(rank_evidence(builder.tables(), exit=ended, stack=stack, alive=None))
+    job = gather(
+        evidence,
+        world_size=ranks[0].world_size,
+        manifest=Manifest(exit_status=exit_status, ended_realtime_ns=1),
+        stalled=stalled,
+        stopped_on_hang_ns=stopped_on_hang_ns,
+        oom_kills=oom_kills,
+    )
+    return decide(job, ("run",))
+
+
+def test_a_run_that_ended_in_order_is_healthy() -> None:
+    verdict = judge(ranks_in_step(3, 4), exit_status=0, stalled=False, statuses=dict.fromkeys(range(3), (0, 9000)))
+    assert (verdict.outcome, verdict.findings, verdict.cannot_tell) == ("healthy", (), ())
+
+
+def test_the_rank_that_raised_is_blamed_and_not_those_that_lost_their_peer() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[1].exception(2050, "ValueError", "bad sample 17", line=33)
+    for victim in (ranks[0], ranks[2]):
+        gradients(victim, 2000, done=False)
+        victim.exception(2300, "RuntimeError", CONNECTION_LOST)
+    verdict = judge(ranks, statuses=dict.fromkeys(range(3), (1, 3000)))
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "rank-crashed", (1,))
+    assert finding.waiting_ranks == (0, 2)
+    assert finding.culprit_call_sites[1].line == 33
+    assert (finding.op, finding.seq) == ("all_reduce", 4)
+    assert "ValueError: bad sample 17" in finding.summary
+
+
+def test_the_same_exception_on_every_rank_blames_every_rank() -> None:
+    ranks = ranks_in_step(2, 1)
+    for rank in ranks:
+        rank.exception(1000 + rank.rank, "KeyError", "'input'", line=5)
+    assert judge(ranks, statuses={0: (1, 2000), 1: (1, 2000)}).findings[0].culprit_ranks == (0, 1)
+
+
+def test_a_rank_that_ends_with_a_status_and_no_exception_has_crashed() -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    finding = judge(ranks, statuses={0: (-15, 4000), 1: (3, 2500)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-crashed", (1,))
+    assert "exit status 3" in finding.summary
+
+
+def test_the_killed_rank_is_named_with_its_signal() -> None:
+    ranks = ranks_in_step(4, 2)
+    for victim in ranks[:3]:
+        gradients(victim, 2000, done=False)
+        victim.exception(2200, "RuntimeError", CONNECTION_LOST)
+    statuses = {0: (1, 2600), 1: (-15, 2700), 2: (1, 2600), 3: (-signal.SIGKILL, 2500)}
+    finding = judge(ranks, statuses=statuses).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-killed", (3,), (0, 1, 2))
+    assert "SIGKILL" in finding.summary
+
+
+def test_the_oom_killer_is_named_where_the_cgroup_counted_it() -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    finding = judge(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, oom_kills=1).findings[0]
+    assert any("OOM killer" in fact for fact in finding.evidence)
+
+
+def test_a_victim_that_aborts_after_its_exception_does_not_hide_the_rank_that_left() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[2].closed = True
+    for victim in ranks[:2]:
+        gradients(victim, 2000, done=False)
+        victim.exception(2200, "RuntimeError", CONNECTION_LOST)
+    finding = judge(ranks, statuses={0: (-signal.SIGABRT, 2600), 1: (-15, 2700), 2: (0, 2100)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (2,), (0, 1))
+
+
+def test_a_rank_that_left_with_status_0_while_others_wait_is_named() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[0].closed = True
+    for waiting in ranks[1:]:
+        gradients(waiting, 2000, done=False)
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-exited")
+    assert verdict.findings[0].culprit_ranks == (0,)
+
+
+def test_a_rank_that_ended_first_after_all_its_collectives_is_not_blamed() -> None:
+    ranks = ranks_in_step(2, 2)
+    ranks[0].closed = True  # rank 1 is still in its last all_reduce, which rank 0 has made
+    last = ranks[1]
+    site = last.site("all_reduce", line=20, function="average_loss")
+    last.op("all_reduce", 1400, None, returned=1401, site=site, nbytes=8, seq=3)
+    verdict = judge(ranks, exit_status=None, stalled=False)
+    assert (verdict.outcome, verdict.findings) == ("healthy", ())
+
+
+def skipping_ranks(world_size: int = 4, culprit: int = 2) -> list[RankBuilder]:
+    """Return ranks of which one goes on to the next step without the loss all_reduce of step 5."""
+    ranks = ranks_in_step(world_size, 5)
+    for rank in ranks:
+        rank.span("backward", 5000, 5200)
+        gradients(rank, 5000, done=True)
+        rank.span("optimizer", 5300, 5310)
+        if rank.rank == culprit:
+            rank.span("backward", 6000)
+            gradients(rank, 6000, done=False)
+        else:
+            loss(rank, 5000, done=False)
+    return ranks
+
+
+def test_a_skipped_collective_is_found_where_the_next_one_of_the_same_group_takes_its_place() -> None:
+    verdict = judge(skipping_ranks(), exit_status=None)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-skipped-collective", (2,))
+    assert (finding.waiting_ranks, finding.op, finding.seq) == ((0, 1, 3), "all_reduce", 11)
+    assert {site.line for site in finding.call_sites.values()} == {20}
+    assert finding.culprit_call_sites[2].line == 10
+
+
+def test_a_skipped_collective_is_found_among_two_ranks_by_what_they_did_before() -> None:
+    finding = judge(skipping_ranks(world_size=2, culprit=1), exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+
+
+def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        own = rank.group("1", range(3), "loss")
+        backward, average = rank.site("Tensor.backward", line=10), rank.site("all_reduce", line=20)
+        for step in range(4):
+            t = step * STEP
+            skipped = step == 3 and rank.rank == 0
+            rank.op("all_reduce", t + 100, t + 150, site=backward, nbytes=64)
+            if not skipped:
+                rank.op(
+                    "all_reduce", t + 400, None if step == 3 else t + 450, returned=t + 401, site=average, group=own
+                )
+            else:
+                rank.op("all_reduce", t + 1100, None, returned=t + 1101, site=backward, nbytes=64)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (0,), (1, 2))
+    assert finding.group is not None
+    assert (finding.group.description, finding.seq) == ("loss", 3)
+
+
+def test_an_abort_of_the_back_end_inside_the_misplaced_operation_is_a_consequence_of_the_skip() -> None:
+    ranks = skipping_ranks()
+    statuses = {0: (1, 7000), 1: (-signal.SIGABRT, 6500), 2: (-15, 7100), 3: (-15, 7100)}
+    finding = judge(ranks, statuses=statuses).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (2,))
+    assert any("SIGABRT" in fact for fact in finding.evidence)
+
+
+def test_a_rank_that_is_only_late_is_not_said_to_have_skipped() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[:2]:
+        gradients(rank, 3000, done=False)
+    asleep = Stack(state="sleeping", cpu_share=0.0, frames=(Site(file="/home/me/train.py", line=77, function="load"),))
+    finding = judge(ranks, exit_status=None, stacks={2: asleep}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-stuck", (2,))
+    assert finding.culprit_call_sites[2].line == 77
+
+
+def test_a_stopped_process_is_frozen() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    stopped = Stack(state="stopped", cpu_share=0.0, frames=(), reason="the process is stopped")
+    finding = judge(ranks, exit_status=None, stacks={0: stopped}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-frozen", (0,))
+
+
+def test_a_long_checkpoint_is_a_warning_and_not_a_hang() -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].span("checkpoint", 3100)
+    gradients(ranks[1], 3000, done=False)
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("slow", "long-operation")
+    assert verdict.findings[0].severity == "warning"
+
+
+def test_another_operation_at_the_same_position_is_an_order_mismatch() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        if rank.rank == 1:
+            rank.op("barrier", 2100, None, returned=2101, site=rank.site("barrier", line=50))
+        else:
+            gradients(rank, 2000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (1,))
+    assert finding.culprit_call_sites[1].line == 50
+
+
+def test_different_roots_are_named() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        root = 2 if rank.rank == 0 else 1
+        rank.op("broadcast", 1100, None, returned=1101, peer=root, site=rank.site("broadcast", line=60), nbytes=8)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("root-mismatch", (0,))
+
+
+def test_all_members_in_and_none_done_is_a_stall_of_the_back_end() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        gradients(rank, 2000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("backend-stall", (), (0, 1, 2))
+
+
+def test_ranks_without_a_record_never_joined_while_others_wait_in_init() -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in (0, 1, 3)]
+    for rank in ranks:
+        rank.span("init_process_group", 10, site=rank.site("", line=3))
+    verdict = judge(ranks, exit_status=None)
+    finding = verdict.findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-never-joined", (2,))
+    assert verdict.ranks_missing == (2,)
+
+
+def test_a_job_stopped_by_hand_says_that_it_cannot_tell() -> None:
+    ranks = ranks_in_step(2, 2)
+    verdict = judge(ranks, exit_status=-2, stalled=False, statuses={0: (-2, 2500), 1: (-2, 2500)})
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    assert "stopped from outside" in verdict.cannot_tell[0]
+
+
+def test_ranks_that_dtprof_itself_stopped_are_not_blamed_for_their_signals() -> None:
+    ranks = skipping_ranks()
+    statuses = {0: (-15, 9000), 1: (-9, 9000), 2: (-9, 9000), 3: (-9, 9000)}
+    verdict = judge(ranks, statuses=statuses, stopped_on_hang_ns=START_NS + 8000)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-skipped-collective")
+
+
+def test_the_text_stays_under_25_lines_for_a_thousand_ranks() -> None:
+    verdict = judge(skipping_ranks(world_size=300, culprit=7), exit_status=None)
+    text = verdict_text(replace(verdict, cannot_tell=("a reason " * 40,) * 20))
+    assert len(text.splitlines()) < 25
+    assert "rank 7" in text.lower()
+
+
+def test_the_json_has_every_field_of_the_contract() -> None:
+    document = verdict_json(judge(skipping_ranks(), exit_status=None))
+    assert list(document) == [
+        "schema",
+        "outcome",
+        "source",
+        "ranks_seen",
+        "ranks_missing",
+        "findings",
+        "cannot_tell",
+    ]
+    finding = document["findings"][0]
+    assert finding["group"] == {"name": "0", "description": "default_pg", "ranks": [0, 1, 2, 3]}
+    assert finding["call_sites"]["0"] == {"file": "/home/me/train.py", "line": 20, "function": "average_loss"}
+    assert finding["docs"] == finding["kind"] == "rank-skipped-collective"
+
+
+def test_ranks_are_written_short() -> None:
+    assert rank_list([2]) == "rank 2"
+    assert rank_list([3, 0, 1]) == "ranks 0, 1, 3"
+    assert rank_list(list(range(7))) == "ranks 0-6"
