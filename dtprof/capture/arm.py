@@ -16,8 +16,9 @@ from typing import Any
 
 from dtprof import __version__, events, settings
 from dtprof.capture import call_sites, exits, fence
+from dtprof.capture.entries import entry, timed_entry
 from dtprof.capture.phases import Phases
-from dtprof.capture.recorder import Recorder, entry, open_recorder, timed_entry
+from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.run_format import paths, writer
 
 OLDEST_TORCH = (2, 11)
@@ -112,9 +113,9 @@ class Process:
 
             recorder.on_group(describe)
         else:
-            from dtprof.capture import python_tap
+            from dtprof.capture.python import waits
 
-            python_tap.watch_waits(torch._C._distributed_c10d.Work)
+            waits.watch_waits(torch._C._distributed_c10d.Work)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
 
     def _record_exception(self, error: BaseException) -> None:

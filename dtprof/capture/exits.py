@@ -14,7 +14,8 @@ from typing import Any
 
 from dtprof.capture import fence
 from dtprof.capture.call_sites import CodeOwners
-from dtprof.capture.recorder import Recorder, timed_entry
+from dtprof.capture.entries import timed_entry
+from dtprof.capture.recorder import Recorder
 from dtprof.run_format import paths, writer
 
 MAX_TRACEBACK = 32_768

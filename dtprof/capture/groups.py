@@ -3,6 +3,7 @@
 from typing import Any
 
 from dtprof.capture import fence
+from dtprof.capture.entries import entry
 
 
 def uses_gloo(group: Any) -> bool:
@@ -17,8 +18,6 @@ def uses_gloo(group: Any) -> bool:
 
 def first_entry(group_id: int, group: Any) -> str:
     """Return the entry that declares the id."""
-    from dtprof.capture.recorder import entry
-
     return entry(
         "group",
         id=group_id,
@@ -33,8 +32,6 @@ def first_entry(group_id: int, group: Any) -> str:
 def members_entry(group_id: int, name: str) -> str:
     """Return the entry with members, back end and timeout, or an empty string where torch does not know the group."""
     import torch.distributed.distributed_c10d as c10d
-
-    from dtprof.capture.recorder import entry
 
     for group, (backend, _) in list(c10d._world.pg_map.items()):
         if group.group_name == name:

@@ -1,7 +1,5 @@
 """What both taps offer, and the choice between them."""
 
-import json
-import time
 from pathlib import Path
 from typing import Protocol
 
@@ -71,7 +69,7 @@ def open_recorder(
         dtprof_version=__version__,
     )
     if native is None:
-        from dtprof.capture.python_tap import PythonTap
+        from dtprof.capture.python.tap import PythonTap
 
         if reason:
             fence.warn_once(reason)
@@ -80,15 +78,3 @@ def open_recorder(
     native.open_log(str(folder), header, max_segments())
     recorder: Recorder = native
     return recorder
-
-
-def entry(kind: str, **fields: object) -> str:
-    """Return a line of the strings file."""
-    if kind not in schema.STRING_ENTRIES:
-        raise ValueError(f"{kind!r} is not an entry of the strings file")
-    return json.dumps({"k": kind, **fields}, separators=(",", ":"), default=str)
-
-
-def timed_entry(kind: str, **fields: object) -> str:
-    """Return a line of the strings file that carries the host clock."""
-    return entry(kind, t_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC), **fields)

@@ -35,6 +35,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "schema.h"
@@ -883,6 +884,8 @@ class Tap final : public c10::OperatorKernel {
 // ---- what Python calls -------------------------------------------------------------------------------------------------
 
 void install(const std::vector<std::string>& ops) {
+  static bool installed = false;  // also in a forked process, which inherits the kernels
+  if (std::exchange(installed, true)) return;
   // Never deleted: the kernels stay until the process ends.
   auto* library = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   for (const auto& op : ops) {

@@ -1,0 +1,1 @@
+"""The Python tap: the same records as the native one, for machines without a compiler."""
