@@ -4,6 +4,7 @@ A group of one has no partner to wait for, so the time is that of the call alone
 own, which times 4,800 calls one by one and prints their median: what a busy machine takes away does not count.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -42,6 +43,12 @@ def measure(environment: dict[str, str]) -> float:
     return float(result.stdout)
 
 
+def measure_tapped(tap: TapChoice, folder: str) -> float:
+    """Return the same under a tap, recorded into a fresh run."""
+    run = Path(tempfile.mkdtemp(dir=folder))
+    return measure(interpreter.job_environment(run=run, tap=tap) | {"OMP_NUM_THREADS": "1"})
+
+
 def main() -> None:
     """Compare bare with each tap."""
     bare = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -49,14 +56,8 @@ def main() -> None:
     python = TapChoice(library=None, torch_version=native.torch_version, message=None)
     for name, tap in (("native tap", native), ("Python tap", python)):
         with tempfile.TemporaryDirectory() as folder:
-            runs = iter(range(10_000))
-
-            def tapped(tap: TapChoice = tap, folder: str = folder) -> float:
-                run = Path(folder, str(next(runs)))
-                run.mkdir()
-                return measure(interpreter.job_environment(run=run, tap=tap) | {"OMP_NUM_THREADS": "1"})
-
-            compared = pairs.in_turn(lambda: measure(bare), tapped, pairs=PAIRS, unit="us a launch")
+            tapped = functools.partial(measure_tapped, tap, folder)
+            compared = pairs.in_turn(functools.partial(measure, bare), tapped, pairs=PAIRS, unit="us a launch")
             pairs.report(f"launch of a collective, {name}", compared, a="bare", b=name)
 
 
