@@ -31,7 +31,7 @@ def measure(folder: Path, *, recorded: bool) -> float:
         command = [sys.executable, "-m", "dtprof", "run", "-o", str(metrics.parent / "run"), "--", *command]
     subprocess.run(command, check=True, capture_output=True, timeout=600)
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return statistics.median(TOKENS_PER_STEP / line["tokens_per_s"] * 1000 for line in lines[WARM_UP:])
+    return float(statistics.median(TOKENS_PER_STEP / line["tokens_per_s"] * 1000 for line in lines[WARM_UP:]))
 
 
 def main() -> None:

@@ -30,6 +30,12 @@ class OutputError(DtprofError):
     slug = "output"
 
 
+class DiskFullError(OutputError):
+    """There is no space left where the run should lie; a job is not kept from running by that."""
+
+    slug = "disk-full"
+
+
 class NotARunError(DtprofError):
     """The path does not hold a run that dtprof can read."""
 

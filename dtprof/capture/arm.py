@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, events, settings
-from dtprof.capture import call_sites, exits, fence
+from dtprof import __version__, events, fence, settings
+from dtprof.capture import call_sites, exits
 from dtprof.capture.entries import entry, timed_entry
 from dtprof.capture.phases import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
@@ -43,6 +43,7 @@ class Process:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         node = self._run / paths.node_folder_name(socket.gethostname())
         node.mkdir(exist_ok=True)
+        fence.share_warnings(node)
         writer.append_line(node / paths.PROCESSES, _introduction(torch.__version__))
         if version < OLDEST_TORCH:
             fence.warn_once(f"torch {torch.__version__} is older than 2.11, the oldest supported: nothing is recorded")
@@ -155,8 +156,8 @@ class Process:
                 world_size = _number("WORLD_SIZE", -1)
             if rank < 0 or world_size < 0:
                 return 0  # known after the rendezvous
-            self._gave_up_pid = 0
-            self._open(rank=rank, world_size=world_size)
+            if self._gave_up_pid != os.getpid():
+                self._open(rank=rank, world_size=world_size)
         recorder = self._recorder
         return recorder.begin_span(recorder.name_id(events.INIT), False) if recorder is not None else 0
 
@@ -164,8 +165,7 @@ class Process:
     def _end_init(self, span: int | None, failed: bool) -> None:
         import torch.distributed as dist
 
-        if self._recorder is None and not failed:
-            self._gave_up_pid = 0
+        if self._recorder is None and not failed and self._gave_up_pid != os.getpid():
             self._open(rank=dist.get_rank(), world_size=dist.get_world_size())
         if self._recorder is not None:
             if span:

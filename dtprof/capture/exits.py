@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dtprof.capture import fence
+from dtprof import fence
 from dtprof.capture.call_sites import CodeOwners
 from dtprof.capture.entries import timed_entry
 from dtprof.capture.recorder import Recorder

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dtprof.capture import fence
+from dtprof import fence
 from dtprof.capture.entries import entry
 
 

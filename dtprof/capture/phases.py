@@ -5,8 +5,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-from dtprof import events
-from dtprof.capture import fence
+from dtprof import events, fence
 from dtprof.capture.recorder import Recorder
 from dtprof.run_format import schema
 

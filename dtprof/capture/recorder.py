@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Protocol
 
-from dtprof import __version__, settings
-from dtprof.capture import call_sites, fence
+from dtprof import __version__, fence, settings
+from dtprof.capture import call_sites
 from dtprof.run_format import schema, writer
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dtprof import settings
 from dtprof.errors import CommandNotFoundError, UsageError
+from dtprof.fence import fenced
 
 if TYPE_CHECKING:
     from dtprof.launch import job, watcher
@@ -61,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     chosen = _settings(arguments)
     end = job.run_job(command, chosen, _diagnose)
-    _print_end(end)
+    if end.run is not None:
+        _print_end(end.run, end)
     return job.EXIT_HANG if end.stopped_by_us else child.end_like(end.status)
 
 
@@ -104,14 +106,15 @@ def _diagnose(run: Path) -> "watcher.Verdict":
     return watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
 
 
-def _print_end(end: "job.JobEnd") -> None:
+@fenced("the closing note", "is left out")
+def _print_end(run: Path, end: "job.JobEnd") -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
     from dtprof.launch import job
     from dtprof.run_format.reader import open_run
 
-    shown = os.path.relpath(end.run)
-    shown = str(end.run) if shown.startswith("..") else shown
-    opened = open_run(end.run)
+    shown = os.path.relpath(run)
+    shown = str(run) if shown.startswith("..") else shown
+    opened = open_run(run)
     first = opened.load(opened.ranks[0]) if opened.ranks else None
     if first is None:
         job.say(f"no rank was recorded ({_why_nothing(opened)})")
@@ -122,7 +125,7 @@ def _print_end(end: "job.JobEnd") -> None:
     if end.status != 0 and first is not None:
         from dtprof.cli.inspection import diagnose_run
 
-        verdict = diagnose_run(end.run)
+        verdict = diagnose_run(run)
         if verdict.findings and not end.stopped_by_us:
             job.say(verdict.findings[0].summary)
     job.say(f"run kept in {shown}")

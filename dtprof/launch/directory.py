@@ -1,6 +1,7 @@
 """Create the directory of a run and write what is known about the job as a whole."""
 
 import datetime
+import errno
 import itertools
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from dtprof import __version__
-from dtprof.errors import OutputError
+from dtprof.errors import DiskFullError, OutputError
 from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
@@ -51,9 +52,12 @@ def create(path: Path, *, force: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
         (path / paths.node_folder_name(socket.gethostname())).mkdir()
     except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR"
-        ) from error
+        raise _output_error(path, error) from error
+
+
+def _output_error(path: Path, error: OSError) -> OutputError:
+    kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
+    return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
 
 
 def _empty(path: Path, *, force: bool) -> None:
@@ -83,7 +87,7 @@ class RunManifest:
         """Write the first version.
 
         Raises:
-            OutputError: the disk is full or the directory went away.
+            OutputError: the directory went away; DiskFullError where there is no space.
         """
         self._path = path / paths.MANIFEST
         self._notes: list[str] = []
@@ -111,9 +115,7 @@ class RunManifest:
         try:
             writer.write_json(self._path, self._fields)
         except OSError as error:
-            raise OutputError(
-                f"{self._path} cannot be written ({error.strerror}); give a directory with space with -o DIR"
-            ) from error
+            raise _output_error(self._path, error) from error
 
     def note(self, text: str) -> None:
         """Keep a sentence about the run."""

@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtprof.errors import CommandNotFoundError
+from dtprof.errors import CommandNotFoundError, DiskFullError
+from dtprof.fence import fenced
 from dtprof.launch import child, directory, interpreter, watcher
 from dtprof.run_format import paths
 
@@ -32,7 +33,7 @@ class JobSettings:
 class JobEnd:
     """How the job ended."""
 
-    run: Path
+    run: Path | None  # None: nothing could be recorded
     status: int  # of the child; negative: the signal that ended it
     stopped_by_us: bool
 
@@ -50,13 +51,17 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
         CommandNotFoundError: the command cannot be started.
     """
     run = (settings.output or directory.default_directory(command)).absolute()
-    directory.create(run, force=settings.force)
     shown = {
         "max_log_mb": f"{settings.max_log_mb:g}",
         "hang_after_s": f"{settings.hang_after_s:g}",
         "on_hang": "stop" if settings.stop_on_hang else "report",
     }
-    manifest = directory.RunManifest(run, command, shown)
+    try:
+        directory.create(run, force=settings.force)
+        manifest = directory.RunManifest(run, command, shown)
+    except DiskFullError as error:
+        say(f"{error}: nothing is recorded, the job runs uninstrumented")
+        return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
     tap = interpreter.choose_tap(command[0], native=settings.native, environment=dict(os.environ), say=say)
     if tap.message:
         say(tap.message)
@@ -110,7 +115,9 @@ class _Stopper:
         self._killed = False
         self.begun_s: float | None = None
 
+    @fenced("the watch over the job", "missed a look")
     def tick(self) -> None:
+        """Look once; stop the job where it hangs and that was asked for."""
         if self.begun_s is None:
             self._watch.tick()
             if self._enabled and self._watch.hang is not None:

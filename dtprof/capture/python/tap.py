@@ -16,7 +16,8 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from dtprof.capture import entries, fence, groups
+from dtprof import fence
+from dtprof.capture import entries, groups
 from dtprof.capture.call_sites import CallSites, CodeOwners
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u32, pack_u64
