@@ -79,6 +79,11 @@ def _of_operations(
     facts: Sequence[RankFacts], reductions: Sequence[RankReduction], collectives: Sequence[CollectiveResult]
 ) -> list[str]:
     doubts = []
+    if any(fact.tap == "python" for fact in facts):
+        doubts.append(
+            "transfer_ns: the Python tap sees a completion at its wait or at the rank's next event; durations and "
+            "transfers are upper bounds, bandwidths lower ones (the native tap sees each at once)"
+        )
     if not any(reduction.rows for reduction in reductions) and facts:
         doubts.append("collectives: none was recorded in the steps used")
     unobserved = sum(reduction.unobserved for reduction in reductions)
