@@ -29,6 +29,7 @@ _NUM_STATES = len(schema.STATES)
 _KINDS = np.array(list(schema.KIND.values()), np.uint8)
 _ITEM_SIZES = np.zeros(256, np.int64)
 _ITEM_SIZES[: len(schema.DTYPES)] = [size for _, size in schema.DTYPES]
+_LONGEST_NS = 2.0**62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +69,9 @@ def open_run(path: Path) -> Run:
         NotARunError: the path does not exist, is not a directory, or holds nothing that dtprof wrote.
         NewerFormatError: it was written by a newer dtprof.
     """
-    if not path.exists():
-        raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed")
-    if not path.is_dir():
-        raise NotARunError(f"{path} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders")
+    folders = _find_rank_folders(path)
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)
-    manifest = _manifest(document)
-    folders: dict[int, list[tuple[int, Path]]] = {}
-    for child in path.iterdir():
-        if (parsed := paths.parse_rank_folder(child.name)) and child.is_dir():
-            folders.setdefault(parsed[0], []).append((parsed[1], child))
     if document is None and not folders:
         raise NotARunError(
             f"{path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
@@ -86,8 +79,6 @@ def open_run(path: Path) -> Run:
         )
     if document is None:
         problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
-    for attempts in folders.values():
-        attempts.sort()
     exits: dict[int, ProcessExit] = {}
     processes: list[dict[str, Any]] = []
     stacks: dict[str, Any] = {"processes": {}}
@@ -100,7 +91,7 @@ def open_run(path: Path) -> Run:
         stacks["processes"].update(sampled if isinstance(sampled, dict) else {})
     return Run(
         path=path,
-        manifest=manifest,
+        manifest=_manifest(document),
         folders=folders,
         exits=exits,
         processes=tuple(processes),
@@ -108,6 +99,26 @@ def open_run(path: Path) -> Run:
         stacks=stacks,
         problems=tuple(problems),
     )
+
+
+def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
+    """Return the folders of every rank, by attempt."""
+    folders: dict[int, list[tuple[int, Path]]] = {}
+    try:
+        for child in path.iterdir():
+            if (parsed := paths.parse_rank_folder(child.name)) and child.is_dir():
+                folders.setdefault(parsed[0], []).append((parsed[1], child))
+    except FileNotFoundError as error:
+        raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed") from error
+    except NotADirectoryError as error:
+        raise NotARunError(
+            f"{path} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders"
+        ) from error
+    except OSError as error:
+        raise NotARunError(f"{path} cannot be read ({error.strerror}); expected a run directory") from error
+    for attempts in folders.values():
+        attempts.sort()
+    return folders
 
 
 def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
@@ -249,7 +260,8 @@ def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | Non
     body = data[schema.HEADER_SIZE :]
     count = len(body) // schema.RECORD_SIZE
     records = body[: count * schema.RECORD_SIZE].view(RECORD_DTYPE)
-    records = records[: min(int(header["head"]), schema.SEGMENT_CAPACITY)]
+    # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
+    records = records[: schema.SEGMENT_CAPACITY]
     written = records[records["state"] != 0]
     sound = (written["state"] < _NUM_STATES) & np.isin(written["kind"], _KINDS)
     if not sound.all():
@@ -281,8 +293,10 @@ def _split(records: Array) -> tuple[Array, Array, Array]:
 
 def _after(records: Array, column: str, known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return absolute times from offsets to the issue; UNKNOWN_NS where not known."""
-    offsets = np.where(np.isfinite(records[column]), records[column], 0).astype(np.int64)
-    return np.where(known, records["issued_ns"].astype(np.int64) + offsets, UNKNOWN_NS)
+    offsets = records[column]
+    possible = (offsets >= 0) & (offsets < _LONGEST_NS)
+    times = records["issued_ns"].astype(np.int64) + np.where(possible, offsets, 0).astype(np.int64)
+    return np.where(known & possible, times, UNKNOWN_NS)
 
 
 def _operations(records: Array) -> Array:
@@ -295,7 +309,8 @@ def _operations(records: Array) -> Array:
     table["nbytes"] = table["numel"] * _ITEM_SIZES[records["dtype"]]
     table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
     table["wait_begin_ns"] = _after(records, "waited_from", records["waits"] > 0)
-    table["wait_ns"] = np.where(np.isfinite(records["waited_for"]), records["waited_for"], 0)
+    waited = records["waited_for"]
+    table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
     table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
     return table
 
@@ -338,7 +353,7 @@ class _Strings:
         for row in _json_lines(file, problems):
             try:
                 self._take(row)
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 damaged += 1
         if damaged:
             problems.append(f"{folder.name}/{file.name} holds {damaged} entries that cannot be understood, left out")
@@ -348,7 +363,7 @@ class _Strings:
         self.last_ns = max(self.last_ns, _int(row.get("t_ns")))
         if kind == "op":
             position = int(row["id"])
-            if position > schema.MAX_TABLE_ENTRIES:
+            if not 0 <= position <= schema.MAX_TABLE_ENTRIES:
                 raise ValueError(position)
             self.ops += ["?"] * (position + 1 - len(self.ops))
             self.ops[position] = str(row["name"])
