@@ -85,9 +85,9 @@ def render() -> str:
 
 _RECORD_RULES = """\
 An event is one record. It is written when the event is issued, `state` last, and completed in place: a record whose
-state is not `empty` is whole. `returned_after`, `waited_from` and `done_after` count from `issued_ns`, `waited_for` is a
-duration; as float32 they are exact to one part in 16 million. What a field means where it does not apply is not defined: look at `kind`, `state` and
-`flags` first.
+state is not `empty` is whole. `returned_after`, `waited_from` and `done_after` count from `issued_ns`, `waited_for` is
+a duration; as float32 they are exact to one part in 16 million. What a field means where it does not apply is not
+defined: look at `kind`, `state` and `flags` first.
 """
 _STRINGS_RULES = """\
 One JSON object a line, its kind under `k`, written before an id is first used. Ids begin anew in every rank and
