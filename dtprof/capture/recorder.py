@@ -7,6 +7,9 @@ from dtprof import __version__, fence, settings
 from dtprof.capture import call_sites
 from dtprof.run_format import schema, writer
 
+MOST_SEGMENTS = 2**20
+"""More than any disk holds, and still a number that the native tap takes."""
+
 
 class Recorder(Protocol):
     """Writes the events of this process. Handles are opaque; 0 stands for an event that was not recorded."""
@@ -44,7 +47,7 @@ def max_segments() -> int:
     megabytes = settings.parse_number(
         settings.from_environment(settings.MAX_LOG_MB), setting=settings.MAX_LOG_MB, minimum=16
     )
-    return max(3, int(megabytes * 1024 * 1024) // schema.SEGMENT_SIZE)
+    return min(max(3, int(megabytes * 1024 * 1024) // schema.SEGMENT_SIZE), MOST_SEGMENTS)
 
 
 def open_recorder(

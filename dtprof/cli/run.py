@@ -90,7 +90,7 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
     return job.JobSettings(
         output=Path(output) if output else None,
         force=arguments.force,
-        native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE)),
+        native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE) not in ("", "0")),
         max_log_mb=settings.parse_number(max_log, setting=settings.MAX_LOG_MB, minimum=16),
         hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),
         stop_on_hang=on_hang == "stop",

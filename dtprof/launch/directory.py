@@ -19,6 +19,8 @@ from dtprof.errors import DiskFullError, OutputError
 from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
+OUR_FILE = re.compile(r"report\.html|\.?(run|verdict)\.json(\.\d+)?")
+OUR_NODE_FILE = re.compile(r"(exits|processes)\.jsonl|\.?stacks\.json(\.\d+)?|\.warned-\w+")
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 
 
@@ -66,8 +68,7 @@ def _empty(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
-    ours = {paths.MANIFEST, paths.VERDICT, "report.html"}
-    foreign = [e.name for e in entries if e.name not in ours and not e.name.startswith(("rank-", "node-", "."))]
+    foreign = [entry.name for entry in entries if not _is_ours(entry)]
     if foreign:
         raise OutputError(
             f"{path} holds {foreign[0]!r}, which dtprof did not write; "
@@ -78,6 +79,17 @@ def _empty(path: Path, *, force: bool) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def _is_ours(entry: Path) -> bool:
+    """Say whether an entry of a directory is one that dtprof writes into a run."""
+    if entry.is_symlink():
+        return False
+    if not entry.is_dir():
+        return OUR_FILE.fullmatch(entry.name) is not None
+    if paths.parse_rank_folder(entry.name):
+        return True
+    return entry.name.startswith("node-") and all(OUR_NODE_FILE.fullmatch(e.name) for e in entry.iterdir())
 
 
 class RunManifest:

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtprof.capture.native import build
 from dtprof.run_format import schema
 
-_PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*(-\w+)?")
+_PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*[td]*(-\w+)?")
 BUILD_TIMEOUT_S = build.TIMEOUT_S + 30
 SLOW_S = 3.0
 
@@ -110,9 +110,12 @@ def _ask(interpreter: str, environment: dict[str, str], *, describe: bool) -> di
                 timeout=BUILD_TIMEOUT_S,
                 check=False,
             )
-            answer = json.loads(result.stdout.splitlines()[-1])
-        except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-            return {"library": None, "torch": None, "reason": f"{interpreter} could not be asked for torch ({error})"}
+            lines = result.stdout.splitlines() or result.stderr.splitlines() or ["no answer"]
+            answer = json.loads(lines[-1])
+        except ValueError:
+            return {"library": None, "torch": None, "reason": f"could not be asked for torch: {lines[-1]}"}
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return {"library": None, "torch": None, "reason": f"could not be asked for torch: {error}"}
     return answer if isinstance(answer, dict) else {"library": None, "torch": None, "reason": "no answer"}
 
 

@@ -1,7 +1,9 @@
 """Run a job from start to end: directory, tap, child, watcher, closing note."""
 
 import dataclasses
+import errno
 import os
+import shutil
 import signal
 import sys
 import time
@@ -50,6 +52,7 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
         OutputError: the run directory cannot be made.
         CommandNotFoundError: the command cannot be started.
     """
+    check_command(command[0])
     run = (settings.output or directory.default_directory(command)).absolute()
     shown = {
         "max_log_mb": f"{settings.max_log_mb:g}",
@@ -73,6 +76,7 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     status = process.wait(stopper.tick)
+    watch.look_last()
     stopped = stopper.begun_s is not None
     if stopped:
         watcher.end_leftovers(watch.pids, run)
@@ -90,19 +94,34 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
 
 
-def start(command: Sequence[str], environment: dict[str, str]) -> child.Child:
-    """Start the command.
+def check_command(name: str) -> None:
+    """Refuse a command that cannot be started before anything is written for it.
 
     Raises:
         CommandNotFoundError: there is no such command, or it is not executable.
     """
+    if shutil.which(name) is None:
+        exists = os.sep in name and Path(name).exists()
+        raise _not_found(name, os.strerror(errno.EACCES if exists else errno.ENOENT))
+
+
+def start(command: Sequence[str], environment: dict[str, str]) -> child.Child:
+    """Start the command.
+
+    Raises:
+        CommandNotFoundError: the system cannot execute it.
+    """
     try:
         return child.Child(command, environment)
     except OSError as error:
-        raise CommandNotFoundError(
-            f"{command[0]!r} cannot be started ({error.strerror}); expected a command on PATH or a path to one, "
-            "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
-        ) from error
+        raise _not_found(command[0], error.strerror) from error
+
+
+def _not_found(name: str, reason: str | None) -> CommandNotFoundError:
+    return CommandNotFoundError(
+        f"{name!r} cannot be started ({reason}); expected a command on PATH or a path to one, "
+        "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
+    )
 
 
 class _Stopper:

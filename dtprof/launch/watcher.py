@@ -6,10 +6,11 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from dtprof.fence import fenced
 from dtprof.launch import stacks
 from dtprof.run_format import paths, schema
 
@@ -37,8 +38,7 @@ class Diagnose(Protocol):
 class RankProgress:
     """How far one rank's log had come at the last look."""
 
-    segment: int = -1
-    head: int = -1
+    heads: dict[int, int] = field(default_factory=dict)  # records claimed, by number of the segment
     pid: int = 0
     truncated: bool = False
 
@@ -83,11 +83,7 @@ class Watcher:
         if self._look():
             self._last_progress = self._clock()
             self.hang = None
-        if self.truncated and not self._told_truncated:
-            self._told_truncated = True
-            self._say(
-                "the disk is full or not writable: recording stopped; the job goes on, the run is marked truncated"
-            )
+        self._tell_truncated("recording stopped; the job goes on, the run is marked truncated")
         quiet_s = self._clock() - self._last_progress
         if not self._hang_after_s or not self._ranks or quiet_s < self._hang_after_s or self.hang is not None:
             return
@@ -98,6 +94,17 @@ class Watcher:
             return
         self._last_look = self._clock()
         self._examine(quiet_s)
+
+    @fenced("the last look at the job's records", "failed")
+    def look_last(self) -> None:
+        """Look when the job has ended: what happened since the last tick."""
+        self._look()
+        self._tell_truncated("recording stopped before the job ended; the run is marked truncated")
+
+    def _tell_truncated(self, consequence: str) -> None:
+        if self.truncated and not self._told_truncated:
+            self._told_truncated = True
+            self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
         stacks.sample(self.pids, self._run / paths.node_folder_name(socket.gethostname()))
@@ -117,9 +124,9 @@ class Watcher:
             if paths.parse_rank_folder(folder.name) is None:
                 continue
             known = self._ranks.setdefault(folder.name, RankProgress())
-            segments = paths.segment_files(folder)
-            if segments:
-                moved |= _read(segments[-1], known)
+            # The newest may be a spare, opened before the one that is written to is full.
+            for segment in paths.segment_files(folder)[-2:]:
+                moved |= _read(segment, known)
         return moved
 
 
@@ -137,8 +144,8 @@ def _read(segment: Path, known: RankProgress) -> bool:
     (marks,) = struct.unpack_from("<I", header, _AT["marks"])
     (known.pid,) = struct.unpack_from("<I", header, _AT["pid"])
     known.truncated |= bool(marks & schema.MARK["truncated"])
-    changed = (number, head) != (known.segment, known.head)
-    known.segment, known.head = number, head
+    changed: bool = head != known.heads.get(number)
+    known.heads[number] = head
     return changed
 
 

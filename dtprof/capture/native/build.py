@@ -21,6 +21,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("tap.cpp")
 MODULE = "dtprof_tap"
+CHECKSUM = "sha256"
 FLAGS = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"]
 TIMEOUT_S = 600
 
@@ -64,6 +65,15 @@ def library_path(torch_version: str, schema_header: str) -> Path:
         digest.update(part.encode())
     name = f"{binary_tag(torch_version)}-{digest.hexdigest()[:16]}"
     return cache_folder() / "native" / name / f"{MODULE}.so"
+
+
+def is_intact(library: Path) -> bool:
+    """Say whether a compiled tap is there, whole: loading a damaged one would kill the process."""
+    try:
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        return library.with_name(CHECKSUM).read_text(encoding="ascii").strip() == digest
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def compiler() -> str:
@@ -112,6 +122,9 @@ def compile_tap(torch_folder: Path, torch_version: str, schema_header: str, libr
             log = library.with_name("build.log")
             log.write_text(" ".join(command) + "\n" + result.stdout + result.stderr, encoding="utf-8")
             raise CannotBuildError(f"{command[0]} failed with exit status {result.returncode}; its output is in {log}")
+        checksum = Path(scratch, CHECKSUM)
+        checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest() + "\n", encoding="ascii")
+        checksum.replace(library.with_name(CHECKSUM))
         built.replace(library)
 
 
@@ -123,18 +136,18 @@ def ensure(schema_header: str, *, may_build: bool) -> dict[str, str | None]:
     folder, version = torch
     library = library_path(version, schema_header)
     answer: dict[str, str | None] = {"library": None, "torch": version, "reason": None}
-    if not library.exists() and may_build:
+    if not is_intact(library) and may_build:
         try:
             library.parent.mkdir(parents=True, exist_ok=True)
             with library.with_name("lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not library.exists():
+                if not is_intact(library):
                     compile_tap(folder, version, schema_header, library)
         except CannotBuildError as error:
             answer["reason"] = str(error)
         except OSError as error:
             answer["reason"] = f"the cache folder {library.parent} cannot be used: {error.strerror or error}"
-    if library.exists():
+    if is_intact(library):
         answer["library"] = str(library)
     return answer
 

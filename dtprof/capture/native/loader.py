@@ -27,6 +27,8 @@ def load(torch_version: str) -> tuple[Any, str]:
             f"the native tap was compiled for {Path(path).parent.name}, this process runs {tag}: "
             "using the Python tap (about 12 us more per operation)"
         )
+    if not build.is_intact(Path(path)):
+        return None, f"the native tap {path} is damaged: using the Python tap (about 12 us more per operation)"
     try:
         extension = ExtensionFileLoader(build.MODULE, path)
         module = module_from_spec(ModuleSpec(build.MODULE, extension, origin=path))

@@ -1,0 +1,226 @@
+"""Which interpreter a command will use, and which tap fits it."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtprof.capture.native import build
+from dtprof.launch import interpreter
+from dtprof.launch.interpreter import choose_tap, find_interpreter
+from dtprof.run_format import schema
+
+
+def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a folder that is the whole PATH and holds a python3."""
+    executable(tmp_path / "python3", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["python", "python3", "python3.12", "python3.13t", "python3.11-dbg", "pypy3"])
+def test_a_python_is_its_own_interpreter(folder: Path, name: str) -> None:
+    python = executable(folder / "elsewhere" / name, "#!/bin/sh\n")
+    assert find_interpreter(str(python)) == str(python)
+
+
+def test_a_python_is_found_on_the_path(folder: Path) -> None:
+    assert find_interpreter("python3") == str(folder / "python3")
+
+
+@pytest.mark.parametrize(
+    "shebang", ["#!{python}", "#!{python} -u", "#! {python}", "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''"]
+)
+def test_a_script_has_the_interpreter_of_its_first_lines(folder: Path, shebang: str) -> None:
+    python = executable(folder / "a venv" / "bin" / "python3.11", "#!/bin/sh\n")
+    if "exec" not in shebang:
+        python = executable(folder / "venv" / "bin" / "python3.11", "#!/bin/sh\n")
+    script = executable(folder / "torchrun", shebang.format(python=python) + "\nimport torch\n")
+    assert find_interpreter(str(script)) == str(python)
+    assert find_interpreter("torchrun") == str(python)
+
+
+@pytest.mark.parametrize("shebang", ["#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"])
+def test_env_in_a_shebang_searches_the_path(folder: Path, shebang: str) -> None:
+    script = executable(folder / "train.py", f"{shebang}\n")
+    assert find_interpreter(str(script)) == str(folder / "python3")
+
+
+@pytest.mark.parametrize(
+    "content", ["#!/bin/bash\nexec python3 x.py\n", "\x7fELF\x00\x01", "", "#!", "#!/no/such/python3\n"]
+)
+def test_anything_else_is_taken_to_use_python3_of_the_path(folder: Path, content: str) -> None:
+    script = executable(folder / "srun", content)
+    assert find_interpreter(str(script)) == str(folder / "python3")
+    assert find_interpreter("env") == str(folder / "python3")
+
+
+def test_without_any_python_our_own_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_interpreter("mpirun") == sys.executable
+
+
+def fake_compiler(path: Path, does: str) -> Path:
+    """Write a compiler that counts its calls and then does this; $out is the file it is asked for."""
+    lines = ["#!/bin/sh", f"echo x >> {path}.calls", 'while [ "$1" != -o ]; do shift; done', "out=$2", does]
+    return executable(path, "\n".join(lines) + "\n")
+
+
+def num_calls(compiler: Path) -> int:
+    calls = Path(f"{compiler}.calls")
+    return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give an empty cache folder."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("DTPROF_CACHE_DIR", str(folder))
+    return folder
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, compiler: Path | None) -> tuple[interpreter.TapChoice, list[str]]:
+    """Choose a tap for this interpreter; return what was said meanwhile."""
+    said: list[str] = []
+    if compiler is None:
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CXX", raising=False)
+    else:
+        monkeypatch.setenv("CXX", str(compiler))
+    chosen = choose_tap(sys.executable, native=True, environment=dict(os.environ), say=said.append)
+    return chosen, said
+
+
+def test_tap_is_compiled_once_and_then_found(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
+    chosen, said = choose(monkeypatch, compiler)
+    assert chosen.message is None
+    assert chosen.library is not None
+    assert Path(chosen.library).is_relative_to(cache)
+    assert [line.split(" for")[0] for line in said] == ["compiling the native tap"]
+    again, said = choose(monkeypatch, compiler)
+    assert (again.library, said) == (chosen.library, [])
+    assert num_calls(compiler) == 1
+    assert sorted(path.name for path in Path(chosen.library).parent.iterdir()) == ["dtprof_tap.so", "lock", "sha256"]
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("damage", ["cut", "changed", "no checksum"])
+def test_damaged_tap_in_the_cache_is_compiled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
+    library = Path(choose(monkeypatch, compiler)[0].library or "")
+    if damage == "cut":
+        library.write_bytes(library.read_bytes()[:3])
+    elif damage == "changed":
+        library.write_bytes(library.read_bytes()[::-1])
+    else:
+        library.with_name(build.CHECKSUM).unlink()
+    assert not build.is_intact(library)
+    chosen, _ = choose(monkeypatch, compiler)
+    assert chosen.library == str(library)
+    assert num_calls(compiler) == 2
+    assert build.is_intact(library)
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_compiler_the_python_tap_is_used_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, _ = choose(monkeypatch, None)
+    assert chosen.library is None
+    assert chosen.message == (
+        "no C++ compiler was found (install g++, or set CXX): using the Python tap (about 12 us more per operation)"
+    )
+
+
+def test_failing_compiler_leaves_its_output_and_the_python_tap(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path / "g++", "echo no such header >&2; exit 4")
+    chosen, _ = choose(monkeypatch, compiler)
+    assert chosen.library is None
+    assert chosen.message is not None
+    assert "failed with exit status 4; its output is in" in chosen.message
+    log = next(cache.rglob("build.log"))
+    assert str(log) in chosen.message
+    assert log.read_text().endswith("no such header\n")
+
+
+def test_cache_that_cannot_be_written_to_leaves_the_python_tap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    cache.write_text("a file")
+    chosen, _ = choose(monkeypatch, fake_compiler(tmp_path / "g++", "echo library > $out"))
+    assert chosen.library is None
+    assert chosen.message is not None
+    assert chosen.message.startswith(f"the cache folder {cache}/native/")
+    assert "cannot be used: Not a directory: using the Python tap" in chosen.message
+
+
+def test_tap_of_another_source_or_torch_has_another_place() -> None:
+    header = schema.cpp_header()
+    places = {build.library_path("2.13.0", header), build.library_path("2.12.0", header)}
+    places.add(build.library_path("2.13.0", header + "//"))
+    assert len(places) == 3
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, **answer: str | None) -> None:
+    reply = {"library": None, "torch": None, "reason": None} | answer
+    monkeypatch.setattr(interpreter, "_ask", lambda *_, **__: reply)
+
+
+def test_interpreter_without_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, reason="torch is not installed")
+    chosen = choose_tap("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
+    assert (chosen.library, chosen.torch_version) == (None, None)
+    assert chosen.message == (
+        "torch is not installed (/usr/bin/python3): the job runs uninstrumented unless its ranks use another"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("2.10.1+cpu", True), ("1.13", True), ("2.11.0", False), ("3.0a1", False)]
+)
+def test_torch_older_than_supported_runs_uninstrumented(
+    monkeypatch: pytest.MonkeyPatch, version: str, old: bool
+) -> None:
+    answer_with(monkeypatch, torch=version, library="/x.so")
+    chosen = choose_tap("python3", native=True, environment={}, say=lambda _: None)
+    assert (chosen.library is None) == old
+    if old:
+        assert (
+            chosen.message == f"torch {version} is older than 2.11, the oldest supported: the job runs uninstrumented"
+        )
+
+
+def test_program_that_answers_nonsense_is_quoted(folder: Path) -> None:
+    python = executable(folder / "other" / "python3", "#!/bin/sh\necho no module named json >&2\nexit 1\n")
+    chosen = choose_tap(str(python), native=True, environment=dict(os.environ), say=lambda _: None)
+    assert chosen.library is None
+    assert chosen.message is not None
+    assert "no module named json" in chosen.message
+    assert str(python) in chosen.message
+
+
+def test_injection_comes_first_and_keeps_the_users_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tap = interpreter.TapChoice(library="/tap.so", torch_version="2.13.0", message=None)
+    monkeypatch.setenv("PYTHONPATH", "/mine:/yours")
+    environment = interpreter.job_environment(run=tmp_path, tap=tap)
+    first, *rest = environment["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "sitecustomize.py").exists()
+    assert rest == ["/mine", "/yours"]
+    assert (environment["DTPROF_RUN_DIR"], environment["DTPROF_NATIVE_TAP"]) == (str(tmp_path), "/tap.so")
+    monkeypatch.delenv("PYTHONPATH")
+    assert interpreter.job_environment(run=tmp_path, tap=tap)["PYTHONPATH"] == first

@@ -1,0 +1,192 @@
+"""The alarm of a job without progress: after the time given, once for what is new, and never by mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from dtprof.launch import stacks, watcher
+from dtprof.run_format import paths, schema
+from tests.builders import RankBuilder, write_rank
+
+HEAD, MARKS = schema.HEADER_OFFSET["head"], schema.HEADER_OFFSET["marks"]
+
+
+class Job:
+    """A job of two ranks that the test moves forward, its watcher, and what came of it."""
+
+    def __init__(self, folder: Path, hang_after_s: float) -> None:
+        self.folder = folder
+        self.now_s = 1000.0
+        self.heads = {0: 0, 1: 0}
+        self.said: list[str] = []
+        self.num_diagnoses = 0
+        self.verdict = watcher.Verdict(is_hang=True, text="rank 1 never called all_reduce")
+        self.watcher = watcher.Watcher(
+            run=folder,
+            hang_after_s=hang_after_s,
+            diagnose=self.diagnose,
+            say=self.said.append,
+            clock=lambda: self.now_s,
+        )
+
+    def diagnose(self, run: Path) -> watcher.Verdict:
+        assert run == self.folder
+        self.num_diagnoses += 1
+        return self.verdict
+
+    def start(self) -> None:
+        for rank in self.heads:
+            write_rank(self.folder, RankBuilder(rank, world_size=2))
+
+    def segment(self, rank: int, number: int = 0) -> Path:
+        return self.folder / paths.rank_folder_name(rank, 0) / paths.segment_name(number)
+
+    def move(self, rank: int, *, number: int = 0) -> None:
+        """Let a rank record one more event."""
+        self.heads[rank] += 1
+        self.write(rank, HEAD, self.heads[rank], number=number)
+
+    def write(self, rank: int, at: int, value: int, *, number: int = 0) -> None:
+        with self.segment(rank, number).open("r+b") as file:
+            file.seek(at)
+            file.write(value.to_bytes(8 if at == HEAD else 4, "little"))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, ticked every half second as by the launcher."""
+        for _ in range(round(seconds * 2)):
+            self.now_s += 0.5
+            self.watcher.tick()
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Stand in for the stacks of processes that do not exist; give the pids asked for."""
+    asked: list[list[int]] = []
+    monkeypatch.setattr(stacks, "sample", lambda pids, _: asked.append(sorted(pids)))
+    return asked
+
+
+@pytest.fixture
+def job(tmp_path: Path, sampled: list[list[int]]) -> Job:
+    """Give a job that is alarmed of after 10 s."""
+    assert sampled == []
+    return Job(tmp_path, 10.0)
+
+
+def test_no_alarm_while_any_rank_moves(job: Job) -> None:
+    job.start()
+    for _ in range(10):
+        job.move(1)
+        job.wait(9.5)
+    assert (job.said, job.num_diagnoses, job.watcher.hang) == ([], 0, None)
+
+
+def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[list[int]]) -> None:
+    job.start()
+    job.wait(10.0)
+    assert job.num_diagnoses == 0
+    job.wait(1.0)
+    assert job.said == ["no rank has made progress for 10 s\nrank 1 never called all_reduce"]
+    assert sampled == [[10_000, 10_001]]
+    assert job.watcher.hang is job.verdict
+    assert job.watcher.hang_detected_ns is not None
+
+
+def test_the_same_verdict_is_told_once(job: Job) -> None:
+    job.start()
+    job.wait(100.0)
+    assert (len(job.said), job.num_diagnoses) == (1, 1)
+    job.move(0)
+    job.wait(100.0)
+    assert len(job.said) == 1
+    assert job.num_diagnoses == 2
+
+
+def test_another_verdict_is_told_as_well(job: Job) -> None:
+    job.start()
+    job.wait(20.0)
+    job.move(0)
+    job.wait(1.0)
+    assert job.watcher.hang is None, "progress ends the hang"
+    job.verdict = watcher.Verdict(is_hang=True, text="rank 0 waits in send")
+    job.wait(20.0)
+    assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 0 waits in send"]
+
+
+def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again(job: Job) -> None:
+    job.start()
+    computing = watcher.Verdict(is_hang=False, text="")
+    hang, job.verdict = job.verdict, computing
+    job.wait(30.0)
+    assert (job.said, job.watcher.hang, job.watcher.hang_detected_ns) == ([], None, None)
+    assert 5 <= job.num_diagnoses <= 9, "every quarter of the time"
+    job.verdict = hang
+    job.wait(3.0)
+    assert len(job.said) == 1
+
+
+def test_zero_seconds_never_raise_an_alarm(tmp_path: Path, sampled: list[list[int]]) -> None:
+    job = Job(tmp_path, 0.0)
+    job.start()
+    job.wait(500.0)
+    assert (job.said, job.num_diagnoses, sampled) == ([], 0, [])
+
+
+def test_job_whose_ranks_have_not_started_is_no_hang(job: Job) -> None:
+    job.wait(500.0)
+    assert (job.said, job.num_diagnoses) == ([], 0)
+    job.start()
+    job.wait(9.5)
+    assert job.num_diagnoses == 0
+
+
+def test_progress_is_seen_although_a_spare_segment_is_the_newest(job: Job) -> None:
+    job.start()
+    spare = job.segment(0, 1)
+    data = bytearray(job.segment(0).read_bytes())
+    data[schema.HEADER_OFFSET["segment"]] = 1
+    spare.write_bytes(data)
+    for _ in range(5):
+        job.move(0)
+        job.wait(8.0)
+    job.move(0, number=1)
+    job.wait(8.0)
+    assert job.num_diagnoses == 0
+    assert sorted(job.watcher.pids) == [10_000, 10_001]
+
+
+@pytest.mark.parametrize("content", [b"", b"short"])
+def test_segment_that_is_being_created_is_nothing_to_stumble_over(job: Job, content: bytes) -> None:
+    job.start()
+    job.segment(1).write_bytes(content)
+    job.segment(0).unlink()
+    job.wait(30.0)
+    assert len(job.said) == 1
+
+
+def test_full_disk_is_told_once_whatever_the_number_of_ranks(job: Job) -> None:
+    job.start()
+    job.wait(1.0)
+    assert not job.watcher.truncated
+    for rank in (0, 1):
+        job.write(rank, MARKS, schema.MARK["truncated"])
+        job.wait(1.0)
+    assert job.watcher.truncated
+    assert [text.split(":")[0] for text in job.said] == ["the disk is full or not writable"]
+
+
+def test_full_disk_right_before_the_end_is_told(job: Job) -> None:
+    job.start()
+    job.wait(1.0)
+    job.write(0, MARKS, schema.MARK["truncated"])
+    job.watcher.look_last()
+    assert job.watcher.truncated
+    assert len(job.said) == 1
+
+
+def test_run_that_was_deleted_meanwhile_is_survived_by_the_last_look(
+    job: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.folder.rmdir()
+    job.watcher.look_last()
+    assert "the last look at the job's records failed: FileNotFoundError" in capsys.readouterr().err
