@@ -34,6 +34,20 @@ def in_turn(a: Callable[[], float], b: Callable[[], float], *, pairs: int, unit:
     return Comparison(unit=unit, a=tuple(x for x, _ in measured), b=tuple(y for _, y in measured))
 
 
+def in_turn_of_two(
+    a: Callable[[], tuple[float, float]], b: Callable[[], tuple[float, float]], *, pairs: int, units: tuple[str, str]
+) -> tuple[Comparison, Comparison]:
+    """Do the same with measurements that give two figures each."""
+    a()
+    b()
+    measured = [(a(), b()) for _ in range(pairs)]
+    first, second = (
+        Comparison(unit=unit, a=tuple(x[i] for x, _ in measured), b=tuple(y[i] for _, y in measured))
+        for i, unit in enumerate(units)
+    )
+    return first, second
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """Return `median (lowest to highest)`."""
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"

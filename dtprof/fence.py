@@ -46,6 +46,11 @@ def _is_first(folder: Path, text: str) -> bool:
     return True
 
 
+def report(what: str, error: Exception, consequence: str = "is not recorded in this process") -> None:
+    """Say what an error of dtprof's own means for the user, once."""
+    warn_once(f"{what} {consequence}: {type(error).__name__}: {error}")
+
+
 def fenced(
     what: str, consequence: str = "is not recorded in this process"
 ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
@@ -57,7 +62,7 @@ def fenced(
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                warn_once(f"{what} {consequence}: {type(error).__name__}: {error}")
+                report(what, error, consequence)
                 return None
 
         return guarded

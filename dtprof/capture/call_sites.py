@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 TRANSPARENT = ("/c10d_logger.py", "/contextlib.py", "/_contextlib.py", f"{PACKAGE}/")
 """Files whose functions only wrap what the user called: never named as the api."""
 MAX_DEPTH = 512
+TOOL, LIBRARY, USER = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,33 +61,37 @@ class CallSites:
     def __init__(self, owners: CodeOwners) -> None:
         """Start with no site known."""
         self._owners = owners
-        self._ids: dict[tuple[CodeType, int], int] = {}
-        self._owner_of: dict[CodeType, int] = {}
+        self._codes: list[CodeType] = []  # kept, so that no id is used again
+        self._owner_of: dict[int, int] = {}  # by id: hashing a code object reads all of it
+        self._ids: dict[tuple[int, int], int] = {}
 
     def find(self, frame: FrameType | None) -> tuple[int, CallSite | None]:
         """Return the id of the innermost user frame at or above `frame`, and its site when it is new; 0 for none."""
         innermost, library, depth = frame, None, 0
+        owner_of = self._owner_of
         while frame is not None and depth < MAX_DEPTH:
-            owner = self._owner_of.get(frame.f_code)
+            code = frame.f_code
+            owner = owner_of.get(id(code))
             if owner is None:
-                owner = self._owner_of[frame.f_code] = self._classify(frame.f_code.co_filename)
-            if owner == 2:
-                return self._identify(innermost, frame)
-            if owner == 1 and library is None:
+                self._codes.append(code)
+                owner = owner_of[id(code)] = self._classify(code.co_filename)
+            if owner == USER:
+                known = self._ids.get((id(code), frame.f_lasti))
+                return (known, None) if known is not None else self._declare(innermost, frame)
+            if owner == LIBRARY and library is None:
                 library = frame
             frame = frame.f_back
             depth += 1
-        return self._identify(innermost, library) if library is not None else (0, None)
+        if library is None:
+            return 0, None
+        known = self._ids.get((id(library.f_code), library.f_lasti))
+        return (known, None) if known is not None else self._declare(innermost, library)
 
     def _classify(self, path: str) -> int:
-        return 0 if self._owners.is_tool(path) else 1 if self._owners.is_library(path) else 2
+        return TOOL if self._owners.is_tool(path) else LIBRARY if self._owners.is_library(path) else USER
 
-    def _identify(self, innermost: FrameType | None, frame: FrameType) -> tuple[int, CallSite | None]:
-        key = (frame.f_code, frame.f_lasti)
-        known = self._ids.get(key)
-        if known is not None:
-            return known, None
-        new_id = self._ids.setdefault(key, len(self._ids) + 1)
+    def _declare(self, innermost: FrameType | None, frame: FrameType) -> tuple[int, CallSite]:
+        new_id = self._ids.setdefault((id(frame.f_code), frame.f_lasti), len(self._ids) + 1)
         api, inner = "", innermost
         while inner is not None and inner is not frame:
             if not any(part in inner.f_code.co_filename for part in TRANSPARENT):

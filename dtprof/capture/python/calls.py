@@ -1,6 +1,5 @@
 """Read the arguments of c10d operators as a Python kernel is given them."""
 
-import sys
 from types import FrameType
 from typing import Any
 
@@ -55,8 +54,8 @@ class Arguments:
             dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))
         }
 
-    def __call__(self, arguments: tuple[Any, ...]) -> Call:
-        """Read one call."""
+    def __call__(self, arguments: tuple[Any, ...], caller: FrameType | None) -> Call:
+        """Read one call; `caller` is the frame that called the operator."""
         call = Call()
         given = len(arguments)
         call.group = self._unbox_group(arguments[self._group])
@@ -70,7 +69,7 @@ class Arguments:
         if arguments[self._async] if 0 <= self._async < given else self._async_default:
             call.flags |= FLAG["async"]
         if 0 <= self._reduce_op < given:
-            call.reduce_op = _reduce_op(arguments[self._reduce_op])
+            call.reduce_op = _reduce_op(arguments[self._reduce_op], caller)
         if self._empty:
             call.dtype, call.inputs, call.outputs = schema.NO_CODE, [], []
         elif not self.p2p and (self._splits[0] >= 0 or len(call.inputs) > 1 or len(call.outputs) > 1):
@@ -89,35 +88,33 @@ class Arguments:
 
     def _measure(self, call: Call, value: Any, sizes: list[int]) -> None:
         if value.__class__ is list:
-            for item in value:
-                self._measure(call, item, sizes)
-            return
+            if len(value) != 1:
+                for item in value:
+                    self._measure(call, item, sizes)
+                return
+            value = value[0]
+            if value.__class__ is list:
+                self._measure(call, value, sizes)
+                return
         if call.dtype == schema.NO_CODE:
             call.dtype = self._dtypes.get(value.dtype, schema.NO_CODE)
             if not value.is_cpu:
                 call.meta = value.is_meta
                 call.flags |= FLAG["device"]
-        sizes.append(int(value._nnz() if value.is_sparse else value.numel()))
+        sizes.append(int(value._nnz()) if value.is_sparse else value.numel())
 
 
-def _reduce_op(boxed: Any) -> int:
+def _reduce_op(boxed: Any, caller: FrameType | None) -> int:
     """Return the code of a reduction.
 
     The frame of torch.distributed's own function that makes the call holds the options in `opts`, which is read in a
     third of the time that the boxed object's method takes; calls from C++ have no such frame.
     """
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(FRAMES_TO_CALLER):
-        frame = frame.f_back if frame is not None else None
-    if frame is not None and "opts" in frame.f_code.co_varnames:
-        reduction = getattr(frame.f_locals.get("opts"), "reduceOp", None)
+    if caller is not None and "opts" in caller.f_code.co_varnames:
+        reduction = getattr(caller.f_locals.get("opts"), "reduceOp", None)
         if reduction is not None:
             return int(reduction.op)
     try:
         return int(boxed.op())
     except (AttributeError, RuntimeError):
         return schema.NO_CODE
-
-
-FRAMES_TO_CALLER = 4
-"""From Arguments.__call__ over the issuer, its fence and the kernel to who called the operator."""

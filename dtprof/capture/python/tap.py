@@ -18,19 +18,16 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture import entries, groups
-from dtprof.capture.call_sites import CallSites, CodeOwners
+from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u32, pack_u64
-from dtprof.capture.python.waits import Watched, in_flight
+from dtprof.capture.python.waits import Watched, poll, watch
 from dtprof.run_format import paths, schema
 
 FLAG = schema.FLAG
 PACK = schema.RECORD_STRUCT.pack_into
 WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
 """Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
-MAX_WATCHED = 64
-"""Operations in flight whose work is held; of more, the oldest are let go and stay `returned`."""
-POLLED_AT_ONCE = 8
 METER_EVERY = 16
 """The cost of recording is metered on one operation in this many."""
 
@@ -79,7 +76,6 @@ class PythonTap:
         self._backward_site = 0
         self._spans: dict[int, tuple[Segment, int, int]] = {}
         self._span_ids = itertools.count(1).__next__
-        self._unbox_work: Any = None
         os.register_at_fork(after_in_child=self.off)
 
     # ---- segments ------------------------------------------------------------------------------------------------
@@ -154,8 +150,11 @@ class PythonTap:
     def _site(self) -> int:
         site_id, new = self._sites.find(sys._getframe(1))
         if new is not None:
-            self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api)
+            self._declare_site(site_id, new)
         return site_id
+
+    def _declare_site(self, site_id: int, new: CallSite) -> None:
+        self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api)
 
     def _sizes_id(self, inputs: list[int], outputs: list[int]) -> int:
         key = (tuple(inputs), tuple(outputs))
@@ -213,8 +212,7 @@ class PythonTap:
     def begin_span(self, op: int, is_backward: bool) -> int:
         """Record that a phase begins."""
         issued = monotonic_ns()
-        if in_flight:
-            self._poll()
+        poll()
         site = self._site()
         if is_backward:
             self._backward_site = site
@@ -232,8 +230,7 @@ class PythonTap:
         if span is None or not self._on:
             return
         segment, at, issued = span
-        if in_flight:
-            self._poll()
+        poll()
         if is_backward:
             self._backward_site = 0
         if flags:
@@ -270,12 +267,11 @@ class PythonTap:
             inherited._destroy()
         library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         _libraries[:] = [library]
-        self._unbox_work = torch._C._distributed_c10d.Work.unbox
         for op in ops:
             library.impl(op, self._kernel(op), "BackendSelect", with_keyset=True)
 
     def _kernel(self, name: str) -> Callable[..., Any]:
-        """Return the kernel of one operator."""
+        """Return the kernel of one operator; as few Python frames as can be, each costs."""
         import torch
 
         overload = getattr(torch.ops.c10d, name).default
@@ -283,15 +279,20 @@ class PythonTap:
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         has_return = len(overload._schema.returns) > 0
         issue = self._issuer(name, Arguments(name, overload._schema.arguments))
-        follow = self._follow
+        unbox_work = torch._C._distributed_c10d.Work.unbox
         returned_state = STATE["returned"] if has_return else STATE["done"]
-        returned_at = AT["returned_after"]
+        returned_at, flags_at = AT["returned_after"], AT["flags"]
 
         def kernel(keys: Any, *arguments: Any) -> Any:
-            event = issue(arguments) if self._on else None
+            event = None
+            if self._on:
+                try:
+                    event = issue(arguments)
+                except Exception as error:
+                    fence.report("an operation", error)
             if event is None:
                 return redispatch(keys & below, *arguments)
-            memory, at, issued, watch = event
+            memory, at, issued, observe = event
             try:
                 result = redispatch(keys & below, *arguments)
             except BaseException:
@@ -301,93 +302,60 @@ class PythonTap:
             pack_f32(memory, at + returned_at, monotonic_ns() - issued)
             memory[at] = returned_state
             if has_return:
-                follow(memory, at, issued, watch, result)
+                try:
+                    boxed = result[-1] if result.__class__ in (tuple, list) else result
+                    work = unbox_work(boxed) if boxed is not None else None
+                    if work is None:
+                        memory[at + flags_at] |= FLAG["no_work"]
+                    elif observe:
+                        watch(Watched(work, memory, at, issued))
+                except Exception as error:
+                    fence.report("the completion of an operation", error)
             return result
 
         return kernel
 
     def _issuer(self, name: str, describe: Arguments) -> Callable[..., tuple[mmap.mmap, int, int, bool] | None]:
-        """Return the function that records the issue of one operator's calls, written for speed."""
+        """Return the function that records the issue of one operator's calls."""
         op = self.name_id(name)
         p2p = describe.p2p
         kind = schema.KIND["p2p"] if p2p else schema.KIND["collective"]
         observed = FLAG["polled"] | FLAG["completion"] if name not in WAITED_IN_CPP else 0
+        on_device = FLAG["device"]
         metered = itertools.count(1).__next__
+        groups, threads, thread_id, find_site = self._groups, self._threads, threading.get_ident, self._sites.find
+        frame_of = sys._getframe
 
-        @fence.fenced("an operation")
         def issue(arguments: tuple[Any, ...]) -> tuple[mmap.mmap, int, int, bool] | None:
             issued = monotonic_ns()
-            if in_flight:
-                self._poll()
-            call = describe(arguments)
+            poll()
+            caller = frame_of(2) if frame_of(1).f_back is not None else None
+            call = describe(arguments, caller)
             if call.meta:
                 return None
-            group = self._groups.get(call.group) or self._new_group(call.group)
+            group = groups.get(call.group) or self._new_group(call.group)
             flags = call.flags
-            watch = group.gloo and not flags & FLAG["device"] and observed != 0
-            if watch:
+            observe = group.gloo and not flags & on_device and observed != 0
+            if observe:
                 flags |= observed
-            site = self._site()
+            site, new_site = find_site(caller)
+            if new_site is not None:
+                self._declare_site(site, new_site)
             if site == 0 and self._backward_site:
                 site, flags = self._backward_site, flags | FLAG["inferred_site"]
             tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
-            thread = self._threads.get(threading.get_ident()) or self._new_thread()
+            thread = threads.get(thread_id()) or self._new_thread()
             claimed = self._claim()
             if claimed is None:
                 return None
             segment, at = claimed
             memory = segment.memory
             seq = group.next_p2p() if p2p else group.next_collective()
-            PACK(
-                memory,
-                at,
-                0,
-                kind,
-                call.dtype,
-                call.reduce_op,
-                op,
-                thread,
-                group.id,
-                flags,
-                0,
-                seq,
-                call.peer,
-                tag,
-                site,
-                self._step,
-                issued,
-                call.numel,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-            )
+            head = (0, kind, call.dtype, call.reduce_op, op, thread, group.id, flags, 0, seq, call.peer, tag, site)
+            PACK(memory, at, *head, self._step, issued, call.numel, 0.0, 0.0, 0.0, 0.0)
             memory[at] = 1  # issued: last, so that a record is whole or not there
             if metered() % METER_EVERY == 0:
                 segment.add("capture_ns", (monotonic_ns() - issued) * METER_EVERY)
-            return memory, at, issued, watch
+            return memory, at, issued, observe
 
         return issue
-
-    @fence.fenced("the completion of an operation")
-    def _follow(self, memory: mmap.mmap, at: int, issued: int, watch: bool, result: Any) -> None:
-        """Arrange to learn when the operation completes."""
-        boxed = result[-1] if isinstance(result, tuple | list) else result
-        work = self._unbox_work(boxed) if boxed is not None else None
-        if work is None:
-            memory[at + AT["flags"]] |= FLAG["no_work"]
-        elif watch:
-            in_flight[id(work)] = Watched(work, memory, at, issued)
-            while len(in_flight) > MAX_WATCHED:
-                in_flight.pop(next(iter(in_flight)), None)
-
-    def _poll(self) -> None:
-        """See which of the oldest operations in flight have completed.
-
-        A callback on the operation's future would tell at once, but it takes the GIL on gloo's thread and costs the
-        launching thread up to 100 us in handing it over.
-        """
-        for key, watched in list(itertools.islice(in_flight.items(), POLLED_AT_ONCE)):
-            if watched.work.is_completed():
-                watched.complete(STATE["done"])
-                in_flight.pop(key, None)
