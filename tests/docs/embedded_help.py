@@ -1,6 +1,6 @@
 """The `--help` texts that docs/reference/cli.md shows, each in a block behind a marker.
 
-    python -m tests.docs.embedded_help    brings the page up to date
+python -m tests.docs.embedded_help    brings the page up to date
 """
 
 import argparse

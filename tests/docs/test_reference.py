@@ -1,0 +1,137 @@
+"""The reference pages say what the code does: help texts, errors, kinds of findings, keys, the run on disk."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtprof import errors, settings
+from dtprof.cli.main import COMMANDS
+from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
+from dtprof.report.summary_json import summary_json
+from dtprof.report.verdict_json import verdict_json
+from dtprof.run_format import document
+from dtprof.tables import Group, Site
+from tests.docs import embedded_help
+from tests.docs.pages import REPOSITORY, load
+from tests.figures.example_summaries import summary_of
+
+PROCESS_STATES = {"disk-sleep", "tracing-stop"}
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="later argparse prints help differently")
+def test_help_texts_are_those_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", embedded_help.COLUMNS)
+    page = load("docs/reference/cli.md").text
+    assert set(embedded_help.shown_texts(page)) == {"dtprof", *COMMANDS}
+    assert page == embedded_help.refresh(page), "run: python -m tests.docs.embedded_help"
+
+
+def test_every_command_has_a_heading() -> None:
+    assert [
+        f"dtprof {name}" for name in COMMANDS if f"dtprof {name}" not in load("docs/reference/cli.md").headings()
+    ] == []
+
+
+def test_every_setting_is_listed_with_its_variable_and_default() -> None:
+    rows = re.findall(r"^\|.*\|$", load("docs/reference/cli.md").text, re.MULTILINE)
+    for setting in settings.RUN_SETTINGS:
+        (row,) = [row for row in rows if f"`{setting.option}`" in row]
+        assert f"`{setting.env}`" in row
+        assert setting.default in row
+
+
+def test_every_error_has_a_heading() -> None:
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    slugs = {value.slug for value in classes if issubclass(value, errors.DtprofError)}
+    assert slugs - set(load("docs/reference/messages.md").headings()) == set()
+
+
+def warnings_of(path: Path) -> list[str]:
+    """Return the longest plain part of every text that a file tells the user in or beside a job."""
+    parts = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and node.args:
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in ("warn_once", "say", "_say", "fenced"):
+                plain = [n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)]
+                texts = [value.strip(" \n:()") for value in plain if isinstance(value, str)]
+                parts += [max(texts, key=len)] if texts else []
+    return [part for part in parts if len(part) > 3 and part != ", "]
+
+
+def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
+    page = load("docs/reference/messages.md").text
+    files = [path for folder in ("capture", "launch", "cli") for path in (REPOSITORY / "dtprof" / folder).rglob("*.py")]
+    told = {part for path in files for part in warnings_of(path)}
+    assert len(told) > 20
+    assert sorted(part for part in told if part not in page) == []
+
+
+def kinds_in_source() -> set[str]:
+    """Return every kind that a rule can give: its words in kebab case."""
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof" / "diagnosis").glob("*.py")]
+    return set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
+
+
+def test_the_kinds_of_findings_are_those_of_the_rules() -> None:
+    page = load("docs/reference/diagnose.md").prose
+    kinds = page.partition("\n## Kinds\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == kinds_in_source()
+
+
+def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:
+    site = Site(file="train.py", line=1, function="main")
+    finding = Finding(
+        kind="rank-crashed",
+        summary="",
+        culprit_ranks=(0,),
+        confidence=1.0,
+        group=Group(name="0", description="default_pg", size=1, ranks=(0,)),
+        call_sites={1: site},
+        culprit_call_sites={0: site},
+    )
+    verdict = Verdict(outcome="crash", source=("run",), ranks_seen=(0, 1), ranks_missing=(), findings=(finding,))
+    page = load("docs/reference/diagnose.md").text
+    assert [key for key in keys_of(verdict_json(verdict)) if f"`{key}`" not in page] == []
+    assert [outcome for outcome in OUTCOMES if f"`{outcome}`" not in page] == []
+
+
+def test_every_key_of_the_summary_is_listed() -> None:
+    page = load("docs/reference/summary-json.md").text
+    assert [key for key in keys_of(summary_json(summary_of())) if f"`{key}`" not in page] == []
+
+
+def keys_of(document: object) -> set[str]:
+    """Return the keys of all objects in a JSON document but those that are ranks."""
+    if isinstance(document, list):
+        return {key for item in document for key in keys_of(item)}
+    if not isinstance(document, dict):
+        return set()
+    own = {key for key in document if not key.isdecimal()}
+    return own | {key for value in document.values() for key in keys_of(value)}
+
+
+def test_page_of_the_run_on_disk_is_up_to_date() -> None:
+    page = load("docs/reference/run_format.md").text
+    assert page == document.render(), "run: python -m dtprof.run_format.document > docs/reference/run_format.md"
+
+
+def test_every_key_of_the_manifest_is_listed() -> None:
+    page = load("docs/reference/run_format.md").text.partition("## run.json")[2].partition("\n## ")[0]
+    source = ast.parse((REPOSITORY / "dtprof/launch/directory.py").read_text(encoding="utf-8"))
+    (fields,) = (
+        node.value
+        for node in ast.walk(source)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "self._fields"
+    )
+    assert isinstance(fields, ast.Dict)
+    keys = [key.value for key in fields.keys if isinstance(key, ast.Constant)]
+    updated = re.search(
+        r"manifest\.update\((.*?)\n    \)", (REPOSITORY / "dtprof/launch/job.py").read_text(), re.DOTALL
+    )
+    assert updated
+    keys += re.findall(r"^ +(\w+)=", updated[1], re.MULTILINE)
+    assert [key for key in keys if f"`{key}`" not in page] == []
