@@ -84,7 +84,7 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
     output = given(settings.OUTPUT, arguments.output)
     on_hang = given(settings.ON_HANG, arguments.on_hang)
     if on_hang not in ("report", "stop"):
-        raise UsageError(f"--on-hang is {on_hang!r}; expected report or stop")
+        raise UsageError(f"--on-hang (or {settings.ON_HANG.env}) is {on_hang!r}; expected report or stop")
     max_log = given(settings.MAX_LOG_MB, arguments.max_log_mb)
     hang_after = given(settings.HANG_AFTER, arguments.hang_after)
     return job.JobSettings(

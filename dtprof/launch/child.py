@@ -34,7 +34,7 @@ class Child:
                 list(command),
                 environment,
                 setsigmask=self._old_mask,
-                setsigdef=[signal.SIGPIPE],  # Python ignores it; the command must not inherit that
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them; the command must not inherit that
             )
         except OSError:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
@@ -74,7 +74,8 @@ def end_like(status: int) -> int:
     if status >= 0:
         return status
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its core, ours would hide it
-    signal.signal(-status, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
     os.kill(os.getpid(), -status)
     return 128 - status
