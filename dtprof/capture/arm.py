@@ -2,7 +2,7 @@
 
 A process that never joins a process group and never trains (a launcher's agent, a data loader worker, a compile
 worker) writes no log: the log of a rank is opened by the first of init_process_group, a backward pass, an optimizer
-step.
+step; where the launcher says which rank a process is, also by a batch of data or a checkpoint.
 """
 
 import multiprocessing
@@ -54,11 +54,16 @@ class Process:
             self._hook_init()
         Phases(self.recorder).install()
 
-    def recorder(self) -> Recorder | None:
-        """Return the recorder of this process, opening its log at the first call; None where that failed."""
+    def recorder(self, trains: bool = True) -> Recorder | None:
+        """Return the recorder of this process, opening its log at the first call; None where that failed.
+
+        A process that does not train yet, and that no launcher calls a rank, may be about to start the ranks.
+        """
         if self._recorder is not None and self._pid == os.getpid():
             return self._recorder
         if self._gave_up_pid == os.getpid():
+            return None
+        if not trains and "RANK" not in os.environ:
             return None
         return self._open(rank=_number("RANK", 0), world_size=_number("WORLD_SIZE", 1))
 

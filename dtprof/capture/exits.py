@@ -1,7 +1,9 @@
 """Record how processes end: exceptions and orderly exits of this one, exit statuses of its children."""
 
 import atexit
+import functools
 import importlib
+import multiprocessing.process
 import multiprocessing.util
 import os
 import sys
@@ -75,22 +77,31 @@ class ExitRecords:
 
 @fence.fenced("the exceptions of spawned ranks")
 def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
-    """See the exceptions of torch.multiprocessing.spawn's ranks, which never reach the exception hook."""
+    """See the exceptions of ranks started from Python, which never reach the exception hook."""
+    process: Any = multiprocessing.process.BaseProcess
+    process.run = _recording(process.run, record)
     spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
     original = spawn._wrap
 
     def wrap(fn: Callable[..., Any], i: int, args: Any, error_file: str) -> None:
-        def recorded(*arguments: Any) -> Any:
-            try:
-                return fn(*arguments)
-            except BaseException as error:
-                record(error)
-                raise
-
-        original(recorded, i, args, error_file)
+        original(_recording(fn, record), i, args, error_file)
 
     wrap.__qualname__, wrap.__name__, wrap.__module__ = original.__qualname__, original.__name__, original.__module__
     spawn._wrap = wrap
+
+
+def _recording(function: Callable[..., Any], record: Callable[[BaseException], None]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            record(error)
+            raise
+
+    return recorded
 
 
 @fence.fenced("the exit statuses of child processes")

@@ -9,14 +9,15 @@ from dtprof import events, fence
 from dtprof.capture.recorder import Recorder
 from dtprof.run_format import schema
 
+TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER)
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class Phases:
     """Hooks into torch that open and close spans; the recorder is asked for at the first event."""
 
-    def __init__(self, recorder: Callable[[], Recorder | None]) -> None:
-        """Keep the way to the recorder, which opens the log of this rank when called."""
+    def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
+        """Keep the way to the recorder, which opens the log of this rank when told that the process trains."""
         self._recorder = recorder
         self._backward_since_step = False
         self._optimizer_spans: list[int] = []
@@ -72,7 +73,7 @@ class Phases:
 
     @fence.fenced("the begin of a phase")
     def _begin(self, phase: str) -> int:
-        recorder = self._recorder()
+        recorder = self._recorder(phase in TRAINING)
         if recorder is None:
             return 0
         if phase == events.BACKWARD:
@@ -81,7 +82,7 @@ class Phases:
 
     @fence.fenced("the end of a phase")
     def _end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
-        recorder = self._recorder()
+        recorder = self._recorder(False)
         if span and recorder is not None:
             recorder.end_span(span, failed, flags, is_backward)
 
@@ -99,7 +100,7 @@ class Phases:
         if not self._backward_since_step:
             return
         self._backward_since_step = False
-        recorder = self._recorder()
+        recorder = self._recorder(True)
         if recorder is not None:
             recorder.advance_step()
             for name, value in self._memory():
