@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             "no command was given; expected one after `--`, "
             "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
         )
-    if arguments.off or os.environ.get("DTPROF_OFF") == "1":
+    if arguments.off or os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
         return _run_bare(command)
 
     from dtprof.launch import child, job

@@ -132,7 +132,7 @@ def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, .
         doing = (
             f"waits in {front.op} #{front.seq} of {group_words(evidence.group(front.group))}" if front else "runs on"
         )
-        facts.append(f"rank {rank} is in step {evidence.ranks[rank].steps} and {doing}{_at_line(now.get(rank))}")
+        facts.append(f"rank {rank} has ended {evidence.ranks[rank].steps} steps and {doing}{_at_line(now.get(rank))}")
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{_at_line(skipped.site)}")
     name = rank_list(culprits)
     held_up = tuple(sorted(waiting))

@@ -15,7 +15,6 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal, which the child has had as well
-STOP_GRACE_S = 10.0
 
 
 class Child:

@@ -7,7 +7,6 @@ MANIFEST = "run.json"
 STRINGS = "strings.jsonl"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
-VERDICT = "verdict.json"
 STACKS = "stacks.json"
 
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")

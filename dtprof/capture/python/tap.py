@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import Any
 
 from dtprof import fence
@@ -85,6 +85,7 @@ class PythonTap:
         memory, at = segment.memory, schema.HEADER_OFFSET
         pack_u32(memory, at["segment"], number)
         pack_u64(memory, at["opened_monotonic_ns"], monotonic_ns())
+        pack_u64(memory, at["opened_realtime_ns"], time_ns())
         pack_u64(memory, at["dropped"], self._dropped)
         return segment
 

@@ -1,0 +1,44 @@
+"""torchrun's restarts, and ranks that the injection does not reach."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtprof.run_format.reader import open_run
+from tests import jobs
+
+pytestmark = pytest.mark.jobs
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
+    program = jobs.PROGRAMS / "restarted.py"
+    options = ["--max-restarts", "1", "--monitor-interval", "0.1"]
+    job = jobs.recorded(tmp_path / "run", [*TORCHRUN, *options, str(program)])
+    run = open_run(tmp_path / "run")
+    assert {rank: [attempt for attempt, _ in folders] for rank, folders in run.folders.items()} == {
+        0: [0, 1],
+        1: [0, 1],
+    }
+    assert [error.message for error in run.load(1, 0).exceptions] == ["planned"]
+    assert run.load(1).exceptions == ()
+    assert [run.load(rank).operations["op"].size for rank in (0, 1)] == [2, 2]
+    statuses = [run.exits[run.load(rank, attempt).pid].status for attempt in (0, 1) for rank in (0, 1)]
+    assert statuses[1:] == [1, 0, 0]
+    assert "next: dtprof summary" in job.stderr
+
+
+def test_rank_that_was_never_reached_is_named(tmp_path: Path) -> None:
+    wrapper = tmp_path / "rank.sh"
+    wrapper.write_text('#!/bin/sh\n[ "$RANK" = 1 ] && set -- -E "$@"\nexec "$PYTHON" "$@"\n')
+    wrapper.chmod(0o755)
+    program = str(jobs.PROGRAMS / "restarted.py")
+    command = [*TORCHRUN, "--no-python", str(wrapper), program]
+    env = {"PYTHON": sys.executable, "TORCHELASTIC_RESTART_COUNT": "1"}
+    job = jobs.recorded(tmp_path / "run", command, env=env, status=1)
+    assert (
+        "dtprof: these ranks of 2 left no record: 1 (they ended before they joined, "
+        "or run Python with -E, -I, -S or a cleared environment)"
+    ) in job.stderr
+    assert open_run(tmp_path / "run").ranks == [0]
