@@ -60,6 +60,7 @@ RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE)
 # Set by `dtprof run` for the processes of the job, not by users.
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
 ENV_NATIVE_TAP = "DTPROF_NATIVE_TAP"
+ENV_WATCHER_PID = "DTPROF_WATCHER_PID"
 
 
 def parse_number(text: str, *, setting: Setting, minimum: float) -> float:

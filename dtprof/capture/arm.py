@@ -5,12 +5,15 @@ worker) writes no log: the log of a rank is opened by the first of init_process_
 step; where the launcher says which rank a process is, also by a batch of data or a checkpoint.
 """
 
+import ctypes
+import inspect
 import multiprocessing
 import os
 import platform
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.run_format import paths, writer
 
 OLDEST_TORCH = (2, 11)
+PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
 
 
@@ -48,6 +52,7 @@ class Process:
         if version < OLDEST_TORCH:
             fence.warn_once(f"torch {torch.__version__} is older than 2.11, the oldest supported: nothing is recorded")
             return
+        _allow_stacks()
         exits.record_children(node)
         exits.record_spawned_exceptions(self._record_exception)
         if torch.distributed.is_available():
@@ -134,9 +139,10 @@ class Process:
         import torch.distributed.distributed_c10d as c10d
 
         original = c10d.init_process_group
+        bind = inspect.signature(original).bind_partial
 
         def init_process_group(*arguments: Any, **options: Any) -> Any:
-            span = self._begin_init(options)
+            span = self._begin_init(lambda: bind(*arguments, **options).arguments)
             failed = True
             try:
                 result = original(*arguments, **options)
@@ -152,7 +158,8 @@ class Process:
         dist.init_process_group = init_process_group
 
     @fence.fenced("init_process_group")
-    def _begin_init(self, options: dict[str, Any]) -> int:
+    def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:
+        options = given()
         rank, world_size = options.get("rank", -1), options.get("world_size", -1)
         if self._recorder is None or self._pid != os.getpid():
             if rank < 0:
@@ -175,8 +182,16 @@ class Process:
         if self._recorder is not None:
             if span:
                 self._recorder.end_span(span, failed, 0, False)
-            if not failed and "torch.nn.parallel.distributed" in sys.modules:
+            if not failed:
                 self._recorder.write_entry(entry("feature", name=f"backend:{dist.get_backend()}"))
+
+
+@fence.fenced("the stack of this process", "may not be readable")
+def _allow_stacks() -> None:
+    """Let the watcher of `dtprof run`, and nobody else, read this process where the kernel restricts ptrace (Yama)."""
+    watcher = _number(settings.ENV_WATCHER_PID, 0)
+    if watcher > 0:
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(watcher), 0, 0, 0)  # EINVAL without Yama: no matter
 
 
 def _introduction(torch_version: str) -> dict[str, object]:

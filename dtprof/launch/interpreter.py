@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtprof import settings
 from dtprof.capture.native import build
 from dtprof.run_format import schema
 
@@ -124,6 +125,7 @@ def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
     environment = dict(os.environ)
     bootstrap = str(Path(build.__file__).resolve().parents[1] / "bootstrap")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [bootstrap, environment.get("PYTHONPATH", "")]))
-    environment["DTPROF_RUN_DIR"] = str(run)
-    environment["DTPROF_NATIVE_TAP"] = tap.library or ""
+    environment[settings.ENV_RUN_DIR] = str(run)
+    environment[settings.ENV_NATIVE_TAP] = tap.library or ""
+    environment[settings.ENV_WATCHER_PID] = str(os.getpid())
     return environment

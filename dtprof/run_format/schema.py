@@ -179,7 +179,7 @@ STRING_ENTRIES = {
     "entry of the same id adds what became known",
     "thread": "id, name, native_id: a thread that issued events",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
-    "feature": "name: something the job uses (ddp, fsdp, ...)",
+    "feature": "name: something the job uses, today `backend:NAME` of the default group",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
     "exit": "t_ns, how, code: the interpreter ended in order",
     "note": "t_ns, text: something that went wrong in dtprof itself",
