@@ -66,7 +66,7 @@ def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: 
         return TapChoice(library=None, torch_version=torch, message=text)
     if not native:
         return TapChoice(library=None, torch_version=torch, message="using the Python tap, as asked")
-    if answer.get("library") is None:
+    if answer.get("library") is None and answer.get("reason") is None:
         say(f"compiling the native tap for torch {torch} (once per torch version, about 20 s) ...")
         done = threading.Event()
         reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)

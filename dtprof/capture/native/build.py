@@ -136,8 +136,11 @@ def ensure(schema_header: str, *, may_build: bool) -> dict[str, str | None]:
     folder, version = torch
     library = library_path(version, schema_header)
     answer: dict[str, str | None] = {"library": None, "torch": version, "reason": None}
-    if not is_intact(library) and may_build:
+    if not is_intact(library):
         try:
+            compiler()
+            if not may_build:
+                return answer
             library.parent.mkdir(parents=True, exist_ok=True)
             with library.with_name("lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
