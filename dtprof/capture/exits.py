@@ -111,11 +111,11 @@ def record_children(node_folder: Path) -> None:
     This is how the true end of a rank under torchrun or torch.multiprocessing is known: only its parent learns it.
     """
     import multiprocessing.popen_fork as popen_fork
+    import multiprocessing.popen_forkserver as popen_forkserver
     import subprocess
 
     file = node_folder / paths.EXITS
     reap: Any = subprocess.Popen._handle_exitstatus  # type: ignore[attr-defined]
-    poll = popen_fork.Popen.poll
 
     @fence.fenced("the exit status of a child process")
     def write(pid: int, status: int | None) -> None:
@@ -127,12 +127,18 @@ def record_children(node_folder: Path) -> None:
         reap(self, sts, *rest, **options)
         write(self.pid, self.returncode)
 
-    def polled(self: Any, *arguments: Any, **options: Any) -> int | None:
-        known = self.returncode is not None
-        status: int | None = poll(self, *arguments, **options)
-        if not known and status is not None:
-            write(self.pid, status)
-        return status
+    def watch(popen: Any) -> None:
+        poll = popen.poll
+
+        def polled(self: Any, *arguments: Any, **options: Any) -> int | None:
+            known = self.returncode is not None
+            status: int | None = poll(self, *arguments, **options)
+            if not known and status is not None:
+                write(self.pid, status)
+            return status
+
+        popen.poll = polled
 
     subprocess.Popen._handle_exitstatus = handle_exitstatus  # type: ignore[attr-defined]
-    popen_fork.Popen.poll = polled  # type: ignore[method-assign]
+    watch(popen_fork.Popen)  # and of spawn, which inherits it
+    watch(popen_forkserver.Popen)

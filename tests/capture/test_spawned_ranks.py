@@ -12,7 +12,7 @@ pytestmark = pytest.mark.jobs
 PROGRAM = jobs.PROGRAMS / "spawned.py"
 
 
-@pytest.fixture(scope="module", params=["spawn", "fork", "process"])
+@pytest.fixture(scope="module", params=["spawn", "fork", "forkserver", "process"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, jobs.Job]:
     """Run two ranks of which rank 1 raises while rank 0 waits for it."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -1,6 +1,6 @@
 """Start two ranks from Python, without a launcher.
 
-spawned.py spawn|fork|process FOLDER [--fail]    torch.multiprocessing.spawn, start_processes with fork, or Process
+spawned.py METHOD FOLDER [--fail]    METHOD: how torch.multiprocessing starts them, or `process` for bare Processes
 """
 
 import sys
