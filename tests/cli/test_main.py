@@ -1,0 +1,83 @@
+"""The command line as a whole: finding commands, errors as sentences, what belongs to the job."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import dtprof
+from dtprof.cli import main as command_line
+from dtprof.cli import run as run_command
+from dtprof.cli.main import COMMANDS, build_parser, main
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dtprof {dtprof.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nonsense"], ["summary"], ["report", "a", "b"], ["run", "--nonsense", "--"]]
+)
+def test_what_cannot_be_understood_ends_with_2_and_the_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("usage: dtprof")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert f"  dtprof {name}" in capsys.readouterr().out.split("example")[1]
+
+
+def test_every_command_is_a_file_of_its_own() -> None:
+    folder = Path(command_line.__file__).parent
+    for name in COMMANDS:
+        assert (folder / f"{name}.py").exists()
+        assert importlib.import_module(f"dtprof.cli.{name}").__doc__.startswith(f"`dtprof {name}`: ")
+    assert "start here" in build_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    "job", [["train.py", "--help"], ["x", "--", "-o", "theirs"], ["--version"], ["x", "--off", "--force"]]
+)
+def test_what_follows_the_dashes_belongs_to_the_job(monkeypatch: pytest.MonkeyPatch, job: list[str]) -> None:
+    seen = []
+    monkeypatch.setattr(run_command, "run", lambda arguments: seen.append(arguments) or 0)
+    assert main(["run", "-o", "mine", "--", *job]) == 0
+    (arguments,) = seen
+    assert (arguments.job, arguments.output, arguments.off, arguments.force) == (job, "mine", False, False)
+
+
+def test_interrupt_ends_with_the_shells_status_and_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_command, "run", interrupted)
+    assert main(["run", "--", "x"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_demo_without_torch_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    assert main(["demo", "-o", str(tmp_path / "demo")]) == 2
+    assert capsys.readouterr().err == (
+        "dtprof demo: the example trains a model and torch is not installed: pip install 'dtprof[train]'\n"
+    )
+    assert not (tmp_path / "demo").exists()
