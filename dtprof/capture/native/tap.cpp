@@ -366,17 +366,18 @@ bool uses_gloo(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   }
 }
 
-Group* group_of(Log* log, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+Group* group_of(Log* log, c10d::ProcessGroup* address) {
   static std::mutex mutex;
   static std::unordered_map<c10d::ProcessGroup*, Group*> known;
   thread_local c10d::ProcessGroup* last = nullptr;
   thread_local Group* last_group = nullptr;
-  if (last == group.get()) return last_group;
+  if (last == address) return last_group;
+  const auto group = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(address);
   Group* found;
   bool is_new = false;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    Group*& slot = known[group.get()];
+    Group*& slot = known[address];
     if (!slot) {
       slot = new Group{static_cast<uint16_t>(std::min<uint64_t>(known.size() - 1, MAX_TABLE_ENTRIES)),
                        uses_gloo(group), {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
@@ -384,7 +385,7 @@ Group* group_of(Log* log, const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
     }
     found = slot;
   }
-  last = group.get();
+  last = address;
   last_group = found;
   if (is_new) {
     const std::string name = group->getGroupName();
@@ -607,6 +608,13 @@ SizesTable& sizes() {
   return *table;
 }
 
+// The object that an argument of a custom class holds. The operator's schema has fixed its class, so that the checks of
+// IValue::toCustomClass, dearer than all the rest, are left out.
+template <class T>
+T* held(const c10::IValue& value) {
+  return static_cast<T*>(value.toObjectRef().getSlot(0).toCapsule().get());
+}
+
 // What one tensor argument (a tensor, a list, a list of lists) holds. A single tensor, the common case, allocates
 // nothing.
 struct Elements {
@@ -792,7 +800,7 @@ class Tap final : public c10::OperatorKernel {
     in.add(arguments[inputs_]);
     if (outputs_ >= 0) out.add(arguments[outputs_]);
     if (in.meta || out.meta) return {};  // fake tensors: nothing is communicated
-    Group* group = group_of(log, arguments[group_].toCustomClass<c10d::ProcessGroup>());
+    Group* group = group_of(log, held<c10d::ProcessGroup>(arguments[group_]));
     const uint16_t thread = thread_id(log);
     uint32_t site = sites().here(log);
     uint8_t flags = 0;
@@ -811,7 +819,7 @@ class Tap final : public c10::OperatorKernel {
     r->kind = p2p_ ? KIND_P2P : KIND_COLLECTIVE;
     const int dtype = in.dtype >= 0 ? in.dtype : out.dtype;
     r->dtype = empty_ || dtype < 0 ? NO_CODE : static_cast<uint8_t>(dtype);
-    r->reduce_op = reduce_op_ >= 0 ? static_cast<uint8_t>(arguments[reduce_op_].toCustomClass<c10d::ReduceOp>()->op_) : NO_CODE;
+    r->reduce_op = reduce_op_ >= 0 ? static_cast<uint8_t>(held<c10d::ReduceOp>(arguments[reduce_op_])->op_) : NO_CODE;
     r->op = op_;
     r->thread = thread;
     r->group = group->id;
@@ -848,7 +856,8 @@ class Tap final : public c10::OperatorKernel {
     r->returned_after = static_cast<float>(returned - event.issued);
     r->state.store(STATE_RETURNED, std::memory_order_release);
     c10::intrusive_ptr<c10d::Work> work;
-    if (returns_ > 0 && stack.back().isCustomClass()) work = stack.back().toCustomClass<c10d::Work>();
+    if (returns_ > 0 && stack.back().isCustomClass())
+      work = c10::intrusive_ptr<c10d::Work>::reclaim_copy(held<c10d::Work>(stack.back()));
     if (!work) {
       // monitored_barrier returns nothing and is complete; NCCL's synchronous calls return a null Work and are not.
       if (returns_ == 0) return event.complete(STATE_DONE);
