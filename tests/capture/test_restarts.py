@@ -15,7 +15,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     program = jobs.PROGRAMS / "restarted.py"
     options = ["--max-restarts", "1", "--monitor-interval", "0.1"]
-    job = jobs.recorded(tmp_path / "run", [*TORCHRUN, *options, str(program)])
+    job = jobs.recorded(tmp_path / "run", [*TORCHRUN, *options, str(program), str(tmp_path)])
     run = open_run(tmp_path / "run")
     assert {rank: [attempt for attempt, _ in folders] for rank, folders in run.folders.items()} == {
         0: [0, 1],
@@ -34,7 +34,7 @@ def test_rank_that_was_never_reached_is_named(tmp_path: Path) -> None:
     wrapper.write_text('#!/bin/sh\n[ "$RANK" = 1 ] && set -- -E "$@"\nexec "$PYTHON" "$@"\n')
     wrapper.chmod(0o755)
     program = str(jobs.PROGRAMS / "restarted.py")
-    command = [*TORCHRUN, "--no-python", str(wrapper), program]
+    command = [*TORCHRUN, "--no-python", str(wrapper), program, str(tmp_path)]
     env = {"PYTHON": sys.executable}
     job = jobs.recorded(tmp_path / "run", command, env=env, status=1)
     assert (
