@@ -9,6 +9,8 @@ from dtprof.run_format.reader import open_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs
+ABORTED = -6
+"""How torch itself, now and then, ends a process that leaves a gloo group behind (with and without dtprof)."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -25,7 +27,8 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert run.load(1).exceptions == ()
     assert [run.load(rank).operations["op"].size for rank in (0, 1)] == [2, 2]
     statuses = [run.exits[run.load(rank, attempt).pid].status for attempt in (0, 1) for rank in (0, 1)]
-    assert statuses[1:] == [1, 0, 0]
+    assert statuses[1] in (1, ABORTED)
+    assert statuses[2:] == [0, 0]
     assert "next: dtprof summary" in job.stderr
 
 

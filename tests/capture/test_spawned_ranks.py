@@ -9,6 +9,8 @@ from dtprof.run_format.reader import Run, open_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs
+ABORTED = -6
+"""How torch itself, now and then, ends a process that leaves a gloo group behind (with and without dtprof)."""
 PROGRAM = jobs.PROGRAMS / "spawned.py"
 
 
@@ -42,5 +44,5 @@ def test_exception_names_the_users_line(job: tuple[Run, jobs.Job]) -> None:
 def test_parent_tells_how_the_ranks_ended(job: tuple[Run, jobs.Job]) -> None:
     run, _ = job
     statuses = [run.exits[tables.pid].status for tables in run.load_all()]
-    assert statuses[1] == 1
-    assert statuses[0] in (1, -15)  # stopped by torch, or by the loss of its peer
+    assert statuses[1] in (1, ABORTED)
+    assert statuses[0] in (1, -15, ABORTED)  # stopped by torch, or by the loss of its peer
