@@ -15,8 +15,8 @@ SAME_FLAGS = schema.FLAG["async"] | schema.FLAG["device"] | schema.FLAG["no_work
 
 
 def sizes_of(tables: RankTables, tag: int) -> list[tuple[int, ...]]:
-    """Return the sizes of an uneven operation; a side of one tensor is said by `numel`."""
-    return [side if len(side) > 1 else () for side in tables.sizes.get(tag, ())]
+    """Return the sizes of an uneven operation."""
+    return list(tables.sizes.get(tag, ()))
 
 
 def describe(tables: RankTables) -> list[dict[str, Any]]:

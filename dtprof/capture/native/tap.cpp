@@ -847,7 +847,10 @@ class Tap final : public c10::OperatorKernel {
       for (const int64_t n : given) differ |= n != given.front();
       elements->parts.assign(given.begin(), given.end());
     }
-    return differ ? sizes().id(log, in.parts, out.parts) : 0;
+    if (!differ) return 0;
+    for (Elements* elements : {&in, &out})
+      if (elements->parts.empty() && elements->first >= 0) elements->parts.push_back(elements->first);
+    return sizes().id(log, in.parts, out.parts);
   }
 
   // After the call returned: arrange to learn when the operation completes.
@@ -879,8 +882,9 @@ class Tap final : public c10::OperatorKernel {
       } catch (const std::exception&) {  // gloo's reduce_scatter has no future: the wait tells
       }
     }
-    stack.back() = c10::IValue(c10::static_intrusive_pointer_cast<c10d::Work>(
-        c10::make_intrusive<WatchedWork>(std::move(work), event, has_future)));
+    // The box was made for this call by the kernel below: what it holds is replaced, not the box.
+    stack.back().toObject()->setSlot(
+        0, c10::IValue::make_capsule(c10::make_intrusive<WatchedWork>(std::move(work), event, has_future)));
   }
 
   const uint16_t op_;

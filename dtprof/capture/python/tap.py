@@ -112,10 +112,9 @@ class PythonTap:
                 self._dropped += schema.SEGMENT_CAPACITY
             try:
                 self._segment = self._create(full.number + 1)
-            except OSError as error:
-                full.mark(schema.MARK["truncated"])
+            except OSError:
+                full.mark(schema.MARK["truncated"])  # the launcher's watcher tells the user
                 self._on = False
-                fence.warn_once(f"recording stopped, {error.strerror}: the run is marked truncated; the job goes on")
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
