@@ -141,7 +141,7 @@ def test_without_compiler_the_python_tap_is_used_with_one_line(monkeypatch: pyte
     chosen, said = choose(monkeypatch, None)
     assert (chosen.library, said) == (None, [])
     assert chosen.message == (
-        "no C++ compiler was found (install g++, or set CXX): using the Python tap (about 12 us more per operation)"
+        "no C++ compiler was found (install g++, or set CXX): using the Python tap (about 30 us more per operation)"
     )
 
 
