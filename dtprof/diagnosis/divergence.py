@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
-from dtprof.tables import Site
+from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 
 MAX_SHIFT = 16
 """Operations a rank may have skipped or added in a row to be recognised."""
@@ -132,14 +131,14 @@ def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, .
         doing = (
             f"waits in {front.op} #{front.seq} of {group_words(evidence.group(front.group))}" if front else "runs on"
         )
-        facts.append(f"rank {rank} has ended {evidence.ranks[rank].steps} steps and {doing}{_at_line(now.get(rank))}")
-    facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{_at_line(skipped.site)}")
+        facts.append(f"rank {rank} has ended {evidence.ranks[rank].steps} steps and {doing}{at_line(now.get(rank))}")
+    facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
     name = rank_list(culprits)
     held_up = tuple(sorted(waiting))
     return Finding(
         kind="rank-skipped-collective",
         summary=f"{name[0].upper()}{name[1:]} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
-        f"{_at_line(skipped.site)}; {rank_list(held_up)} {'waits' if len(held_up) == 1 else 'wait'} in it.",
+        f"{at_line(skipped.site)}; {rank_list(held_up)} {'waits' if len(held_up) == 1 else 'wait'} in it.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
         confidence=confidence,
@@ -151,14 +150,10 @@ def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, .
         culprit_call_sites=now,
         evidence=tuple(facts),
         advice=(
-            f"Make the call{_at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
+            f"Make the call{at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
             "the data or an early continue around it.",
         ),
     )
-
-
-def _at_line(site: Site | None) -> str:
-    return f" at {site.file}:{site.line} ({site.function})" if site else ""
 
 
 def find_mismatch(evidence: Evidence, fronts: list[Front]) -> Finding | None:
@@ -198,7 +193,7 @@ def _mismatch_finding(
     tie = 2 * len(culprits) >= len(values)
     group = evidence.group(front.group)
     sites = call_sites(present)
-    listed = [f"rank {rank}: {values[rank]}{_at_line(sites.get(rank))}" for rank in sorted(values)[:8]]
+    listed = [f"rank {rank}: {values[rank]}{at_line(sites.get(rank))}" for rank in sorted(values)[:8]]
     name = rank_list(culprits)
     op = next(operation.op for rank, operation in present.items() if values[rank] == usual)
     return Finding(

@@ -1,7 +1,7 @@
 """Ranks that ended first: by an exception, by a signal, or with status 0 while others wait."""
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 from dtprof.tables import UNKNOWN_NS, Site
 
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
@@ -87,10 +87,6 @@ def call_sites(waiting: dict[int, Operation]) -> dict[int, Site]:
     return {rank: front.site for rank, front in waiting.items() if front.site is not None}
 
 
-def _where(site: Site | None) -> str:
-    return f" at {site.file}:{site.line} ({site.function})" if site else ""
-
-
 def _waiting_words(waiting: dict[int, Operation], evidence: Evidence) -> str:
     front = common_front(waiting)
     if front is None:
@@ -138,7 +134,7 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
             {first.rank: place} if place else {},
             evidence,
             confidence=0.85,
-            evidence=(f"rank {first.rank}: its last record is{_where(place) or ' at an unknown line'}",),
+            evidence=(f"rank {first.rank}: its last record is{at_line(place) or ' at an unknown line'}",),
             advice=("Look for sys.exit or os._exit on that rank, and at what it printed last.",),
         )
     alike = [
@@ -153,7 +149,7 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
     message = error.message.strip().splitlines()
     text = f"{error.type}: {message[0][:160]}" if message else error.type
     others = [r.rank for r in crashed if r not in alike]
-    facts = [f"rank {first.rank}: {text}{_where(error.frame)}"]
+    facts = [f"rank {first.rank}: {text}{at_line(error.frame)}"]
     if others:
         facts.append(f"{rank_list(others)} raised later, with another exception or at another line")
     lost = [r.rank for r in evidence.ranks.values() if r.transport_exception is not None]
@@ -162,7 +158,7 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
     name = rank_list(culprits)
     return _finding(
         "rank-crashed",
-        f"{name[0].upper()}{name[1:]} raised {text}{_where(error.frame)}",
+        f"{name[0].upper()}{name[1:]} raised {text}{at_line(error.frame)}",
         culprits,
         sites,
         evidence,
@@ -176,7 +172,7 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     name = rank.signal_name
     place = rank.place
     late = rank.ended_ns != UNKNOWN_NS
-    facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{_where(place)}"]
+    facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{at_line(place)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if evidence.oom_kills and name == "SIGKILL":
         facts.append(f"the kernel's OOM killer struck {evidence.oom_kills} time(s) in this job's cgroup while it ran")
@@ -188,7 +184,7 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
         advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
     return _finding(
         "rank-killed",
-        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else _where(place)}",
+        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else at_line(place)}",
         (rank.rank,),
         {rank.rank: place} if place else {},
         evidence,
@@ -230,7 +226,7 @@ def _find_exited(evidence: Evidence) -> Finding | None:
         evidence,
         confidence=0.95,
         evidence=tuple(
-            f"rank {rank}: ended in order after {steps[rank]} steps; its last record is{_where(sites.get(rank))}"
+            f"rank {rank}: ended in order after {steps[rank]} steps; its last record is{at_line(sites.get(rank))}"
             for rank in culprits
         ),
         advice=(

@@ -62,3 +62,8 @@ def group_words(group: Group | None) -> str:
         return "the default group"
     text = f"group {group.name}"
     return f"{text} ({group.description})" if group.description not in ("", "undefined") else text
+
+
+def at_line(site: Site | None) -> str:
+    """Return ` at FILE:LINE (FUNCTION)`, empty where the place is not known."""
+    return f" at {site.file}:{site.line} ({site.function})" if site else ""

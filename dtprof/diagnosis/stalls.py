@@ -3,8 +3,7 @@
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
-from dtprof.diagnosis.findings import Finding, group_words, rank_list
-from dtprof.tables import Site
+from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
@@ -32,7 +31,7 @@ def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
-        summary=f"{name[0].upper()}{name[1:]} {words}{_at_line(sites.get(culprits[0]))}; {rank_list(waiting)} "
+        summary=f"{name[0].upper()}{name[1:]} {words}{at_line(sites.get(culprits[0]))}; {rank_list(waiting)} "
         f"{'waits' if len(waiting) == 1 else 'wait'} for it in {op.op} #{op.seq} of {group_words(group)}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
@@ -74,7 +73,7 @@ def _seen(rank: RankEvidence) -> str:
     stack = rank.stack
     phases = f" in phase {rank.open_phases[-1]}" if rank.open_phases else ""
     if stack is None:
-        return f"no stack was taken; its last record is{_at_line(rank.last_site) or ' at an unknown line'}{phases}"
+        return f"no stack was taken; its last record is{at_line(rank.last_site) or ' at an unknown line'}{phases}"
     if not stack.frames:
         return f"process state {stack.state}{phases}; {stack.reason}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
@@ -125,7 +124,3 @@ def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | Non
                 advice=("Look at the network between the members' hosts and at the back end's own log.",),
             )
     return None
-
-
-def _at_line(site: Site | None) -> str:
-    return f" at {site.file}:{site.line} ({site.function})" if site else ""
