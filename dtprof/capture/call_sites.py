@@ -1,5 +1,6 @@
 """Find the line of the user's code that made a call, from Python frames."""
 
+import functools
 import site
 import sys
 import sysconfig
@@ -30,6 +31,7 @@ class CodeOwners:
         return not path or path.startswith(("<", *self.library))
 
 
+@functools.cache
 def code_owners(torch_folder: str) -> CodeOwners:
     """Return the prefixes of this interpreter."""
     known = sysconfig.get_paths()

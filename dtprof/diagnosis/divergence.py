@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 
 MAX_SHIFT = 16
 """Operations a rank may have skipped or added in a row to be recognised."""
@@ -133,12 +133,12 @@ def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, .
         )
         facts.append(f"rank {rank} has ended {evidence.ranks[rank].steps} steps and {doing}{at_line(now.get(rank))}")
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
-    name = rank_list(culprits)
+    name = capitalised(culprits)
     held_up = tuple(sorted(waiting))
     return Finding(
         kind="rank-skipped-collective",
-        summary=f"{name[0].upper()}{name[1:]} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
-        f"{at_line(skipped.site)}; {rank_list(held_up)} {'waits' if len(held_up) == 1 else 'wait'} in it.",
+        summary=f"{name} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
+        f"{at_line(skipped.site)}; {wait_words(held_up)} in it.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
         confidence=confidence,

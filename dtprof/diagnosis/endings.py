@@ -1,7 +1,7 @@
 """Ranks that ended first: by an exception, by a signal, or with status 0 while others wait."""
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.tables import UNKNOWN_NS, Site
 
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
@@ -93,11 +93,7 @@ def _waiting_words(waiting: dict[int, Operation], evidence: Evidence) -> str:
         return ""
     inside = [r for r, f in waiting.items() if (f.group, f.seq, f.p2p) == (front.group, front.seq, front.p2p)]
     group = group_words(evidence.group(front.group)) if front.group.ranks else "its group"
-    return f"; {rank_list(inside)} {_waits(inside)} in {front.op} #{front.seq} of {group}"
-
-
-def _waits(ranks: list[int]) -> str:
-    return "waits" if len(ranks) == 1 else "wait"
+    return f"; {wait_words(inside)} in {front.op} #{front.seq} of {group}"
 
 
 def _finding(
@@ -155,10 +151,10 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
     lost = [r.rank for r in evidence.ranks.values() if r.transport_exception is not None]
     if lost:
         facts.append(f"{rank_list(lost)} failed afterwards because the peer was gone: a consequence")
-    name = rank_list(culprits)
+    name = capitalised(culprits)
     return _finding(
         "rank-crashed",
-        f"{name[0].upper()}{name[1:]} raised {text}{at_line(error.frame)}",
+        f"{name} raised {text}{at_line(error.frame)}",
         culprits,
         sites,
         evidence,
@@ -217,10 +213,10 @@ def _find_exited(evidence: Evidence) -> Finding | None:
     culprits = tuple(sorted(awaited))
     sites = {rank: site for rank in culprits if (site := evidence.ranks[rank].last_site) is not None}
     steps = {rank: evidence.ranks[rank].steps for rank in culprits}
-    name = rank_list(culprits)
+    name = capitalised(culprits)
     return _finding(
         "rank-exited",
-        f"{name[0].upper()}{name[1:]} left the program with status 0",
+        f"{name} left the program with status 0",
         culprits,
         sites,
         evidence,

@@ -54,6 +54,16 @@ def rank_list(ranks: tuple[int, ...] | list[int]) -> str:
     return f"rank{'' if len(ordered) == 1 else 's'} {', '.join(parts)}"
 
 
+def capitalised(ranks: tuple[int, ...] | list[int]) -> str:
+    """Return ranks in words, to begin a sentence with."""
+    return rank_list(ranks).capitalize()
+
+
+def wait_words(ranks: tuple[int, ...] | list[int]) -> str:
+    """Return `rank 2 waits`, `ranks 0, 1 wait`."""
+    return f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
 def group_words(group: Group | None) -> str:
     """Return a group as users know it."""
     if group is None:

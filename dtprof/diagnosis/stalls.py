@@ -3,7 +3,7 @@
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
@@ -27,12 +27,12 @@ def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]
     sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
     kind, words, advice, confidence = _what_it_does(absent[0])
     facts = tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8])
-    name = rank_list(culprits)
+    name = capitalised(culprits)
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
-        summary=f"{name[0].upper()}{name[1:]} {words}{at_line(sites.get(culprits[0]))}; {rank_list(waiting)} "
-        f"{'waits' if len(waiting) == 1 else 'wait'} for it in {op.op} #{op.seq} of {group_words(group)}.",
+        summary=f"{name} {words}{at_line(sites.get(culprits[0]))}; {wait_words(waiting)}"
+        f" for it in {op.op} #{op.seq} of {group_words(group)}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=confidence,
@@ -87,11 +87,10 @@ def find_never_joined(evidence: Evidence) -> Finding | None:
     if not waiting or not evidence.missing:
         return None
     sites = {r: site for r in waiting if (site := evidence.ranks[r].last_site) is not None}
-    name = rank_list(evidence.missing)
+    name = capitalised(evidence.missing)
     return Finding(
         kind="rank-never-joined",
-        summary=f"{name[0].upper()}{name[1:]} of {evidence.world_size} never joined; {rank_list(waiting)} "
-        f"{'waits' if len(waiting) == 1 else 'wait'} in init_process_group.",
+        summary=f"{name} of {evidence.world_size} never joined; {wait_words(waiting)} in init_process_group.",
         culprit_ranks=evidence.missing,
         waiting_ranks=waiting,
         confidence=0.8,
