@@ -43,6 +43,8 @@ SPAN = np.dtype(
         ("state", "u1"),  # issued: still open; done; failed
         ("flags", "u1"),
         ("thread", "u2"),
+        ("stage", "i4"),  # pipeline stage that acts; -1 none
+        ("microbatch", "i4"),  # on which microbatch; meaningful where there is a stage
         ("site", "u4"),
         ("step", "i8"),
         ("begin_ns", "i8"),
@@ -65,6 +67,17 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Label:
+    """The part of a framework on whose behalf an operation is made."""
+
+    api: str  # ddp, fsdp, tp, pp, ...
+    text: str  # in words: "fsdp all-gather of layers.4"
+    module: str = ""
+    stage: int = -1
+    microbatch: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """A line of the user's code and the function it called."""
 
@@ -72,6 +85,7 @@ class Site:
     line: int
     function: str
     api: str = ""
+    label: Label | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,8 @@ class RankBuilder:
         state: str | None = None,
         flags: int = 0,
         site: int = 0,
+        stage: int = -1,
+        microbatch: int = 0,
     ) -> None:
         """Add a phase; without an end it is still open. Steps are counted as capture does."""
         self._backward_since_step |= phase == events.BACKWARD
@@ -183,6 +185,8 @@ class RankBuilder:
                 "state": STATE[state or ("issued" if end is None else "done")],
                 "flags": flags,
                 "thread": thread,
+                "stage": stage,
+                "microbatch": microbatch,
                 "site": site,
                 "step": self._step if step is None else step,
                 "begin_ns": START_NS + begin,
@@ -424,7 +428,19 @@ def _span_records(rank: RankTables) -> list[tuple[Any, ...]]:
     return [
         (
             *(int(row["state"]), KIND["span"], none, none, int(row["op"]), int(row["thread"]), 0, int(row["flags"])),
-            *(0, 0, -1, 0, int(row["site"]), int(row["step"]), int(row["begin_ns"]), 0, 0.0, 0.0, 0.0),
+            *(
+                0,
+                0,
+                int(row["stage"]),
+                int(row["microbatch"]),
+                int(row["site"]),
+                int(row["step"]),
+                int(row["begin_ns"]),
+                0,
+                0.0,
+                0.0,
+                0.0,
+            ),
             _offset(int(row["end_ns"]), int(row["begin_ns"])),
         )
         for row in rank.spans

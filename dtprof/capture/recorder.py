@@ -20,14 +20,20 @@ class Recorder(Protocol):
     def name_id(self, name: str) -> int:
         """Return the id of a phase or sample name, declaring it in the run."""
 
-    def begin_span(self, op: int, is_backward: bool) -> int:
-        """Record that a phase begins."""
+    def begin_span(self, op: int, is_backward: bool, stage: int = -1, microbatch: int = 0) -> int:
+        """Record that a phase, or an action of a pipeline stage on a microbatch, begins."""
 
     def end_span(self, handle: int, failed: bool, flags: int, is_backward: bool) -> None:
         """Record that it ended."""
 
     def sample(self, op: int, value: int) -> None:
         """Record one value now."""
+
+    def set_label(self, label: int) -> int:
+        """Say on whose behalf this thread acts, by the id of a `label` entry; return the one before; 0 is none."""
+
+    def label_next_p2p(self, labels: list[int]) -> None:
+        """Label the point-to-point operations that this thread issues next, in order; they replace what is left."""
 
     def advance_step(self) -> int:
         """Count an optimizer step; later events carry the new number."""

@@ -3,6 +3,7 @@
 What cannot be read becomes a sentence in `problems`; only a path that holds no run at all is an error.
 """
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Iterator
@@ -319,6 +320,8 @@ def _spans(records: Array) -> Array:
     table = np.zeros(len(records), tables.SPAN)
     for name in ("op", "state", "flags", "thread", "site", "step"):
         table[name] = records[name]
+    table["stage"] = records["peer"]
+    table["microbatch"] = records["tag"]
     table["begin_ns"] = records["issued_ns"]
     table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
     return table
@@ -338,6 +341,7 @@ class _Strings:
         self.process: dict[str, Any] = {}
         self.ops: list[str] = []
         self.sites: dict[int, Site] = {}
+        self.labels: dict[int, tables.Label] = {}
         self.groups: dict[int, Group] = {}
         self.threads: dict[int, str] = {}
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -368,7 +372,15 @@ class _Strings:
             self.ops += ["?"] * (position + 1 - len(self.ops))
             self.ops[position] = str(row["name"])
         elif kind == "site":
-            self.sites[int(row["id"])] = _site(row)
+            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row)
+        elif kind == "label":
+            self.labels[int(row["id"])] = tables.Label(
+                api=str(row["api"]),
+                text=str(row["text"]),
+                module=str(row.get("module", "")),
+                stage=int(row.get("stage", -1)),
+                microbatch=int(row.get("microbatch", -1)),
+            )
         elif kind == "group":
             self._take_group(row)
         elif kind == "thread":
@@ -394,6 +406,10 @@ class _Strings:
             self.ended_ns = _int(row.get("t_ns"))
         elif kind == "note":
             self.notes.append(str(row.get("text", "")))
+
+    def _labelled_site(self, row: dict[str, Any]) -> Site:
+        plain = self.sites.get(int(row["of"]), Site(file="", line=0, function=""))
+        return dataclasses.replace(plain, label=self.labels[int(row["label"])])
 
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))

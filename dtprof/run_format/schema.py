@@ -19,6 +19,8 @@ SEGMENT_SIZE = 4 * 1024 * 1024
 SEGMENT_CAPACITY = (SEGMENT_SIZE - HEADER_SIZE) // RECORD_SIZE
 MAX_TABLE_ENTRIES = 65_535
 """Entries a rank may declare per string table; what comes after shares the last id."""
+FIRST_LABELLED_SITE = 0x80000000
+"""Ids of sites with a label count from here, those without from 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +61,20 @@ RECORD = _fields(
         ("flags", "B", "bits", "see Flags; written when the event is issued"),
         ("waits", "B", "count", "times the handle was waited for, saturating"),
         ("seq", "I", "count", "position in the group: collectives and point-to-point operations count apart, from 0"),
-        ("peer", "i", "group rank", "root of a rooted collective, peer of a point-to-point operation; -1 none"),
-        ("tag", "i", "", "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even"),
-        ("site", "I", "id", "line of the user's code, declared by a `site` entry; 0 unknown"),
+        (
+            "peer",
+            "i",
+            "group rank",
+            "root of a rooted collective, peer of a point-to-point operation; spans: pipeline stage; -1 none",
+        ),
+        (
+            "tag",
+            "i",
+            "",
+            "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
+            "stage: the microbatch",
+        ),
+        ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
         ("step", "I", "count", "optimizer steps this rank had ended when the event was issued"),
         ("issued_ns", "Q", "ns", "CLOCK_MONOTONIC at issue (spans: at begin)"),
         ("numel", "Q", "elements", "elements this rank puts in (receives: takes out); samples: the value"),
@@ -174,7 +187,10 @@ NO_CODE = 255
 STRING_ENTRIES = {
     "process": "who writes: rank, local_rank, world_size, attempt, pid, host, command, torch, python, tap, clocks",
     "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
-    "site": "id, file, line, function, api: a line of the user's code and the call it made",
+    "site": "id, file, line, function, api: a line of the user's code and the call it made; or id, of, label: the site "
+    "`of` (0 unknown) on behalf of a label",
+    "label": "id, api, text, module, stage, microbatch: the part of a framework on whose behalf an operation is made, "
+    "like `fsdp all-gather of layers.4`; what does not apply is left out",
     "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
     "entry of the same id adds what became known",
     "thread": "id, name, native_id: a thread that issued events",
@@ -216,6 +232,7 @@ def cpp_header() -> str:
         "SEGMENT_SIZE": SEGMENT_SIZE,
         "SEGMENT_CAPACITY": SEGMENT_CAPACITY,
         "MAX_TABLE_ENTRIES": MAX_TABLE_ENTRIES,
+        "FIRST_LABELLED_SITE": FIRST_LABELLED_SITE,
         "NO_CODE": NO_CODE,
     }
     lines += [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]

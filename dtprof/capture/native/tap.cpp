@@ -30,6 +30,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -579,6 +580,45 @@ SiteTable& sites() {
   return *table;
 }
 
+// ---- on whose behalf ---------------------------------------------------------------------------------------------------
+
+// What this thread is doing for which part of a framework, as Python last said; ids are of `label` entries.
+thread_local uint32_t t_label = 0;
+thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
+
+// Sites with a label are sites of their own, declared as `of` the site without.
+class LabelledSites {
+ public:
+  uint32_t id(Log* log, uint32_t site, uint32_t label) {
+    if (label == 0) return site;
+    const uint64_t key = static_cast<uint64_t>(label) << 32 | site;
+    thread_local uint64_t last = 0;
+    thread_local uint32_t last_id = 0;
+    if (last == key) return last_id;
+    bool is_new;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto slot = ids_.emplace(key, kFirst + static_cast<uint32_t>(ids_.size()));
+      is_new = slot.second;
+      last_id = slot.first->second;
+    }
+    last = key;
+    if (is_new)
+      log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(last_id) + ",\"of\":" + std::to_string(site) +
+                      ",\"label\":" + std::to_string(label) + "}");
+    return last_id;
+  }
+
+ private:
+  static constexpr uint32_t kFirst = FIRST_LABELLED_SITE;  // plain sites count from 1
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, uint32_t> ids_;
+};
+LabelledSites& labelled_sites() {
+  static auto* table = new LabelledSites;
+  return *table;
+}
+
 // ---- sizes that differ between peers ---------------------------------------------------------------------------------
 
 class SizesTable {
@@ -810,6 +850,12 @@ class Tap final : public c10::OperatorKernel {
     gloo = group->gloo && !device;
     if (gloo) flags |= FLAG_COMPLETION;
     if (site == 0 && (site = g_backward_site.load(std::memory_order_relaxed)) != 0) flags |= FLAG_INFERRED_SITE;
+    uint32_t label = t_label;
+    if (p2p_ && !t_p2p_labels.empty()) {
+      label = t_p2p_labels.front();
+      t_p2p_labels.pop_front();
+    }
+    site = labelled_sites().id(log, site, label);
     const int32_t tag = tag_ >= 0 ? static_cast<int32_t>(arguments[tag_].toInt()) : uneven(log, arguments, in, out);
 
     Event event = log->claim();
@@ -915,7 +961,8 @@ void open_log(const std::string& folder, const py::bytes& header, uint32_t max_s
   g_log.store(log, std::memory_order_release);
 }
 
-void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered, uint64_t value, uint32_t site) {
+void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered, uint64_t value, uint32_t site,
+               int32_t stage = -1, int32_t microbatch = 0) {
   r->kind = kind;
   r->dtype = r->reduce_op = NO_CODE;
   r->op = op;
@@ -923,8 +970,8 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->group = 0;
   r->flags = r->waits = 0;
   r->seq = 0;
-  r->peer = -1;
-  r->tag = 0;
+  r->peer = stage;
+  r->tag = microbatch;
   r->site = site;
   r->step = g_step.load(std::memory_order_relaxed);
   r->issued_ns = entered;
@@ -932,16 +979,16 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
 }
 
-uintptr_t begin_span(uint16_t op, bool is_backward) {
+uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t microbatch) {
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return 0;
   const uint64_t entered = now();
-  const uint32_t site = sites().here(log);
+  const uint32_t site = labelled_sites().id(log, sites().here(log), t_label);
   if (is_backward) g_backward_site.store(site, std::memory_order_relaxed);
   Event event = log->claim();
   if (!event) return 0;
   event.issued = entered;
-  record_on(log, event.record, KIND_SPAN, op, entered, 0, site);
+  record_on(log, event.record, KIND_SPAN, op, entered, 0, site, stage, microbatch);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
   event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
   return reinterpret_cast<uintptr_t>(new Event(event));
@@ -997,7 +1044,9 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("on_group", [](const py::function& f) { g_on_group = py::function(f).release().ptr(); });
   m.def("open_log", &open_log);
   m.def("name_id", [](const std::string& name) { return names().id(name); });
-  m.def("begin_span", &begin_span);
+  m.def("begin_span", &begin_span, py::arg("op"), py::arg("is_backward"), py::arg("stage") = -1, py::arg("microbatch") = 0);
+  m.def("set_label", [](uint32_t label) { return std::exchange(t_label, label); });
+  m.def("label_next_p2p", [](const std::vector<uint32_t>& labels) { t_p2p_labels.assign(labels.begin(), labels.end()); });
   m.def("end_span", &end_span);
   m.def("sample", &sample);
   m.def("advance_step", [] { return ++g_step; });

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns, time_ns
@@ -47,6 +48,16 @@ class Group:
         self.next_p2p = itertools.count().__next__
 
 
+class Acting(threading.local):
+    """On whose behalf a thread acts."""
+
+    def __init__(self) -> None:
+        """Start without a label; called in each thread at its first use."""
+        self.label = 0
+        self.p2p_labels: deque[int] = deque()
+        """Of the point-to-point operations to come."""
+
+
 class PythonTap:
     """A Recorder in Python."""
 
@@ -74,6 +85,8 @@ class PythonTap:
         self._sizes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         self._step = 0
         self._backward_site = 0
+        self._labelled_sites: dict[tuple[int, int], int] = {}
+        self._acting = Acting()
         self._spans: dict[int, tuple[Segment, int, int]] = {}
         self._span_ids = itertools.count(1).__next__
         os.register_at_fork(after_in_child=self.off)
@@ -176,7 +189,9 @@ class PythonTap:
 
     # ---- spans and samples ---------------------------------------------------------------------------------------
 
-    def _plain(self, kind: int, op: int, value: int, site: int, issued: int) -> tuple[Segment, int] | None:
+    def _plain(
+        self, kind: int, op: int, value: int, site: int, issued: int, stage: int = -1, microbatch: int = 0
+    ) -> tuple[Segment, int] | None:
         claimed = self._claim()
         if claimed is None:
             return None
@@ -194,8 +209,8 @@ class PythonTap:
             0,
             0,
             0,
-            -1,
-            0,
+            stage,
+            microbatch,
             site,
             self._step,
             issued,
@@ -209,14 +224,14 @@ class PythonTap:
         segment.memory[at] = STATE["issued"]
         return claimed
 
-    def begin_span(self, op: int, is_backward: bool) -> int:
+    def begin_span(self, op: int, is_backward: bool, stage: int = -1, microbatch: int = 0) -> int:
         """Record that a phase begins."""
         issued = monotonic_ns()
         poll()
-        site = self._site()
+        site = self._labelled(self._site(), self._acting.label)
         if is_backward:
             self._backward_site = site
-        claimed = self._plain(schema.KIND["span"], op, 0, site, issued)
+        claimed = self._plain(schema.KIND["span"], op, 0, site, issued, stage, microbatch)
         if claimed is None:
             return 0
         handle = self._span_ids()
@@ -243,6 +258,28 @@ class PythonTap:
         claimed = self._plain(schema.KIND["sample"], op, value, 0, issued)
         if claimed is not None:
             claimed[0].memory[claimed[1]] = STATE["done"]
+
+    def set_label(self, label: int) -> int:
+        """Say on whose behalf this thread acts from now on; return the label before."""
+        before, self._acting.label = self._acting.label, label
+        return before
+
+    def label_next_p2p(self, labels: list[int]) -> None:
+        """Label the point-to-point operations that this thread issues next."""
+        self._acting.p2p_labels = deque(labels)
+
+    def _labelled(self, site: int, label: int) -> int:
+        """Return the id of a site on behalf of a label; the site itself for label 0."""
+        if label == 0:
+            return site
+        known = self._labelled_sites.get((site, label))
+        if known is None:
+            with self._lock:
+                new = schema.FIRST_LABELLED_SITE + len(self._labelled_sites)
+                known = self._labelled_sites.setdefault((site, label), new)
+            if known == new:
+                self.write_entry(entries.entry("site", id=known, of=site, label=label))
+        return known
 
     def advance_step(self) -> int:
         """Count an optimizer step."""
@@ -324,7 +361,7 @@ class PythonTap:
         on_device = FLAG["device"]
         metered = itertools.count(1).__next__
         groups, threads, thread_id, find_site = self._groups, self._threads, threading.get_ident, self._sites.find
-        frame_of = sys._getframe
+        frame_of, acting = sys._getframe, self._acting
 
         def issue(arguments: tuple[Any, ...]) -> tuple[mmap.mmap, int, int, bool] | None:
             issued = monotonic_ns()
@@ -343,6 +380,9 @@ class PythonTap:
                 self._declare_site(site, new_site)
             if site == 0 and self._backward_site:
                 site, flags = self._backward_site, flags | FLAG["inferred_site"]
+            label = acting.p2p_labels.popleft() if p2p and acting.p2p_labels else acting.label
+            if label:
+                site = self._labelled(site, label)
             tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
             thread = threads.get(thread_id()) or self._new_thread()
             claimed = self._claim()
