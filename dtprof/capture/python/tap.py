@@ -15,20 +15,23 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns, time_ns
+from types import FrameType
 from typing import Any
 
 from dtprof import fence
 from dtprof.capture import entries, groups
 from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
+from dtprof.capture.python import shortcut
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u32, pack_u64
-from dtprof.capture.python.waits import Watched, poll, watch
+from dtprof.capture.python.waits import poll, watch
 from dtprof.run_format import paths, schema
 
 FLAG = schema.FLAG
 PACK = schema.RECORD_STRUCT.pack_into
 WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
 """Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
+HEAD_AT = schema.HEADER_OFFSET["head"]
 METER_EVERY = 16
 """The cost of recording is metered on one operation in this many."""
 
@@ -108,7 +111,7 @@ class PythonTap:
             segment = self._segment
             i = segment.claim()
             if i < schema.SEGMENT_CAPACITY:
-                pack_u64(segment.memory, schema.HEADER_OFFSET["head"], i + 1)
+                pack_u64(segment.memory, HEAD_AT, i + 1)
                 return segment, schema.HEADER_SIZE + i * schema.RECORD_SIZE
             self._move_on(segment)
         return None
@@ -306,6 +309,7 @@ class PythonTap:
         _libraries[:] = [library]
         for op in ops:
             library.impl(op, self._kernel(op), "BackendSelect", with_keyset=True)
+        shortcut.install(self, ops)
 
     def _kernel(self, name: str) -> Callable[..., Any]:
         """Return the kernel of one operator; as few Python frames as can be, each costs."""
@@ -345,7 +349,7 @@ class PythonTap:
                     if work is None:
                         memory[at + flags_at] |= FLAG["no_work"]
                     elif observe:
-                        watch(Watched(work, memory, at, issued))
+                        watch(work, memory, at, issued)
                 except Exception as error:
                     fence.report("the completion of an operation", error)
             return result
@@ -354,14 +358,10 @@ class PythonTap:
 
     def _issuer(self, name: str, describe: Arguments) -> Callable[..., tuple[mmap.mmap, int, int, bool] | None]:
         """Return the function that records the issue of one operator's calls."""
-        op = self.name_id(name)
-        p2p = describe.p2p
-        kind = schema.KIND["p2p"] if p2p else schema.KIND["collective"]
+        write = self.writer(name, p2p=describe.p2p)
         observed = FLAG["polled"] | FLAG["completion"] if name not in WAITED_IN_CPP else 0
         on_device = FLAG["device"]
-        metered = itertools.count(1).__next__
-        groups, threads, thread_id, find_site = self._groups, self._threads, threading.get_ident, self._sites.find
-        frame_of, acting = sys._getframe, self._acting
+        groups, frame_of = self._groups, sys._getframe
 
         def issue(arguments: tuple[Any, ...]) -> tuple[mmap.mmap, int, int, bool] | None:
             issued = monotonic_ns()
@@ -375,6 +375,34 @@ class PythonTap:
             observe = group.gloo and not flags & on_device and observed != 0
             if observe:
                 flags |= observed
+            tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
+            claimed = write(issued, caller, group, call.dtype, call.reduce_op, flags, call.peer, tag, call.numel)
+            return None if claimed is None else (*claimed, issued, observe)
+
+        return issue
+
+    def writer(self, name: str, *, p2p: bool) -> Callable[..., tuple[mmap.mmap, int] | None]:
+        """Return the function that writes the record of an operation that is being issued.
+
+        It takes the time of issue, the frame of the caller, the group, and what the record says of dtype, reduction,
+        flags, peer, tag and elements, and returns where the record lies, or None when recording has stopped.
+        """
+        op = self.name_id(name)
+        kind = schema.KIND["p2p"] if p2p else schema.KIND["collective"]
+        metered = itertools.count(1).__next__
+        threads, thread_id, find_site, acting = self._threads, threading.get_ident, self._sites.find, self._acting
+
+        def write(
+            issued: int,
+            caller: FrameType | None,
+            group: Group,
+            dtype: int,
+            reduce_op: int,
+            flags: int,
+            peer: int,
+            tag: int,
+            numel: int,
+        ) -> tuple[mmap.mmap, int] | None:
             site, new_site = find_site(caller)
             if new_site is not None:
                 self._declare_site(site, new_site)
@@ -383,19 +411,33 @@ class PythonTap:
             label = acting.p2p_labels.popleft() if p2p and acting.p2p_labels else acting.label
             if label:
                 site = self._labelled(site, label)
-            tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
             thread = threads.get(thread_id()) or self._new_thread()
-            claimed = self._claim()
-            if claimed is None:
-                return None
-            segment, at = claimed
+            segment = self._segment
+            i = segment.claim()
             memory = segment.memory
+            if i < schema.SEGMENT_CAPACITY:
+                pack_u64(memory, HEAD_AT, i + 1)
+                at = schema.HEADER_SIZE + i * schema.RECORD_SIZE
+            else:
+                claimed = self._claim()
+                if claimed is None:
+                    return None
+                segment, at = claimed
+                memory = segment.memory
             seq = group.next_p2p() if p2p else group.next_collective()
-            head = (0, kind, call.dtype, call.reduce_op, op, thread, group.id, flags, 0, seq, call.peer, tag, site)
-            PACK(memory, at, *head, self._step, issued, call.numel, 0.0, 0.0, 0.0, 0.0)
+            head = (0, kind, dtype, reduce_op, op, thread, group.id, flags, 0, seq, peer, tag, site)
+            PACK(memory, at, *head, self._step, issued, numel, 0.0, 0.0, 0.0, 0.0)
             memory[at] = 1  # issued: last, so that a record is whole or not there
             if metered() % METER_EVERY == 0:
                 segment.add("capture_ns", (monotonic_ns() - issued) * METER_EVERY)
-            return memory, at, issued, observe
+            return memory, at
 
-        return issue
+        return write
+
+    def recording(self) -> bool:
+        """Say whether operations are being recorded."""
+        return self._on
+
+    def group(self, process_group: Any) -> Group:
+        """Return what the tap keeps of a process group, declaring it at its first use."""
+        return self._groups.get(process_group) or self._new_group(process_group)

@@ -1,0 +1,72 @@
+"""Calls that take the Python tap's shorter way, and calls that must not: shortcut.py FOLDER."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dtprof.capture.python import waits
+from dtprof.capture.recorder import open_recorder
+
+KEY = torch._C.DispatchKey.BackendSelect
+
+
+class Refusing(TorchDispatchMode):
+    """Keeps collectives from happening."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            raise NotImplementedError(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def refused(call):
+    """Run a call that must raise; the dispatcher must be as before."""
+    try:
+        call()
+    except (RuntimeError, NotImplementedError):
+        assert not torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
+        return
+    raise AssertionError("nothing was raised")
+
+
+def main(folder):
+    recorder = open_recorder(
+        folder=Path(folder),
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        attempt=0,
+        torch_folder=str(Path(torch.__file__).parent),
+        torch_version=torch.__version__,
+    )
+    waits.watch_waits(torch._C._distributed_c10d.Work)
+    recorder.install(["allreduce_", "broadcast_", "send", "recv_"])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ones = torch.ones(3)
+
+    dist.all_reduce(ones)
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(KEY)
+    dist.all_reduce(ones, op=dist.ReduceOp.MAX, async_op=True).wait()
+    nobody = torch._C._distributed_c10d.BroadcastOptions()
+    nobody.rootRank = 5
+    refused(lambda: dist.group.WORLD.broadcast([ones], nobody))
+    with Refusing():
+        refused(lambda: dist.all_reduce(ones))
+    leaf = torch.nn.Parameter(torch.ones(5))
+    with torch.no_grad():
+        dist.broadcast(leaf, src=0)
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(7))
+    dist.all_reduce(torch.eye(4).to_sparse())
+    group = dist.group.WORLD
+    group.allreduce(ones).wait()
+    group.allreduce([ones, ones.clone()][:1]).wait()
+    recorder.close_log()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
