@@ -1,11 +1,11 @@
 """What a tap adds to the launch of one collective: dist.all_reduce of 10 floats, async, in a group of one rank.
 
-A group of one has no partner to wait for, so the time is that of the call alone. Each measurement is a process of its
-own, which launches 12 rounds of 400 and prints two medians over the rounds: the CPU time of the launching thread a
-launch, which what else runs on the machine hardly changes, and the wall time a launch, which it does.
+A group of one has no partner to wait for, so the time is that of the call alone. Bare and recorded rounds of 400
+launches alternate within one process, so that both meet the same machine: in a bare round the dispatcher passes the
+tap's kernels by and ProcessGroup has the methods it had before the tap. CPU time of the launching thread; 3 processes
+of 60 pairs a tap. Each launch is awaited outside the timed part.
 """
 
-import functools
 import os
 import subprocess
 import sys
@@ -16,54 +16,69 @@ from benchmarks import pairs
 from dtprof.launch import interpreter
 from dtprof.launch.interpreter import TapChoice
 
-PAIRS = 12
+PROCESSES = 3
 PROGRAM = """
-import statistics, time, torch, torch.distributed as dist
+import time, torch, torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ours = dict(vars(ProcessGroup))
+bare = {name: getattr(method, "_dtprof_shortcut", method) for name, method in ours.items()}
+changed = [name for name in ours if ours[name] is not bare[name]]
+if changed:  # as the class had them: bound like any method of the extension
+    import ctypes
+    new = ctypes.pythonapi.PyInstanceMethod_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.py_object]
+    bare = {name: new(bare[name]) for name in changed}
+exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
 tensor = torch.ones(10)
-def launch_us():
+def launch_us(recorded):
+    for name in changed:
+        setattr(ProcessGroup, name, (ours if recorded else bare)[name])
     works = []
-    wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+    exclude(key, not recorded)
+    begun = time.thread_time_ns()
     for _ in range(400):
         works.append(dist.all_reduce(tensor, async_op=True))
-    cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
+    taken = time.thread_time_ns() - begun
+    exclude(key, False)
     for work in works:
         work.wait()
-    return cpu / 400_000, wall / 400_000
-launch_us()
-rounds = [launch_us() for _ in range(12)]
-print(*(statistics.median(column) for column in zip(*rounds)))
+    return taken / 400_000
+for _ in range(3):
+    launch_us(False), launch_us(True)
+for _ in range(60):
+    print(launch_us(False), launch_us(True))
 """
 
 
-def measure(environment: dict[str, str]) -> tuple[float, float]:
-    """Return the CPU and the wall time of a launch in one process, in us."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=300
+def measure(tap: TapChoice) -> pairs.Comparison:
+    """Return the rounds of all processes, in us a launch."""
+    rounds = []
+    for _ in range(PROCESSES):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = interpreter.job_environment(run=Path(folder), tap=tap) | {"OMP_NUM_THREADS": "1"}
+            result = subprocess.run(
+                [sys.executable, "-c", PROGRAM],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=300,
+            )
+            if not list(Path(folder).glob("rank-*")):
+                raise RuntimeError(f"nothing was recorded: {result.stderr}")
+            rounds += [tuple(map(float, line.split())) for line in result.stdout.splitlines()]
+    return pairs.Comparison(
+        unit="us CPU a launch", a=tuple(bare for bare, _ in rounds), b=tuple(recorded for _, recorded in rounds)
     )
-    cpu, wall = map(float, result.stdout.split())
-    return cpu, wall
-
-
-def measure_tapped(tap: TapChoice, folder: str) -> tuple[float, float]:
-    """Return the same under a tap, recorded into a fresh run."""
-    run = Path(tempfile.mkdtemp(dir=folder))
-    return measure(interpreter.job_environment(run=run, tap=tap) | {"OMP_NUM_THREADS": "1"})
 
 
 def main() -> None:
     """Compare bare with each tap."""
-    bare = os.environ | {"OMP_NUM_THREADS": "1"}
-    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(bare), say=print)
+    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
     python = TapChoice(library=None, torch_version=native.torch_version, message=None)
     for name, tap in (("native tap", native), ("Python tap", python)):
-        with tempfile.TemporaryDirectory() as folder:
-            tapped = functools.partial(measure_tapped, tap, folder)
-            cpu, wall = pairs.in_turn_of_two(
-                functools.partial(measure, bare), tapped, pairs=PAIRS, units=("us CPU a launch", "us wall a launch")
-            )
-            for compared in (cpu, wall):
-                pairs.report(f"launch of a collective, {name}", compared, a="bare", b=name)
+        pairs.report(f"launch of a collective, {name}", measure(tap), a="bare", b=name)
 
 
 if __name__ == "__main__":

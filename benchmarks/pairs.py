@@ -6,6 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+MANY = 40
+"""From so many values on the spread names the quartiles, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -34,23 +37,13 @@ def in_turn(a: Callable[[], float], b: Callable[[], float], *, pairs: int, unit:
     return Comparison(unit=unit, a=tuple(x for x, _ in measured), b=tuple(y for _, y in measured))
 
 
-def in_turn_of_two(
-    a: Callable[[], tuple[float, float]], b: Callable[[], tuple[float, float]], *, pairs: int, units: tuple[str, str]
-) -> tuple[Comparison, Comparison]:
-    """Do the same with measurements that give two figures each."""
-    a()
-    b()
-    measured = [(a(), b()) for _ in range(pairs)]
-    first, second = (
-        Comparison(unit=unit, a=tuple(x[i] for x, _ in measured), b=tuple(y[i] for _, y in measured))
-        for i, unit in enumerate(units)
-    )
-    return first, second
-
-
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return `median (lowest to highest)`."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    """Return `median (lowest to highest)`, for many values with the middle half before the semicolon."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    if len(values) < MANY:
+        return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    first, _, third = statistics.quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({first:.{digits}f} to {third:.{digits}f}; {low:.{digits}f} to {high:.{digits}f})"
 
 
 def machine() -> str:
@@ -61,7 +54,7 @@ def machine() -> str:
 
 def report(name: str, comparison: Comparison, *, a: str, b: str, digits: int = 2) -> None:
     """Print one comparison."""
-    print(f"{name} [{comparison.unit}, {len(comparison.a)} pairs, median (lowest to highest)]")
+    print(f"{name} [{comparison.unit}, {len(comparison.a)} pairs]")
     print(f"  {a:<28} {spread(comparison.a, digits)}")
     print(f"  {b:<28} {spread(comparison.b, digits)}")
     print(f"  {'difference':<28} {spread(comparison.differences, digits)}")
