@@ -1,10 +1,11 @@
 """A shorter way to the record for the calls that Python programs make most.
 
-A Python kernel costs ten microseconds before it does anything: the dispatcher turns every argument into a Python
-object and back. Calls of ProcessGroup's own methods with one dense CPU tensor on gloo are recorded here instead, from
-the Python objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no
-other kernel for these operators, and for such a tensor gloo makes no new tensor on the calling thread, which would
-need the key. Everything else (C++ callers, other tensors, other back ends, modes that intercept) takes the kernels.
+A Python kernel costs ten microseconds before it does anything: the dispatcher turns every argument into a Python object
+and back. Calls of ProcessGroup's own methods with one dense CPU tensor on gloo are recorded here instead, from the
+Python objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no other
+kernel for these operators, and for such a tensor gloo makes no new tensor, neither on the calling thread nor on its
+own, which takes over the state of the calling one: that would need the key. Everything else (C++ callers, other
+tensors, other back ends, averages, modes that intercept) takes the kernels.
 """
 
 import sys
@@ -26,6 +27,9 @@ FLAG = schema.FLAG
 OBSERVED = FLAG["completion"] | FLAG["polled"]
 RETURNED, FAILED, RETURNED_AT = STATE["returned"], STATE["failed"], AT["returned_after"]
 MARK = "_dtprof_shortcut"
+REDUCED_IN_PLACE = {schema.REDUCE_OPS.index(name) for name in ("sum", "product", "min", "max", "band", "bor", "bxor")}
+REDUCED_IN_PLACE.add(schema.NO_CODE)
+"""What gloo reduces without a new tensor: for an average it divides by one."""
 
 
 class Reader(Protocol):
@@ -104,8 +108,10 @@ def _recorded(
         known: Group = group_of(group)
         if not known.gloo:
             return None
-        poll()
         reduce_op, flags, peer, tag = read(arguments)
+        if reduce_op not in REDUCED_IN_PLACE:
+            return None
+        poll()
         dtype = dtypes.get(tensor.dtype, schema.NO_CODE)
         claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, tensor.numel())
         return None if claimed is None else (*claimed, issued)
@@ -138,4 +144,15 @@ def _recorded(
     method.__qualname__ = getattr(original, "__qualname__", original.__name__)
     method.__doc__ = original.__doc__
     setattr(method, MARK, original)
+    _hide_from_dynamo(method)
     return method
+
+
+def _hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Keep torch.compile from compiling this function, and what it calls, where a graph breaks before it."""
+    import torch
+
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "set_code_exec_strategy"):
+        skip = dynamo._FrameAction.SKIP
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
