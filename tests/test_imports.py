@@ -38,7 +38,10 @@ ALLOWED_BESIDES = {
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},
     "dtprof/__main__.py": {"cli"},  # is the command
 }
-LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = "dtprof/capture/bootstrap/sitecustomize.py"
+LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (
+    "dtprof/capture/bootstrap/sitecustomize.py",
+    "dtprof/capture/bootstrap/dtprof_start.py",
+)
 RUNS_UNDER_THE_JOBS_INTERPRETER = "dtprof/capture/native/build.py"
 
 
@@ -129,7 +132,7 @@ def test_reference_trainer_uses_only_public_names() -> None:
         assert used <= allowed, path
 
 
-@pytest.mark.parametrize("file", [LOADED_IN_THE_JOB_BEFORE_ITS_TORCH, RUNS_UNDER_THE_JOBS_INTERPRETER])
+@pytest.mark.parametrize("file", [*LOADED_IN_THE_JOB_BEFORE_ITS_TORCH, RUNS_UNDER_THE_JOBS_INTERPRETER])
 def test_what_foreign_interpreters_load_imports_the_standard_library_only(file: str) -> None:
     loaded = [one.module for one in imports_of(REPOSITORY / file) if one.when_loaded]
     assert [name for name in loaded if name.split(".")[0] not in sys.stdlib_module_names] == []

@@ -1,0 +1,141 @@
+"""Start of dtprof in a Python process of a job: waits until the job has imported torch, then arms the process.
+
+Reached by one of three ways: the `sitecustomize` beside it, which `dtprof run` puts first on PYTHONPATH; the `.pth`
+file that `dtprof inject install` writes; `import dtprof.auto`. Runs in interpreters that have no dtprof: standard
+library only.
+"""
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import time
+
+STARTED_NS = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RUN_DIR, STEP_CLOCK = "DTPROF_RUN_DIR", "DTPROF_STEP_CLOCK"
+JOBS_FOLDER = "/tmp/dtprof-jobs-%d"
+MOST_ANCESTORS = 64
+
+
+def import_dtprof():
+    """Import the dtprof that started this job, also where it is not installed for this interpreter."""
+    if "dtprof" not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            "dtprof", os.path.join(PACKAGE, "__init__.py"), submodule_search_locations=[PACKAGE]
+        )
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["dtprof"] = module
+        spec.loader.exec_module(module)
+
+
+def arm():
+    """Arm this process; whatever goes wrong is one line on stderr."""
+    try:
+        import_dtprof()
+        if os.environ.get(RUN_DIR):
+            from dtprof.capture import arm as armed
+
+            armed.arm()
+        if os.environ.get(STEP_CLOCK):
+            from pathlib import Path
+
+            from dtprof.capture import step_clock
+
+            step_clock.StepClock(Path(os.environ[STEP_CLOCK]), STARTED_NS).install()
+    except Exception as error:
+        print(f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Arms the process right after torch has been imported, once."""
+
+    def __init__(self):
+        """Wait for the import."""
+        self.original = None
+        self.searching = False
+
+    def find_spec(self, name, path=None, target=None):
+        """Find torch as it would be found without this, and stand in for its loader.
+
+        A program may look for torch long before it imports it, so this stays until torch is executed.
+        """
+        if name != "torch" or self.searching:
+            return None
+        self.searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searching = False
+        if spec is not None and spec.loader is not None:
+            self.original = spec.loader
+            spec.loader = self
+        return spec
+
+    def __getattr__(self, name):
+        """Answer for torch's own loader to those who only look."""
+        if name == "original":
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def create_module(self, spec):
+        """Let torch's own loader create the module."""
+        return self.original.create_module(spec)
+
+    def exec_module(self, module):
+        """Let torch's own loader execute the module, give it back, and arm."""
+        module.__spec__.loader = module.__loader__ = self.original
+        self.original.exec_module(module)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        arm()
+
+
+def wait_for_torch():
+    """Arm this process once it has imported torch, where its environment names a run or the clock of steps."""
+    if os.environ.get(RUN_DIR) or os.environ.get(STEP_CLOCK):
+        if "torch" in sys.modules:
+            arm()
+        else:
+            sys.meta_path.insert(0, AfterTorch())
+
+
+def wait_for_torch_of_ancestors_job():
+    """Do the same where the environment was cleared, or is ignored: the job is told by the launcher above us."""
+    try:
+        if not os.environ.get(RUN_DIR) and not os.environ.get(STEP_CLOCK):
+            os.environ.update(find_job())
+    except Exception:
+        return  # no job of ours, or one that cannot be told: nothing to do in somebody's process
+    wait_for_torch()
+
+
+def find_job():
+    """Return the environment that the nearest ancestor running a job has left for it; empty where there is none."""
+    folder = JOBS_FOLDER % os.getuid()
+    if not os.path.exists(folder):
+        return {}
+    status = os.lstat(folder)
+    # Names what is loaded into this process: nobody else may have written it.
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or os.path.islink(folder):
+        return {}
+    pid = os.getppid()
+    for _ in range(MOST_ANCESTORS):
+        if pid <= 1:
+            break
+        parent, started = parent_and_start(pid)
+        file = os.path.join(folder, "%d-%d.json" % (pid, started))
+        if os.path.exists(file):
+            import json
+
+            with open(file, encoding="utf-8") as stream:
+                return {str(name): str(value) for name, value in json.load(stream).items()}
+        pid = parent
+    return {}
+
+
+def parent_and_start(pid):
+    """Return the parent of a process, and when it started, in ticks since boot: with the pid that is unique."""
+    with open("/proc/%d/stat" % pid, "rb") as stream:
+        fields = stream.read().rpartition(b")")[2].split()
+    return int(fields[1]), int(fields[19])
