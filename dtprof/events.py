@@ -45,6 +45,25 @@ CHECKPOINT = "checkpoint"
 INIT = "init_process_group"
 PHASES = (DATA, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT)
 
+PP_STEP = "pp_step"  # a step of a pipeline schedule on one rank; its microbatch is the id of the `pipeline` entry
+PP_EVALUATION = "pp_evaluation"  # the same without backward passes
+PP_FORWARD = "pp_forward"
+PP_LOSS = "pp_loss"  # follows the forward of the last stage
+PP_BACKWARD = "pp_backward"  # gradients of inputs and weights
+PP_BACKWARD_INPUT = "pp_backward_input"
+PP_BACKWARD_WEIGHT = "pp_backward_weight"
+PP_REDUCE_GRAD = "pp_reduce_grad"
+PIPELINE_FORWARD = (PP_FORWARD, PP_LOSS)
+PIPELINE_BACKWARD = (PP_BACKWARD, PP_BACKWARD_INPUT, PP_BACKWARD_WEIGHT, PP_REDUCE_GRAD)
+PIPELINE_KINDS = {
+    "F": PP_FORWARD,
+    "B": PP_BACKWARD,
+    "I": PP_BACKWARD_INPUT,
+    "W": PP_BACKWARD_WEIGHT,
+    "REDUCE_GRAD": PP_REDUCE_GRAD,
+}
+"""What torch's plans of a schedule call the actions."""
+
 RSS_BYTES = "rss_bytes"
 PEAK_RSS_BYTES = "peak_rss_bytes"
 CUDA_ALLOCATED_BYTES = "cuda_allocated_bytes"

@@ -64,6 +64,42 @@ class Group:
     ranks: tuple[int, ...] = ()  # global ranks by rank in the group; empty where torch did not tell
     backend: str | None = None
     timeout_s: float | None = None
+    axis: str | None = None  # of parallelism: dp, tp, pp; as a mesh or its user names it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """A device mesh as one rank knows it: one value a dimension in every field."""
+
+    names: tuple[str, ...]  # empty: unnamed
+    shape: tuple[int, ...]
+    coordinate: tuple[int, ...] | None  # where this rank lies; None: not in the mesh
+    groups: tuple[str, ...]  # names of this rank's groups; empty where it is not in the mesh
+    device_type: str = ""
+    flattened: bool = False  # joins several dimensions of another mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What a pipeline plans to do: a computation of a stage for a microbatch."""
+
+    stage: int
+    name: str  # events.PP_FORWARD, ...; as the plan has it where that is none of them
+    microbatch: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A pipeline schedule as one rank knows it."""
+
+    schedule: str  # name of its class
+    num_stages: int
+    stages: tuple[int, ...]  # of this rank
+    num_microbatches: int
+    group: str = ""  # name of the group of the ranks of the pipeline
+    group_rank: int = -1
+    group_size: int = 0
+    order: tuple[tuple[Action, ...], ...] | None = None  # the plan of this rank by slots; None: it has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +155,8 @@ class RankTables:
     groups: dict[int, Group] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    meshes: tuple[Mesh, ...] = ()
+    pipelines: dict[int, Pipeline] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     operations: Array = field(default_factory=lambda: np.zeros(0, OPERATION))  # by issued_ns
     spans: Array = field(default_factory=lambda: np.zeros(0, SPAN))  # by begin_ns
@@ -135,6 +173,18 @@ class RankTables:
     closed: bool = False
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()  # what of the files could not be read, a sentence each
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """Where this rank lies along each axis of parallelism: its rank in the group that serves the axis."""
+        known = {
+            group.axis: group.ranks.index(self.rank)
+            for group in self.groups.values()
+            if group.axis and self.rank in group.ranks
+        }
+        for mesh in self.meshes:
+            known |= zip(mesh.names, mesh.coordinate or (), strict=False)
+        return known
 
     @property
     def num_events(self) -> int:

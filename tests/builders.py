@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from dtprof import events, tables
+from dtprof.axes import axis_of
 from dtprof.run_format import paths, schema
 from dtprof.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
 
@@ -87,6 +88,7 @@ class RankBuilder:
             ranks=tuple(ranks) if known else (),
             backend="gloo",
             timeout_s=1800.0,
+            axis=axis_of(description),
         )
         return number
 

@@ -14,6 +14,8 @@ from dtprof.tables import Array, RankTables
 
 ORDER = (events.DATA, events.CHECKPOINT, events.OPTIMIZER, events.BACKWARD, events.FORWARD)
 """Which phase a moment belongs to when spans overlap: the first here."""
+ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
+"""Actions of pipeline stages by the phase they belong to."""
 _ENDED = (codes.DONE, codes.FAILED)
 _DONE = (codes.DONE,)
 
@@ -24,10 +26,15 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
     A forward span that failed ends when the next one begins, not when it failed: it is left out.
     """
     own = spans[np.isin(spans["thread"], steps.threads)]
-    found = {
-        phase: union(times_of(spans_of(own, tables, phase, _DONE if phase == events.FORWARD else _ENDED)))
-        for phase in ORDER
-    }
+
+    def intervals(phase: str) -> Intervals:
+        parts = [times_of(spans_of(own, tables, phase, _DONE if phase == events.FORWARD else _ENDED))]
+        parts += [times_of(spans_of(own, tables, action, _ENDED)) for action in ACTIONS.get(phase, ())]
+        return union(np.concatenate(parts))
+
+    found = {phase: intervals(phase) for phase in ORDER}
+    if events.PP_FORWARD in tables.ops:
+        return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):
         found[events.FORWARD] = _with_loss(found)
     else:

@@ -17,6 +17,7 @@ from dtprof.analysis.records import list_ranks, spans_of, times_of
 from dtprof.tables import Array, RankTables
 
 WARM_UP_FACTOR = 1.25
+BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 _ENDED = (codes.DONE, codes.FAILED)
 
 
@@ -55,7 +56,7 @@ class UsedSteps:
 def find_steps(tables: RankTables, spans: Array) -> RankSteps:
     """Find the steps of one rank."""
     optimizer = spans_of(spans, tables, events.OPTIMIZER, _ENDED)
-    backward = spans[np.isin(spans["op"], [i for i, name in enumerate(tables.ops) if name == events.BACKWARD])]
+    backward = spans[np.isin(spans["op"], [i for i, name in enumerate(tables.ops) if name in BACKWARD])]
     threads = tuple(int(thread) for thread in np.unique(optimizer["thread"]))
     ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
     follows = np.diff(numbers) == 1

@@ -29,7 +29,6 @@ from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array, Manifest, ProcessExit, RankTables
 
 MAX_WORLD_SIZE = 1 << 20
-_AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "dp_replicate", "dp_shard"}
 
 
 class Run(Protocol):
@@ -194,16 +193,10 @@ def _list_groups(facts: Sequence[RankFacts]) -> tuple[GroupResult, ...]:
                     name=group.name,
                     description=group.description,
                     ranks=group.ranks,
-                    axis=_axis(group.description),
+                    axis=group.axis,
                 ),
             )
     return tuple(found.values())
-
-
-def _axis(description: str) -> str | None:
-    """Return the mesh axis that a group's description names; DeviceMesh writes mesh_NAME."""
-    name = description.removeprefix("mesh_").lower()
-    return name if name in _AXES else None
 
 
 def _durations(steps: Iterable[RankSteps], used: UsedSteps) -> Column:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import __version__, events, fence, settings
-from dtprof.capture import call_sites, exits
+from dtprof.capture import call_sites, exits, frameworks
 from dtprof.capture.entries import entry, timed_entry
 from dtprof.capture.phases import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
@@ -58,6 +58,8 @@ class Process:
         if torch.distributed.is_available():
             self._hook_init()
         Phases(self.recorder).install()
+        if torch.distributed.is_available():
+            frameworks.install(self.recorder)
 
     def recorder(self, trains: bool = True) -> Recorder | None:
         """Return the recorder of this process, opening its log at the first call; None where that failed.

@@ -1,9 +1,17 @@
 """Describe a process group: what its own object says, and what only torch.distributed knows."""
 
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dtprof import fence
+from dtprof.axes import axis_of
 from dtprof.capture.entries import entry
+
+_NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
+"""Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
+_GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
+"""Attributes of the grid of a DeepSpeed pipeline, which `deepspeed.utils.groups.mpu` holds."""
 
 
 def uses_gloo(group: Any) -> bool:
@@ -30,7 +38,11 @@ def first_entry(group_id: int, group: Any) -> str:
 
 @fence.fenced("the members of a process group")
 def members_entry(group_id: int, name: str) -> str:
-    """Return the entry with members, back end and timeout, or an empty string where torch does not know the group."""
+    """Return the lines with members, back end, timeout and axis, as far as torch and the frameworks know the group."""
+    return "\n".join(filter(None, (_members_entry(group_id, name), named_axis_entry(name))))
+
+
+def _members_entry(group_id: int, name: str) -> str:
     import torch.distributed.distributed_c10d as c10d
 
     for group, (backend, _) in list(c10d._world.pg_map.items()):
@@ -55,3 +67,31 @@ def _timeout_s(group: Any) -> float | None:
         except (RuntimeError, AttributeError):
             continue
     return None
+
+
+@fence.fenced("what a process group is for")
+def named_axis_entry(name: str) -> str:
+    """Return the entry that says what Megatron or DeepSpeed keep a group for, or an empty string.
+
+    Their variables are read rather than their getters called, some of which create groups. They are filled in after
+    the group was made: ask at its first operation.
+    """
+    for module_name in _NAMING_MODULES:
+        module = sys.modules.get(module_name)
+        for axis, group in _named_groups(vars(module)) if module is not None else ():
+            if getattr(group, "group_name", None) == name:
+                return entry("axis", group=name, axis=axis, by=module_name)
+    return ""
+
+
+def _named_groups(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for variable, value in list(variables.items()):
+        if "_GROUP" in variable and (axis := axis_of(variable)):
+            if isinstance(value, Mapping):
+                yield from ((axis, group) for group in value.values())
+            elif isinstance(value, list | tuple):
+                yield from ((axis, group) for group in value)
+            else:
+                yield axis, value
+    grid = getattr(variables.get("mpu"), "__dict__", {})
+    yield from ((axis, grid[name]) for name, axis in _GRID.items() if name in grid)

@@ -1,20 +1,37 @@
 """Labels: on whose behalf a framework makes an operation."""
 
 import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from dtprof.capture.entries import entry
 from dtprof.capture.recorder import Recorder
 from dtprof.run_format import schema
 
 
+class Description(NamedTuple):
+    """What a label says."""
+
+    api: str  # the framework in a word: ddp, fsdp, tp, pp
+    text: str  # what is done for what, in words
+    module: str | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+
+
+Describe = Callable[..., Description]
+
+
 class Labels:
-    """The labels of this process, each declared once in the run."""
+    """The labels of one log, each declared once in the run."""
 
     def __init__(self, recorder: Recorder) -> None:
         """Start with none."""
-        self._recorder = recorder
+        self.recorder = recorder
         self._lock = threading.Lock()
         self._ids: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+        self._said: set[tuple[Any, ...]] = set()
 
     def id(self, api: str, text: str, **fields: str | int) -> int:
         """Return the id of a label, for `Recorder.set_label`; 0 (none) once the run has as many as it may have.
@@ -32,5 +49,24 @@ class Labels:
                 return 0
             new = len(self._ids) + 1
             if self._ids.setdefault((api, text), new) == new:
-                self._recorder.write_entry(entry("label", id=new, api=api, text=text, **fields))
+                self.recorder.write_entry(entry("label", id=new, api=api, text=text, **fields))
             return self._ids[api, text]
+
+    def known(self, describe: Describe, *parts: Any) -> int:
+        """Return the id of the label that `describe(*parts)` gives, which is asked once for equal parts."""
+        key = (describe, *parts)
+        known = self._known.get(key)
+        if known is None:
+            said = describe(*parts)
+            fields = {"module": said.module, "stage": said.stage, "microbatch": said.microbatch}
+            known = self.id(said.api, said.text, **{k: value for k, value in fields.items() if value is not None})
+            if len(self._known) < schema.MAX_TABLE_ENTRIES:
+                self._known[key] = known
+        return known
+
+    def first_time(self, said: tuple[Any, ...]) -> bool:
+        """Say whether this has not been written to the log before; False once it holds as much as it may."""
+        if said in self._said or len(self._said) >= schema.MAX_TABLE_ENTRIES:
+            return False
+        self._said.add(said)
+        return True

@@ -6,6 +6,7 @@ What cannot be read becomes a sentence in `problems`; only a path that holds no 
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dtprof import events, tables
+from dtprof.axes import axis_of
 from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.run_format import paths, schema
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
@@ -31,6 +33,7 @@ _KINDS = np.array(list(schema.KIND.values()), np.uint8)
 _ITEM_SIZES = np.zeros(256, np.int64)
 _ITEM_SIZES[: len(schema.DTYPES)] = [size for _, size in schema.DTYPES]
 _LONGEST_NS = 2.0**62
+_ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,9 +214,11 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         ops=tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
         raw_ops=tuple(strings.ops),
         sites=strings.sites,
-        groups=strings.groups,
+        groups=strings.groups_with_axes(),
         threads=strings.threads,
         sizes=strings.sizes,
+        meshes=tuple(strings.meshes),
+        pipelines=strings.pipelines,
         features=tuple(strings.features),
         operations=operations,
         spans=spans,
@@ -343,6 +348,9 @@ class _Strings:
         self.sites: dict[int, Site] = {}
         self.labels: dict[int, tables.Label] = {}
         self.groups: dict[int, Group] = {}
+        self.axes: dict[str, str] = {}
+        self.meshes: list[tables.Mesh] = []
+        self.pipelines: dict[int, tables.Pipeline] = {}
         self.threads: dict[int, str] = {}
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.features: list[str] = []
@@ -383,6 +391,12 @@ class _Strings:
             )
         elif kind == "group":
             self._take_group(row)
+        elif kind == "axis":
+            self.axes.setdefault(str(row["group"]), str(row["axis"]))
+        elif kind == "mesh":
+            self.meshes.append(_mesh(row))
+        elif kind == "pipeline":
+            self.pipelines[int(row["id"])] = _pipeline(row)
         elif kind == "thread":
             self.threads[int(row["id"])] = str(row["name"])
         elif kind == "sizes":
@@ -411,6 +425,21 @@ class _Strings:
         plain = self.sites.get(int(row["of"]), Site(file="", line=0, function=""))
         return dataclasses.replace(plain, label=self.labels[int(row["label"])])
 
+    def groups_with_axes(self) -> dict[int, Group]:
+        """Return the groups with the axis of each: a dimension of a mesh before what its user says, the first of each.
+
+        Dimensions that join others come after those they join, which may have the same group.
+        """
+        axes: dict[str, str] = {}
+        for mesh in sorted(self.meshes, key=lambda mesh: mesh.flattened):
+            for name, group in zip(mesh.names, mesh.groups, strict=False):
+                axes.setdefault(group, name)
+        axes = self.axes | axes
+        return {
+            number: dataclasses.replace(group, axis=axes.get(group.name) or axis_of(group.description))
+            for number, group in self.groups.items()
+        }
+
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
         ranks = tuple(map(int, row["ranks"])) if "ranks" in row else known.ranks if known else ()
@@ -422,6 +451,42 @@ class _Strings:
             backend=row.get("backend", known.backend if known else None),
             timeout_s=row.get("timeout_s", known.timeout_s if known else None),
         )
+
+
+def _mesh(row: dict[str, Any]) -> tables.Mesh:
+    coordinate = row.get("coordinate")
+    return tables.Mesh(
+        names=tuple(map(str, row["names"])),
+        shape=tuple(map(int, row["shape"])),
+        coordinate=None if coordinate is None else tuple(map(int, coordinate)),
+        groups=tuple(map(str, row["groups"])),
+        device_type=str(row.get("device_type", "")),
+        flattened=bool(row.get("flattened", False)),
+    )
+
+
+def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
+    order = row.get("order")
+    return tables.Pipeline(
+        schedule=str(row["schedule"]),
+        num_stages=int(row["num_stages"]),
+        stages=tuple(map(int, row["stages"])),
+        num_microbatches=int(row["microbatches"]),
+        group=str(row.get("group", "")),
+        group_rank=int(row.get("group_rank", -1)),
+        group_size=int(row.get("group_size", 0)),
+        order=None if order is None else tuple(tuple(map(_action, str(slot).split())) for slot in order),
+    )
+
+
+def _action(text: str) -> tables.Action:
+    parts = _ACTION.fullmatch(text)
+    if parts is None:
+        raise ValueError(text)
+    stage, kind, microbatch = parts.groups()
+    return tables.Action(
+        stage=int(stage), name=events.PIPELINE_KINDS.get(kind, kind), microbatch=int(microbatch) if microbatch else -1
+    )
 
 
 def _site(row: dict[str, Any]) -> Site:

@@ -72,7 +72,7 @@ RECORD = _fields(
             "i",
             "",
             "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
-            "stage: the microbatch",
+            "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry",
         ),
         ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
         ("step", "I", "count", "optimizer steps this rank had ended when the event was issued"),
@@ -193,6 +193,13 @@ STRING_ENTRIES = {
     "like `fsdp all-gather of layers.4`; what does not apply is left out",
     "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
     "entry of the same id adds what became known",
+    "axis": "group, axis, by: a group of this name serves the axis (dp, tp, pp), as its user `by` says",
+    "mesh": "device_type, names, shape, coordinate, groups, flattened: a device mesh; per dimension the name (none for "
+    "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "
+    "dimensions of another mesh",
+    "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "
+    "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
+    "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
     "thread": "id, name, native_id: a thread that issued events",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
     "feature": "name: something the job uses, today `backend:NAME` of the default group",

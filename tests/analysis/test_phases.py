@@ -83,3 +83,32 @@ def test_a_forward_that_raised_is_left_out() -> None:
     rank.span("backward", 130, 160)
     rank.span("optimizer", 160, 170)
     assert phases_of(rank)["forward"] == [[100, 130]]
+
+
+def test_actions_of_a_pipeline_are_its_phases_and_waits_between_them_are_not() -> None:
+    # The backward pass inside an action counts once; 30 to 40 waits for the gradient, so it is no loss.
+    rank = RankBuilder(0, world_size=1)
+    rank.span("pp_step", 0, 90)
+    rank.span("pp_forward", 5, 20, stage=0, microbatch=0)
+    rank.span("forward", 6, 19)
+    rank.span("pp_forward", 20, 30, stage=0, microbatch=1)
+    rank.span("pp_backward", 40, 60, stage=0, microbatch=0)
+    rank.span("backward", 42, 58)
+    rank.span("pp_backward_input", 70, 75, stage=0, microbatch=1)
+    rank.span("pp_backward_weight", 80, 85, stage=0, microbatch=1)
+    rank.span("pp_reduce_grad", 85, 90, stage=0, microbatch=-1)
+    rank.span("optimizer", 90, 95)
+    phases = phases_of(rank)
+    assert phases["forward"] == [[5, 30]]
+    assert phases["backward"] == [[40, 60], [70, 75], [80, 90]]
+
+
+def test_a_step_whose_backward_is_seen_only_as_actions_of_a_pipeline_is_a_step() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 100, 200):
+        rank.span("pp_forward", begin + 10, begin + 20, stage=0)
+        rank.span("pp_backward", begin + 40, begin + 60, stage=0)
+        rank.span("optimizer", begin + 60, begin + 70)
+    tables = rank.tables()
+    steps = find_steps(tables, sound_spans(tables))
+    assert (steps.windows - START_NS).tolist() == [[70, 170], [170, 270]]

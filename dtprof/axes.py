@@ -1,0 +1,37 @@
+"""Names of the axes of parallelism, as meshes, Megatron and DeepSpeed write them."""
+
+_BY_NAME = {
+    "data_parallel": "dp",
+    "data_parallel_with_cp": "dp_cp",
+    "tensor_model_parallel": "tp",
+    "tensor_parallel": "tp",
+    "pipeline_model_parallel": "pp",
+    "pipeline_parallel": "pp",
+    "context_parallel": "cp",
+    "sequence_parallel": "sp",
+    "sequence_data_parallel": "sp_dp",
+    "expert_model_parallel": "ep",
+    "expert_parallel": "ep",
+    "expert_data_parallel": "edp",
+    "expert_tensor_parallel": "etp",
+    "tensor_and_data_parallel": "tp_dp",
+    "tensor_and_context_parallel": "tp_cp",
+    "model_parallel": "mp",
+    "embedding": "embd",
+    "position_embedding": "pos_embd",
+}
+_AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard"}
+_MESH = "mesh_"
+
+
+def axis_of(name: str) -> str | None:
+    """Return the axis that a group's description, or a framework's name for the group, stands for; None: it names none.
+
+    DeviceMesh writes `mesh_NAME`, Megatron `TENSOR_MODEL_PARALLEL_GROUP`, DeepSpeed `_EXPERT_PARALLEL_GROUP`.
+    """
+    plain = name.strip("_").lower()
+    if plain.startswith(_MESH):
+        axis = plain.removeprefix(_MESH)
+        return None if axis.removeprefix("dim_").isdigit() else axis
+    plain = plain.removesuffix("_gloo").replace("_group", "")
+    return plain if plain in _AXES else _BY_NAME.get(plain)
