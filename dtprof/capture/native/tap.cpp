@@ -905,7 +905,7 @@ class Tap final : public c10::OperatorKernel {
     r->returned_after = static_cast<float>(returned - event.issued);
     r->state.store(STATE_RETURNED, std::memory_order_release);
     c10::intrusive_ptr<c10d::Work> work;
-    if (returns_ > 0 && stack.back().isCustomClass())
+    if (returns_ > 0 && stack.back().isObject())
       work = c10::intrusive_ptr<c10d::Work>::reclaim_copy(held<c10d::Work>(stack.back()));
     if (!work) {
       // monitored_barrier returns nothing and is complete; NCCL's synchronous calls return a null Work and are not.
