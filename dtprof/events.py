@@ -42,8 +42,25 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"
 CHECKPOINT = "checkpoint"
+RECOMPUTE = "recompute"  # of activations, inside a backward pass
+EVALUATION = "evaluation"  # a forward pass that no backward pass will follow
+COMPILE = "compile"
+GARBAGE_COLLECTION = "garbage_collection"
 INIT = "init_process_group"
-PHASES = (DATA, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT)
+PHASES = (
+    DATA,
+    FORWARD,
+    BACKWARD,
+    OPTIMIZER,
+    CHECKPOINT,
+    RECOMPUTE,
+    EVALUATION,
+    COMPILE,
+    GARBAGE_COLLECTION,
+)
+STEP = "step"  # a span without length: the program called dtprof.step()
+USER_PHASE = "phase:"
+"""Begins the names of spans that the program opened with dtprof.phase(), unless it named one of PHASES."""
 
 PP_STEP = "pp_step"  # a step of a pipeline schedule on one rank; its microbatch is the id of the `pipeline` entry
 PP_EVALUATION = "pp_evaluation"  # the same without backward passes
@@ -69,11 +86,24 @@ PEAK_RSS_BYTES = "peak_rss_bytes"
 CUDA_ALLOCATED_BYTES = "cuda_allocated_bytes"
 CUDA_RESERVED_BYTES = "cuda_reserved_bytes"
 CUDA_PEAK_ALLOCATED_BYTES = "cuda_peak_allocated_bytes"
+CUDA_PEAK_RESERVED_BYTES = "cuda_peak_reserved_bytes"
+CUDA_INACTIVE_SPLIT_BYTES = "cuda_inactive_split_bytes"
+CUDA_OUT_OF_MEMORY = "cuda_out_of_memory"  # how often the allocator ran out, counted from the start
+USS_BYTES = "uss_bytes"
+HEAP_BYTES = "heap_bytes"  # what the C library has handed out: tensors on the CPU, and all else in C and Python
+MEMORY_CATEGORIES = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer_state": "optimizer_state_bytes",
+    "activations": "activation_bytes",
+    "communication": "communication_bytes",
+}
+"""What memory is held for: the samples of each."""
 
 
 def canonical_op(c10d_name: str) -> str:
     """Return the common name of an operator of torch's `c10d` namespace.
 
-    An operator that a newer torch adds keeps its own name without the underscores.
+    An operator that a newer torch adds keeps its own name without the underscores; a phase of the user's keeps them.
     """
-    return _CANONICAL.get(c10d_name, c10d_name.strip("_"))
+    return _CANONICAL.get(c10d_name, c10d_name if c10d_name.startswith(USER_PHASE) else c10d_name.strip("_"))
