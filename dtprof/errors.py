@@ -36,6 +36,12 @@ class DiskFullError(OutputError):
     slug = "disk-full"
 
 
+class JobFailedError(DtprofError):
+    """A command that has to succeed for the answer has failed."""
+
+    slug = "job-failed"
+
+
 class NotARunError(DtprofError):
     """The path does not hold a run that dtprof can read."""
 

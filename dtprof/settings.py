@@ -61,6 +61,8 @@ RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE)
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
 ENV_NATIVE_TAP = "DTPROF_NATIVE_TAP"
 ENV_WATCHER_PID = "DTPROF_WATCHER_PID"
+ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
+OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_TAP, ENV_WATCHER_PID, ENV_STEP_CLOCK)
 
 
 def parse_number(text: str, *, setting: Setting, minimum: float) -> float:

@@ -5,18 +5,11 @@ A step ends when the first optimizer that the process steps has stepped.
 """
 
 import os
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
-from dtprof import fence
-
-STEP = struct.Struct("<qqq")
-"""Host time, processor time of the thread, time the thread waited for a processor; ns. The last is -1 where unknown."""
-HEADER = struct.Struct("<8sqqq")
-"""Mark, host time at the start of the interpreter, RANK (-1 unknown), 1 where an accelerator was in use."""
-MARK = b"DTPSTEPS"
+from dtprof import fence, step_times
 
 
 class StepClock:
@@ -44,17 +37,18 @@ class StepClock:
             self._open(optimizer)
         if id(optimizer) == self._optimizer:
             now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            os.write(self._file, STEP.pack(now_ns, *self._thread_times()))
+            os.write(self._file, step_times.STEP.pack(now_ns, *self._thread_times()))
 
     def _open(self, optimizer: object) -> None:
         import torch
 
         self._pid, self._optimizer = os.getpid(), id(optimizer)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self._folder / f"{self._pid}.steps", flags, 0o644)
+        self._file = os.open(self._folder / f"{self._pid}{step_times.SUFFIX}", flags, 0o644)
         text = os.environ.get("RANK", "")
         device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        os.write(self._file, HEADER.pack(MARK, self._started_ns, int(text) if text.isdigit() else -1, int(device)))
+        rank = int(text) if text.isdigit() else -1
+        os.write(self._file, step_times.HEADER.pack(step_times.MARK, self._started_ns, rank, int(device)))
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -120,11 +120,20 @@ def _ask(interpreter: str, environment: dict[str, str], *, describe: bool) -> di
     return answer if isinstance(answer, dict) else {"library": None, "torch": None, "reason": "no answer"}
 
 
+def bootstrap_folder() -> Path:
+    """Return the folder whose `sitecustomize` starts dtprof in a process."""
+    return Path(build.__file__).resolve().parents[1] / "bootstrap"
+
+
+def injected_path(python_path: str) -> str:
+    """Return a PYTHONPATH with the injection first."""
+    return os.pathsep.join(filter(None, [str(bootstrap_folder()), python_path]))
+
+
 def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
     """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
     environment = dict(os.environ)
-    bootstrap = str(Path(build.__file__).resolve().parents[1] / "bootstrap")
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [bootstrap, environment.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = injected_path(environment.get("PYTHONPATH", ""))
     environment[settings.ENV_RUN_DIR] = str(run)
     environment[settings.ENV_NATIVE_TAP] = tap.library or ""
     environment[settings.ENV_WATCHER_PID] = str(os.getpid())

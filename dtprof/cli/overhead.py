@@ -1,0 +1,110 @@
+"""`dtprof overhead`: what recording adds to a command, measured in pairs."""
+
+import argparse
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.errors import DtprofError, UsageError
+
+if TYPE_CHECKING:
+    from dtprof.analysis import overhead
+    from dtprof.analysis.results import Overhead
+    from dtprof.launch import trials
+
+DEFAULT_PAIRS = 6
+EPILOG = """\
+examples:
+  dtprof overhead -- torchrun --nproc-per-node 4 train.py --steps 200
+  dtprof overhead --pairs 12 --json -- python train.py > overhead.json
+
+The command runs three times a pair, and twice before: each run must do the same work and end by itself with status 0.
+Environment variables of dtprof run hold (DTPROF_NO_NATIVE, DTPROF_OUTPUT, ...).
+
+exit status: 0 measured, whatever the answer; 2 not measured: a run failed, or dtprof was used wrongly (127: no such
+command)
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "overhead",
+        help="what recording adds to a command, measured in pairs",
+        description="Run a command bare, recorded, and bare again, in turn; say what recording adds to its steps and "
+        "to its start, and how far the noise of this machine lets that be told.",
+        usage="dtprof overhead [options] -- COMMAND [ARGUMENT ...]",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--pairs", default=str(DEFAULT_PAIRS), metavar="N", help="pairs to measure, at least 2; 6 give 95 %% confidence"
+    )
+    parser.add_argument(
+        "--no-step-clock",
+        action="store_true",
+        help="leave the bare runs untouched: only whole runs are timed, not steps and start-up",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and print what came of it."""
+    command: list[str] = arguments.job
+    if not command:
+        raise UsageError(
+            "no command was given; expected one after `--`, "
+            "for example: dtprof overhead -- torchrun --nproc-per-node 4 train.py --steps 200"
+        )
+    num_pairs = _num_pairs(arguments.pairs)
+
+    from dtprof.analysis import overhead
+    from dtprof.launch import job, trials
+    from dtprof.report.overhead_json import overhead_json
+    from dtprof.report.overhead_text import overhead_text
+
+    job.check_command(command[0])
+    load = os.getloadavg()[0]
+    with trials.scratch_folder() as folder:
+        timings = trials.run_trials(
+            command, num_pairs=num_pairs, step_clock=not arguments.no_step_clock, folder=folder, say=job.say
+        )
+        last = timings["recorded"][-1].run
+        own = _own_count(last) if last is not None else None
+    bare, recorded, control = ([_trial(timing) for timing in timings[arm]] for arm in trials.ARMS)
+    result = overhead.compare(bare, recorded, control)
+    where = {"machine": f"{os.cpu_count()} cores, Python {platform.python_version()}", "load_before": load}
+    if arguments.json:
+        print(json.dumps(overhead_json(result, own=own, command=command, where=where), indent=1))
+    else:
+        print(overhead_text(result, own=own, command=command, where=where))
+    return 0
+
+
+def _num_pairs(text: str) -> int:
+    if not text.isdigit() or int(text) < 2:
+        raise UsageError(f"--pairs is {text!r}; expected a whole number of at least 2, for example --pairs 6")
+    return int(text)
+
+
+def _trial(timing: "trials.Timing") -> "overhead.Trial":
+    from dtprof.analysis import overhead
+
+    return overhead.trial_of(begin_ns=timing.begin_ns, end_ns=timing.end_ns, processes=timing.processes)
+
+
+def _own_count(path: Path) -> "Overhead | None":
+    """Return what the newest recorded run counted itself; None where nothing was recorded."""
+    from dtprof.analysis.summary import summarise
+    from dtprof.run_format.reader import open_run
+
+    try:
+        opened = open_run(path)
+        return summarise(opened).overhead if opened.ranks else None
+    except DtprofError:
+        return None
