@@ -6,7 +6,7 @@ import numpy as np
 
 from dtprof import events
 from dtprof.analysis.intervals import Column
-from dtprof.tables import Array, RankTables
+from dtprof.tables import Array, RankTables, Site
 
 _BACKWARD = ("Tensor.backward", "backward")
 _SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
@@ -28,9 +28,15 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     sites, place = np.unique(operations["site"], return_inverse=True)
     numbers = np.zeros(len(sites), np.int64)
     for i, site in enumerate(sites.tolist()):
-        known = tables.sites.get(site)
-        numbers[i] = names.setdefault(short_name(known.api, uses_ddp=uses_ddp) if known else "", len(names))
+        numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
     return Apis(names=tuple(names), of_operation=numbers[place])
+
+
+def _name(site: Site | None, *, uses_ddp: bool) -> str:
+    """Return the framework on whose behalf a call was made, else the short name of what the user called."""
+    if site is None:
+        return ""
+    return site.label.api if site.label is not None else short_name(site.api, uses_ddp=uses_ddp)
 
 
 def short_name(api: str, *, uses_ddp: bool) -> str:

@@ -18,6 +18,7 @@ from dtprof import events, tables
 from dtprof.axes import axis_of
 from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.run_format import paths, schema
+from dtprof.run_format.buckets import Layout, label_buckets
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
 
 RECORD_DTYPE = np.dtype(
@@ -193,6 +194,10 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     oldest = headers[0] if headers else {}
     process = strings.process
     operations, spans, samples = _split(records)
+    names = tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops)
+    label_buckets(
+        operations, spans, ops=names, groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
+    )
     last_ns = [
         int(a[name].max())
         for a in (operations, spans, samples)
@@ -211,7 +216,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         tap=schema.TAPS.get(_int(newest.get("tap")), ""),
         torch_version=_text(newest.get("torch_version")) or str(process.get("torch", "")),
         python_version=str(process.get("python", "")),
-        ops=tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
+        ops=names,
         raw_ops=tuple(strings.ops),
         sites=strings.sites,
         groups=strings.groups_with_axes(),
@@ -351,6 +356,7 @@ class _Strings:
         self.axes: dict[str, str] = {}
         self.meshes: list[tables.Mesh] = []
         self.pipelines: dict[int, tables.Pipeline] = {}
+        self.bucket_layouts: list[Layout] = []
         self.threads: dict[int, str] = {}
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.features: list[str] = []
@@ -397,6 +403,16 @@ class _Strings:
             self.meshes.append(_mesh(row))
         elif kind == "pipeline":
             self.pipelines[int(row["id"])] = _pipeline(row)
+        elif kind == "ddp":
+            self.bucket_layouts.append(
+                Layout(
+                    t_ns=int(row["t_ns"]),
+                    reducer=int(row["id"]),
+                    group=str(row["group"]),
+                    sizes=tuple(map(int, row["buckets"])),
+                    num_parameters=int(row["parameters"]),
+                )
+            )
         elif kind == "thread":
             self.threads[int(row["id"])] = str(row["name"])
         elif kind == "sizes":
