@@ -50,13 +50,13 @@ def test_both_taps_write_the_same_records_for_every_call(tmp_path: Path) -> None
     described: dict[str, list[list[dict[str, Any]]]] = {}
     for tap, options in {"native": [], "python": ["--no-native"]}.items():
         run = tmp_path / tap
-        jobs.recorded(run, jobs.torchrun(2, jobs.PROGRAMS / "every_call.py", str(tmp_path)), *options)
+        jobs.recorded(run, jobs.torchrun(2, "-m", "tests.completeness.programs.every_call", str(tmp_path)), *options)
         ranks = list(open_run(run).load_all())
         assert [tables.tap for tables in ranks] == [tap, tap]
         described[tap] = [describe(tables) for tables in ranks]
         phases = [[tables.ops[row["op"]] for row in tables.spans] for tables in ranks]
-        assert phases[0].count("backward") == 3
+        assert phases[0].count("backward") == 11  # 8 differentiable collectives, DDP twice, FSDP2
     for native, python in zip(described["native"], described["python"], strict=True):
-        assert len(native) > 70
+        assert len(native) > 140
         differing = [(one, other) for one, other in zip(native, python, strict=True) if one != other]
         assert differing == []

@@ -1,0 +1,42 @@
+"""Whatever a framework does across ranks is recorded exactly once: counted against gloo, scenario by scenario."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.completeness import coverage, recordings
+from tests.completeness.comparison import differences
+from tests.completeness.recordings import Observation
+
+pytestmark = pytest.mark.jobs
+TAPS = {"native": (), "python": ("--no-native",)}
+
+
+def check(ranks: list[Observation], tap: str) -> None:
+    """Compare every rank with gloo's counts, and what is recorded with what the page says."""
+    for one in ranks:
+        assert (one.tables.tap, one.tables.problems, one.tables.errors) == (tap, (), 0)
+        assert one.tables.notes == ()
+        assert differences(one.tables, one.measurements, one.whole) == []
+    seen = coverage.rows_of(ranks)
+    names = {row["name"] for row in seen}
+    expected = [row for row in coverage.rows_for(coverage.read()["scenarios"], len(ranks)) if row["name"] in names]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("num_ranks", recordings.SIZES)
+@pytest.mark.parametrize("tap", TAPS)
+def test_every_scenario_is_recorded_exactly_once(tmp_path: Path, num_ranks: int, tap: str) -> None:
+    ranks = recordings.record_scenarios(tmp_path, num_ranks, *TAPS[tap])
+    check(ranks, tap)
+    expected = coverage.rows_for(coverage.read()["scenarios"], num_ranks)
+    missing = {row["name"] for row in expected if row["section"] != "Processes"} - {
+        one.name for one in ranks[0].measurements
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("way", recordings.WAYS)
+def test_every_way_to_start_a_process_is_recorded_exactly_once(tmp_path: Path, way: str) -> None:
+    for attempt in recordings.record_workers(tmp_path, way):
+        check(attempt, "native")
