@@ -51,6 +51,21 @@ SPAN = np.dtype(
         ("end_ns", "i8"),  # UNKNOWN_NS while open
     ]
 )
+DROPPED = np.dtype(
+    [
+        ("kind", "u1"),  # schema.KIND
+        ("op", "u2"),  # index into RankTables.ops
+        ("group", "u2"),  # key of RankTables.groups; operations only
+        ("dtype", "u1"),
+        ("site", "u4"),
+        ("events", "i8"),
+        ("failed", "i8"),
+        ("numel", "i8"),  # summed; samples: the largest value
+        ("waited_ns", "i8"),
+        ("took_ns", "i8"),  # of events seen to complete
+        ("nbytes", "i8"),  # of operations, from numel and dtype
+    ]
+)
 SAMPLE = np.dtype([("op", "u2"), ("step", "i8"), ("t_ns", "i8"), ("value", "i8")])
 
 
@@ -168,6 +183,7 @@ class RankTables:
     monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
     capture_ns: int = 0  # time dtprof spent recording
     dropped_events: int = 0
+    dropped: Array = field(default_factory=lambda: np.zeros(0, DROPPED))  # sums of the events dropped for want of room
     errors: int = 0
     truncated: bool = False
     closed: bool = False

@@ -35,6 +35,8 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/reader.py": {"numpy"},  # its tables are arrays; the writer runs inside the job and does without
     "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it
     "dtprof/run_format/buckets.py": {"numpy"},  # part of the reader
+    "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
+    "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},
     "dtprof/__main__.py": {"cli"},  # is the command

@@ -13,6 +13,7 @@ from pathlib import Path
 from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
 from dtprof.launch import child, directory, interpreter, watcher
+from dtprof.launch.archiver import Archiver
 from dtprof.run_format import paths
 
 EXIT_HANG = 3
@@ -75,7 +76,9 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     oom_before = _oom_kills()
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
+    archiver = Archiver(run)
     status = process.wait(stopper.tick)
+    archiver.stop()
     watch.look_last()
     stopped = stopper.begun_s is not None
     if stopped:

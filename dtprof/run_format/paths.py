@@ -8,9 +8,10 @@ STRINGS = "strings.jsonl"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
 STACKS = "stacks.json"
+DROPPED = "dropped.json"
 
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")
-_SEGMENT = re.compile(r"events\.(\d{5,})")
+_SEGMENT = re.compile(r"events\.(\d{5,})(\.z)?")
 
 
 def rank_folder_name(rank: int, attempt: int) -> str:
@@ -34,7 +35,21 @@ def segment_name(number: int) -> str:
     return f"events.{number:05d}"
 
 
+def archive_of(segment: Path) -> Path:
+    """Return the file that takes the place of a segment at rest."""
+    return segment.with_name(f"{segment.name}.z")
+
+
+def is_archive(file: Path) -> bool:
+    """Say whether a segment file is an archive."""
+    return file.suffix == ".z"
+
+
 def segment_files(rank_folder: Path) -> list[Path]:
-    """Return the segment files of a rank folder, in order."""
-    found = [(int(match[1]), path) for path in rank_folder.iterdir() if (match := _SEGMENT.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    """Return the segment files of a rank folder, in order; the plain one where there is an archive of it, too."""
+    found: dict[int, Path] = {}
+    for path in rank_folder.iterdir():
+        match = _SEGMENT.fullmatch(path.name)
+        if match and not (match[2] and int(match[1]) in found):
+            found[int(match[1])] = path
+    return [found[number] for number in sorted(found)]

@@ -13,22 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof import events, tables
 from dtprof.axes import axis_of
 from dtprof.errors import NewerFormatError, NotARunError
-from dtprof.run_format import paths, schema
+from dtprof.run_format import archive, paths, schema, totals
+from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.buckets import Layout, label_buckets
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
 
-RECORD_DTYPE = np.dtype(
-    {
-        "names": [field.name for field in schema.RECORD],
-        "formats": [np.dtype("<" + field.code.replace("B", "u1")) for field in schema.RECORD],
-        "offsets": [field.offset for field in schema.RECORD],
-        "itemsize": schema.RECORD_SIZE,
-    }
-)
 _NUM_STATES = len(schema.STATES)
 _KINDS = np.array(list(schema.KIND.values()), np.uint8)
 _ITEM_SIZES = np.zeros(256, np.int64)
@@ -235,6 +229,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         monotonic_to_realtime_ns=_int(oldest.get("opened_realtime_ns")) - _int(oldest.get("opened_monotonic_ns")),
         capture_ns=sum(_int(header["capture_ns"]) for header in headers),
         dropped_events=_int(newest.get("dropped")),
+        dropped=_dropped(folder / paths.DROPPED, problems),
         errors=sum(_int(header["errors"]) for header in headers),
         truncated=any(_int(header["marks"]) & schema.MARK["truncated"] for header in headers),
         closed=any(_int(header["marks"]) & schema.MARK["closed"] for header in headers),
@@ -245,12 +240,15 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
 
 def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | None, Array]:
     none = np.zeros(0, RECORD_DTYPE)
-    try:
-        data = np.fromfile(path, np.uint8)
-    except OSError as error:
-        problems.append(f"{path.parent.name}/{path.name} cannot be read ({error.strerror})")
-        return None, none
     where = f"{path.parent.name}/{path.name}"
+    try:
+        data = _segment_bytes(path)
+    except OSError as error:
+        problems.append(f"{where} cannot be read ({error.strerror})")
+        return None, none
+    except ValueError as error:
+        problems.append(f"{where} is {error}: its events are lost")
+        return None, none
     if len(data) < schema.HEADER_STRUCT.size:
         problems.append(f"{where} is cut after {len(data)} bytes, inside its header: its events are lost")
         return None, none
@@ -278,6 +276,38 @@ def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | Non
     if not sound.all():
         problems.append(f"{where} holds {int((~sound).sum())} damaged records, left out")
     return header, written[sound]
+
+
+def _segment_bytes(path: Path) -> npt.NDArray[np.uint8]:
+    """Return a segment as it was written, from its archive where it is at rest."""
+    if not paths.is_archive(path):
+        try:
+            return np.fromfile(path, np.uint8)
+        except FileNotFoundError:  # archived since the folder was listed
+            path = paths.archive_of(path)
+    data = np.frombuffer(archive.unpack(path.read_bytes()), np.uint8)
+    return np.concatenate([data, np.zeros(max(0, schema.SEGMENT_SIZE - len(data)), np.uint8)])
+
+
+def _dropped(file: Path, problems: list[str]) -> Array:
+    """Return the sums of events that were dropped for want of room."""
+    none = np.zeros(0, tables.DROPPED)
+    if not file.exists():
+        return none
+    columns = (*totals.KEY, *totals.SUMS)
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))["totals"]
+        table = np.zeros(len(rows), tables.DROPPED)
+        for name, column in zip(columns, zip(*rows, strict=True), strict=bool(rows)):
+            table[name] = column
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        problems.append(
+            f"{file.parent.name}/{file.name} cannot be read ({error}): sums of dropped events are not known"
+        )
+        return none
+    operation = np.isin(table["kind"], (schema.KIND["collective"], schema.KIND["p2p"]))
+    table["nbytes"] = np.where(operation, table["numel"] * _ITEM_SIZES[table["dtype"]], 0)
+    return table
 
 
 def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str]) -> None:

@@ -145,6 +145,7 @@ FLAGS = {
 MARKS = {
     "truncated": (1, "recording stopped early: the disk was full or the limit could not be kept"),
     "closed": (2, "the process ended in order and closed the log"),
+    "sealed": (4, "the process will not write to this segment again: it may be archived"),
 }
 DTYPES = (
     ("uint8", 1),

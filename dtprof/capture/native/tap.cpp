@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,9 +33,11 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -79,9 +82,18 @@ DTPROF_AT(issued_ns, AT_ISSUED_NS);
 DTPROF_AT(numel, AT_NUMEL);
 DTPROF_AT(done_after, AT_DONE_AFTER);
 
+// What is kept of events whose segment is dropped: sums by what was done where.
+struct Sums {
+  uint64_t events = 0, failed = 0, numel = 0, waited_ns = 0, took_ns = 0;
+};
+using SumKey = std::tuple<uint8_t, uint16_t, uint16_t, uint8_t, uint32_t>;  // kind, op, group, dtype, site
+using Totals = std::map<SumKey, Sums>;
+
 struct Segment {
   char* base = nullptr;
   uint32_t number = 0;
+  bool sealed = false;  // nothing writes to it again; guarded by the log's mutex, as are the totals
+  Totals totals;
   std::atomic<uint32_t> generation{0};
   std::atomic<int64_t> open_events{0};  // claimed and not complete: such a segment is never recycled
 
@@ -95,6 +107,29 @@ struct Segment {
   std::atomic<uint64_t>& errors() { return at<std::atomic<uint64_t>>(HEAD_AT_ERRORS); }
   std::atomic<uint32_t>& marks() { return at<std::atomic<uint32_t>>(HEAD_AT_MARKS); }
   Record* record(uint64_t i) { return reinterpret_cast<Record*>(base + HEADER_SIZE + i * RECORD_SIZE); }
+
+  void add_up() {
+    totals.clear();
+    for (uint64_t i = 0; i < SEGMENT_CAPACITY; i++) {
+      const Record& r = *record(i);
+      const uint8_t state = r.state.load(std::memory_order_acquire);
+      if (state == STATE_EMPTY) continue;
+      const bool operation = r.kind == KIND_COLLECTIVE || r.kind == KIND_P2P;
+      Sums& sums = totals[{r.kind, r.op, operation ? r.group : uint16_t{0}, r.dtype, r.site}];
+      sums.events++;
+      sums.failed += state == STATE_FAILED;
+      sums.numel = operation ? sums.numel + r.numel : std::max(sums.numel, r.numel);  // samples: the largest value
+      sums.waited_ns += static_cast<uint64_t>(r.waited_for);
+      if (state >= STATE_DONE) sums.took_ns += static_cast<uint64_t>(r.done_after);
+    }
+  }
+};
+
+// A sealed segment that the launcher has compressed.
+struct Archive {
+  uint32_t number;
+  uint64_t bytes;
+  Totals totals;
 };
 
 // One event being recorded. It stays valid for ever: segments are recycled, never unmapped, and a recycled one has
@@ -171,23 +206,27 @@ class Log {
   Segment* current() { return current_.load(std::memory_order_acquire); }
 
  private:
-  Segment* create() {
-    char name[32];
-    snprintf(name, sizeof name, "/events.%05u", next_number_);
-    const std::string path = folder_ + name;
+  // Allocate the file of the next segment and map it; null with errno where that cannot be.
+  char* map_new_file(char* at) {
+    const std::string path = path_of(next_number_);
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     if (fd < 0) return nullptr;
     // Allocated, not sparse: a full disk must be an error here and not a SIGBUS in the job.
     const int failed = posix_fallocate(fd, 0, SEGMENT_SIZE);
-    void* base = failed ? MAP_FAILED : mmap(nullptr, SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    const int flags = MAP_SHARED | MAP_POPULATE | (at ? MAP_FIXED : 0);
+    void* base = failed ? MAP_FAILED : mmap(at, SEGMENT_SIZE, PROT_READ | PROT_WRITE, flags, fd, 0);
     ::close(fd);
-    if (base == MAP_FAILED) {
-      ::unlink(path.c_str());
-      errno = failed ? failed : errno;
-      return nullptr;
-    }
+    if (base != MAP_FAILED) return static_cast<char*>(base);
+    ::unlink(path.c_str());
+    errno = failed ? failed : errno;
+    return nullptr;
+  }
+
+  Segment* create() {
+    char* base = map_new_file(nullptr);
+    if (!base) return nullptr;
     auto* segment = new Segment;
-    segment->base = static_cast<char*>(base);
+    segment->base = base;
     start(segment);
     segments_.push_back(segment);
     return segment;
@@ -204,31 +243,130 @@ class Log {
     segment->head().store(0, std::memory_order_release);
   }
 
-  // Take the oldest complete segment behind the kept first quarter; its events are counted as dropped.
-  Segment* recycle() {
-    const size_t kept = max_segments_ / 4;
-    Segment* oldest = nullptr;
-    for (size_t i = kept; i < segments_.size(); i++) {
-      Segment* s = segments_[i];
-      if (s != current() && s->open_events.load(std::memory_order_acquire) == 0 && (!oldest || s->number < oldest->number))
-        oldest = s;
+  std::string path_of(uint32_t number, const char* ending = "") const {
+    char name[32];
+    snprintf(name, sizeof name, "/events.%05u%s", number, ending);
+    return folder_ + name;
+  }
+
+  // Put a new file in the place of an archived one.
+  Segment* reopen() {
+    Segment* segment = free_.back();
+    if (!map_new_file(segment->base)) return nullptr;
+    free_.pop_back();
+    start(segment);
+    return segment;
+  }
+
+  // Segments that nothing writes to again are added up and marked. The newest full one is left a while: handles of its
+  // operations may still be waited for.
+  void seal() {
+    for (Segment* s : segments_) {
+      if (s->sealed || s == spare_ || s->number + 1 >= current()->number) continue;
+      if (s->open_events.load(std::memory_order_acquire) != 0) continue;
+      s->generation.fetch_add(1, std::memory_order_acq_rel);
+      s->add_up();
+      s->sealed = true;
+      s->marks().fetch_or(MARK_SEALED);
     }
-    if (!oldest) return nullptr;
-    char from[32], to[32];
-    snprintf(from, sizeof from, "/events.%05u", oldest->number);
-    snprintf(to, sizeof to, "/events.%05u", next_number_);
-    dropped_ += SEGMENT_CAPACITY;
-    oldest->generation.fetch_add(1, std::memory_order_acq_rel);
-    memset(oldest->base, 0, SEGMENT_SIZE);
-    if (::rename((folder_ + from).c_str(), (folder_ + to).c_str()) != 0) return nullptr;
-    start(oldest);
-    return oldest;
+  }
+
+  // What the launcher has compressed is given back: the file is gone, and holds its blocks only by our mapping.
+  void release_archived() {
+    for (Segment* s : segments_) {
+      struct stat archive;
+      if (!s->sealed || ::access(path_of(s->number).c_str(), F_OK) == 0 ||
+          ::stat(path_of(s->number, ".z").c_str(), &archive) != 0)
+        continue;
+      archives_.push_back({s->number, static_cast<uint64_t>(archive.st_size), std::move(s->totals)});
+      mmap(s->base, SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+      s->sealed = false;
+      s->number = UINT32_MAX;
+      free_.push_back(s);
+    }
+  }
+
+  uint64_t bytes_used() const {
+    uint64_t bytes = (segments_.size() - free_.size()) * SEGMENT_SIZE;
+    for (const Archive& archive : archives_) bytes += archive.bytes;
+    return bytes;
+  }
+
+  // Drop the oldest segment at rest behind the first quarter of the room. A plain one starts anew under its next number
+  // and is returned: that needs no room on the disk.
+  std::pair<bool, Segment*> drop_oldest() {
+    std::map<uint32_t, std::pair<Segment*, const Archive*>> kept;
+    for (Segment* s : segments_)
+      if (s->number != UINT32_MAX) kept[s->number] = {s, nullptr};
+    for (const Archive& archive : archives_) kept[archive.number] = {nullptr, &archive};
+    uint64_t room = max_segments_ * SEGMENT_SIZE / 4;
+    uint32_t next = 0;
+    for (const auto& [number, what] : kept) {
+      const auto& [segment, archive] = what;
+      const uint64_t bytes = archive ? archive->bytes : SEGMENT_SIZE;
+      if (number == next && bytes <= room) {  // among the first
+        next++;
+        room -= bytes;
+        continue;
+      }
+      room = 0;
+      if (archive) {
+        ::unlink(path_of(number, ".z").c_str());
+        forget(archive->totals);
+        archives_.erase(archives_.begin() + (archive - archives_.data()));
+        return {true, nullptr};
+      }
+      if (!segment->sealed) continue;
+      if (::rename(path_of(number).c_str(), path_of(next_number_).c_str()) != 0) continue;  // being archived right now
+      ::unlink(path_of(number, ".z").c_str());
+      forget(segment->totals);
+      memset(segment->base, 0, SEGMENT_SIZE);
+      segment->sealed = false;
+      start(segment);
+      return {true, segment};
+    }
+    return {false, nullptr};
+  }
+
+  // Count events that are being dropped, and keep their sums in dropped.json.
+  void forget(const Totals& totals) {
+    for (const auto& [key, sums] : totals) {
+      Sums& sum = forgotten_[key];
+      dropped_ += sums.events;
+      sum.events += sums.events;
+      sum.failed += sums.failed;
+      sum.numel = std::get<0>(key) == KIND_SAMPLE ? std::max(sum.numel, sums.numel) : sum.numel + sums.numel;
+      sum.waited_ns += sums.waited_ns;
+      sum.took_ns += sums.took_ns;
+    }
+    std::string text = "{\"events\":" + std::to_string(dropped_) + ",\"totals\":[";
+    const char* comma = "\n";
+    for (const auto& [key, sums] : forgotten_) {
+      const auto& [kind, op, group, dtype, site] = key;
+      char row[256];
+      snprintf(row, sizeof row, "%s[%u,%u,%u,%u,%u,%lu,%lu,%lu,%lu,%lu]", comma, kind, op, group, dtype, site,
+               sums.events, sums.failed, sums.numel, sums.waited_ns, sums.took_ns);
+      text += row;
+      comma = ",\n";
+    }
+    text += "]}\n";
+    const std::string file = folder_ + "/dropped.json", draft = folder_ + "/.dropped.json";
+    const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0) return;
+    const bool whole = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::close(fd);
+    if (whole) ::rename(draft.c_str(), file.c_str());
   }
 
   Segment* prepare() {
-    Segment* segment = segments_.size() < max_segments_ ? create() : recycle();
-    if (!segment && segments_.size() < max_segments_) segment = recycle();  // the disk is full: go on in the ring
-    return segment;
+    seal();
+    release_archived();
+    for (;;) {
+      if (bytes_used() + SEGMENT_SIZE <= max_segments_ * SEGMENT_SIZE)
+        if (Segment* segment = free_.empty() ? create() : reopen()) return segment;
+      const auto [dropped, segment] = drop_oldest();
+      if (segment || !dropped) return segment;  // else an archive went: there may be room now
+    }
   }
 
   bool move_on(Segment* full) {
@@ -259,6 +397,7 @@ class Log {
       if (!spare_ && !stopped_) spare_ = prepare();
       if (retired_) madvise(retired_->base, SEGMENT_SIZE, MADV_DONTNEED);  // gives back the mapping, not the data
       retired_ = nullptr;
+      seal();
       wake_.wait_for(lock, std::chrono::seconds(1), [this] { return retired_ != nullptr; });
     }
   }
@@ -269,7 +408,10 @@ class Log {
   std::atomic<Segment*> current_{nullptr};
   std::mutex mutex_;  // guards all below; never held while waiting for the GIL
   std::condition_variable wake_;
-  std::vector<Segment*> segments_;
+  std::vector<Segment*> segments_;  // all that were ever mapped
+  std::vector<Segment*> free_;      // of them, those whose file has been archived
+  std::vector<Archive> archives_;
+  Totals forgotten_;
   Segment* spare_ = nullptr;
   Segment* retired_ = nullptr;
   bool stopped_ = false;

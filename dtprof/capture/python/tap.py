@@ -23,6 +23,7 @@ from dtprof.capture import entries, groups
 from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
 from dtprof.capture.python import shortcut
 from dtprof.capture.python.calls import Arguments
+from dtprof.capture.python.room import Room
 from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u32, pack_u64
 from dtprof.capture.python.waits import poll, watch
 from dtprof.run_format import paths, schema
@@ -72,13 +73,10 @@ class PythonTap:
         """
         self._folder = folder
         self._header = header
-        self._max_segments = max_segments
+        self._room = Room(folder, max_segments)
         self._strings = os.open(folder / paths.STRINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._lock = threading.Lock()
         self._on = True
-        self._dropped = 0
-        self._kept: list[Segment] = []
-        self._ring: list[Segment] = []
         self._segment = self._create(0)
         self._sites = CallSites(owners)
         self._names: dict[str, int] = {}
@@ -102,7 +100,7 @@ class PythonTap:
         pack_u32(memory, at["segment"], number)
         pack_u64(memory, at["opened_monotonic_ns"], monotonic_ns())
         pack_u64(memory, at["opened_realtime_ns"], time_ns())
-        pack_u64(memory, at["dropped"], self._dropped)
+        pack_u64(memory, at["dropped"], self._room.dropped)
         return segment
 
     def _claim(self) -> tuple[Segment, int] | None:
@@ -120,15 +118,10 @@ class PythonTap:
         with self._lock:
             if self._segment is not full or not self._on:
                 return
-            first_quarter = self._max_segments // 4
-            (self._kept if full.number < first_quarter else self._ring).append(full)
-            if len(self._ring) >= self._max_segments - first_quarter:
-                # Unlinked but still mapped while events in it are open: they complete into the void.
-                self._ring.pop(0).path.unlink(missing_ok=True)
-                self._dropped += schema.SEGMENT_CAPACITY
             try:
+                self._room.retire(full)
                 self._segment = self._create(full.number + 1)
-            except OSError:
+            except (OSError, ValueError):
                 full.mark(schema.MARK["truncated"])  # the launcher's watcher tells the user
                 self._on = False
 

@@ -1,0 +1,67 @@
+"""Compress sealed segments of the job's ranks while it runs, beside the job and at a lower priority than it."""
+
+import os
+import threading
+from pathlib import Path
+
+from dtprof import fence
+from dtprof.run_format import paths, schema
+
+EVERY_S = 2.0
+NICENESS = 10
+
+
+class Archiver:
+    """A thread of the launcher that turns sealed segments of a run into archives."""
+
+    def __init__(self, run: Path) -> None:
+        """Start watching the run directory."""
+        self._run = run
+        self._end = threading.Event()
+        self._given_up: set[Path] = set()
+        self._thread = threading.Thread(target=self._work, name="dtprof-archiver", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the segment at hand and stop."""
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while not self._end.wait(EVERY_S):
+            self._look()
+
+    @fence.fenced("the search for full segments", "failed")
+    def _look(self) -> None:
+        for segment in sealed_segments(self._run):
+            if self._end.is_set():
+                return
+            if segment not in self._given_up and not self._archive(segment):
+                self._given_up.add(segment)
+
+    @fence.fenced("a full segment", "stays as it is, uncompressed")
+    def _archive(self, segment: Path) -> bool:
+        from dtprof.run_format import archive
+
+        archive.archive_segment(segment)
+        return True
+
+
+def sealed_segments(run: Path) -> list[Path]:
+    """Return the plain segments that their ranks will not write to again."""
+    found = []
+    for folder in run.iterdir():
+        if paths.parse_rank_folder(folder.name) is not None:
+            # The newest are being written to; their headers need not be read.
+            found += [file for file in paths.segment_files(folder)[:-2] if not paths.is_archive(file) and _sealed(file)]
+    return found
+
+
+def _sealed(segment: Path) -> bool:
+    try:
+        with segment.open("rb", buffering=0) as file:
+            file.seek(schema.HEADER_OFFSET["marks"])
+            return bool(int.from_bytes(file.read(4), "little") & schema.MARK["sealed"])
+    except OSError:
+        return False  # dropped by its rank meanwhile
