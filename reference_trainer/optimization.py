@@ -1,19 +1,49 @@
 """How the weights move: AdamW, and the learning rate over the steps."""
 
 import math
+from collections import defaultdict
+from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
+from reference_trainer.options import Options
+from reference_trainer.parallelism.axes import DATA_AXES, Axes
+
 FINAL_FRACTION = 0.1
+WEIGHT_DECAY = 0.1
 
 
-def build_optimizer(model: nn.Module) -> AdamW:
-    """Build AdamW; matrices decay, the gains of the norms do not. The learning rate is set at every step."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    gains = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    return AdamW(groups, lr=0.0, betas=(0.9, 0.95), fused=True)
+def build_optimizer(model: nn.Module, options: Options, axes: Axes) -> Optimizer:
+    """Build AdamW, or one that shards its state (ZeRO-1) or averages weights (local SGD) around it."""
+    groups = group_parameters(model)
+    settings: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "fused": True}
+    group = axes.group(*DATA_AXES)
+    if options.layout.dp_mode == "zero1" and group is not None:
+        return ZeroRedundancyOptimizer(groups, AdamW, process_group=group, **settings)
+    optimizer = AdamW(groups, **settings)
+    if options.layout.local_sgd and group is not None:
+        averager = PeriodicModelAverager(
+            period=options.layout.local_sgd, warmup_steps=options.preset.warmup_steps, process_group=group
+        )
+        return PostLocalSGDOptimizer(optimizer, averager)
+    return optimizer
+
+
+def group_parameters(model: nn.Module) -> list[dict[str, Any]]:
+    """Group weights: matrices decay, gains and biases do not; and one kernel takes only what is divided alike."""
+    groups: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = defaultdict(list)
+    for parameter in model.parameters():
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups[parameter.dim() >= 2, mesh].append(parameter)
+    return [
+        {"params": parameters, "weight_decay": WEIGHT_DECAY if decays else 0.0}
+        for (decays, _), parameters in groups.items()
+    ]
 
 
 def compute_learning_rate(step: int, *, peak: float, warmup_steps: int, steps: int) -> float:

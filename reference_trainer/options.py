@@ -9,8 +9,9 @@ from typing import NoReturn, TypeVar
 
 from reference_trainer.errors import UsageError
 from reference_trainer.faults import Fault, describe_faults, parse_fault
+from reference_trainer.layout import Layout, add_layout_arguments, read_layout, refuse_below_one, refuse_impossible
 from reference_trainer.placement import Placement
-from reference_trainer.presets import PRESETS, Preset
+from reference_trainer.presets import PRESETS, BartShape, ModelShape, Preset
 
 T = TypeVar("T")
 
@@ -19,6 +20,8 @@ PRECISIONS = ("fp64", "fp32", "bf16")
 EPILOG = f"""\
 examples:
   torchrun --nproc-per-node 4 -m reference_trainer --preset tiny
+  torchrun --nproc-per-node 4 -m reference_trainer --model bart --dp 2 --pp 2 --schedule 1f1b
+  torchrun --nproc-per-node 8 -m reference_trainer --preset deep --dp-mode fsdp --tp 2 --pp 2 --schedule zbv
   torchrun --nproc-per-node 4 -m reference_trainer --steps 20 --fault slow-rank:rank=2,ms=200
   python -m reference_trainer --corpus README.md --batch-size 8 --steps 20
 
@@ -31,11 +34,12 @@ faults, with their keys (the rank is the last one unless it is given):
 class Options:
     """Hold the settings of one run, which are the same on every rank."""
 
-    preset: Preset
-    dp: int
+    preset_name: str
+    model: str
+    shape: ModelShape
+    layout: Layout
     batch_size: int
     sequence_length: int
-    accumulate: int
     precision: str
     learning_rate: float
     steps: int
@@ -45,9 +49,19 @@ class Options:
     fault: Fault | None
 
     @property
+    def preset(self) -> Preset:
+        """Return the defaults that the run started from."""
+        return PRESETS[self.preset_name]
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Return the sequences of a step that one data-parallel rank sees."""
+        return self.batch_size // self.layout.dp
+
+    @property
     def micro_batch_size(self) -> int:
         """Return the sequences in one forward pass of one rank."""
-        return self.batch_size // (self.dp * self.accumulate)
+        return self.rank_batch_size // (self.layout.accumulate * self.layout.microbatches)
 
     @property
     def tokens_per_step(self) -> int:
@@ -55,20 +69,20 @@ class Options:
         return self.batch_size * self.sequence_length
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "sequence_length", "accumulate", "steps"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise UsageError(f"{flag} is {getattr(self, name)}; give a whole number from 1 on")
+        for name in ("batch_size", "sequence_length", "steps"):
+            refuse_below_one(name, getattr(self, name))
         if not 0 <= self.seed < 2**40:
             raise UsageError(f"--seed is {self.seed}; give a whole number from 0 to 2**40 - 1")
         if not 0 < self.learning_rate < float("inf"):
             raise UsageError(f"--learning-rate is {self.learning_rate}; give a number above 0, such as 3e-3")
-        num_parts = self.dp * self.accumulate
-        if self.batch_size % num_parts:
+        if isinstance(self.shape, BartShape) and self.sequence_length > self.shape.max_length:
             raise UsageError(
-                f"--batch-size {self.batch_size} does not divide by --dp {self.dp} x --accumulate {self.accumulate} = "
-                f"{num_parts}; give a multiple of {num_parts}, such as {-(-self.batch_size // num_parts) * num_parts}"
+                f"--sequence-length {self.sequence_length}: this model has {self.shape.max_length} positions; "
+                "give no more"
             )
+        refuse_impossible(
+            self.layout, shape=self.shape, batch_size=self.batch_size, sequence_length=self.sequence_length
+        )
         if self.metrics is not None:
             _refuse_unwritable(self.metrics)
 
@@ -94,21 +108,22 @@ def parse_options(arguments: Sequence[str], placement: Placement) -> Options:
     """Read the command line; what it leaves out comes from the preset."""
     given = _build_parser().parse_args(arguments)
     preset = PRESETS[given.preset]
-    dp = placement.world_size if given.dp is None else given.dp
-    if dp != placement.world_size:
-        raise UsageError(
-            f"--dp {dp}, but the launcher started {placement.world_size} rank(s); leave --dp out, or start with "
-            f"torchrun --nproc-per-node {max(dp, 1)}"
-        )
+    model = given.model or next(iter(preset.shapes))
+    if model not in preset.shapes:
+        others = ", ".join(name for name, other in PRESETS.items() if model in other.shapes)
+        raise UsageError(f"--model {model}: --preset {given.preset} has no such model; give --preset {others}")
+    layout = read_layout(given, placement)
     steps = _default(given.steps, preset.steps)
+    batch_size = _default(given.batch_size, preset.batch_size)
     return Options(
-        preset=preset,
-        dp=dp,
-        batch_size=_default(given.batch_size, preset.batch_size),
+        preset_name=given.preset,
+        model=model,
+        shape=preset.shapes[model],
+        layout=layout,
+        batch_size=batch_size,
         sequence_length=_default(given.sequence_length, preset.sequence_length),
-        accumulate=given.accumulate,
         precision=given.precision or preset.precision,
-        learning_rate=_default(given.learning_rate, preset.learning_rate),
+        learning_rate=_default(given.learning_rate, preset.learning_rate * batch_size / preset.batch_size),
         steps=steps,
         seed=given.seed,
         corpus=given.corpus,
@@ -127,18 +142,16 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--preset", choices=PRESETS, default="tiny", help="sizes and defaults of the rest (default: tiny)")
-    add("--model", choices=["gpt"], default="gpt", help="gpt: a decoder")
-    add("--dp", type=int, metavar="N", help="data-parallel ranks; must be the number of ranks started (the default)")
-    add("--dp-mode", choices=["ddp"], default="ddp", help="ddp: DistributedDataParallel")
+    add("--model", choices=["gpt", "bart"], help="gpt: a decoder (default); bart: encoder and decoder")
     add("--batch-size", type=int, metavar="N", help="sequences a step, over all ranks")
     add("--sequence-length", type=int, metavar="N", help="tokens a sequence; a token is a byte")
-    add("--accumulate", type=int, default=1, metavar="K", help="micro-batches a step on each rank (default: 1)")
     add("--precision", choices=PRECISIONS, help="bf16: autocast over fp32 weights")
-    add("--learning-rate", type=float, metavar="LR", help="peak, reached after the warm-up")
+    add("--learning-rate", type=float, metavar="LR", help="peak, behind the warm-up (default: scaled by --batch-size)")
     add("--steps", type=int, metavar="N", help="optimizer steps")
     add("--seed", type=int, default=0, metavar="S", help="of the weights and of the order of the text (default: 0)")
     add("--corpus", type=Path, metavar="PATH", help="text file or folder (default: Python's standard library)")
     add("--metrics", type=Path, metavar="FILE.jsonl", help="new file for one JSON line a step, written by rank 0")
+    add_layout_arguments(parser)
     add("--fault", metavar="NAME[:key=value,...]", help="inject a fault; listed below")
     return parser
 

@@ -1,0 +1,51 @@
+"""How a process becomes a rank: its device, its part of the cores, and the process group of the job."""
+
+import os
+
+import torch
+from torch import distributed
+
+from reference_trainer.errors import UsageError
+from reference_trainer.options import Options
+from reference_trainer.placement import Placement
+
+
+def choose_device(options: Options, placement: Placement) -> torch.device:
+    """Take the CUDA device of this local rank where there is one for each of them, else the CPU."""
+    num_devices = torch.cuda.device_count()
+    if num_devices >= placement.local_world_size:
+        device = torch.device("cuda", placement.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if options.preset.needs_cuda:
+        raise UsageError(
+            f"--preset {options.preset_name} needs one CUDA device a rank, but there are {num_devices} for "
+            f"{placement.local_world_size} rank(s) here; start fewer ranks, or give --preset small"
+        )
+    return torch.device("cpu")
+
+
+def share_cores(placement: Placement) -> None:
+    """Give each rank of this machine its part of the cores, unless the user or torchrun already has."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        num_cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, num_cores // placement.local_world_size))
+
+
+def join_job(device: torch.device, placement: Placement) -> None:
+    """Meet the other ranks, unless there is no job to join."""
+    if not placement.launched or distributed.is_initialized():
+        return
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", device_id=device)
+    else:
+        distributed.init_process_group("gloo")
+
+
+def leave_job() -> None:
+    """Take leave of the other ranks, where all of them do.
+
+    After an exception on one rank this is left out: on NCCL it may wait for ranks that are gone or stuck.
+    """
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
