@@ -151,6 +151,19 @@ class ExceptionRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """What held the memory when an exception said that it ran out."""
+
+    t_ns: int
+    device: str  # cpu, cuda:0
+    message: str
+    live_bytes: int | None  # allocated where the model lies
+    held_bytes: dict[str, int]  # by category
+    largest: str | None  # category
+    allocations: tuple[str, ...] = ()  # the largest blocks and where they were allocated, where torch recorded that
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankTables:
     """Everything recorded by one rank in one attempt."""
 
@@ -177,6 +190,7 @@ class RankTables:
     spans: Array = field(default_factory=lambda: np.zeros(0, SPAN))  # by begin_ns
     samples: Array = field(default_factory=lambda: np.zeros(0, SAMPLE))  # by t_ns
     exceptions: tuple[ExceptionRecord, ...] = ()
+    out_of_memory: tuple[OutOfMemory, ...] = ()
     ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time
     first_ns: int = 0  # when the log was opened
     last_ns: int = 0  # the last time seen anywhere in the log

@@ -39,6 +39,7 @@ class Process:
         self._gave_up_pid = 0
         self._pid = 0
         self._exits: exits.ExitRecords | None = None
+        self._phases: Phases | None = None
 
     def arm(self) -> None:
         """Hook torch."""
@@ -57,7 +58,8 @@ class Process:
         exits.record_spawned_exceptions(self._record_exception)
         if torch.distributed.is_available():
             self._hook_init()
-        Phases(self.recorder).install()
+        self._phases = Phases(self.recorder)
+        self._phases.install()
         if torch.distributed.is_available():
             frameworks.install(self.recorder)
 
@@ -108,7 +110,7 @@ class Process:
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
             self._install_taps(recorder)
-        self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder))
+        self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
         self._exits.install()
         self._recorder, self._pid, self._gave_up_pid = recorder, os.getpid(), 0
         return recorder
@@ -130,6 +132,9 @@ class Process:
 
             waits.watch_waits(torch._C._distributed_c10d.Work)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
+
+    def _describe(self, error: BaseException) -> str | None:
+        return self._phases.exhaustion.describe(error) if self._phases is not None else None
 
     def _record_exception(self, error: BaseException) -> None:
         if self._exits is not None:

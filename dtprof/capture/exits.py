@@ -26,8 +26,9 @@ MAX_TRACEBACK = 32_768
 class ExitRecords:
     """Writes exceptions and the orderly end of one rank into its strings file."""
 
-    def __init__(self, recorder: Recorder, owners: CodeOwners) -> None:
-        """Watch this process."""
+    def __init__(self, recorder: Recorder, owners: CodeOwners, describe: Callable[[BaseException], str | None]) -> None:
+        """Watch this process; `describe` gives the entry that belongs to an exception, or none."""
+        self._describe = describe
         self._recorder = recorder
         self._owners = owners
         self._pid = os.getpid()
@@ -64,6 +65,8 @@ class ExitRecords:
                 frame=frame and {"file": frame.filename, "line": frame.lineno, "function": frame.name},
             )
         )
+        if line := self._describe(error):
+            self._recorder.write_entry(line)
 
     @fence.fenced("the end of this process")
     def record_end(self) -> None:

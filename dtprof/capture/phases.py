@@ -1,162 +1,135 @@
-"""Record what a rank spends its step on: data, forward, backward, optimizer, checkpoint, and memory at each step."""
+"""Record what a rank spends its step on, by hooks into torch and Python: data, backward, checkpoints, pauses.
 
-import os
-import resource
+The forward pass, steps and memory have files of their own.
+"""
+
+import functools
+import gc
+import sys
+from collections import deque
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any
 
-from dtprof import events, fence
+from dtprof import events, fence, marks
+from dtprof.capture.exhaustion import Exhaustion
+from dtprof.capture.forward import Forward
+from dtprof.capture.frameworks.imports import after_import
+from dtprof.capture.memory import Memory
 from dtprof.capture.recorder import Recorder
-from dtprof.run_format import schema
+from dtprof.capture.spans import Spans
+from dtprof.capture.steps import Steps
+from dtprof.capture.user_marks import UserMarks
 
-TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER)
-PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+CHECKPOINTS = {
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "torch.distributed.checkpoint.state_dict_loader": ("load",),
+    "torch.distributed.checkpoint.state_dict": (
+        "get_state_dict",
+        "get_model_state_dict",
+        "get_optimizer_state_dict",
+        "set_state_dict",
+        "set_model_state_dict",
+        "set_optimizer_state_dict",
+    ),
+}
+"""Functions that write, read, gather or spread a checkpoint."""
+SHORTEST_PAUSE_NS = 100_000
 
 
 class Phases:
-    """Hooks into torch that open and close spans; the recorder is asked for at the first event."""
+    """All hooks that record phases, steps and memory of this process."""
 
     def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
-        """Keep the way to the recorder, which opens the log of this rank when told that the process trains."""
-        self._recorder = recorder
-        self._backward_since_step = False
-        self._optimizer_spans: list[int] = []
-        self._forward_span = 0
-        self._steps_seen = 0
-        self._statm: int | None = None
+        """Keep the way to the recorder."""
+        self._spans = Spans(recorder)
+        self._forward = Forward(self._spans)
+        self._memory = Memory(self._spans, self._forward)
+        self._steps = Steps(self._spans, self._forward, self._memory)
+        self.exhaustion = Exhaustion(self._memory)
 
     @fence.fenced("the phases of a step")
     def install(self) -> None:
-        """Hook torch's autograd, optimizers, data loader, gradient scaler, DDP and torch.save."""
-        import torch.amp.grad_scaler
-        import torch.autograd
-        import torch.nn.parallel.distributed as ddp
-        import torch.optim.optimizer as optimizers
+        """Hook torch's autograd, optimizers, data loader, gradient scaler, models, checkpoints and compiler."""
+        import torch.compiler
+        import torch.utils.checkpoint
         import torch.utils.data.dataloader as dataloader
 
-        self._span_around(torch.autograd, "backward", events.BACKWARD)
-        self._span_around(torch.autograd, "grad", events.BACKWARD)
-        self._span_around(dataloader._BaseDataLoaderIter, "__next__", events.DATA)
-        self._span_around(torch, "save", events.CHECKPOINT)
-        optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
-        optimizers.register_optimizer_step_post_hook(self._after_optimizer)
-        self._hook_scaler(torch.amp.grad_scaler.GradScaler)
-        self._hook_ddp(ddp.DistributedDataParallel)
+        spans = self._spans
+        spans.around(torch.autograd, "backward", events.BACKWARD)
+        spans.around(torch.autograd, "grad", events.BACKWARD)
+        spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, no_failures=(StopIteration,))
+        spans.around(torch, "save", events.CHECKPOINT)
+        spans.around(torch, "load", events.CHECKPOINT)
+        for module, names in CHECKPOINTS.items():
+            after_import(module, functools.partial(self._hook_checkpoints, names))
+        self._hook_recomputation(torch.utils.checkpoint)
+        after_import("torch._dynamo.callback", self._hook_compiler)
+        self._steps.install()
+        self._forward.install()
+        self._memory.install()
+        Pauses(spans).install()
+        marks.send_to(UserMarks(spans, self._steps), torch.compiler.is_compiling)
 
-    def _span_around(self, owner: Any, name: str, phase: str) -> None:
-        """Replace a function by one that records a span around it."""
-        original = getattr(owner, name)
-        begin, end = self._begin, self._end
-        is_backward = phase == events.BACKWARD
-        is_data = phase == events.DATA
+    @fence.fenced("checkpoints")
+    def _hook_checkpoints(self, names: tuple[str, ...], module: Any) -> None:
+        package = sys.modules.get("torch.distributed.checkpoint")
+        for name in names:
+            original = getattr(module, name, None)
+            watched = self._spans.around(module, name, events.CHECKPOINT)
+            if watched is not None and getattr(package, name, None) is original:
+                setattr(package, name, watched)
 
-        def with_span(*arguments: Any, **options: Any) -> Any:
-            span = begin(phase)
-            failed = True
-            try:
-                result = original(*arguments, **options)
-                failed = False
-                return result
-            except StopIteration:
-                failed = not is_data
-                raise
-            finally:
-                end(span, failed=failed, is_backward=is_backward)
-
-        with_span.__name__ = original.__name__
-        with_span.__qualname__ = original.__qualname__
-        with_span.__doc__ = original.__doc__
-        with_span.__module__ = original.__module__
-        with_span.__wrapped__ = original  # type: ignore[attr-defined]
-        with_span._torchdynamo_disable = True  # type: ignore[attr-defined]
-        setattr(owner, name, with_span)
-
-    @fence.fenced("the begin of a phase")
-    def _begin(self, phase: str) -> int:
-        recorder = self._recorder(phase in TRAINING)
-        if recorder is None:
-            return 0
-        if phase == events.BACKWARD:
-            self._backward_since_step = True
-        return recorder.begin_span(recorder.name_id(phase), phase == events.BACKWARD)
-
-    @fence.fenced("the end of a phase")
-    def _end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
-        recorder = self._recorder(False)
-        if span and recorder is not None:
-            recorder.end_span(span, failed, flags, is_backward)
-
-    def _before_optimizer(self, *_: Any) -> None:
-        self._optimizer_spans.append(self._begin(events.OPTIMIZER) or 0)
-
-    def _after_optimizer(self, *_: Any) -> None:
-        self._end(self._optimizer_spans.pop() if self._optimizer_spans else 0)
-        self._end_step()
-
-    @fence.fenced("the end of a step")
-    def _end_step(self) -> None:
-        """Count a step, unless this optimizer belongs to the same burst as the one before it."""
-        self._steps_seen += 1
-        if not self._backward_since_step:
-            return
-        self._backward_since_step = False
-        recorder = self._recorder(True)
-        if recorder is not None:
-            recorder.advance_step()
-            for name, value in self._memory():
-                recorder.sample(recorder.name_id(name), value)
-
-    def _memory(self) -> list[tuple[str, int]]:
-        """Return what this process holds, in bytes."""
+    def _hook_recomputation(self, checkpoint: Any) -> None:
+        """See what activation checkpointing computes again, with and without re-entering autograd."""
         import torch
 
-        if self._statm is None:
-            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        resident = int(os.pread(self._statm, 128, 0).split()[1]) * PAGE_BYTES
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        values = [(events.RSS_BYTES, resident), (events.PEAK_RSS_BYTES, peak)]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            values += [
-                (events.CUDA_ALLOCATED_BYTES, torch.cuda.memory_allocated()),
-                (events.CUDA_RESERVED_BYTES, torch.cuda.memory_reserved()),
-                (events.CUDA_PEAK_ALLOCATED_BYTES, torch.cuda.max_memory_allocated()),
-            ]
-        return values
+        spans, stop = self._spans, checkpoint._StopRecomputationError
+        frame, function = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
+        make_frame, forward = frame.__init__, function.forward
 
-    def _hook_scaler(self, scaler: Any) -> None:
-        """See the steps that a GradScaler skips because gradients overflowed: no optimizer hook fires for them."""
-        original = scaler.step
+        def make(self: Any, recompute_fn: Any, *arguments: Any, **options: Any) -> None:
+            make_frame(self, spans.watched(recompute_fn, events.RECOMPUTE, no_failures=(stop,)), *arguments, **options)
 
-        def step(scaler_self: Any, *arguments: Any, **options: Any) -> Any:
-            seen = self._steps_seen
-            result = original(scaler_self, *arguments, **options)
-            if self._steps_seen == seen:
-                self._end(self._begin(events.OPTIMIZER), flags=schema.FLAG["skipped"])
-                self._end_step()
-            return result
+        def run(context: Any, run_function: Any, *arguments: Any) -> Any:
+            recompute = spans.watched(run_function, events.RECOMPUTE)
+            in_backward = torch._C._current_graph_task_id
 
-        step.__doc__ = original.__doc__
-        step._torchdynamo_disable = True  # type: ignore[attr-defined]
-        scaler.step = step
+            def run_or_recompute(*inputs: Any) -> Any:
+                return run_function(*inputs) if in_backward() == -1 else recompute(*inputs)
 
-    def _hook_ddp(self, ddp: Any) -> None:
-        """Record DDP's forward pass; compiled code is left as it is."""
-        import torch.compiler
+            return forward(context, run_or_recompute, *arguments)
 
-        before, after, is_compiling = ddp._pre_forward, ddp._post_forward, torch.compiler.is_compiling
+        frame.__init__ = make
+        function.forward = staticmethod(run)
 
-        def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
-            if not is_compiling():
-                self._end(self._forward_span, failed=True)  # the last one ended in an exception
-                self._forward_span = self._begin(events.FORWARD) or 0
-            return before(module, *inputs, **options)
+    @fence.fenced("compilation")
+    def _hook_compiler(self, module: Any) -> None:
+        """Torch calls these at the begin and end of the outermost compilation, one at a time in the process."""
+        begun: list[int] = []
+        module.callback_handler.register_start_callback(lambda *_: begun.append(self._spans.begin(events.COMPILE) or 0))
+        module.callback_handler.register_end_callback(lambda *_: self._spans.end(begun.pop() if begun else 0))
 
-        def post_forward(module: Any, output: Any) -> Any:
-            result = after(module, output)
-            if not is_compiling():
-                span, self._forward_span = self._forward_span, 0
-                self._end(span)
-            return result
 
-        ddp._pre_forward = pre_forward
-        ddp._post_forward = post_forward
+class Pauses:
+    """The pauses of Python's garbage collector that cost something.
+
+    A collection may begin anywhere, inside the recorder too: pauses are only noted, and recorded at the next phase.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        """Record on these spans."""
+        self._noted: deque[tuple[int, int]] = deque(maxlen=256)
+        self._begun_ns = 0
+        spans.past = self._noted
+
+    def install(self) -> None:
+        """Be told of collections."""
+        gc.callbacks.append(self._see)
+
+    def _see(self, phase: str, _: dict[str, int]) -> None:
+        now_ns = monotonic_ns()
+        if phase == "start":
+            self._begun_ns = now_ns
+        elif self._begun_ns and now_ns - self._begun_ns >= SHORTEST_PAUSE_NS:
+            self._noted.append((self._begun_ns, now_ns))

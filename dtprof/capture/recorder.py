@@ -26,6 +26,9 @@ class Recorder(Protocol):
     def end_span(self, handle: int, failed: bool, flags: int, is_backward: bool) -> None:
         """Record that it ended."""
 
+    def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
+        """Record a phase that is over, by its times."""
+
     def sample(self, op: int, value: int) -> None:
         """Record one value now."""
 

@@ -223,6 +223,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         spans=spans,
         samples=samples,
         exceptions=tuple(strings.exceptions),
+        out_of_memory=tuple(strings.out_of_memory),
         ended_ns=strings.ended_ns,
         first_ns=_int(oldest.get("opened_monotonic_ns")),
         last_ns=max([*last_ns, strings.last_ns, _int(newest.get("opened_monotonic_ns"))]),
@@ -391,6 +392,7 @@ class _Strings:
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.features: list[str] = []
         self.exceptions: list[tables.ExceptionRecord] = []
+        self.out_of_memory: list[tables.OutOfMemory] = []
         self.notes: list[str] = []
         self.ended_ns = UNKNOWN_NS
         self.last_ns = 0
@@ -462,6 +464,8 @@ class _Strings:
                     frame=_site(frame) if isinstance(frame, dict) else None,
                 )
             )
+        elif kind == "out_of_memory":
+            self.out_of_memory.append(_out_of_memory(row))
         elif kind == "exit":
             self.ended_ns = _int(row.get("t_ns"))
         elif kind == "note":
@@ -532,6 +536,20 @@ def _action(text: str) -> tables.Action:
     stage, kind, microbatch = parts.groups()
     return tables.Action(
         stage=int(stage), name=events.PIPELINE_KINDS.get(kind, kind), microbatch=int(microbatch) if microbatch else -1
+    )
+
+
+def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
+    return tables.OutOfMemory(
+        t_ns=_int(row.get("t_ns")),
+        device=str(row["device"]),
+        message=str(row.get("message", "")),
+        live_bytes=None if row.get("live_bytes") is None else int(row["live_bytes"]),
+        held_bytes={str(name): int(held) for name, held in dict(row["held_bytes"]).items()},
+        largest=None if row.get("largest") is None else str(row["largest"]),
+        allocations=tuple(
+            f"{int(block['bytes'])} bytes: {' < '.join(map(str, block['frames']))}" for block in row["allocations"]
+        ),
     )
 
 

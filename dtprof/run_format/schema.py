@@ -205,8 +205,11 @@ STRING_ENTRIES = {
     "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
     "thread": "id, name, native_id: a thread that issued events",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
-    "feature": "name: something the job uses, today `backend:NAME` of the default group",
+    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
+    "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
+    "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "
+    "other held, which held most, and the largest blocks where torch records them",
     "exit": "t_ns, how, code: the interpreter ended in order",
     "note": "t_ns, text: something that went wrong in dtprof itself",
 }

@@ -1149,6 +1149,20 @@ void end_span(uintptr_t handle, bool failed, uint8_t flags, bool is_backward) {
   delete event;
 }
 
+void past_span(uint16_t op, uint64_t begin_ns, uint64_t end_ns) {
+  Log* log = g_log.load(std::memory_order_acquire);
+  if (!log) return;
+  const uint64_t entered = now();
+  Event event = log->claim();
+  if (!event) return;
+  event.issued = begin_ns;
+  record_on(log, event.record, KIND_SPAN, op, begin_ns, 0, 0);
+  event.record->state.store(STATE_ISSUED, std::memory_order_release);
+  event.complete(STATE_DONE);
+  event.record->done_after = static_cast<float>(end_ns - begin_ns);
+  event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
+}
+
 void sample(uint16_t op, uint64_t value) {
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return;
@@ -1190,6 +1204,7 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("set_label", [](uint32_t label) { return std::exchange(t_label, label); });
   m.def("label_next_p2p", [](const std::vector<uint32_t>& labels) { t_p2p_labels.assign(labels.begin(), labels.end()); });
   m.def("end_span", &end_span);
+  m.def("past_span", &past_span);
   m.def("sample", &sample);
   m.def("advance_step", [] { return ++g_step; });
   m.def("write_entry", &write_entry);

@@ -248,6 +248,14 @@ class PythonTap:
             segment.memory[at + AT["flags"]] |= flags
         complete(segment.memory, at, issued, STATE["failed"] if failed else STATE["done"])
 
+    def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
+        """Record a phase that is over, by its times."""
+        claimed = self._plain(schema.KIND["span"], op, 0, 0, begin_ns)
+        if claimed is not None:
+            segment, at = claimed
+            pack_f32(segment.memory, at + AT["done_after"], end_ns - begin_ns)
+            segment.memory[at] = STATE["done"]
+
     def sample(self, op: int, value: int) -> None:
         """Record one value now."""
         issued = monotonic_ns()

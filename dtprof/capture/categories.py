@@ -1,0 +1,135 @@
+"""Reckon what memory is held for, from the models and optimizers that the job really uses.
+
+Nothing here keeps a tensor alive: sizes are added up at once, models and optimizers are held weakly.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.forward import Forward, live
+from dtprof.capture.spans import Spans
+
+
+class Categories:
+    """Parameters, gradients, optimizer state, activations, communication; of the steps that are watched."""
+
+    def __init__(self, forward: Forward, live_bytes: Callable[[], int | None]) -> None:
+        """Know no model yet; `live_bytes` tells what is allocated where the model lies."""
+        self._forward = forward
+        self._live_bytes = live_bytes
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.watching = False
+        self._baseline: int | None = None
+        self._activations: int | None = None
+
+    def install(self, spans: Spans) -> None:
+        """See the forward and backward passes of the steps watched."""
+        self._forward.before_forward(self._before_forward)
+        spans.before_backward(self._before_backward)
+
+    def see_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    @fence.fenced("the memory of activations")
+    def watch(self, watching: bool) -> None:
+        """Watch the step that begins, or do not."""
+        self.watching = watching
+        self._baseline = self._activations = None
+
+    @fence.fenced("the memory of activations")
+    def _before_forward(self) -> None:
+        if self.watching and self._baseline is None:
+            held = self._live_bytes()
+            self._baseline = None if held is None else held - self._gradient_bytes()
+
+    @fence.fenced("the memory of activations")
+    def _before_backward(self) -> None:
+        if self.watching and self._baseline is not None:
+            held = self._live_bytes()
+            if held is not None:
+                grown = held - self._gradient_bytes() - self._baseline
+                self._activations = max(self._activations or 0, grown)
+
+    def at_step_end(self) -> dict[str, int]:
+        """Return what is held, in bytes, by category as far as it is known."""
+        held = self.held()
+        if self._activations is not None:
+            held["activations"] = self._activations
+        return held
+
+    def held(self) -> dict[str, int]:
+        """Return what parameters, gradients, optimizer state and communication take now."""
+        optimizers, parameters = live(self._optimizers), list(self._parameters())
+        if not parameters:
+            return {}
+        device = parameters[0].device.type
+        states = (state for optimizer in optimizers for state in optimizer.state.values())
+        found = {
+            "parameters": _storage_bytes(parameters, device),
+            "gradients": _storage_bytes((parameter.grad for parameter in parameters), device),
+            "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
+        }
+        buckets = [_bucket_bytes(wrapper) for wrapper in live(self._forward.wrappers)]
+        if buckets:
+            found["communication"] = sum(buckets)
+        return found
+
+    def _gradient_bytes(self) -> int:
+        parameters = list(self._parameters())
+        device = parameters[0].device.type if parameters else ""
+        return _storage_bytes((parameter.grad for parameter in parameters), device)
+
+    def _parameters(self) -> Iterator[Any]:
+        """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
+        for optimizer in live(self._optimizers):
+            for group in optimizer.param_groups:
+                yield from group["params"]
+        for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):
+            yield from module.parameters()
+            yield from module.buffers()
+
+
+def _tensors_in(state: Any) -> Iterator[Any]:
+    """Return the tensors of the state of one parameter, nested or not."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors_in(value)
+
+
+def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
+    """Return the bytes of the memory below some tensors on one kind of device, each piece once.
+
+    Of a tensor that is spread over ranks only the part of this rank counts.
+    """
+    import torch
+
+    sizes: dict[int, int] = {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            part = getattr(tensor, "_local_tensor", tensor)
+            if part.device.type == device and part.layout is torch.strided:
+                storage = part.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _bucket_bytes(ddp: Any) -> int:
+    """Return the bytes of DDP's buckets, which are none of their own where gradients lie in them."""
+    if ddp.gradient_as_bucket_view:
+        return 0
+    data = ddp._get_ddp_logging_data()
+    text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    return sum(int(size) for size in text.split(",") if size.strip().isdigit())

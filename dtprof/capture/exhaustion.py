@@ -1,0 +1,60 @@
+"""Record what held the memory when a program ran out of it and ended."""
+
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.entries import timed_entry
+from dtprof.capture.memory import Memory
+
+CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")
+"""What torch's allocators of host memory say in a RuntimeError."""
+MOST_ALLOCATIONS = 10
+
+
+class Exhaustion:
+    """Tells of errors that mean that memory ran out."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Ask this for what is held."""
+        self._memory = memory
+
+    @fence.fenced("what held the memory that ran out")
+    def describe(self, error: BaseException) -> str | None:
+        """Return the entry for an error that left the program; None where memory did not run out."""
+        import torch
+
+        on_device = isinstance(error, torch.OutOfMemoryError)
+        text = str(error)
+        in_allocator = isinstance(error, RuntimeError) and any(words in text for words in CPU_ALLOCATOR)
+        if not (on_device or in_allocator or isinstance(error, MemoryError)):
+            return None
+        held = self._memory.categories.held()
+        live = self._memory.live_bytes()
+        if live is not None:
+            held["other"] = max(0, live - sum(held.values()))
+        return timed_entry(
+            "out_of_memory",
+            device=f"cuda:{torch.cuda.current_device()}" if on_device and torch.cuda.is_initialized() else "cpu",  # type: ignore[no-untyped-call]
+            message=text[:2000],
+            live_bytes=live,
+            held_bytes=held,
+            largest=max(held, key=held.__getitem__, default=None),
+            allocations=_largest_allocations() if on_device else [],
+        )
+
+
+def _largest_allocations() -> list[dict[str, Any]]:
+    """Return the largest blocks in use and where they were allocated, where the program has torch record that."""
+    import torch
+
+    blocks = [
+        block
+        for segment in torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated" and block.get("frames")
+    ]
+    blocks.sort(key=lambda block: -block["size"])
+    return [
+        {"bytes": block["size"], "frames": [f"{f['filename']}:{f['line']} in {f['name']}" for f in block["frames"][:8]]}
+        for block in blocks[:MOST_ALLOCATIONS]
+    ]

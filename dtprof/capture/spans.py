@@ -1,0 +1,106 @@
+"""Spans of this process: opened and closed on the recorder, which is asked for when something happens."""
+
+import functools
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dtprof import events, fence
+from dtprof.capture.recorder import Recorder
+
+TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.STEP)
+"""What only a process that trains does: opens the log of this rank."""
+
+
+class Spans:
+    """Opens and closes spans; none of its methods raises."""
+
+    def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
+        """Keep the way to the recorder, which opens the log of this rank when told that the process trains."""
+        self.recorder = recorder
+        self._ids: dict[str, int] = {}
+        self._ids_of: Recorder | None = None
+        self._before_backward: list[Callable[[], object]] = []
+        self.past: deque[tuple[int, int]] = deque()
+        """Begins and ends of pauses that are over and not yet recorded."""
+
+    def id_of(self, recorder: Recorder, name: str) -> int:
+        """Return the id of a name in the log of this recorder."""
+        if recorder is not self._ids_of:
+            self._ids, self._ids_of = {}, recorder  # a forked process has a log of its own
+        known = self._ids.get(name)
+        if known is None:
+            known = self._ids[name] = recorder.name_id(name)
+        return known
+
+    def before_backward(self, call: Callable[[], object]) -> None:
+        """Call this, which must not raise, before each backward pass."""
+        self._before_backward.append(call)
+
+    @fence.fenced("the begin of a phase")
+    def begin(self, phase: str) -> int:
+        """Begin a span; return its handle, 0 where nothing is recorded."""
+        recorder = self.recorder(phase in TRAINING)
+        if recorder is None:
+            return 0
+        if self.past:
+            self._record_past(recorder)
+        if phase != events.BACKWARD:
+            return recorder.begin_span(self.id_of(recorder, phase), False)
+        for call in self._before_backward:
+            call()
+        return recorder.begin_span(self.id_of(recorder, phase), True)
+
+    def _record_past(self, recorder: Recorder) -> None:
+        while self.past:
+            recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), *self.past.popleft())
+
+    @fence.fenced("the end of a phase")
+    def end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
+        """End a span."""
+        recorder = self.recorder(False)
+        if span and recorder is not None:
+            recorder.end_span(span, failed, flags, is_backward)
+
+    def around(
+        self, owner: Any, name: str, phase: str, *, no_failures: tuple[type[BaseException], ...] = ()
+    ) -> Callable[..., Any] | None:
+        """Replace a function of a module or class by one that records a span around it; None where there is none.
+
+        Args:
+            owner: the module or class.
+            name: of the function.
+            phase: what the span is called.
+            no_failures: exceptions by which the function ends in order.
+        """
+        original = vars(owner).get(name)
+        if not isinstance(original, types.FunctionType | types.BuiltinFunctionType):
+            return None
+        watched = self.watched(original, phase, no_failures=no_failures)
+        setattr(owner, name, watched)
+        return watched
+
+    def watched(
+        self, original: Callable[..., Any], phase: str, *, no_failures: tuple[type[BaseException], ...] = ()
+    ) -> Callable[..., Any]:
+        """Return a function that records a span around another."""
+        begin, end = self.begin, self.end
+        is_backward = phase == events.BACKWARD
+
+        @functools.wraps(original)
+        def with_span(*arguments: Any, **options: Any) -> Any:
+            span = begin(phase)
+            failed = True
+            try:
+                result = original(*arguments, **options)
+                failed = False
+                return result
+            except no_failures:
+                failed = False
+                raise
+            finally:
+                end(span, failed=failed, is_backward=is_backward)
+
+        with_span._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return with_span

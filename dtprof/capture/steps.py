@@ -1,0 +1,86 @@
+"""Count steps: by the optimizers of the program, or where it says so itself by dtprof.step()."""
+
+from typing import Any
+
+from dtprof import events, fence
+from dtprof.capture.forward import Forward
+from dtprof.capture.memory import Memory
+from dtprof.capture.spans import Spans
+from dtprof.run_format import schema
+
+
+class Steps:
+    """A row of optimizer steps with no backward pass between them ends one step together."""
+
+    def __init__(self, spans: Spans, forward: Forward, memory: Memory) -> None:
+        """Record on these spans; memory is measured where a step ends."""
+        self._spans = spans
+        self._forward = forward
+        self._memory = memory
+        self._marked = False
+        self._backward_since_step = False
+        self._optimizer_spans: list[int] = []
+        self._seen = 0
+
+    @fence.fenced("steps")
+    def install(self) -> None:
+        """Hook optimizers and the gradient scaler."""
+        import torch.amp.grad_scaler
+        import torch.optim.optimizer as optimizers
+
+        self._spans.before_backward(self._before_backward)
+        optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
+        optimizers.register_optimizer_step_post_hook(self._after_optimizer)
+        self._hook_scaler(torch.amp.grad_scaler.GradScaler)
+
+    def _before_backward(self) -> None:
+        self._backward_since_step = True
+
+    def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
+        self._forward.close()
+        self._memory.see_optimizer(optimizer)
+        self._forward.roots.search(optimizer)
+        self._optimizer_spans.append(self._spans.begin(events.OPTIMIZER) or 0)
+
+    def _after_optimizer(self, *_: Any) -> None:
+        self._spans.end(self._optimizer_spans.pop() if self._optimizer_spans else 0)
+        self._end_by_optimizer()
+
+    def _end_by_optimizer(self) -> None:
+        """Count a step, unless this optimizer belongs to the same burst as the one before it."""
+        self._seen += 1
+        if self._backward_since_step:
+            self._backward_since_step = False
+            if not self._marked:
+                self._end()
+
+    @fence.fenced("the end of a step")
+    def mark(self) -> None:
+        """Count a step where the program says so; from now on only these count."""
+        self._marked = True
+        self._spans.end(self._spans.begin(events.STEP))
+        self._end()
+
+    @fence.fenced("the end of a step")
+    def _end(self) -> None:
+        recorder = self._spans.recorder(True)
+        if recorder is not None:
+            recorder.advance_step()
+            self._memory.at_step_end(recorder)
+            self._forward.roots.forget()
+
+    def _hook_scaler(self, scaler: Any) -> None:
+        """See the steps that a GradScaler skips because gradients overflowed: no optimizer hook fires for them."""
+        original = scaler.step
+
+        def step(scaler_self: Any, *arguments: Any, **options: Any) -> Any:
+            seen = self._seen
+            result = original(scaler_self, *arguments, **options)
+            if self._seen == seen:
+                self._spans.end(self._spans.begin(events.OPTIMIZER), flags=schema.FLAG["skipped"])
+                self._end_by_optimizer()
+            return result
+
+        step.__doc__ = original.__doc__
+        step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        scaler.step = step
