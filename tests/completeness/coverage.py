@@ -20,6 +20,8 @@ from tests.jobs import REPOSITORY
 
 TABLE = Path(__file__).with_name("coverage.json")
 PAGE = REPOSITORY / "docs" / "reference" / "coverage.md"
+PROCESSES = "Processes"
+"""The section of what is not run in one process after the other scenarios."""
 Row = dict[str, Any]
 
 HEAD = """# Coverage
