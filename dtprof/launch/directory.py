@@ -20,7 +20,7 @@ from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
 OUR_FILE = re.compile(r"report\.html|\.?(run|verdict)\.json(\.\d+)?")
-OUR_NODE_FILE = re.compile(r"(exits|processes)\.jsonl|\.?stacks\.json(\.\d+)?|\.warned-\w+")
+OUR_NODE_FILE = re.compile(r"(exits|processes|samples)\.jsonl|\.?stacks\.json(\.\d+)?|\.warned-\w+")
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 
 

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
 from dtprof.launch import child, directory, interpreter, watcher
 from dtprof.launch.archiver import Archiver
+from dtprof.launch.sampler import Sampler
 from dtprof.run_format import paths
 
 EXIT_HANG = 3
@@ -77,7 +79,9 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     archiver = Archiver(run)
+    sampler = Sampler(run / paths.node_folder_name(socket.gethostname()), lambda: watch.pids)
     status = process.wait(stopper.tick)
+    sampler.stop()
     archiver.stop()
     watch.look_last()
     stopped = stopper.begun_s is not None

@@ -71,7 +71,7 @@ class Watcher:
     @property
     def pids(self) -> list[int]:
         """Processes that write a log in this run."""
-        return [progress.pid for progress in self._ranks.values() if progress.pid]
+        return [progress.pid for progress in list(self._ranks.values()) if progress.pid]
 
     @property
     def truncated(self) -> bool:

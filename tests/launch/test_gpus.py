@@ -1,0 +1,218 @@
+"""NVML's answers become samples; what a device refuses is unknown and not asked for again."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtprof.launch import gpus
+from dtprof.run_format.node_samples import GPU, Value
+
+
+class NVMLError(Exception):
+    """As pynvml raises for anything."""
+
+
+class FakeNvml:
+    """A node of some GPUs as pynvml shows it; `refuses` names functions that raise."""
+
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_VOLATILE_ECC = 0, 1, 2, 0
+    NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+    NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES = 197, 198
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815
+
+    def __init__(self, count: int = 1, refuses: tuple[str, ...] = ()) -> None:
+        self.count = count
+        self.refuses = refuses
+        self.asked: list[str] = []
+        self.xids: list[tuple[int, int]] = []
+        self.processes: list[Any] = []
+        self.is_open = False
+        self.answers: dict[str, Any] = {
+            "GetName": b"NVIDIA H100",
+            "GetUUID": "GPU-1",
+            "GetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
+            "GetMemoryInfo": SimpleNamespace(total=80 << 30, used=30 << 30),
+            "GetUtilizationRates": SimpleNamespace(gpu=75, memory=20),
+            "GetPowerUsage": 412_500,
+            "GetTotalEnergyConsumption": 9_000_500,
+            "GetTemperature": 61,
+            "GetCurrentClocksThrottleReasons": 4,
+            "GetTotalEccErrors": 0,
+        }
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.is_open = True
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"handle {index}"
+
+    def nvmlDeviceGetIndex(self, handle: str) -> int:  # noqa: N802
+        return int(handle.split()[1])
+
+    def nvmlEventSetCreate(self) -> str:  # noqa: N802
+        return "events"
+
+    def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> Any:  # noqa: N802
+        assert (events, timeout_ms) == ("events", 0), "never waits"
+        if not self.xids:
+            raise NVMLError("timeout")
+        index, xid = self.xids.pop(0)
+        return SimpleNamespace(device=f"handle {index}", eventData=xid)
+
+    def __getattr__(self, name: str) -> Any:
+        function = name.removeprefix("nvmlDevice")
+        if name == function:
+            raise AttributeError(name)
+
+        def answer(handle: str, *arguments: Any) -> Any:
+            assert handle.startswith("handle ")
+            self.asked.append(function)
+            if function in self.refuses:
+                raise NVMLError("not supported")
+            if function == "GetClockInfo":
+                return {1: 1980, 2: 2619}[arguments[0]]
+            if function == "GetComputeRunningProcesses":
+                return self.processes
+            if function == "GetPcieThroughput":
+                return {0: 5, 1: 7}[arguments[0]]
+            if function == "GetFieldValues":
+                return [self.field(*field) for field in arguments[0]]
+            return self.answers.get(function)
+
+        return answer
+
+    def field(self, number: int, scope: int) -> Any:
+        if number in (197, 198) and "pcie counters" in self.refuses:
+            return SimpleNamespace(nvmlReturn=3, valueType=0, value=None)
+        assert scope == (gpus.ALL_LINKS if number in (138, 139) else 0)
+        return SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=number * 1000))
+
+
+def named(values: list[Value]) -> dict[str, Value]:
+    assert len(values) == len(GPU)
+    return {field.name: value for field, value in zip(GPU, values, strict=True)}
+
+
+def opened(nvml: FakeNvml, *, sees_pids: bool = True) -> gpus.Gpus:
+    return gpus.Gpus(nvml, os.getpid(), sees_pids=sees_pids)
+
+
+def test_every_value_has_its_unit() -> None:
+    nvml = FakeNvml()
+    nvml.processes = [
+        SimpleNamespace(pid=os.getpid(), usedGpuMemory=20 << 30),
+        SimpleNamespace(pid=1, usedGpuMemory=9 << 30),
+    ]
+    (values,) = opened(nvml).sample().values()
+    assert named(values) == {
+        "utilisation": 0.75,
+        "memory_utilisation": 0.2,
+        "memory_used_bytes": 30 << 30,
+        "memory_of_job_bytes": 20 << 30,
+        "memory_of_others_bytes": 9 << 30,
+        "power_w": 412.5,
+        "energy_j": 9000.5,
+        "temperature_c": 61,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 2619,
+        "throttle_reasons": 4,
+        "pcie_sent_bytes": 197_000,
+        "pcie_received_bytes": 198_000,
+        "pcie_sent_bytes_per_s": None,
+        "pcie_received_bytes_per_s": None,
+        "nvlink_sent_bytes": 138_000 * 1024,
+        "nvlink_received_bytes": 139_000 * 1024,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "xid_errors": 0,
+        "last_xid": None,
+    }
+
+
+def test_devices_are_described_once() -> None:
+    described = opened(FakeNvml(count=2)).describe()
+    assert [device["index"] for device in described] == [0, 1]
+    assert described[0] == {
+        "index": 0,
+        "name": "NVIDIA H100",
+        "uuid": "GPU-1",
+        "bus": "00000000:1B:00.0",
+        "memory_bytes": 80 << 30,
+    }
+
+
+def test_what_a_device_refuses_is_unknown_and_not_asked_again() -> None:
+    nvml = FakeNvml(refuses=("GetTotalEccErrors", "GetTotalEnergyConsumption", "RegisterEvents", "GetFieldValues"))
+    devices = opened(nvml)
+    (values,) = devices.sample().values()
+    unknown = {name for name, value in named(values).items() if value is None}
+    assert unknown == {
+        "energy_j",
+        "ecc_corrected",
+        "ecc_uncorrected",
+        "xid_errors",
+        "last_xid",
+        "nvlink_sent_bytes",
+        "nvlink_received_bytes",
+        "pcie_sent_bytes",
+        "pcie_received_bytes",
+    }
+    nvml.asked.clear()
+    devices.sample()
+    assert set(nvml.asked) & set(nvml.refuses) == set()
+
+
+def test_without_counters_of_pcie_its_rate_is_sampled() -> None:
+    (values,) = opened(FakeNvml(refuses=("pcie counters",))).sample().values()
+    assert named(values)["pcie_sent_bytes_per_s"] == 5 * 1024
+    assert named(values)["pcie_received_bytes_per_s"] == 7 * 1024
+
+
+def test_errors_are_counted_for_the_device_that_had_them() -> None:
+    nvml = FakeNvml(count=2)
+    devices = opened(nvml)
+    nvml.xids = [(1, 13), (1, 79)]
+    samples = devices.sample()
+    assert [named(samples[index])["xid_errors"] for index in (0, 1)] == [0, 2]
+    assert [named(samples[index])["last_xid"] for index in (0, 1)] == [None, 79]
+    assert named(devices.sample()[1])["xid_errors"] == 2, "a total"
+
+
+@pytest.mark.parametrize(("sees_pids", "memory"), [(False, 1 << 30), (True, None)])
+def test_memory_of_others_is_unknown_in_a_container_or_where_the_driver_keeps_it_back(
+    sees_pids: bool, memory: int | None
+) -> None:
+    nvml = FakeNvml()
+    nvml.processes = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=memory)]
+    values = named(opened(nvml, sees_pids=sees_pids).sample()[0])
+    assert values["memory_used_bytes"] == 30 << 30
+    assert values["memory_of_job_bytes"] is None
+    assert values["memory_of_others_bytes"] is None
+
+
+def test_node_without_a_driver_says_why_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    assert gpus.open_gpus(1) == (None, "NVML cannot be used: NVML Shared Library Not Found")
+
+
+def test_ancestors_are_followed_to_the_launcher() -> None:
+    assert gpus.descends_from(os.getpid(), os.getppid())
+    assert gpus.descends_from(os.getpid(), os.getpid())
+    assert not gpus.descends_from(os.getppid(), os.getpid())
+    assert not gpus.descends_from(2**22 + 1, os.getpid())
