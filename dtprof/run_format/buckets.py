@@ -100,8 +100,11 @@ def _assign(operations: Array, rows: Sequence[int], layouts: Sequence[Layout], g
         begun = sum(layout.t_ns <= operations["issued_ns"][rows[0]] for layout in own)
         # The newest before the pass first; DDP tells of rebuilt buckets one pass late.
         candidates = [*reversed(own[:begun]), *own[begun:]]
-        fits: list[dict[int, Label]] = [_fit(operations, left, layout) for layout in candidates]
-        found.update(max(fits, key=lambda fit: len(fit)))
+        best: dict[int, Label] = {}
+        for layout in candidates:
+            fit = _fit(operations, left, layout)
+            best = fit if len(fit) > len(best) else best
+        found |= best
     return found
 
 

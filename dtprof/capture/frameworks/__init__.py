@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 from dtprof import fence
 from dtprof.capture.frameworks.acting import Acting
+from dtprof.capture.frameworks.calls import Calls
 from dtprof.capture.frameworks.ddp import DataParallel
 from dtprof.capture.frameworks.fsdp import FullySharded
 from dtprof.capture.frameworks.meshes import Meshes
 from dtprof.capture.frameworks.pipeline import Pipelines
+from dtprof.capture.frameworks.tensor_parallel import TensorParallel
 from dtprof.capture.recorder import Recorder
 
 
@@ -18,5 +20,5 @@ from dtprof.capture.recorder import Recorder
 def install(recorder: Callable[[bool], Recorder | None]) -> None:
     """Hook the frameworks; the recorder is asked for when they act."""
     acting = Acting(recorder)
-    for framework in (Meshes(acting), Pipelines(acting), FullySharded(acting), DataParallel(acting)):
-        framework.install()
+    for framework in (Meshes, Pipelines, FullySharded, DataParallel, TensorParallel, Calls):
+        framework(acting).install()

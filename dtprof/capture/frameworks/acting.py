@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -77,14 +78,21 @@ class Acting:
 
         @fence.fenced(f"on whose behalf {name} acts")
         def hook_module(module: ModuleType) -> None:
-            hook(module)
+            try:
+                hook(module)
+            except AttributeError as error:
+                self._note(f"torch has no {name}.{error.name}: what it does carries no label")
 
         after_import(name, hook_module)
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
-        """Replace a function by one that calls `begin(*arguments)` before it and `end(its result, failed)` after it.
+        """Replace a function by one that is watched; a torch without it is noted in the run."""
+        self.replace(owner, name, lambda original: self.watched(original, name, begin, end))
 
-        Compiled code is left as it is. A torch without the function is noted in the run.
+    def watched(self, original: Callable[..., Any], name: str, begin: Begin, end: End | None = None) -> Any:
+        """Return the function with `begin(*arguments)` before it and `end(what that returned, failed)` after it.
+
+        Compiled code is left as it is. Without an end, what `begin` returned is the label to go back to.
         """
         import torch.compiler
 
@@ -92,23 +100,20 @@ class Acting:
         guard = fence.fenced(f"on whose behalf {name} acts")
         begin, end = guard(begin), guard(end if end is not None else self.end)
 
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def watched(*arguments: Any, **options: Any) -> Any:
-                if is_compiling():
-                    return original(*arguments, **options)
-                begun = begin(*arguments, **options)
-                failed = True
-                try:
-                    result = original(*arguments, **options)
-                    failed = False
-                    return result
-                finally:
-                    end(begun, failed)
+        @functools.wraps(original)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            if is_compiling():
+                return original(*arguments, **options)
+            begun = begin(*arguments, **options)
+            failed = True
+            try:
+                result = original(*arguments, **options)
+                failed = False
+                return result
+            finally:
+                end(begun, failed)
 
-            return watched
-
-        self.replace(owner, name, make)
+        return watched
 
     def after(self, owner: Any, name: str, see: Callable[..., object]) -> None:
         """Replace a function by one that calls `see(result, *arguments)` after it."""
@@ -139,8 +144,17 @@ class Acting:
             return
         new = make(original)
         setattr(owner, name, staticmethod(new) if is_static else new)
+        if isinstance(owner, ModuleType):
+            _replace_copies(original, name, new)
 
     def _note(self, text: str) -> None:
         self._missing.append(text)
         if self._labels is not None:
             self._labels.recorder.write_entry(timed_entry("note", text=text))
+
+
+def _replace_copies(original: Any, name: str, new: Any) -> None:
+    """Replace a function of a module where modules of torch that were imported earlier have it from there."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("torch.distributed") and vars(module).get(name) is original:
+            setattr(module, name, new)
