@@ -35,6 +35,7 @@ OPERATION = np.dtype(
         ("wait_begin_ns", "i8"),  # UNKNOWN_NS where nobody waited
         ("wait_ns", "i8"),  # time blocked in waits
         ("done_ns", "i8"),  # UNKNOWN_NS where completion is not known
+        ("device_ns", "i8"),  # how long it took on its device; UNKNOWN_NS where that was not measured
     ]
 )
 SPAN = np.dtype(

@@ -162,6 +162,7 @@ class RankBuilder:
                 "wait_begin_ns": _absolute(waits and waits[0]),
                 "wait_ns": waits[1] - waits[0] if waits else 0,
                 "done_ns": _absolute(done),
+                "device_ns": UNKNOWN_NS,
             }
         )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import __version__, events, fence, settings
-from dtprof.capture import call_sites, exits, frameworks
+from dtprof.capture import call_sites, device_times, exits, frameworks, groups
 from dtprof.capture.entries import entry, timed_entry
 from dtprof.capture.phases import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
@@ -120,8 +120,6 @@ class Process:
 
         names = [name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
         if hasattr(recorder, "on_group"):
-            from dtprof.capture import groups
-
             def describe(group_id: int, name: str) -> None:
                 if line := groups.members_entry(group_id, name):
                     recorder.write_entry(line)
@@ -132,6 +130,8 @@ class Process:
 
             waits.watch_waits(torch._C._distributed_c10d.Work)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
+        if read := device_times.reader():
+            groups.on_first_nccl_group(device_times.DeviceTimes(recorder, groups.ids, read).start)
 
     def _describe(self, error: BaseException) -> str | None:
         return self._phases.exhaustion.describe(error) if self._phases is not None else None

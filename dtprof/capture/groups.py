@@ -1,7 +1,7 @@
 """Describe a process group: what its own object says, and what only torch.distributed knows."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dtprof import fence
@@ -36,6 +36,16 @@ def first_entry(group_id: int, group: Any) -> str:
     )
 
 
+ids: dict[str, int] = {}
+"""Of groups that torch knows, by name."""
+_on_nccl: list[Callable[[], None]] = []
+
+
+def on_first_nccl_group(call: Callable[[], None]) -> None:
+    """Arrange a call once a process group of this process turns out to use NCCL."""
+    _on_nccl[:] = [call]
+
+
 @fence.fenced("the members of a process group")
 def members_entry(group_id: int, name: str) -> str:
     """Return the lines with members, back end, timeout and axis, as far as torch and the frameworks know the group."""
@@ -47,6 +57,9 @@ def _members_entry(group_id: int, name: str) -> str:
 
     for group, (backend, _) in list(c10d._world.pg_map.items()):
         if group.group_name == name:
+            ids[name] = group_id
+            while "nccl" in backend and _on_nccl:
+                _on_nccl.pop()()
             return entry(
                 "group",
                 id=group_id,

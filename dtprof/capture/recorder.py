@@ -32,6 +32,16 @@ class Recorder(Protocol):
     def sample(self, op: int, value: int) -> None:
         """Record one value now."""
 
+    def device_time(self, group: int, taken_ns: int, duration_ns: int, seen_ns: int) -> None:
+        """Record how long an operation took on its device, once that is known.
+
+        Args:
+            group: id of its process group.
+            taken_ns: when the back end took it, within the call, on the host clock.
+            duration_ns: how long it took on the device.
+            seen_ns: when it was seen complete, on the host clock.
+        """
+
     def set_label(self, label: int) -> int:
         """Say on whose behalf this thread acts, by the id of a `label` entry; return the one before; 0 is none."""
 

@@ -130,9 +130,14 @@ def injected_path(python_path: str) -> str:
     return os.pathsep.join(filter(None, [str(bootstrap_folder()), python_path]))
 
 
+TORCH_SETTINGS = {"TORCH_NCCL_ENABLE_TIMING": "1"}
+"""Variables given to the job unless it has them, none of which changes what it computes: NCCL's back end times its
+operations, for capture/device_times.py."""
+
+
 def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
     """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
-    environment = dict(os.environ)
+    environment = TORCH_SETTINGS | os.environ
     environment["PYTHONPATH"] = injected_path(environment.get("PYTHONPATH", ""))
     environment[settings.ENV_RUN_DIR] = str(run)
     environment[settings.ENV_NATIVE_TAP] = tap.library or ""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dtprof import events, tables
 from dtprof.axes import axis_of
 from dtprof.errors import NewerFormatError, NotARunError
-from dtprof.run_format import archive, paths, schema, totals
+from dtprof.run_format import archive, device_times, paths, schema, totals
 from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.buckets import Layout, label_buckets
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
@@ -326,8 +326,10 @@ def _split(records: Array) -> tuple[Array, Array, Array]:
         records = records[np.argsort(issued, kind="stable")]
     kind = records["kind"]
     is_operation = (kind == schema.KIND["collective"]) | (kind == schema.KIND["p2p"])
+    operations = _operations(records[is_operation])
+    device_times.join(operations, records[kind == schema.KIND["device_time"]])
     return (
-        _operations(records[is_operation]),
+        operations,
         _spans(records[kind == schema.KIND["span"]]),
         _samples(records[kind == schema.KIND["sample"]]),
     )
@@ -354,6 +356,7 @@ def _operations(records: Array) -> Array:
     waited = records["waited_for"]
     table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
     table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
+    table["device_ns"] = UNKNOWN_NS
     return table
 
 

@@ -132,6 +132,11 @@ KINDS = {
     "p2p": (2, "point-to-point operation"),
     "span": (3, "phase of the program: begin and end"),
     "sample": (4, "one value at one moment"),
+    "device_time": (
+        5,
+        "how long an operation of a group took on its device: issued_ns is when its back end took it, within the call; "
+        "numel the duration in ns; done_after until it was seen complete",
+    ),
 }
 FLAGS = {
     "async": (1, "the caller asked for a handle (async_op=True)"),

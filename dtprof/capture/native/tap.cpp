@@ -1163,6 +1163,19 @@ void past_span(uint16_t op, uint64_t begin_ns, uint64_t end_ns) {
   event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
 }
 
+void device_time(uint16_t group, uint64_t taken_ns, uint64_t duration_ns, uint64_t seen_ns) {
+  Log* log = g_log.load(std::memory_order_acquire);
+  if (!log) return;
+  Event event = log->claim();
+  if (!event) return;
+  event.issued = taken_ns;
+  record_on(log, event.record, KIND_DEVICE_TIME, 0, taken_ns, duration_ns, 0);
+  event.record->group = group;
+  event.record->state.store(STATE_ISSUED, std::memory_order_release);
+  event.complete(STATE_DONE);
+  event.record->done_after = static_cast<float>(seen_ns - taken_ns);
+}
+
 void sample(uint16_t op, uint64_t value) {
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return;
@@ -1206,6 +1219,7 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("end_span", &end_span);
   m.def("past_span", &past_span);
   m.def("sample", &sample);
+  m.def("device_time", &device_time);
   m.def("advance_step", [] { return ++g_step; });
   m.def("write_entry", &write_entry);
   m.def("close_log", &close_log);

@@ -13,6 +13,7 @@ AT = schema.OFFSET
 STATE = schema.STATE
 pack_f32 = struct.Struct("<f").pack_into
 unpack_f32 = struct.Struct("<f").unpack_from
+pack_u16 = struct.Struct("<H").pack_into
 pack_u64 = struct.Struct("<Q").pack_into
 unpack_u64 = struct.Struct("<Q").unpack_from
 pack_u32 = struct.Struct("<I").pack_into

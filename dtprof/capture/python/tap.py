@@ -24,7 +24,7 @@ from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
 from dtprof.capture.python import shortcut
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.room import Room
-from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u32, pack_u64
+from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u16, pack_u32, pack_u64
 from dtprof.capture.python.waits import poll, watch
 from dtprof.run_format import paths, schema
 
@@ -254,6 +254,15 @@ class PythonTap:
         if claimed is not None:
             segment, at = claimed
             pack_f32(segment.memory, at + AT["done_after"], end_ns - begin_ns)
+            segment.memory[at] = STATE["done"]
+
+    def device_time(self, group: int, taken_ns: int, duration_ns: int, seen_ns: int) -> None:
+        """Record how long an operation took on its device."""
+        claimed = self._plain(schema.KIND["device_time"], 0, duration_ns, 0, taken_ns)
+        if claimed is not None:
+            segment, at = claimed
+            pack_u16(segment.memory, at + AT["group"], group)
+            pack_f32(segment.memory, at + AT["done_after"], seen_ns - taken_ns)
             segment.memory[at] = STATE["done"]
 
     def sample(self, op: int, value: int) -> None:

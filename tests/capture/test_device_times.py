@@ -1,0 +1,71 @@
+"""Durations are taken from the back end's ring once each; the ring here is made up, for want of a GPU."""
+
+import pickle
+import time
+from typing import Any
+
+import pytest
+
+from dtprof.capture.device_times import DeviceTimes, reader
+
+
+class Recorded:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int]] = []
+
+    def device_time(self, group: int, taken_ns: int, duration_ns: int, seen_ns: int) -> None:
+        self.rows.append((group, duration_ns, seen_ns - taken_ns))
+
+
+def entry(record_id: int, *, state: str = "completed", group: str = "0", ms: float | None = 2.5) -> dict[str, Any]:
+    """Return an entry as torch 2.13's NCCL back end writes it; those of gloo have no duration."""
+    created = time.time_ns()
+    return {
+        "record_id": record_id,
+        "state": state,
+        "process_group": (group, "default_pg"),
+        "duration_ms": ms,
+        "time_created_ns": created,
+        "time_discovered_completed_ns": created + 90_000_000 if state == "completed" else None,
+    }
+
+
+def test_each_completed_operation_is_recorded_once() -> None:
+    ring = [entry(0), entry(1, state="scheduled", ms=None), entry(2, group="7", ms=1.0), entry(3, group="unknown")]
+    recorded = Recorded()
+    times = DeviceTimes(recorded, {"0": 4, "7": 5}, lambda: pickle.dumps({"entries": ring}))  # type: ignore[arg-type]
+    assert times.drain() is not None
+    assert recorded.rows == [(4, 2_500_000, 90_000_000), (5, 1_000_000, 90_000_000)]
+    ring[1] = entry(1, ms=0.25)
+    times.drain()
+    times.drain()
+    assert recorded.rows[2:] == [(4, 250_000, 90_000_000)]
+
+
+def test_a_ring_that_cannot_be_read_ends_the_reading_and_harms_nobody(capsys: Any) -> None:
+    times = DeviceTimes(Recorded(), {}, lambda: b"no pickle")  # type: ignore[arg-type]
+    assert times.drain() is None
+    assert "how long operations took on the device is not recorded" in capsys.readouterr().err
+
+
+@pytest.mark.jobs
+def test_this_torch_has_a_ring_and_its_entries_have_the_keys_that_are_read() -> None:
+    import torch
+    import torch.distributed as dist
+
+    read = reader()
+    assert read is not None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+        entries = pickle.loads(read())["entries"]
+    finally:
+        dist.destroy_process_group()
+    assert {"record_id", "state", "process_group", "time_created_ns", "time_discovered_completed_ns"} <= set(
+        entries[-1]
+    )
+    recorded = Recorded()
+    DeviceTimes(recorded, {"0": 0}, read).drain()  # type: ignore[arg-type]
+    assert recorded.rows == []  # gloo tells no durations
