@@ -120,6 +120,7 @@ class RankBuilder:
         thread: int = 1,
         step: int | None = None,
         flags: int = FLAG["completion"],
+        device: int | None = None,
         state: str | None = None,
         dtype: str = "uint8",
         reduce_op: str | None = None,
@@ -162,7 +163,7 @@ class RankBuilder:
                 "wait_begin_ns": _absolute(waits and waits[0]),
                 "wait_ns": waits[1] - waits[0] if waits else 0,
                 "done_ns": _absolute(done),
-                "device_ns": UNKNOWN_NS,
+                "device_ns": UNKNOWN_NS if device is None else device,
             }
         )
 
@@ -241,7 +242,7 @@ class RankBuilder:
             groups=self.groups,
             threads={1: "MainThread"},
             sizes=self.sizes,
-            features=("backend:gloo",),
+            features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else [])),
             operations=operations,
             spans=spans,
             samples=samples,

@@ -8,7 +8,7 @@ import numpy as np
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
-from dtprof.analysis.meetings import Family, Matched, Meetings
+from dtprof.analysis.meetings import Family, Matched, Meetings, duration_of
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import CollectiveResult
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
@@ -63,8 +63,11 @@ ROW_SUMS = np.dtype(
 
 def time_operations(operations: Array, matched: Matched, meetings: Meetings, blocked: Blocked) -> Timing:
     """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank."""
-    start, done = operations["issued_ns"], operations["done_ns"]
-    duration = np.where(done == UNKNOWN_NS, UNKNOWN_NS, done - start)
+    done, duration = operations["done_ns"], duration_of(operations)
+    # On a device it starts when the device comes to it. When it was done is known too roughly to compare between ranks:
+    # there, durations tell who waited.
+    on_device = (operations["device_ns"] >= 0) & (done != UNKNOWN_NS)
+    start = np.where(on_device, done - duration, operations["issued_ns"])
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
     for_root = np.zeros(len(operations), np.bool_)
@@ -76,7 +79,7 @@ def time_operations(operations: Array, matched: Matched, meetings: Meetings, blo
         met = find_met(meetings, family, matched)
         differs = np.zeros(len(rows), np.bool_) if family.is_p2p else met["mixed_ops"]
         mixed += int(differs.sum())
-        exact = (met["num_seen"] == family.members) & ~met["mixed_hosts"] & ~differs
+        exact = (met["num_seen"] == family.members) & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
         estimated = (met["num_seen"] >= 2) & (met["num_seen"] <= family.members) & ~differs & ~exact
         estimated &= duration[rows] != UNKNOWN_NS
         arrived, for_root[rows] = _exact_arrival(meetings, family, met, start[rows], done[rows])

@@ -201,6 +201,13 @@ def _place_messages(
     return int((~known).sum())
 
 
+def duration_of(operations: Array) -> Column:
+    """Return how long operations took: on their device where that was measured; UNKNOWN_NS where not known."""
+    done, device = operations["done_ns"], operations["device_ns"]
+    on_host = np.where(done == UNKNOWN_NS, UNKNOWN_NS, done - operations["issued_ns"])
+    return np.where((device >= 0) & (done != UNKNOWN_NS), device, on_host)
+
+
 def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
     """Describe the operations of one rank for the meeting with the other ranks."""
     rows: dict[Family, Array] = {}
@@ -216,7 +223,7 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
             has_root = (root >= 0) & (root < len(family.ranks))
             row["root_rank"][has_root] = np.array(family.ranks, np.int64)[root[has_root]]
             row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
-        row["min_duration"] = np.where(done != UNKNOWN_NS, done - start, FAR)
+        row["min_duration"] = np.where(done != UNKNOWN_NS, duration_of(operations[some]), FAR)
         row["op"] = np.minimum(operations["op"][some], len(tables.ops))
         row["api"] = apis.of_operation[some]
         row["host"] = 0

@@ -172,3 +172,12 @@ def test_an_operation_that_failed_is_counted_and_not_timed() -> None:
         rank.op("all_reduce", 70_000_000_000, 70_000_000_030)
     row = only_row(summarise(MemoryRun(ranks)))
     assert (row.count, row.duration_ns, row.exposed_ns) == (2, 30, 30)
+
+
+def test_durations_measured_on_the_device_tell_who_waited() -> None:
+    # Issued at 10 and 15, seen complete long after; on the device they took 50 and 30: the first waited 20 of its 50.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank, issued, seen, took in zip(ranks, (10, 15), (900, 1000), (50, 30), strict=True):
+        rank.op("all_reduce", issued, seen, nbytes=1000, device=took)
+    row = only_row(summarise(MemoryRun(ranks)))
+    assert (row.duration_ns, row.wait_ns, row.transfer_ns) == (40, 10, 30)
