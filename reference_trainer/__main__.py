@@ -5,10 +5,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from reference_trainer.corpus import read_corpus
+from reference_trainer.checkpoint_folder import refuse_folder
 from reference_trainer.errors import UsageError
 from reference_trainer.options import parse_options
 from reference_trainer.placement import read_placement
+from reference_trainer.windows import read_tokens
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -16,12 +17,12 @@ def main(arguments: Sequence[str]) -> int:
     placement = read_placement(os.environ)
     try:
         options = parse_options(arguments, placement)
-        corpus = read_corpus(options.corpus, limit_bytes=options.preset.corpus_limit_bytes)
-        options.refuse_short_corpus(len(corpus.text))
+        tokens = read_tokens(options)
+        refuse_folder(options, tokens)
         # Only now: loading torch takes seconds, and a refusal should not.
         from reference_trainer.train import train
 
-        train(options, corpus, placement)
+        train(options, tokens, placement)
     except UsageError as error:
         # The launcher stops the rest as soon as one rank has ended: so each says it, and lives on to its own status.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -12,6 +12,13 @@ from reference_trainer.faults import Fault, describe_faults, parse_fault
 from reference_trainer.layout import Layout, add_layout_arguments, read_layout, refuse_below_one, refuse_impossible
 from reference_trainer.placement import Placement
 from reference_trainer.presets import PRESETS, BartShape, ModelShape, Preset
+from reference_trainer.run_options import (
+    CheckpointOptions,
+    DataOptions,
+    add_run_arguments,
+    read_checkpoint_options,
+    read_data_options,
+)
 
 T = TypeVar("T")
 
@@ -47,6 +54,10 @@ class Options:
     corpus: Path | None
     metrics: Path | None
     fault: Fault | None
+    data: DataOptions
+    checkpoint: CheckpointOptions | None
+    tensorboard: Path | None
+    mfu: bool
 
     @property
     def preset(self) -> Preset:
@@ -83,18 +94,8 @@ class Options:
         refuse_impossible(
             self.layout, shape=self.shape, batch_size=self.batch_size, sequence_length=self.sequence_length
         )
-        if self.metrics is not None:
+        if self.metrics is not None and not (self.checkpoint and self.checkpoint.resume):
             _refuse_unwritable(self.metrics)
-
-    def refuse_short_corpus(self, num_bytes: int) -> None:
-        """Refuse a text that does not fill one global batch."""
-        needed = self.tokens_per_step + 1
-        if num_bytes < needed:
-            source = f"--corpus {self.corpus}" if self.corpus else "the default corpus"
-            raise UsageError(
-                f"{source} has {num_bytes:,} bytes, but one step takes --batch-size {self.batch_size} x "
-                f"--sequence-length {self.sequence_length} + 1 = {needed:,}; give a longer text or lower one of the two"
-            )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,12 +114,16 @@ def parse_options(arguments: Sequence[str], placement: Placement) -> Options:
         others = ", ".join(name for name, other in PRESETS.items() if model in other.shapes)
         raise UsageError(f"--model {model}: --preset {given.preset} has no such model; give --preset {others}")
     layout = read_layout(given, placement)
+    shape = preset.shapes[model]
+    if given.vocabulary_size is not None:
+        refuse_below_one("vocabulary_size", given.vocabulary_size)
+        shape = replace(shape, vocabulary_size=given.vocabulary_size)
     steps = _default(given.steps, preset.steps)
     batch_size = _default(given.batch_size, preset.batch_size)
     return Options(
         preset_name=given.preset,
         model=model,
-        shape=preset.shapes[model],
+        shape=shape,
         layout=layout,
         batch_size=batch_size,
         sequence_length=_default(given.sequence_length, preset.sequence_length),
@@ -128,7 +133,11 @@ def parse_options(arguments: Sequence[str], placement: Placement) -> Options:
         seed=given.seed,
         corpus=given.corpus,
         metrics=given.metrics,
-        fault=parse_fault(given.fault, world_size=placement.world_size, steps=steps) if given.fault else None,
+        fault=_read_fault(given.fault, placement, layout, steps=steps),
+        data=read_data_options(given, shape),
+        checkpoint=read_checkpoint_options(given, steps=steps, restarted=placement.attempt > 0),
+        tensorboard=given.tensorboard,
+        mfu=given.mfu,
     )
 
 
@@ -144,16 +153,29 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--preset", choices=PRESETS, default="tiny", help="sizes and defaults of the rest (default: tiny)")
     add("--model", choices=["gpt", "bart"], help="gpt: a decoder (default); bart: encoder and decoder")
     add("--batch-size", type=int, metavar="N", help="sequences a step, over all ranks")
-    add("--sequence-length", type=int, metavar="N", help="tokens a sequence; a token is a byte")
+    add("--sequence-length", type=int, metavar="N", help="tokens a sequence")
     add("--precision", choices=PRECISIONS, help="bf16: autocast over fp32 weights")
     add("--learning-rate", type=float, metavar="LR", help="peak, behind the warm-up (default: scaled by --batch-size)")
     add("--steps", type=int, metavar="N", help="optimizer steps")
     add("--seed", type=int, default=0, metavar="S", help="of the weights and of the order of the text (default: 0)")
-    add("--corpus", type=Path, metavar="PATH", help="text file or folder (default: Python's standard library)")
+    add("--corpus", type=Path, metavar="PATH", help="text file, .jsonl, or folder (default: Python's standard library)")
     add("--metrics", type=Path, metavar="FILE.jsonl", help="new file for one JSON line a step, written by rank 0")
+    add("--tensorboard", type=Path, metavar="DIR", help="folder for scalars in the format of TensorBoard")
+    add(
+        "--mfu", action="store_true", help="state the share of the matrix-product peak, measured at start, that is used"
+    )
     add_layout_arguments(parser)
+    add_run_arguments(parser)
     add("--fault", metavar="NAME[:key=value,...]", help="inject a fault; listed below")
     return parser
+
+
+def _read_fault(text: str | None, placement: Placement, layout: Layout, *, steps: int) -> Fault | None:
+    """Read a fault; a job that was restarted has none, or it would never end."""
+    if text is None:
+        return None
+    fault = parse_fault(text, world_size=placement.world_size, pipeline_ranks=layout.pp, steps=steps)
+    return None if placement.attempt > 0 else fault
 
 
 def _default(given: T | None, preset: T) -> T:

@@ -174,15 +174,15 @@ def _receive(connection: Connection) -> str:
 def _train(arguments: Sequence[str], placement: Placement, metrics: str, store: str) -> None:
     import torch
     from torch import distributed
-    from torch.distributed.distributed_c10d import FileStore  # type: ignore[attr-defined]
+    from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-    from reference_trainer.corpus import read_corpus
     from reference_trainer.options import parse_options
     from reference_trainer.train import train
+    from reference_trainer.windows import read_tokens
 
     torch.set_num_threads(1)
     options = parse_options([*arguments, "--metrics", metrics], placement)
-    corpus = read_corpus(options.corpus, limit_bytes=options.preset.corpus_limit_bytes)
+    tokens = read_tokens(options)
     if placement.launched:
         # A store of its own for each layout: nothing of the one before is left in it.
         distributed.init_process_group(
@@ -196,7 +196,7 @@ def _train(arguments: Sequence[str], placement: Placement, metrics: str, store: 
         stdout, stderr = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = nowhere
         try:
-            train(options, corpus, placement)
+            train(options, tokens, placement)
         finally:
             sys.stdout, sys.stderr = stdout, stderr
 

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Name one rank of a job; `launched` is false for a plain `python -m`, which needs no process group."""
+    """Name one rank of a job; `launched` is false for a plain `python -m`, which needs no process group.
+
+    `attempt` counts the restarts of torchrun.
+    """
 
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
     local_world_size: int = 1
     launched: bool = False
+    attempt: int = 0
 
 
 def read_placement(environment: Mapping[str, str]) -> Placement:
@@ -26,4 +30,5 @@ def read_placement(environment: Mapping[str, str]) -> Placement:
         world_size=world_size,
         local_world_size=int(environment.get("LOCAL_WORLD_SIZE", world_size)),
         launched=True,
+        attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )

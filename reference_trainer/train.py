@@ -8,44 +8,58 @@ from typing import cast
 import torch
 from torch import Tensor, distributed
 
-from reference_trainer.corpus import Corpus
+from reference_trainer.batches import Batches
+from reference_trainer.checkpoint import Checkpoints
 from reference_trainer.errors import UsageError
-from reference_trainer.faults import Fault
+from reference_trainer.faults import Fault, Scene
+from reference_trainer.metrics import measure_rate
 from reference_trainer.models import count_parameters
 from reference_trainer.optimization import compute_learning_rate, set_learning_rate
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes, build_axes
-from reference_trainer.parallelism.build import build_training
+from reference_trainer.parallelism.build import Training, build_training
 from reference_trainer.parallelism.context import take_columns
 from reference_trainer.parallelism.devices import choose_device, join_job, leave_job, share_cores
 from reference_trainer.placement import Placement
+from reference_trainer.precision import activation_dtype
 from reference_trainer.progress import Journal
-from reference_trainer.provisional import read_batches
+from reference_trainer.random_numbers import seed_rank
 from reference_trainer.seams import IGNORED_TARGET
+from reference_trainer.token_file import TokenFile
 
 MAX_GRADIENT_NORM = 1.0
 
 
-def train(options: Options, corpus: Corpus, placement: Placement) -> None:
+def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
     """Train from the first step to the last on this rank, together with all others."""
     share_cores(placement)
     device = choose_device(options, placement)
     join_job(device, placement)
     axes = build_axes(options.layout, options.precision, device)
-    fault = options.fault if options.fault and options.fault.rank == placement.rank else Fault(rank=placement.rank)
+    seed_rank(options.seed, placement.rank)
 
     training = build_training(options, axes, device)
-    batches = read_batches(corpus, options, data_rank=axes.rank("dp_replicate", "dp_shard"))
+    batches = Batches(
+        tokens, options, data_rank=axes.rank("dp_replicate", "dp_shard"), pin_memory=device.type == "cuda"
+    )
+    checkpoints = Checkpoints(options, tokens, training.parts, batches)
+    num_done = checkpoints.load()
+    fault = options.fault or Fault(rank=0)
+    fault.attach(Scene.find(training, batches, axes, rank=placement.rank))
 
-    with Journal(options, rank=placement.rank, clock=time.perf_counter) as journal:
-        journal.announce(describe_run(options, corpus, device))
-        for step in range(1, options.steps + 1):
+    rate = None
+    if options.mfu:
+        dtype = activation_dtype(options)
+        rate = measure_rate(options.shape, sequence_length=options.sequence_length, dtype=dtype, device=device)
+    with Journal(options, rank=placement.rank, clock=time.perf_counter, num_done=num_done, rate=rate) as journal:
+        journal.announce(describe_run(options, tokens, device))
+        for step, rows in zip(range(num_done + 1, options.steps + 1), batches, strict=False):
             fault.before_step(step)
             lr = compute_learning_rate(
                 step, peak=options.learning_rate, warmup_steps=options.preset.warmup_steps, steps=options.steps
             )
 
-            batch = load(next(batches), axes, device)
+            batch = load(rows, axes, device)
             num_tokens = axes.sum_over_data((batch["targets"] != IGNORED_TARGET).sum()).item()
             # Gradients are averaged over the ranks that see other tokens, but are of the mean over all tokens.
             loss_sum = training.run_pass(batch, scale=axes.num_data_ranks / num_tokens)
@@ -57,17 +71,30 @@ def train(options: Options, corpus: Corpus, placement: Placement) -> None:
                 part.optimizer.step()
                 part.optimizer.zero_grad()
 
-            if fault.skips_loss_average(step):
-                loss = loss_sum.item() / num_tokens
-            else:
-                loss = average_loss(loss_sum, num_tokens, axes)
+            loss = average_loss(fault.before_loss_average(step, loss_sum), num_tokens, axes)
+            fault.after_step(step)
             if not math.isfinite(loss):
                 leave_job()  # every rank has the same loss and comes here
                 raise UsageError(f"the loss is {loss} at step {step}; lower --learning-rate {options.learning_rate}")
             journal.record_step(step, loss=loss, lr=lr, grad_norm=grad_norm.item())
+            checkpoints.after_step(step)
+            if options.data.evaluate_every and step % options.data.evaluate_every == 0:
+                journal.record_evaluation(step, loss=evaluate(training, batches, axes, device))
 
+        checkpoints.finish()
         journal.summarise()
     leave_job()
+
+
+def evaluate(training: Training, batches: Batches, axes: Axes, device: torch.device) -> float:
+    """Return the mean loss of a held-out token; every rank must call this."""
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    for rows in batches.read_held_out():
+        batch = load(rows, axes, device)
+        totals[0] += training.run_pass.evaluate(batch)
+        totals[1] += (batch["targets"] != IGNORED_TARGET).sum()
+    num_tokens = axes.sum_over_data(totals[1].clone()).item()
+    return average_loss(totals[0], num_tokens, axes)
 
 
 def load(batch: Mapping[str, object], axes: Axes, device: torch.device) -> dict[str, Tensor]:
@@ -84,16 +111,14 @@ def average_loss(loss_sum: Tensor, num_tokens: float, axes: Axes) -> float:
     return loss_sum.item() / axes.size("tp") / num_tokens
 
 
-def describe_run(options: Options, corpus: Corpus, device: torch.device) -> str:
+def describe_run(options: Options, tokens: TokenFile, device: torch.device) -> str:
     """Say what is trained, on what, and where."""
-    size = f"{'the first ' if corpus.cut else ''}{len(corpus.text) / 1e6:.1f} MB in {corpus.num_files} files"
-    skipped = f" (left out as not UTF-8 text: {corpus.num_files_skipped})" if corpus.num_files_skipped else ""
     layout, name = options.layout, "decoder" if options.model == "gpt" else "BART"
     ranks = f"{layout.world_size} rank{'s' if layout.world_size > 1 else ''} on {device.type}"
     backend = f" with {distributed.get_backend()}" if distributed.is_initialized() else ""
     return (
         f"model   {name}, {count_parameters(options.shape) / 1e6:.2f} M parameters, {options.precision}\n"
-        f"corpus  {size} of {corpus.source}{skipped}\n"
+        f"corpus  {tokens.describe()}\n"
         f"layout  {ranks}{backend}{layout.describe()}; a step is {options.batch_size} sequences of "
         f"{options.sequence_length} tokens"
     )

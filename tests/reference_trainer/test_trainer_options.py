@@ -66,13 +66,6 @@ def test_metrics_file_with_content_is_not_overwritten(tmp_path: Path) -> None:
         parse("--metrics", str(path))
 
 
-def test_corpus_shorter_than_one_step_is_refused() -> None:
-    options = parse("--batch-size", "4", "--sequence-length", "8", "--corpus", "poem.txt")
-    options.refuse_short_corpus(33)
-    with pytest.raises(UsageError, match=re.escape("--corpus poem.txt has 32 bytes, but one step takes")):
-        options.refuse_short_corpus(32)
-
-
 def test_placement_comes_from_the_variables_of_torchrun() -> None:
     environment = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
     assert read_placement(environment) == Placement(

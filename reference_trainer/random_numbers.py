@@ -1,0 +1,17 @@
+"""Random numbers that are the same in every run, and others on every rank."""
+
+import random
+
+import numpy as np
+import torch
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Seed all generators of this process from the seed of the run and the rank.
+
+    Weights, the order of samples and their damage come from generators of their own, the same on all ranks.
+    """
+    own = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    random.seed(own)
+    np.random.seed(own)
+    torch.manual_seed(own)
