@@ -170,10 +170,10 @@ def refuse_below_one(name: str, value: int | None) -> None:
 def refuse_impossible(layout: Layout, *, shape: ModelShape, batch_size: int, sequence_length: int) -> None:
     """Refuse what cannot be spread like this, before any rank has joined."""
     _refuse_indivisible_model(layout, shape, sequence_length)
-    _refuse_indivisible_batch(layout, batch_size)
     _refuse_data_parallel_combination(layout)
     if layout.pp > 1:
         _refuse_impossible_pipeline(layout, shape)
+    _refuse_indivisible_batch(layout, batch_size)
 
 
 def _refuse_indivisible_model(layout: Layout, shape: ModelShape, sequence_length: int) -> None:
@@ -239,8 +239,12 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
         raise UsageError(f"--bucket-mb is {layout.bucket_mb}; give a number above 0, such as 25")
     if layout.sequence_parallel and layout.tp == 1:
         raise UsageError("--sequence-parallel divides the sequence over tensor-parallel ranks; give --tp 2 or more too")
-    if layout.find_unused_parameters and layout.static_graph:
-        raise UsageError("--static-graph finds unused weights once; leave --find-unused-parameters out")
+    if layout.static_graph and (layout.find_unused_parameters or layout.accumulate > 1):
+        flag = f"--accumulate {layout.accumulate}" if layout.accumulate > 1 else "--find-unused-parameters"
+        raise UsageError(
+            f"--static-graph with {flag}: it takes all that is to know from one pass, which has to average gradients; "
+            "leave one of the two out"
+        )
 
 
 def _refuse_impossible_pipeline(layout: Layout, shape: ModelShape) -> None:

@@ -27,7 +27,8 @@ LAYOUTS = [
     # Data parallelism
     _exact(1, "--accumulate 4"),
     _exact(2, "--dp 2"),
-    _exact(2, "--dp 2 --bucket-mb 0.01 --static-graph --accumulate 2"),
+    _exact(2, "--dp 2 --bucket-mb 0.01 --static-graph"),
+    _exact(2, "--dp 2 --bucket-mb 0.01 --accumulate 2"),
     _exact(4, "--dp 4 --find-unused-parameters"),
     _exact(8, "--dp 8"),
     _exact(4, "--dp-mode zero1", covering=True),
@@ -55,7 +56,7 @@ LAYOUTS = [
     _exact(4, "--pp 4 --schedule gpipe", covering=True),
     _exact(2, "--pp 2 --schedule 1f1b"),
     _exact(4, "--pp 4 --schedule 1f1b --microbatches 8"),
-    _exact(4, "--pp 4 --schedule 1f1b --pp-split 6,3,3,4"),
+    _exact(4, "--pp 4 --schedule 1f1b --pp-split 3,1,2,2"),
     _exact(4, "--pp 4 --schedule 1f1b --pp-split balanced"),
     _exact(2, "--pp 2 --schedule interleaved1f1b"),
     _exact(4, "--pp 4 --schedule interleaved1f1b --microbatches 8"),

@@ -97,8 +97,8 @@ PRESETS = {
     ),
     # Deep and narrow: enough layers for every pipeline on 8 ranks, in seconds; `reference_trainer.parity` runs it.
     "deep": Preset(
-        gpt=DecoderShape(num_layers=16, dim=32, num_heads=8, num_kv_heads=4, hidden_dim=64),
-        bart=BartShape(num_encoder_layers=8, num_decoder_layers=8, dim=32, num_heads=8, hidden_dim=64),
+        gpt=DecoderShape(num_layers=8, dim=32, num_heads=8, num_kv_heads=4, hidden_dim=64),
+        bart=BartShape(num_encoder_layers=4, num_decoder_layers=4, dim=32, num_heads=8, hidden_dim=64),
         batch_size=16,
         sequence_length=16,
         steps=20,
