@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof import events
 from dtprof.analysis.intervals import Column
 from dtprof.tables import Array, RankTables, Site
 
@@ -23,7 +22,7 @@ class Apis:
 
 def find_apis(tables: RankTables, operations: Array) -> Apis:
     """Name the call behind each operation of one rank."""
-    uses_ddp = events.FORWARD in tables.ops  # forward spans are recorded under DDP only
+    uses_ddp = "ddp" in tables.features
     names: dict[str, int] = {"": 0}
     sites, place = np.unique(operations["site"], return_inverse=True)
     numbers = np.zeros(len(sites), np.int64)

@@ -30,6 +30,7 @@ def list_doubts(
         *used.doubts,
         *_of_clocks(one_clock),
         *_of_operations(facts, reductions, collectives),
+        *_of_memory(facts),
         *_never_recorded(used),
     )
 
@@ -123,10 +124,24 @@ def _of_operations(
     return doubts
 
 
+def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
+    if not any(fact.memory_categories for fact in facts):
+        return ["memory: what it is held for is not known; that takes two steps of an optimizer"] if facts else []
+    unknown = {name for fact in facts for name, held in fact.memory_categories.items() if held is None}
+    doubts = []
+    if "activations" in unknown:
+        doubts.append(
+            "memory: activations are not known where no forward pass is recorded, or an allocator other than "
+            "glibc's or CUDA's is used"
+        )
+    if "communication" in unknown:
+        doubts.append("memory: buffers of communication are known under DDP and FSDP only")
+    return doubts
+
+
 def _never_recorded(used: UsedSteps) -> list[str]:
     doubts = [
         "pipeline: pipeline schedules are not recorded; bubble is 0",
-        "memory: only the peak is recorded, not its categories",
     ]
     if used.known:
         doubts.insert(1, "idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host")

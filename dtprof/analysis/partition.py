@@ -2,7 +2,8 @@
 
 Where parts overlap a moment belongs to the first of: blocked by communication that moves data (exposed_transfer),
 blocked by communication that waits for another rank (exposed_wait), data, checkpoint, optimizer, forward or backward
-(compute); what nothing covers is host. Bubble and idle are not recorded and are 0.
+(compute); what nothing covers is host, and so are pauses: compilation and garbage collection, wherever they happen.
+Bubble and idle are not recorded and are 0.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from dtprof.analysis.intervals import Column, Intervals, share_out, union
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import PARTS, PHASES
 
-_COVERED = ("exposed_transfer", "exposed_wait", "data", "checkpoint", "optimizer", "compute")
+_COVERED = ("exposed_transfer", "exposed_wait", "pauses", "data", "checkpoint", "optimizer", "compute", "host")
+_PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
+_COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
 
 
 def partition_steps(
@@ -25,15 +28,17 @@ def partition_steps(
         [
             union(exposed_transfer),
             union(exposed_wait),
+            union(np.concatenate([phases[pause] for pause in _PAUSES])),
             phases[events.DATA],
             phases[events.CHECKPOINT],
             phases[events.OPTIMIZER],
-            union(np.concatenate((phases[events.FORWARD], phases[events.BACKWARD]))),
+            union(np.concatenate([phases[phase] for phase in _COMPUTE])),
         ],
         windows,
     )
-    parts = dict.fromkeys(PARTS, np.zeros(len(windows), np.int64))
-    return parts | {part: shares[:, i] for i, part in enumerate((*_COVERED, "host"))}
+    covered = {part: shares[:, i] for i, part in enumerate(_COVERED)}
+    covered["host"] = covered["host"] + covered.pop("pauses")
+    return dict.fromkeys(PARTS, np.zeros(len(windows), np.int64)) | covered
 
 
 def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[str, Column]:

@@ -1,4 +1,4 @@
-"""The phases of one rank as intervals of time: data, forward, backward, optimizer, checkpoint.
+"""The phases of one rank as intervals of time: data, forward, backward, optimizer, checkpoint, and what else is told.
 
 Only the threads that run the steps count. Where phases overlap, a moment belongs to the first of ORDER that covers it.
 """
@@ -12,23 +12,36 @@ from dtprof.analysis.records import spans_of, times_of
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import Array, RankTables
 
-ORDER = (events.DATA, events.CHECKPOINT, events.OPTIMIZER, events.BACKWARD, events.FORWARD)
+ORDER = (
+    events.GARBAGE_COLLECTION,
+    events.COMPILE,
+    events.DATA,
+    events.CHECKPOINT,
+    events.OPTIMIZER,
+    events.RECOMPUTE,
+    events.BACKWARD,
+    events.EVALUATION,
+    events.FORWARD,
+)
 """Which phase a moment belongs to when spans overlap: the first here."""
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
 _ENDED = (codes.DONE, codes.FAILED)
 _DONE = (codes.DONE,)
+_OF_MODELS = (events.FORWARD, events.EVALUATION)
+_ANYWHERE = (events.FORWARD, events.RECOMPUTE, events.COMPILE, events.GARBAGE_COLLECTION)
+"""What may lie between a forward pass and its backward pass without ending the loss."""
 
 
 def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
     """Return the intervals of each phase; they may overlap between phases.
 
-    A forward span that failed ends when the next one begins, not when it failed: it is left out.
+    A forward span that failed may end when the next one begins, not when it failed: it is left out.
     """
     own = spans[np.isin(spans["thread"], steps.threads)]
 
     def intervals(phase: str) -> Intervals:
-        parts = [times_of(spans_of(own, tables, phase, _DONE if phase == events.FORWARD else _ENDED))]
+        parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else _ENDED))]
         parts += [times_of(spans_of(own, tables, action, _ENDED)) for action in ACTIONS.get(phase, ())]
         return union(np.concatenate(parts))
 
@@ -42,13 +55,22 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
     return found
 
 
+def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
+    """Return the intervals of the phases that the program itself named, on the threads that run the steps."""
+    own = spans[np.isin(spans["thread"], steps.threads)]
+    names = dict.fromkeys(name for name in tables.ops if name.startswith(events.USER_PHASE))
+    return {
+        name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, _ENDED))) for name in names
+    }
+
+
 def _with_loss(found: dict[str, Intervals]) -> Intervals:
     """Extend forward to the begin of the backward that follows it with no other span between: that is the loss."""
     forward, backward = found[events.FORWARD], found[events.BACKWARD]
     before = np.searchsorted(forward[:, 1], backward[:, 0], "right") - 1
     backward, before = backward[before >= 0], before[before >= 0]
     ended = forward[before, 1]
-    others = np.sort(np.concatenate([found[phase][:, 0] for phase in ORDER if phase != events.FORWARD]))
+    others = np.sort(np.concatenate([found[phase][:, 0] for phase in ORDER if phase not in _ANYWHERE]))
     between = np.searchsorted(others, backward[:, 0], "left") > np.searchsorted(others, ended, "left")
     return union(np.concatenate((forward, pair(ended, backward[:, 0])[~between])))
 
@@ -56,13 +78,13 @@ def _with_loss(found: dict[str, Intervals]) -> Intervals:
 def _inferred_forward(found: dict[str, Intervals], steps: RankSteps) -> Intervals:
     """Take for forward what lies before each backward, back to the step's begin or the last other span.
 
-    Before the first step that has a begin, only what follows a data, checkpoint or backward span is taken.
+    Before the first step that has a begin, only what follows a data, checkpoint, backward or evaluation span is taken.
     """
     backward = found[events.BACKWARD]
     if not len(backward):
         return NONE
     begin = np.full(len(backward), -1, np.int64)
-    ends = [found[phase][:, 1] for phase in (events.DATA, events.CHECKPOINT, events.BACKWARD)]
+    ends = [found[phase][:, 1] for phase in (events.DATA, events.CHECKPOINT, events.BACKWARD, events.EVALUATION)]
     for column in [*ends, steps.windows[:, 0]]:
         begin = np.maximum(begin, _last_before(column, backward[:, 0]))
     known = begin >= 0

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof import events
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.blocking import find_blocked
 from dtprof.analysis.collectives import (
@@ -19,15 +18,16 @@ from dtprof.analysis.collectives import (
     sum_rows,
     time_operations,
 )
-from dtprof.analysis.intervals import Column, Intervals, Mask
+from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
 from dtprof.analysis.meetings import Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.partition import average, partition_phases, partition_steps
-from dtprof.analysis.phases import find_phases
+from dtprof.analysis.phases import find_phases, find_user_phases
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
 from dtprof.analysis.timeline import RankBars, collect_bars
-from dtprof.tables import Array, Group, RankTables
+from dtprof.tables import Array, Group, OutOfMemory, RankTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,9 @@ class RankFacts:
     notes: tuple[str, ...]
     problems: tuple[str, ...]
     peak_bytes: int | None
+    memory_categories: dict[str, int | None]
+    memory_bytes: dict[str, int]
+    out_of_memory: tuple[OutOfMemory, ...]
     unsound: int  # records whose times cannot be
     unmatched: int  # operations that cannot be matched with other ranks'
 
@@ -78,6 +81,7 @@ class RankReduction:
     step_ns: int | None
     partition_ns: dict[str, int] | None
     phases_ns: dict[str, int] | None
+    user_phases_ns: dict[str, int] | None
     events_per_step: float | None
     rows: dict[RowKey, Array]
     waits: RankWaits
@@ -127,19 +131,13 @@ def _state_facts(tables: RankTables, *, unsound: int, unmatched: int) -> RankFac
         closed=tables.closed,
         notes=tables.notes,
         problems=tables.problems,
-        peak_bytes=_peak_bytes(tables),
+        peak_bytes=find_peak(tables),
+        memory_categories=find_categories(tables),
+        memory_bytes=find_largest(tables),
+        out_of_memory=tables.out_of_memory,
         unsound=unsound,
         unmatched=unmatched,
     )
-
-
-def _peak_bytes(tables: RankTables) -> int | None:
-    """Return the peak of the device's allocated memory where one is used, else of the process's resident set."""
-    for name in (events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES):
-        chosen = np.isin(tables.samples["op"], [i for i, op in enumerate(tables.ops) if op == name])
-        if chosen.any():
-            return int(tables.samples["value"][chosen].max())
-    return None
 
 
 def reduce_rank(
@@ -165,6 +163,7 @@ def reduce_rank(
         step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,
         partition_ns=average(parts) if parts is not None else None,
         phases_ns=average(partition_phases(windows, phases)) if len(windows) else None,
+        user_phases_ns=_user_phases(tables, spans, own, windows) if len(windows) else None,
         events_per_step=_count_events(tables, windows) / len(windows) if len(windows) else None,
         rows=sum_rows(
             tables,
@@ -193,6 +192,14 @@ def reduce_rank(
         not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
         mixed=timing.mixed,
     )
+
+
+def _user_phases(tables: RankTables, spans: Array, own: RankSteps, windows: Intervals) -> dict[str, int]:
+    """Return the mean time a step of each phase that the program named, to the ns below."""
+    return {
+        name: int(share_out([intervals], windows)[:, 0].sum()) // len(windows)
+        for name, intervals in find_user_phases(tables, spans, own).items()
+    }
 
 
 def _step_of(times: Column, numbers: Column, windows: Intervals, first: int) -> Column:

@@ -4,7 +4,9 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 `Summary.cannot_tell`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dtprof.tables import OutOfMemory
 
 PARTS = (
     "compute",
@@ -18,7 +20,19 @@ PARTS = (
     "idle",
 )
 """The exact partition of a step, in the order in which it is drawn."""
-PHASES = ("data", "forward", "backward", "optimizer", "checkpoint", "other")
+PHASES = (
+    "data",
+    "forward",
+    "recompute",
+    "backward",
+    "optimizer",
+    "checkpoint",
+    "evaluation",
+    "compile",
+    "garbage_collection",
+    "other",
+)
+"""The second, independent partition of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +81,12 @@ class RankResult:
     partition_ns: dict[str, int] | None  # by PARTS
     phases_ns: dict[str, int] | None  # by PHASES
     peak_bytes: int | None
-    memory_categories: dict[str, int]
+    memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
     events: int
     ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
+    user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
+    memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
+    out_of_memory: tuple[OutOfMemory, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,47 @@
 """Where the steps of each rank begin and end, and which of them figures are taken from.
 
-A burst is a row of optimizer spans with no backward pass begun between them. A step runs from the end of one burst to
-the end of the next. The first step has no such begin and is warm-up; so are the steps after it while they last more
-than WARM_UP_FACTOR times the median of the later half, up to a quarter of all.
+A step runs from one end of a step to the next. The first of these rules that any rank of the run meets says where steps
+end; ranks that do not meet it have no steps:
+
+- marks: where the program calls `dtprof.step()`;
+- optimizer: at the end of a burst, a row of optimizer spans with no backward pass begun between them;
+- data: where the program asks the data loader for the next batch;
+- operations: where the sequence of operations repeats, at its longest pause (steps_by_operations.py).
+
+The first step has no begin and is warm-up; so are the steps after it while they last more than WARM_UP_FACTOR times the
+median of the later half, up to a quarter of all.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dtprof import events
 from dtprof.analysis import codes
-from dtprof.analysis.intervals import Column, Intervals, pair
-from dtprof.analysis.records import list_ranks, spans_of, times_of
+from dtprof.analysis.intervals import NONE, Column, Intervals, pair
+from dtprof.analysis.records import list_ranks, sound_operations, spans_of, times_of
+from dtprof.analysis.steps_by_operations import find_period_ends
 from dtprof.tables import Array, RankTables
 
 WARM_UP_FACTOR = 1.25
 BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
+MARKS, OPTIMIZER, DATA, OPERATIONS = "marks", "optimizer", "data", "operations"
+RULES = (MARKS, OPTIMIZER, DATA, OPERATIONS)
+FEWEST_BATCHES = 3
 _ENDED = (codes.DONE, codes.FAILED)
+_DONE = (codes.DONE,)
+_WHAT_ENDS = {
+    MARKS: "dtprof.step()",
+    OPTIMIZER: "optimizer step",
+    DATA: "batch of a data loader",
+    OPERATIONS: "period of operations",
+}
+_NEITHER = "steps: no rank ended an optimizer step after a backward pass or called dtprof.step(); "
+_INSTEAD = {
+    DATA: "a step is taken to run from one request to the data loader to the next",
+    OPERATIONS: "a step is taken to be the period in which operations repeat",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +53,7 @@ class RankSteps:
     numbers: Column
     windows: Intervals
     threads: tuple[int, ...]  # those that run the steps
+    rule: str = OPTIMIZER
 
     def used(self, first: int, last: int) -> tuple[Column, Intervals]:
         """Return numbers and windows of the steps from `first` to `last`."""
@@ -54,18 +78,39 @@ class UsedSteps:
 
 
 def find_steps(tables: RankTables, spans: Array) -> RankSteps:
-    """Find the steps of one rank."""
+    """Find the steps of one rank by the first rule that it meets."""
     optimizer = spans_of(spans, tables, events.OPTIMIZER, _ENDED)
+    marks = spans_of(spans, tables, events.STEP, _DONE)
+    if len(marks):
+        marks = marks[np.argsort(marks["end_ns"], kind="stable")]
+        # Optimizers may have ended steps before the program said that it marks them itself.
+        numbers = marks["step"].astype(np.int64) - int(marks["step"][0]) + 1
+        return _steps(tables, marks["end_ns"], numbers, rule=MARKS, threads=[marks["thread"], optimizer["thread"]])
     backward = spans[np.isin(spans["op"], [i for i, name in enumerate(tables.ops) if name in BACKWARD])]
-    threads = tuple(int(thread) for thread in np.unique(optimizer["thread"]))
     ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
-    follows = np.diff(numbers) == 1
+    if len(ends):
+        return _steps(tables, ends, numbers, rule=OPTIMIZER, threads=[optimizer["thread"]])
+    data = spans_of(spans, tables, events.DATA, _DONE)
+    if len(data):
+        threads, counts = np.unique(data["thread"], return_counts=True)
+        data = data[data["thread"] == threads[np.argmax(counts)]]
+    if len(data) >= FEWEST_BATCHES:
+        ends = np.unique(data["begin_ns"])
+        return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=DATA, threads=[data["thread"]])
+    ends, thread = find_period_ends(sound_operations(tables))
+    return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=OPERATIONS, threads=[thread[: len(ends)]])
+
+
+def _steps(tables: RankTables, ends: Column, numbers: Column, *, rule: str, threads: Sequence[Column]) -> RankSteps:
+    """Return the steps between these ends; one whose predecessor was dropped has no begin."""
+    follows = (np.diff(numbers) == 1) & (np.diff(ends) > 0)
     return RankSteps(
         rank=tables.rank,
         count=int(numbers[-1]) if len(numbers) else 0,
         numbers=numbers[1:][follows],
         windows=pair(ends[:-1][follows], ends[1:][follows]),
-        threads=threads,
+        threads=tuple(int(thread) for thread in np.unique(np.concatenate(threads))),
+        rule=rule,
     )
 
 
@@ -88,13 +133,28 @@ def _bursts(optimizer: Array, backward_begin: Column) -> tuple[Column, Column]:
     return ends, numbers
 
 
+def agree_on_rule(ranks: Mapping[int, RankSteps]) -> dict[int, RankSteps]:
+    """Return the steps of all ranks by the first rule that any of them meets; the others have none."""
+    met = {steps.rule for steps in ranks.values() if steps.count}
+    rule = next((rule for rule in RULES if rule in met), OPTIMIZER)
+    return {
+        rank: steps
+        if steps.rule == rule
+        else replace(steps, count=0, numbers=np.zeros(0, np.int64), windows=NONE, rule=rule)
+        for rank, steps in ranks.items()
+    }
+
+
 def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
     """Choose the steps that all ranks have had, without the warm-up."""
     doubts = []
     without = [steps.rank for steps in ranks if steps.count == 0]
     stepping = [steps for steps in ranks if steps.count]
+    if stepping and stepping[0].rule in _INSTEAD:
+        doubts.append(_NEITHER + _INSTEAD[stepping[0].rule])
     if without and stepping:
-        doubts.append(f"steps: {list_ranks(without)} ended no optimizer step; steps are those of the other ranks")
+        what = _WHAT_ENDS[stepping[0].rule]
+        doubts.append(f"steps: {list_ranks(without)} ended no {what}; steps are those of the other ranks")
     counts = {steps.count for steps in stepping}
     if len(counts) > 1:
         fewest = [steps.rank for steps in stepping if steps.count == min(counts)]
@@ -109,7 +169,7 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
         first = max(int(steps.numbers[0]) for steps in complete)
         last = min(int(steps.numbers[-1]) for steps in complete)
     if not stepping:
-        doubts.append("steps: no rank ended an optimizer step after a backward pass; collectives cover the whole run")
+        doubts.append(_NEITHER + "collectives cover the whole run")
     elif first > last:
         doubts.append(
             "steps: no step has a begin and an end on every rank (the first has no begin); "

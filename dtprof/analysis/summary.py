@@ -23,7 +23,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
 )
-from dtprof.analysis.steps import RankSteps, UsedSteps, choose_steps
+from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import Waits, find_stragglers
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array, Manifest, ProcessExit, RankTables
@@ -70,6 +70,7 @@ def summarise(run: Run) -> Summary:
         facts.append(seen.facts)
         steps[rank] = seen.steps
         meetings.add(seen.meetings)
+    steps = agree_on_rule(steps)
     used = choose_steps(list(steps.values()))
     one_clock = len({fact.boot_id for fact in facts}) <= 1
 
@@ -224,7 +225,10 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         partition_ns=reduction.partition_ns,
         phases_ns=reduction.phases_ns,
         peak_bytes=fact.peak_bytes,
-        memory_categories={},
+        memory_categories=fact.memory_categories,
+        memory_bytes=fact.memory_bytes,
+        out_of_memory=fact.out_of_memory,
+        user_phases_ns=reduction.user_phases_ns,
         events=fact.events,
         ended=describe_end(
             exit_seen=run.exits.get(fact.pid),

@@ -73,10 +73,21 @@ class Categories:
             "gradients": _storage_bytes((parameter.grad for parameter in parameters), device),
             "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
         }
-        buckets = [_bucket_bytes(wrapper) for wrapper in live(self._forward.wrappers)]
-        if buckets:
-            found["communication"] = sum(buckets)
+        communication = self._communication_bytes()
+        if communication is not None:
+            found["communication"] = communication
         return found
+
+    @fence.fenced("the memory of communication")
+    def _communication_bytes(self) -> int | None:
+        """Return what DDP's buckets take, or the largest parts that FSDP gathers; None under anything else."""
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return 0
+        buckets = [_bucket_bytes(wrapper) for wrapper in live(self._forward.wrappers)]
+        gathered = [size for root in live(self._forward.roots.found) if (size := _gathered_bytes(root)) is not None]
+        return sum(buckets) + sum(gathered) if buckets or gathered else None
 
     def _gradient_bytes(self) -> int:
         parameters = list(self._parameters())
@@ -124,6 +135,28 @@ def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
                 storage = part.untyped_storage()
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
+
+
+def _gathered_bytes(root: Any) -> int | None:
+    """Return the bytes of the largest part of a model that FSDP gathers at a time; None for a model without FSDP."""
+    state = getattr(root, "_get_fsdp_state", None)
+    if state is not None:
+        groups = [group for each in state()._state_ctx.all_states for group in _groups(each)]
+        sizes = [
+            sum(part._orig_size.numel() * (part.param_dtype or part.orig_dtype).itemsize for part in group.fsdp_params)
+            for group in groups
+        ]
+        return max(sizes, default=0)
+    handles = [handle for module in root.modules() if (handle := getattr(module, "_handle", None)) is not None]
+    flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
+    return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP gathers together; older versions of torch have one a module."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def _bucket_bytes(ddp: Any) -> int:

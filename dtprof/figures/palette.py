@@ -54,6 +54,16 @@ HUES = {
     "backward": Hue(
         label="backward", light="#1d3a78", dark="#2f57a8", meaning="backward pass, with the communication inside it"
     ),
+    "recompute": Hue(
+        label="recompute", light="#8476cf", dark="#8f5ae8", meaning="activations computed again for the backward pass"
+    ),
+    "evaluation": Hue(
+        label="evaluation", light="#c5e16b", dark="#cce06d", meaning="forward pass in eval mode or without gradients"
+    ),
+    "compile": Hue(label="compile", light="#b04589", dark="#ce5fad", meaning="torch.compile compiles"),
+    "garbage_collection": Hue(
+        label="garbage collection", light="#d9613a", dark="#ea7c51", meaning="Python's garbage collector runs"
+    ),
     "other": Hue(label="other", light="#b9bdc4", dark="#5d636c", meaning="outside every known phase"),
     "overlapped": Hue(
         label="overlapped communication", light="#f6e2ba", dark="#6f5523", meaning="in flight while the rank works"

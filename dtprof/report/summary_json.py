@@ -53,7 +53,22 @@ def _rank(rank: RankResult) -> dict[str, Any]:
         "step_ns": rank.step_ns,
         "partition_ns": rank.partition_ns,
         "phases_ns": rank.phases_ns,
-        "memory": {"peak_bytes": rank.peak_bytes, "categories": rank.memory_categories},
+        "user_phases_ns": rank.user_phases_ns,
+        "memory": {
+            "peak_bytes": rank.peak_bytes,
+            "categories": rank.memory_categories,
+            "largest_bytes": {name: value for name, value in rank.memory_bytes.items() if name.endswith("_bytes")},
+            "out_of_memory": [
+                {
+                    "device": one.device,
+                    "live_bytes": one.live_bytes,
+                    "held_bytes": one.held_bytes,
+                    "largest": one.largest,
+                    "allocations": list(one.allocations),
+                }
+                for one in rank.out_of_memory
+            ],
+        },
         "events": rank.events,
         "ended": rank.ended,
     }

@@ -48,12 +48,47 @@ def test_a_step_is_parted_as_worked_out_by_hand() -> None:
         "forward": 40,
         "backward": 35,
         "optimizer": 10,
+        "recompute": 0,
         "checkpoint": 0,
+        "evaluation": 0,
+        "compile": 0,
+        "garbage_collection": 0,
         "other": 10,
     }
 
 
-@given(st.lists(INTERVALS, min_size=5, max_size=5), INTERVALS, INTERVALS, INTERVALS)
+def test_pauses_are_host_work_wherever_they_happen() -> None:
+    # Step 100 to 200: forward 100..150 with a compilation 110..130, backward 150..185 with a collection 160..170 and a
+    # recomputation 175..180, optimizer 190..200. Host: 20 + 10 + 5 between backward and optimizer.
+    rank = RankBuilder(0, world_size=1)
+    rank.span("backward", 50, 90)
+    rank.span("optimizer", 90, 100)
+    rank.span("forward", 100, 150)
+    rank.span("compile", 110, 130)
+    rank.span("backward", 150, 185)
+    rank.span("garbage_collection", 160, 170)
+    rank.span("recompute", 175, 180)
+    rank.span("optimizer", 190, 200)
+    result = summarise(MemoryRun([rank])).ranks[0]
+    assert result.partition_ns is not None
+    assert {part: length for part, length in result.partition_ns.items() if length} == {
+        "compute": 55,
+        "optimizer": 10,
+        "host": 35,
+    }
+    assert result.phases_ns is not None
+    assert {phase: length for phase, length in result.phases_ns.items() if length} == {
+        "forward": 30,
+        "compile": 20,
+        "backward": 20,
+        "garbage_collection": 10,
+        "recompute": 5,
+        "optimizer": 10,
+        "other": 5,
+    }
+
+
+@given(st.lists(INTERVALS, min_size=len(ORDER), max_size=len(ORDER)), INTERVALS, INTERVALS, INTERVALS)
 def test_parts_and_phases_sum_to_every_step(
     phase_times: list[intervals.Intervals],
     waits: intervals.Intervals,

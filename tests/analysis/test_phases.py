@@ -1,6 +1,6 @@
 """Phases of a rank, with and without recorded forward spans."""
 
-from dtprof.analysis.phases import find_phases
+from dtprof.analysis.phases import find_phases, find_user_phases
 from dtprof.analysis.records import sound_spans
 from dtprof.analysis.steps import find_steps
 from tests.builders import START_NS, RankBuilder
@@ -83,6 +83,45 @@ def test_a_forward_that_raised_is_left_out() -> None:
     rank.span("backward", 130, 160)
     rank.span("optimizer", 160, 170)
     assert phases_of(rank)["forward"] == [[100, 130]]
+
+
+def test_an_evaluation_between_data_and_backward_is_no_forward() -> None:
+    # 10..25 evaluates; what follows up to the backward pass is inferred to be the forward pass.
+    rank = RankBuilder(0, world_size=1)
+    rank.span("data", 5, 10)
+    rank.span("evaluation", 10, 25)
+    rank.span("backward", 40, 60)
+    rank.span("optimizer", 60, 70)
+    phases = phases_of(rank)
+    assert (phases["forward"], phases["evaluation"]) == ([[25, 40]], [[10, 25]])
+
+
+def test_a_pause_between_forward_and_backward_does_not_end_the_loss() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 10, 30)
+    rank.span("garbage_collection", 32, 35)
+    rank.span("backward", 40, 60)
+    rank.span("optimizer", 60, 70)
+    assert phases_of(rank)["forward"] == [[10, 40]]
+
+
+def test_phases_of_the_users_own_nest_and_repeat() -> None:
+    # Two entries of "a" that overlap count once; "b" inside them counts for itself.
+    rank = RankBuilder(0, world_size=1)
+    rank.span("phase:a", 10, 30)
+    rank.span("phase:a", 20, 40)
+    rank.span("phase:b", 25, 35)
+    rank.span("phase:c", 25, 35, thread=2)
+    rank.span("backward", 40, 60)
+    rank.span("optimizer", 60, 70)
+    tables = rank.tables()
+    spans = sound_spans(tables)
+    found = find_user_phases(tables, spans, find_steps(tables, spans))
+    assert {name: (times - START_NS).tolist() for name, times in found.items()} == {
+        "a": [[10, 40]],
+        "b": [[25, 35]],
+        "c": [],
+    }
 
 
 def test_actions_of_a_pipeline_are_its_phases_and_waits_between_them_are_not() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dtprof.analysis.records import sound_spans
-from dtprof.analysis.steps import RankSteps, choose_steps, find_steps
+from dtprof.analysis.steps import RankSteps, agree_on_rule, choose_steps, find_steps
 from tests.builders import START_NS, RankBuilder
 
 
@@ -134,3 +134,81 @@ def test_a_rank_that_never_steps_is_named_and_the_others_are_used() -> None:
 
 def test_a_single_step_can_not_be_measured() -> None:
     assert not choose_steps([regular([100])]).known
+
+
+def test_where_the_program_marks_its_steps_only_its_marks_count() -> None:
+    # A GAN: two bursts an iteration. The first iteration ends steps 1 and 2 by its optimizers, before the first mark.
+    rank = RankBuilder(0, world_size=1)
+    for i, begin in enumerate((0, 100, 200)):
+        for half in (0, 40):
+            step = half // 40 if i == 0 else i + 1
+            rank.span("backward", begin + half, begin + half + 20, step=step)
+            rank.span("optimizer", begin + half + 20, begin + half + 30, step=step)
+        rank.span("step", begin + 90, begin + 90, step=i + 2)
+    steps = steps_of(rank)
+    assert (steps.rule, steps.count) == ("marks", 3)
+    assert steps.numbers.tolist() == [2, 3]
+    assert windows(steps) == [[90, 190], [190, 290]]
+
+
+def test_two_optimizers_with_a_backward_pass_each_make_a_step_each_without_marks() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for begin in (0, 50, 100, 150):
+        rank.span("backward", begin, begin + 20)
+        rank.span("optimizer", begin + 20, begin + 30)
+    assert windows(steps_of(rank)) == [[30, 80], [80, 130], [130, 180]]
+
+
+def test_without_an_optimizer_a_step_runs_from_one_batch_to_the_next_and_the_summary_says_so() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("data", 50, 60, thread=2)
+    for begin in (0, 100, 210, 330):
+        rank.span("data", begin, begin + 10)
+    steps = steps_of(rank)
+    assert (steps.rule, steps.threads) == ("data", (1,))
+    assert windows(steps) == [[0, 100], [100, 210], [210, 330]]
+    assert any("data loader" in doubt for doubt in choose_steps([steps]).doubts)
+
+
+def test_two_batches_are_no_steps() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("data", 0, 10)
+    rank.span("data", 100, 110)
+    assert steps_of(rank).count == 0
+
+
+def test_without_data_a_step_is_the_period_of_the_operations_cut_at_its_longest_pause() -> None:
+    # A broadcast to begin with, then six times all_gather, all_reduce of 8 and of 4 bytes. The pause of 80 lies before
+    # the all_gather, so the all_reduce of 4 bytes ends a step: at 30, 130, ..., 530.
+    rank = RankBuilder(0, world_size=2)
+    rank.op("broadcast", -50, -40, nbytes=8)
+    for begin in range(0, 600, 100):
+        rank.op("all_gather", begin + 10, begin + 15, nbytes=8)
+        rank.op("all_reduce", begin + 18, begin + 20, nbytes=8)
+        rank.op("all_reduce", begin + 22, begin + 30, nbytes=4)
+    steps = steps_of(rank)
+    assert (steps.rule, steps.count, steps.threads) == ("operations", 6, (1,))
+    assert windows(steps) == [[begin + 30, begin + 130] for begin in range(0, 500, 100)]
+    assert any("period" in doubt for doubt in choose_steps([steps]).doubts)
+
+
+def test_operations_that_do_not_repeat_are_no_steps() -> None:
+    rank = RankBuilder(0, world_size=2)
+    for i in range(20):
+        rank.op("all_reduce", 10 * i, 10 * i + 5, nbytes=i)
+    assert steps_of(rank).count == 0
+
+
+def test_ranks_agree_on_the_strongest_rule_and_the_others_have_no_steps() -> None:
+    # Rank 1 only serves batches: its data loader makes no steps where rank 0 has an optimizer.
+    server = RankBuilder(1, world_size=2)
+    for begin in range(0, 500, 100):
+        server.span("data", begin, begin + 10)
+    by_rank = agree_on_rule({0: regular([100] * 4), 1: steps_of(server)})
+    assert {rank: (steps.rule, steps.count) for rank, steps in by_rank.items()} == {
+        0: ("optimizer", 4),
+        1: ("optimizer", 0),
+    }
+    used = choose_steps(list(by_rank.values()))
+    assert used.known
+    assert any("rank 1 ended no optimizer step" in doubt for doubt in used.doubts)
