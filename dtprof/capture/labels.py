@@ -30,7 +30,8 @@ class Labels:
         self.recorder = recorder
         self._lock = threading.Lock()
         self._ids: dict[tuple[str, str], int] = {}
-        self._known: dict[tuple[Any, ...], int] = {}
+        self.known: dict[tuple[Any, ...], int] = {}
+        """Ids by (describe, *parts), for those who ask often."""
         self._said: set[tuple[Any, ...]] = set()
 
     def id(self, api: str, text: str, **fields: str | int) -> int:
@@ -52,17 +53,14 @@ class Labels:
                 self.recorder.write_entry(entry("label", id=new, api=api, text=text, **fields))
             return self._ids[api, text]
 
-    def known(self, describe: Describe, *parts: Any) -> int:
-        """Return the id of the label that `describe(*parts)` gives, which is asked once for equal parts."""
-        key = (describe, *parts)
-        known = self._known.get(key)
-        if known is None:
-            said = describe(*parts)
-            fields = {"module": said.module, "stage": said.stage, "microbatch": said.microbatch}
-            known = self.id(said.api, said.text, **{k: value for k, value in fields.items() if value is not None})
-            if len(self._known) < schema.MAX_TABLE_ENTRIES:
-                self._known[key] = known
-        return known
+    def declare(self, describe: Describe, *parts: Any) -> int:
+        """Return the id of the label that `describe(*parts)` gives, and keep it in `known`."""
+        said = describe(*parts)
+        fields = {"module": said.module, "stage": said.stage, "microbatch": said.microbatch}
+        new = self.id(said.api, said.text, **{key: value for key, value in fields.items() if value is not None})
+        if len(self.known) < schema.MAX_TABLE_ENTRIES:
+            self.known[describe, *parts] = new
+        return new
 
     def first_time(self, said: tuple[Any, ...]) -> bool:
         """Say whether this has not been written to the log before; False once it holds as much as it may."""

@@ -33,24 +33,31 @@ class Acting:
 
     def labels(self) -> Labels | None:
         """Return the labels of the log of this process; None while there is none."""
+        if self._labels is not None:
+            return self._labels
         recorder = self._recorder(False)
         if recorder is None:
             return None
-        if self._labels is None:
-            self._labels = Labels(recorder)
-            for text in self._missing:
-                recorder.write_entry(timed_entry("note", text=text))
+        self._labels = Labels(recorder)
+        for text in self._missing:
+            recorder.write_entry(timed_entry("note", text=text))
         return self._labels
 
     def label(self, describe: Describe, *parts: Any) -> int:
         """Return the id of the label that `describe(*parts)` gives, which is asked once for equal parts."""
-        labels = self.labels()
-        return labels.known(describe, *parts) if labels is not None else 0
+        labels = self._labels or self.labels()
+        if labels is None:
+            return 0
+        known = labels.known.get((describe, *parts))
+        return known if known is not None else labels.declare(describe, *parts)
 
     def begin(self, describe: Describe, *parts: Any) -> int:
         """Let this thread act on behalf of a label; return what `end` needs."""
-        labels = self.labels()
-        return labels.recorder.set_label(labels.known(describe, *parts)) if labels is not None else NOTHING
+        labels = self._labels or self.labels()
+        if labels is None:
+            return NOTHING
+        known = labels.known.get((describe, *parts))
+        return labels.recorder.set_label(known if known is not None else labels.declare(describe, *parts))
 
     def begin_unless_labelled(self, describe: Describe, *parts: Any) -> int:
         """Let this thread act on behalf of a label, unless it acts for one that says more already."""
@@ -96,22 +103,28 @@ class Acting:
         """
         import torch.compiler
 
-        is_compiling = torch.compiler.is_compiling
-        guard = fence.fenced(f"on whose behalf {name} acts")
-        begin, end = guard(begin), guard(end if end is not None else self.end)
+        is_compiling, what = torch.compiler.is_compiling, f"on whose behalf {name} acts"
+        finish = end if end is not None else self.end
 
         @functools.wraps(original)
         def watched(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
                 return original(*arguments, **options)
-            begun = begin(*arguments, **options)
+            begun = None
+            try:
+                begun = begin(*arguments, **options)
+            except Exception as error:
+                fence.report(what, error)
             failed = True
             try:
                 result = original(*arguments, **options)
                 failed = False
                 return result
             finally:
-                end(begun, failed)
+                try:
+                    finish(begun, failed)
+                except Exception as error:
+                    fence.report(what, error)
 
         return watched
 
@@ -119,15 +132,17 @@ class Acting:
         """Replace a function by one that calls `see(result, *arguments)` after it."""
         import torch.compiler
 
-        is_compiling = torch.compiler.is_compiling
-        see = fence.fenced(f"on whose behalf {name} acts")(see)
+        is_compiling, what = torch.compiler.is_compiling, f"on whose behalf {name} acts"
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def watched(*arguments: Any, **options: Any) -> Any:
                 result = original(*arguments, **options)
                 if not is_compiling():
-                    see(result, *arguments, **options)
+                    try:
+                        see(result, *arguments, **options)
+                    except Exception as error:
+                        fence.report(what, error)
                 return result
 
             return watched
