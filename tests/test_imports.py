@@ -40,6 +40,7 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},
+    "dtprof/auto.py": {"run_format", "dtprof.capture.native.build"},  # does what the launcher does
     "dtprof/__main__.py": {"cli"},  # is the command
 }
 LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (
@@ -182,7 +183,7 @@ def test_importing_dtprof_loads_nothing_heavy() -> None:
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()
 
 
-@pytest.mark.parametrize("command", ["", "run", "summary", "report", "diagnose", "overhead", "demo"])
+@pytest.mark.parametrize("command", ["", "run", "summary", "report", "diagnose", "overhead", "inject", "demo"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     loaded = loaded_by("dtprof", *filter(None, [command]), "--help")
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()

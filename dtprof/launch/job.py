@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
-from dtprof.launch import child, directory, interpreter, watcher
+from dtprof.launch import announcement, child, directory, interpreter, watcher
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.sampler import Sampler
 from dtprof.run_format import paths
@@ -76,11 +76,13 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     watch = watcher.Watcher(run=run, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say)
     oom_before = _oom_kills()
+    announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     archiver = Archiver(run)
     sampler = Sampler(run / paths.node_folder_name(socket.gethostname()), lambda: watch.pids)
     status = process.wait(stopper.tick)
+    announcement.withdraw(announced)
     sampler.stop()
     archiver.stop()
     watch.look_last()

@@ -52,6 +52,10 @@ _RUN_JSON = (
     ("hang_detected_ns", "when a hang was last diagnosed; null for never"),
     ("oom_kills", "processes the kernel's OOM killer ended in this cgroup meanwhile"),
     ("truncated", "a rank had to stop recording"),
+    (
+        "started_by",
+        "only from `import dtprof.auto`: pid, start in ticks since boot, and boot id of what started the ranks",
+    ),
     ("notes", "sentences about how the job was recorded"),
 )
 _NODE_FILES = (

@@ -17,6 +17,8 @@ RUN_DIR, STEP_CLOCK = "DTPROF_RUN_DIR", "DTPROF_STEP_CLOCK"
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"
 MOST_ANCESTORS = 64
 
+waiting = False  # or done: what follows torch is hooked
+
 
 def import_dtprof():
     """Import the dtprof that started this job, also where it is not installed for this interpreter."""
@@ -92,8 +94,10 @@ class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def wait_for_torch():
-    """Arm this process once it has imported torch, where its environment names a run or the clock of steps."""
-    if os.environ.get(RUN_DIR) or os.environ.get(STEP_CLOCK):
+    """Arm this process, once, when it has imported torch, where its environment names a run or the clock of steps."""
+    global waiting
+    if not waiting and (os.environ.get(RUN_DIR) or os.environ.get(STEP_CLOCK)):
+        waiting = True
         if "torch" in sys.modules:
             arm()
         else:

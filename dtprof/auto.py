@@ -1,0 +1,147 @@
+"""Record this process without `dtprof run`: `import dtprof.auto`, as the first line of a program.
+
+The ranks that one launcher started on this host meet in one run: in DTPROF_OUTPUT, else below dtprof-runs/. Under
+`dtprof run` the import changes nothing. Nothing watches such a job: no alarm of hangs, no samples of the node, no exit
+status. Whatever goes wrong here is one line on stderr.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import itertools
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from dtprof import __version__, fence, settings
+from dtprof.run_format import paths, schema, writer
+
+RUNS = "dtprof-runs"
+NOTE = "recorded by `import dtprof.auto`: no launcher watched the job, and how it ended is not known"
+START = Path(__file__).parent / "capture" / "bootstrap" / "dtprof_start.py"
+
+
+@fence.fenced("this process", "is not recorded")
+def record() -> None:
+    """Arm this process, for the job of `dtprof run` that it belongs to or for a run of its own."""
+    if os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
+        return
+    start = _load_start()
+    start.wait_for_torch_of_ancestors_job()
+    if start.waiting:
+        return
+    run, is_new = join_run()
+    os.environ[settings.ENV_RUN_DIR] = str(run)
+    if settings.ENV_NATIVE_TAP not in os.environ:
+        os.environ[settings.ENV_NATIVE_TAP] = _compiled_tap()
+    if is_new:
+        print(f"dtprof: recording into {os.path.relpath(run)}", file=sys.stderr, flush=True)
+    start.wait_for_torch()
+
+
+def _load_start() -> ModuleType:
+    """Return the module that every process of a job starts with, loaded as `sitecustomize` would have."""
+    if "dtprof_start" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("dtprof_start", START)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["dtprof_start"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["dtprof_start"]
+
+
+def join_run() -> tuple[Path, bool]:
+    """Return the run of this job on this host, and whether this process has just created it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    job, output = _job(), settings.from_environment(settings.OUTPUT)
+    program = re.sub(r"[^A-Za-z0-9._-]", "_", Path(sys.argv[0] or "python").stem) or "python"
+    parent = (Path(output).parent if output else Path(RUNS)).absolute()
+    name = Path(output).name if output else f"{time.strftime('%Y%m%d-%H%M%S')}-{program}"
+    ending = name if output else f"-{program}"
+    parent.mkdir(parents=True, exist_ok=True)
+    with _locked(parent):
+        taken = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(ending))
+        for run in reversed(taken):
+            if _job_of(run) == list(job):
+                return run, False
+        run = next(path for path in _numbered(parent / name) if not path.exists() or _is_empty(path))
+        run.mkdir(exist_ok=True)
+        writer.write_json(run / paths.MANIFEST, _manifest(job))
+    return run, True
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one rank at a time look for the run and create it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: ranks that start together may part
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _job() -> tuple[int, int, str]:
+    """Return what the ranks of a job on this host share: the process that started them, when, and on which boot."""
+    pid = os.getppid() if "RANK" in os.environ else os.getpid()
+    return pid, _load_start().parent_and_start(pid)[1], writer.boot_id()
+
+
+def _job_of(run: Path) -> object:
+    """Return whose run it is; None where it is none of ours."""
+    try:
+        document = json.loads((run / paths.MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document.get("started_by") if isinstance(document, dict) else None
+
+
+def _manifest(job: tuple[int, int, str]) -> dict[str, object]:
+    return {
+        "format_version": schema.FORMAT_VERSION,
+        "dtprof_version": __version__,
+        "command": list(sys.orig_argv),
+        "cwd": str(Path.cwd()),
+        "settings": {},
+        "environment": {},
+        "hosts": [socket.gethostname()],
+        "machine": {"cpus": os.cpu_count(), "platform": sys.platform},
+        "boot_id": writer.boot_id(),
+        "started_realtime_ns": time.time_ns(),
+        "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "ended_realtime_ns": 0,
+        "exit_status": None,
+        "started_by": list(job),
+        "notes": [NOTE],
+    }
+
+
+def _compiled_tap() -> str:
+    """Return the compiled tap that `dtprof run` has left in the cache; none is compiled in a rank."""
+    from dtprof.capture.native import build
+
+    return build.ensure(schema.cpp_header(), may_build=False)["library"] or ""
+
+
+record()

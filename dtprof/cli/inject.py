@@ -1,0 +1,63 @@
+"""`dtprof inject`: let dtprof into Python processes that PYTHONPATH does not reach."""
+
+import argparse
+import json
+import sys
+
+EPILOG = """\
+examples:
+  dtprof inject install --python /opt/venv/bin/python
+  dtprof run -- env -i /opt/venv/bin/python -I train.py
+  dtprof inject remove --python /opt/venv/bin/python
+
+What is installed does nothing outside jobs of dtprof run. exit status: 0; status: 1 where nothing is installed;
+2 site-packages cannot be written to, or the interpreter not run
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "inject",
+        help="reach Python run with -E or -I, or with a cleared environment",
+        description="Put a .pth file into the site-packages of an interpreter, or take it away. With it, dtprof run "
+        "reaches processes that ignore or have lost PYTHONPATH: python -E, python -I, env -i.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("action", choices=("install", "remove", "status"), help="what to do")
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="PYTHON", help="interpreter of the job (default: that of dtprof)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Install, remove or look; print what is there now."""
+    from dtprof.launch import injection
+
+    if arguments.action == "install":
+        found = injection.install(arguments.python)
+    elif arguments.action == "remove":
+        injection.remove(arguments.python)
+        found = injection.look(arguments.python)
+    else:
+        found = injection.look(arguments.python)
+    installed = found.start is not None
+    if arguments.json:
+        document = {
+            "schema": 1,
+            "site_packages": str(found.site_packages),
+            "installed": installed,
+            "start": found.start,
+            "is_current": found.is_current,
+        }
+        print(json.dumps(document, indent=1))
+    elif installed:
+        of = "" if found.is_current else f", of another dtprof: {found.start}; `install` replaces it"
+        print(f"installed in {found.site_packages}{of}")
+    else:
+        print(f"not installed in {found.site_packages}")
+    return 1 if arguments.action == "status" and not installed else 0

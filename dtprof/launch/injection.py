@@ -1,0 +1,141 @@
+"""Install, remove and look for the `.pth` file that starts dtprof where PYTHONPATH does not reach."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof import settings
+from dtprof.errors import OutputError, UsageError
+from dtprof.launch import interpreter
+
+PTH = "dtprof_inject.pth"
+MODULE = "_dtprof_inject.py"
+OURS = "Written by `dtprof inject install`"
+ASK_TIMEOUT_S = 60
+_TEXT = '''\
+"""{ours}, taken away by `dtprof inject remove`: starts dtprof in jobs of `dtprof run`, else does nothing."""
+
+START = {start!r}
+
+
+def _start():
+    import os
+    import sys
+
+    named = os.environ.get("DTPROF_RUN_DIR") or os.environ.get("DTPROF_STEP_CLOCK")
+    if "dtprof_start" in sys.modules or not (named or os.path.isdir({folder!r} % os.getuid())):
+        return
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("dtprof_start", START)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules["dtprof_start"] = module
+    module.wait_for_torch_of_ancestors_job()
+
+
+try:
+    _start()
+except Exception:
+    pass  # dtprof was moved or removed: no job of anybody's is to notice
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installation:
+    """What lies in an interpreter's site-packages."""
+
+    site_packages: Path
+    start: str | None  # the file that is started; None: nothing is installed
+    is_current: bool  # it is that of this dtprof
+
+
+def look(python: str) -> Installation:
+    """Return what is installed for an interpreter.
+
+    Raises:
+        UsageError: it is no Python that can be run.
+        OutputError: a file of the same name that is not ours is in the way.
+    """
+    site_packages = _site_packages(python)
+    module, pth = site_packages / MODULE, site_packages / PTH
+    text = _own_text(module)
+    start = next((line.partition(" = ")[2].strip("'\"") for line in text.splitlines() if line.startswith("START")), "")
+    return Installation(
+        site_packages=site_packages,
+        start=start if pth.exists() and start else None,
+        is_current=pth.exists() and text == _text(),
+    )
+
+
+def install(python: str) -> Installation:
+    """Write both files, over older ones of ours.
+
+    Raises:
+        UsageError, OutputError: as for `look`; or site-packages cannot be written to.
+    """
+    found = look(python)
+    try:
+        _write(found.site_packages / MODULE, _text())
+        _write(found.site_packages / PTH, "import _dtprof_inject\n")
+    except OSError as error:
+        raise _not_writable(found.site_packages, error) from error
+    return look(python)
+
+
+def remove(python: str) -> Installation:
+    """Remove both files.
+
+    Raises:
+        UsageError, OutputError: as for `install`.
+    """
+    found = look(python)
+    try:
+        for name in (PTH, MODULE):  # in this order: a .pth without its module is an error at every start
+            (found.site_packages / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise _not_writable(found.site_packages, error) from error
+    return found
+
+
+def _text() -> str:
+    start = str(interpreter.bootstrap_folder() / "dtprof_start.py")
+    return _TEXT.format(ours=OURS, start=start, folder=settings.JOBS_FOLDER)
+
+
+def _own_text(module: Path) -> str:
+    try:
+        text = module.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputError(f"{module} cannot be read ({error}); it should be a file that dtprof wrote") from error
+    if OURS not in text:
+        raise OutputError(f"{module} was not written by dtprof and is left alone; move it away first")
+    return text
+
+
+def _write(file: Path, text: str) -> None:
+    draft = file.with_name(f".{file.name}.draft")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(file)
+
+
+def _site_packages(python: str) -> Path:
+    program = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    try:
+        result = subprocess.run(
+            [python, "-I", "-c", program], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(
+            f"--python is {python!r}, which does not run as Python ({error}); give an interpreter"
+        ) from error
+    return Path(result.stdout.splitlines()[-1])
+
+
+def _not_writable(folder: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"{folder} cannot be written to ({error.strerror}); use a virtual environment, or put `import dtprof.auto` "
+        "first into the program"
+    )
