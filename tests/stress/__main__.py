@@ -1,0 +1,77 @@
+"""python -m tests.stress [--trials 200] [--only KIND] [--seed S]: end jobs in every bad way; nothing may be lost.
+
+Exit status 1 where something was lost, a status or output changed, or a program hung that does not hang without dtprof.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+
+import torch
+
+from tests.stress.pairs import Tally, Trial, run_trials
+from tests.stress.program import KINDS
+
+COLUMNS = (
+    "kind",
+    "trials",
+    "operations",
+    "lost",
+    "changed ends",
+    "hangs bare / recorded",
+    "aborts bare / recorded",
+    "seconds bare / recorded",
+)
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """Return the tallies as a table in Markdown."""
+    rows = [
+        [
+            kind,
+            f"{tally.trials}",
+            f"{tally.operations:,}",
+            f"{tally.lost}",
+            f"{tally.changed}",
+            f"{tally.hangs_bare} / {tally.hangs_recorded}",
+            f"{tally.aborts_bare} / {tally.aborts_recorded}",
+            f"{tally.seconds_bare:.0f} / {tally.seconds_recorded:.0f}",
+        ]
+        for kind, tally in tallies.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows])
+
+
+def main() -> int:
+    """Run the trials, print the table on stdout and what is wrong on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
+    parser.add_argument("--trials", type=int, default=200, help="of all kinds together (default: 200)")
+    parser.add_argument("--only", choices=sorted(KINDS), help="trials of this kind only")
+    parser.add_argument("--seed", type=int, default=1, help="draws what the programs do (default: 1)")
+    arguments = parser.parse_args()
+    begun = time.monotonic()
+    told = 0
+
+    def tell(trial: Trial, tally: Tally) -> None:
+        nonlocal told
+        print(f"[{time.monotonic() - begun:4.0f} s] {trial}", file=sys.stderr, flush=True)
+        for finding in tally.findings[-1:]:
+            if str(trial) in finding:
+                print(f"  WRONG {finding}", file=sys.stderr, flush=True)
+
+    kinds = [arguments.only] if arguments.only else list(KINDS)
+    tallies = run_trials(kinds, arguments.trials, arguments.seed, tell)
+    findings = [finding for tally in tallies.values() for finding in tally.findings]
+    print("\n".join(findings), file=sys.stderr)
+    print(
+        f"{os.cpu_count()} CPUs, Python {platform.python_version()}, torch {torch.__version__}, seed {arguments.seed}"
+    )
+    print(f"{time.monotonic() - begun:.0f} s in all\n")
+    print(table(tallies))
+    return 0 if all(tally.clean for tally in tallies.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
