@@ -1,23 +1,27 @@
 """The fence around everything dtprof does in and beside the user's job: an error is told once, never raised."""
 
 import functools
+import signal
 import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_warned: set[str] = set()
+_warned: dict[str, None] = {}
 _shared: list[Path] = []
 _notes: list[Callable[[str], None]] = []
 
 
 def on_note(sink: Callable[[str], None]) -> None:
-    """Send every later note to the run as well."""
-    _notes.append(sink)
+    """Send every warning of this process to the run as well, the earlier ones now."""
+    _notes[:] = [sink]  # a forked process has had its parent's
+    for text in _warned:
+        _note(text)
 
 
 def share_warnings(folder: Path) -> None:
@@ -29,11 +33,31 @@ def warn_once(text: str) -> None:
     """Print one line on stderr, the first time only, and put it in the run."""
     if text in _warned:
         return
-    _warned.add(text)
+    _warned[text] = None
     if all(_is_first(folder, text) for folder in _shared):
-        print(f"dtprof: {text}", file=sys.stderr, flush=True)
+        say(text)
+    _note(text)
+
+
+def say(text: str) -> None:
+    """Print one line on stderr; a program may have closed that, or put anything in its place."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.write(f"dtprof: {text}\n")
+        stream.flush()
+    except Exception as error:
+        _note(f"stderr could not be written to ({type(error).__name__}: {error}): {text}")
+
+
+def _note(text: str) -> None:
     for note in _notes:
-        note(text)
+        try:
+            note(text)
+        except Exception:  # not even that can be told
+            _notes.remove(note)
+            return
 
 
 def _is_first(folder: Path, text: str) -> bool:
@@ -47,8 +71,33 @@ def _is_first(folder: Path, text: str) -> bool:
 
 
 def report(what: str, error: Exception, consequence: str = "is not recorded in this process") -> None:
-    """Say what an error of dtprof's own means for the user, once."""
+    """Say what an error of dtprof's own means for the user, once.
+
+    Raises:
+        Exception: the error, where it is not ours: the job's handler of a signal raised it while our code ran.
+    """
+    if raised_by_signal_handler(error):
+        raise error
     warn_once(f"{what} {consequence}: {type(error).__name__}: {error}")
+
+
+def raised_by_signal_handler(error: BaseException) -> bool:
+    """Say whether an exception comes out of a handler that the program has set for a signal."""
+    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number)))}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else vars(type(handler)).get("__call__")
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def fenced(

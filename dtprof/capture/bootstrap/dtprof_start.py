@@ -46,7 +46,15 @@ def arm():
 
             step_clock.StepClock(Path(os.environ[STEP_CLOCK]), STARTED_NS).install()
     except Exception as error:
-        print(f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
+        tell(error)
+
+
+def tell(error):
+    """Say on stderr that this process is not recorded; a program may have closed that, or put anything in its place."""
+    try:
+        sys.stderr.write(f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}\n")
+    except Exception:
+        return
 
 
 class AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -1,0 +1,138 @@
+"""The fence: our errors are told and kept in, those of the job's signal handlers pass, a broken stderr does no harm."""
+
+import functools
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtprof import fence
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start with nothing said, and nobody to tell."""
+    for name, empty in (("_warned", {}), ("_shared", []), ("_notes", [])):
+        monkeypatch.setattr(fence, name, empty)
+
+
+@fence.fenced("a thing")
+def fail() -> None:
+    raise ValueError("broken")
+
+
+LINE = "a thing is not recorded in this process: ValueError: broken"
+
+
+def test_our_error_is_told_once_and_kept_in(capsys: pytest.CaptureFixture[str]) -> None:
+    fail()
+    fail()
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"dtprof: {LINE}\n")
+
+
+def test_what_was_told_before_there_was_a_log_is_noted_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    fail()
+    noted: list[str] = []
+    fence.on_note(noted.append)
+    fence.warn_once("more")
+    assert noted == [LINE, "more"]
+    assert capsys.readouterr().err == f"dtprof: {LINE}\ndtprof: more\n"
+
+
+def test_processes_that_share_a_folder_print_once_and_each_notes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    fence.share_warnings(tmp_path)
+    fence.on_note(noted.append)
+    fail()
+    monkeypatch.setattr(fence, "_warned", {})  # as in another process
+    fail()
+    assert noted == [LINE, LINE]
+    assert capsys.readouterr().err == f"dtprof: {LINE}\n"
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise RuntimeError(f"no place for {len(text)} characters")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [None, Broken(), closed(), object()], ids=["none", "broken", "closed", "no file"])
+def test_stderr_that_cannot_be_written_to_does_no_harm(
+    stderr: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[str] = []
+    fence.on_note(noted.append)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    fail()
+    assert capsys.readouterr().out == ""
+    assert LINE in noted
+
+
+def test_note_that_cannot_be_written_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(text: str) -> None:
+        raise OSError(text)
+
+    fence.on_note(refuse)
+    fail()
+    assert capsys.readouterr().err == f"dtprof: {LINE}\n"
+
+
+class Timeout(Exception):
+    """What the job's own handler raises."""
+
+
+def by_function(*_: object) -> None:
+    raise Timeout
+
+
+class Handlers:
+    """Other things that may handle a signal."""
+
+    def method(self, *_: object) -> None:
+        raise Timeout
+
+    def __call__(self, *_: object) -> None:
+        raise Timeout
+
+
+@pytest.fixture
+def no_handler_left() -> Iterator[None]:
+    """Put back what handled the signal."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("no_handler_left")
+@pytest.mark.parametrize(
+    "handler",
+    [by_function, Handlers().method, Handlers(), functools.partial(by_function, 1), lambda *_: by_function()],
+    ids=["function", "method", "callable", "partial", "lambda"],
+)
+def test_exception_of_the_jobs_signal_handler_passes(handler: object, capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGUSR1, handler)  # type: ignore[arg-type]
+
+    @fence.fenced("a thing")
+    def record() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+    with pytest.raises(Timeout):
+        record()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("no_handler_left")
+def test_our_error_below_the_jobs_signal_handler_is_ours() -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: fail())
+    signal.raise_signal(signal.SIGUSR1)
