@@ -51,8 +51,8 @@ EXCEPTIONS = """
 
 - Calls of a back-end object (`group._get_backend(device).allreduce(...)`) pass below the dispatcher: gloo counts one,
   the run holds none. Torch uses this for no collective of the user.
-- RPC (TensorPipe) and operators of symmetric memory (`symm_mem::...`, which asynchronous tensor parallel uses on GPUs)
-  are not `c10d`.
+- RPC (TensorPipe), the calls of back-end objects with which it starts, and operators of symmetric memory
+  (`symm_mem::...`, which asynchronous tensor parallel uses on GPUs) are not `c10d`.
 - Fake tensors, meta tensors and `LocalTensorMode` communicate nothing: nothing is recorded, and gloo counts nothing.
 
 What torch itself refuses on CPU (rows with a message) cannot be checked there. The messages are the same without

@@ -6,7 +6,9 @@ import threading
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed._symmetric_memory as symmetric_memory
 from torch._subclasses import FakeTensorMode
+from torch.distributed import rpc
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -186,6 +188,21 @@ def local_tensors():
     with LocalTensorMode(dist.get_world_size()):
         tensor = LocalTensor({rank: torch.ones(2) * rank for rank in range(dist.get_world_size())})
         dist.all_reduce(tensor, group=group)
+
+
+@SCENARIOS.add("RPC")
+def remote_call():
+    rank, store = dist.get_rank(), f"file://{ORACLE.folder}/rpc-store"
+    options = rpc.TensorPipeRpcBackendOptions(init_method=store)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
+    if rank == 0:
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    rpc.shutdown()
+
+
+@SCENARIOS.add("symmetric memory", refused="SymmetricMemory does not support device type cpu")
+def symmetric():
+    symmetric_memory.rendezvous(symmetric_memory.empty(16, device="cpu"), dist.group.WORLD)
 
 
 @SCENARIOS.add("group destroyed and initialised again, twice", ranks=(2, 4))
