@@ -160,3 +160,27 @@ def check_messages(
             else:
                 received[direction, stage, microbatch, peer, rank] += 1
     assert sent == received == expected
+
+
+@pytest.mark.jobs
+def test_stages_of_several_ranks_reduce_under_the_label_of_their_framework(tmp_path: Path) -> None:
+    jobs.recorded(
+        tmp_path / "run",
+        jobs.torchrun(4, jobs.PROGRAMS / "pipeline_of_replicas.py"),
+        env={"PYTHONWARNINGS": "ignore"},
+    )
+    for tables in open_run(tmp_path / "run").load_all():
+        assert (tables.problems, tables.notes) == ((), ())
+        assert tables.coordinates == {"pp": tables.rank // 2, "dp": tables.rank % 2}
+        assert {pipeline.stages for pipeline in tables.pipelines.values()} == {(tables.rank // 2,)}
+        pipe = next(group.name for group in tables.groups.values() if group.axis == "pp")
+        assert {pipeline.group for pipeline in tables.pipelines.values()} == {pipe}
+        reduces = [row for row in tables.operations if tables.ops[row["op"]] in ("all_reduce", "reduce_scatter")]
+        labels = [tables.sites[int(row["site"])].label for row in reduces]
+        texts = [label.text for label in labels if label is not None]
+        assert texts == ["ddp bucket 0, 0.00104 MiB"] * 2 + ["fsdp reduce-scatter of the root module"] * 2
+        assert {tables.groups[int(row["group"])].axis for row in reduces} == {"dp"}
+        # FSDP reduces once a step, after the last backward pass of the stage.
+        after = tables.spans[np.array(tables.ops)[tables.spans["op"]] == events.PP_REDUCE_GRAD]
+        for row in reduces[2:]:
+            assert ((after["begin_ns"] <= row["issued_ns"]) & (row["issued_ns"] < after["end_ns"])).sum() == 1
