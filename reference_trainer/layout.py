@@ -237,6 +237,11 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
         raise UsageError(f"--local-sgd is {layout.local_sgd}; give the steps between two averages, from 1 on")
     if not layout.bucket_mb > 0:
         raise UsageError(f"--bucket-mb is {layout.bucket_mb}; give a number above 0, such as 25")
+    if layout.compile and (layout.tp > 1 or layout.pp > 1):
+        flag = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"
+        raise UsageError(
+            f"--compile with {flag}: layers compiled one by one fit data and context parallelism only; leave one out"
+        )
     if layout.sequence_parallel and layout.tp == 1:
         raise UsageError("--sequence-parallel divides the sequence over tensor-parallel ranks; give --tp 2 or more too")
     if layout.static_graph and (layout.find_unused_parameters or layout.accumulate > 1):
@@ -276,10 +281,9 @@ def _refuse_impossible_pipeline(layout: Layout, shape: ModelShape) -> None:
             f"--pp-split {','.join(map(str, split))}: give {stages} numbers of layers, each 1 or more, that add up to "
             f"{shape.num_layers}"
         )
-    if layout.splits_backward and (layout.compile or layout.activation_checkpointing != "none"):
-        flag = "--compile" if layout.compile else f"--activation-checkpointing {layout.activation_checkpointing}"
+    if layout.splits_backward and layout.activation_checkpointing != "none":
         raise UsageError(
-            f"{flag} with --schedule {name}: a backward in two parts needs the activations of an eager forward; "
+            f"--activation-checkpointing {layout.activation_checkpointing} with --schedule {name}: a backward in two parts needs the activations of an eager forward; "
             "leave it out, or give --schedule interleaved1f1b"
         )
 

@@ -23,7 +23,7 @@ from reference_trainer.parity_layouts import LAYOUTS, MODELS, SINGLE, ParityLayo
 from reference_trainer.placement import Placement
 
 BASE = "--preset deep"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 QUANTITIES = ("loss", "grad_norm")
 
 Curve = list[dict[str, float]]

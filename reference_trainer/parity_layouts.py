@@ -21,6 +21,14 @@ def _exact(num_ranks: int, arguments: str, *, covering: bool = False) -> ParityL
     return ParityLayout(num_ranks=num_ranks, arguments=arguments, covering=covering)
 
 
+def _rounded(
+    num_ranks: int, arguments: str, *, bound: float, grad_norm_bound: float, covering: bool = False
+) -> ParityLayout:
+    return ParityLayout(
+        num_ranks=num_ranks, arguments=arguments, bound=bound, grad_norm_bound=grad_norm_bound, covering=covering
+    )
+
+
 SINGLE = ParityLayout(num_ranks=1, arguments="")
 
 LAYOUTS = [
@@ -93,4 +101,24 @@ LAYOUTS = [
     _exact(4, "--activation-checkpointing full --pp 2 --schedule 1f1b --tp 2"),
     _exact(4, "--activation-checkpointing full --cp 2 --tp 2 --sequence-parallel"),
     _exact(2, "--activation-checkpointing selective --tp 2 --sequence-parallel"),
+    # A gradient in fp16 is off by up to 2**-11 = 4.9e-4 of itself. A step moves the loss by some hundredths of itself,
+    # of which this is a part; Adam's first steps, which look at signs, carry it to single small gradients.
+    _rounded(2, "--compression fp16", bound=1e-4, grad_norm_bound=2e-2, covering=True),
+    # Of each matrix only rank 4 of up to 64 arrives at once; what is left over arrives later, by error feedback.
+    _rounded(2, "--compression powersgd", bound=1e-2, grad_norm_bound=0.5, covering=True),
+    # Between two averages each rank follows its own half of the batch: after some steps it is somewhere else. The
+    # norm is that of rank 0's own gradient.
+    _rounded(2, "--local-sgd 4", bound=5e-2, grad_norm_bound=1.0, covering=True),
+    # fp32 rounds to 2**-24 = 6e-8 of each number, over some hundred sums.
+    _rounded(2, "--precision fp32 --dp-mode fsdp", bound=1e-5, grad_norm_bound=1e-4),
+    # bf16 rounds each activation to 2**-9 = 2e-3 of itself; the mean over all tokens is off by less. The norm of the
+    # gradient falls by a factor of ten in these steps, and what it is off by does not.
+    _rounded(2, "--precision bf16", bound=2e-3, grad_norm_bound=0.5),
+    _rounded(2, "--precision bf16 --dp-mode fsdp", bound=2e-3, grad_norm_bound=0.5, covering=True),
+    _rounded(2, "--precision bf16 --tp 2 --sequence-parallel", bound=2e-3, grad_norm_bound=0.5),
+    _rounded(2, "--precision bf16 --pp 2 --schedule zbv", bound=2e-3, grad_norm_bound=0.5),
+    _rounded(4, "--precision bf16 --cp 2", bound=2e-3, grad_norm_bound=0.5),
+    # Last, since it takes minutes. Compiled kernels sum in another order
+    _exact(1, "--compile"),
+    _exact(2, "--compile --dp-mode fsdp"),
 ]

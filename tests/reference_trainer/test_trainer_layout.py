@@ -65,7 +65,7 @@ def test_shards_stay_between_the_two_parts_of_a_backward() -> None:
         ("--pp 2 --accumulate 2", 2, "--accumulate 2 with --pp 2: a pipeline accumulates over its microbatches"),
         ("--microbatches 4", 2, "--microbatches is for a pipeline; give --pp 2 or more too"),
         ("--schedule zbv", 2, "--schedule is for a pipeline"),
-        ("--pp 2 --schedule zbv --compile", 2, "--compile with --schedule zbv: a backward in two parts"),
+        ("--pp 2 --schedule zbv --compile", 2, "--compile with --pp 2: layers compiled one by one"),
         ("--pp 2 --schedule zbv --activation-checkpointing full", 2, "--activation-checkpointing full with --schedule"),
         ("--pp 2 --dp-mode fsdp --zero-stage 3 --schedule zbv", 4, "--zero-stage 3 with --schedule zbv: it frees"),
         ("--zero-stage 2", 2, "--zero-stage 2 is for sharded models; give --dp-mode fsdp or hsdp too"),
