@@ -6,6 +6,7 @@ The forward pass, steps and memory have files of their own.
 import functools
 import gc
 import sys
+import types
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
@@ -34,7 +35,7 @@ CHECKPOINTS = {
     ),
 }
 """Functions that write, read, gather or spread a checkpoint."""
-SHORTEST_PAUSE_NS = 100_000
+SHORTEST_PAUSE_NS = 1_000_000
 
 
 class Phases:
@@ -59,8 +60,9 @@ class Phases:
         spans.around(torch.autograd, "backward", events.BACKWARD)
         spans.around(torch.autograd, "grad", events.BACKWARD)
         spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, no_failures=(StopIteration,))
-        spans.around(torch, "save", events.CHECKPOINT)
-        spans.around(torch, "load", events.CHECKPOINT)
+        pickling = _code_that_pickles(torch.storage)
+        spans.around(torch, "save", events.CHECKPOINT, outermost=True, not_from=pickling)
+        spans.around(torch, "load", events.CHECKPOINT, outermost=True, not_from=pickling)
         for module, names in CHECKPOINTS.items():
             after_import(module, functools.partial(self._hook_checkpoints, names))
         self._hook_recomputation(torch.utils.checkpoint)
@@ -76,7 +78,7 @@ class Phases:
         package = sys.modules.get("torch.distributed.checkpoint")
         for name in names:
             original = getattr(module, name, None)
-            watched = self._spans.around(module, name, events.CHECKPOINT)
+            watched = self._spans.around(module, name, events.CHECKPOINT, outermost=True)
             if watched is not None and getattr(package, name, None) is original:
                 setattr(package, name, watched)
 
@@ -111,6 +113,18 @@ class Phases:
         module.callback_handler.register_end_callback(lambda *_: self._spans.end(begun.pop() if begun else 0))
 
 
+def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:
+    """Return the code of torch that saves and loads single tensors for pickle, which is no checkpoint."""
+    functions = [
+        storage._load_from_bytes,
+        *(
+            vars(kind).get("__reduce__")
+            for kind in (storage.UntypedStorage, storage._StorageBase, storage.TypedStorage)
+        ),
+    ]
+    return frozenset(function.__code__ for function in functions if isinstance(function, types.FunctionType))
+
+
 class Pauses:
     """The pauses of Python's garbage collector that cost something.
 
@@ -119,6 +133,7 @@ class Pauses:
 
     def __init__(self, spans: Spans) -> None:
         """Record on these spans."""
+        self._spans = spans
         self._noted: deque[tuple[int, int]] = deque(maxlen=256)
         self._begun_ns = 0
         spans.past = self._noted
@@ -127,9 +142,10 @@ class Pauses:
         """Be told of collections."""
         gc.callbacks.append(self._see)
 
+    @fence.fenced("a pause of the garbage collector")
     def _see(self, phase: str, _: dict[str, int]) -> None:
         now_ns = monotonic_ns()
         if phase == "start":
             self._begun_ns = now_ns
-        elif self._begun_ns and now_ns - self._begun_ns >= SHORTEST_PAUSE_NS:
+        elif self._spans.recording and self._begun_ns and now_ns - self._begun_ns >= SHORTEST_PAUSE_NS:
             self._noted.append((self._begun_ns, now_ns))

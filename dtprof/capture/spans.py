@@ -1,6 +1,8 @@
 """Spans of this process: opened and closed on the recorder, which is asked for when something happens."""
 
 import functools
+import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +15,12 @@ TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.STEP)
 """What only a process that trains does: opens the log of this rank."""
 
 
+class _Inside(threading.local):
+    """Whether a thread is inside an outermost span."""
+
+    one = False
+
+
 class Spans:
     """Opens and closes spans; none of its methods raises."""
 
@@ -21,6 +29,7 @@ class Spans:
         self.recorder = recorder
         self._ids: dict[str, int] = {}
         self._ids_of: Recorder | None = None
+        self._inside = _Inside()
         self._before_backward: list[Callable[[], object]] = []
         self.past: deque[tuple[int, int]] = deque()
         """Begins and ends of pauses that are over and not yet recorded."""
@@ -33,6 +42,11 @@ class Spans:
         if known is None:
             known = self._ids[name] = recorder.name_id(name)
         return known
+
+    @property
+    def recording(self) -> bool:
+        """Say whether anything has been recorded."""
+        return self._ids_of is not None
 
     def before_backward(self, call: Callable[[], object]) -> None:
         """Call this, which must not raise, before each backward pass."""
@@ -64,7 +78,14 @@ class Spans:
             recorder.end_span(span, failed, flags, is_backward)
 
     def around(
-        self, owner: Any, name: str, phase: str, *, no_failures: tuple[type[BaseException], ...] = ()
+        self,
+        owner: Any,
+        name: str,
+        phase: str,
+        *,
+        no_failures: tuple[type[BaseException], ...] = (),
+        outermost: bool = False,
+        not_from: frozenset[types.CodeType] = frozenset(),
     ) -> Callable[..., Any] | None:
         """Replace a function of a module or class by one that records a span around it; None where there is none.
 
@@ -73,13 +94,35 @@ class Spans:
             name: of the function.
             phase: what the span is called.
             no_failures: exceptions by which the function ends in order.
+            outermost: record no span inside another of this phase and thread that was also so asked for.
+            not_from: record no span for calls from this code.
         """
         original = vars(owner).get(name)
         if not isinstance(original, types.FunctionType | types.BuiltinFunctionType):
             return None
         watched = self.watched(original, phase, no_failures=no_failures)
+        if outermost:
+            watched = self._outermost(original, watched, not_from)
         setattr(owner, name, watched)
         return watched
+
+    def _outermost(
+        self, original: Callable[..., Any], watched: Callable[..., Any], not_from: frozenset[types.CodeType]
+    ) -> Callable[..., Any]:
+        inside = self._inside
+
+        @functools.wraps(original)
+        def choose(*arguments: Any, **options: Any) -> Any:
+            if inside.one or (not_from and sys._getframe(1).f_code in not_from):
+                return original(*arguments, **options)
+            inside.one = True
+            try:
+                return watched(*arguments, **options)
+            finally:
+                inside.one = False
+
+        choose._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return choose
 
     def watched(
         self, original: Callable[..., Any], phase: str, *, no_failures: tuple[type[BaseException], ...] = ()
