@@ -2,7 +2,8 @@
 
 Within a backward pass a reducer reduces its buckets in their order. An all_reduce on its group that carries no label,
 and whose size is that of the bucket whose turn it is, is that bucket; a communication hook may send half the bytes.
-Where parameters may be unused, ranks also tell each other which they used, a number each.
+Where parameters may be unused, ranks also tell each other which they used, a number each. What is left was issued for
+DDP all the same where the user called nothing but the backward pass: sparse gradients, callbacks of a hook.
 """
 
 import dataclasses
@@ -18,6 +19,8 @@ from dtprof.tables import UNKNOWN_NS, Array, Group, Label, Site
 _COMPRESSION = (1, 2)
 _ALL_REDUCE = "all_reduce"
 _INT32 = [name for name, _ in schema.DTYPES].index("int32")
+_REDUCTION = Label(api="ddp", text="ddp reduction of gradients")
+_CALLS_OF_BACKWARD = ("Tensor.backward", "backward")
 _USED_PARAMETERS = Label(api="ddp", text="ddp map of used parameters")
 _BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 
@@ -48,10 +51,14 @@ def label_buckets(
     for rows in _by_backward(operations, spans, ops):
         for group, own in _by_group(rows, operations):
             name = groups[group].name if group in groups else ""
-            for row, label in _assign(operations, own, layouts, name).items():
+            if not any(layout.group == name for layout in layouts):
+                continue
+            assigned = _assign(operations, own, layouts, name)
+            for row in own:
                 site = int(operations["site"][row])
                 plain = sites.get(site, Site(file="", line=0, function=""))
-                if plain.label is None:
+                label = assigned.get(row) or (_REDUCTION if plain.api in _CALLS_OF_BACKWARD else None)
+                if plain.label is None and label is not None:
                     number = new_sites.setdefault((site, label), _free_site(sites, new_sites))
                     sites.setdefault(number, dataclasses.replace(plain, label=label))
                     operations["site"][row] = number

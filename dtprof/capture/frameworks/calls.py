@@ -19,6 +19,7 @@ class Call(NamedTuple):
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 _STATE_DICT = "torch.distributed._state_dict_utils"
+_FSDP = "torch.distributed.fsdp"
 _JOIN = "torch.distributed.algorithms.join"
 _AVERAGING = "torch.distributed.algorithms.model_averaging"
 _RING = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -28,6 +29,10 @@ CALLS = (
     Call(_STATE_DICT, None, "_iterate_state_dict", "dcp", "gathering of the state dict"),
     Call(_STATE_DICT, None, "_broadcast_state_dict", "dcp", "broadcast of the state dict"),
     Call(_STATE_DICT, None, "_distribute_state_dict", "dcp", "distribution of the state dict"),
+    Call(
+        f"{_FSDP}._state_dict_utils", None, "_sharded_pre_load_state_dict_hook", "fsdp", "gathering of the state dict"
+    ),
+    Call(f"{_FSDP}._optim_utils", None, "_optim_state_dict", "fsdp", "gathering of the state dict"),
     Call("torch.distributed.checkpoint.utils", None, "_all_gather_keys", "dcp", "exchange of keys"),
     Call(f"{_AVERAGING}.averagers", "PeriodicModelAverager", "average_parameters", "local_sgd", "averaging"),
     Call(
