@@ -283,8 +283,8 @@ def _refuse_impossible_pipeline(layout: Layout, shape: ModelShape) -> None:
         )
     if layout.splits_backward and layout.activation_checkpointing != "none":
         raise UsageError(
-            f"--activation-checkpointing {layout.activation_checkpointing} with --schedule {name}: a backward in two parts needs the activations of an eager forward; "
-            "leave it out, or give --schedule interleaved1f1b"
+            f"--activation-checkpointing {layout.activation_checkpointing} with --schedule {name}: a backward in two "
+            "parts would recompute twice; leave it out, or give --schedule interleaved1f1b"
         )
 
 

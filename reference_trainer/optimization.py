@@ -5,9 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 from torch import nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
@@ -24,9 +22,15 @@ def build_optimizer(model: nn.Module, options: Options, axes: Axes) -> Optimizer
     settings: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "fused": True}
     group = axes.group(*DATA_AXES)
     if options.layout.dp_mode == "zero1" and group is not None:
+        # Here and below: loading torch.distributed.optim compiles what only these two need.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
         return ZeroRedundancyOptimizer(groups, AdamW, process_group=group, **settings)
     optimizer = AdamW(groups, **settings)
     if options.layout.local_sgd and group is not None:
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
         averager = PeriodicModelAverager(
             period=options.layout.local_sgd, warmup_steps=options.preset.warmup_steps, process_group=group
         )

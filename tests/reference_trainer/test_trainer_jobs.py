@@ -40,7 +40,7 @@ def test_tiny_preset_learns_and_says_nothing_unexpected(start_job: Callable[...,
 
 
 def test_bf16_learns(start_job: Callable[..., Job]) -> None:
-    job = start_job(*SMALL_STEPS, "--precision", "bf16", num_ranks=None)
+    job = start_job(*SMALL_STEPS, "--precision", "bf16", "--learning-rate", "3e-3", num_ranks=None)
     assert job.wait() == 0, job.stderr
     metrics = job.read_metrics()
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5
@@ -56,7 +56,13 @@ def test_one_process_needs_no_launcher_and_refuses_with_status_two(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--fault", "gremlins"), ("--corpus", "/bin/sh"), ("--learning-rate", "1e30", *SMALL_STEPS)]
+    "arguments",
+    [
+        ("--fault", "gremlins"),
+        ("--corpus", "/bin/sh"),
+        ("--learning-rate", "1e30", *SMALL_STEPS),
+        ("--microbatches", "1", "--pp", "2"),
+    ],
 )
 def test_refusal_ends_every_rank_without_a_traceback_of_ours(
     start_job: Callable[..., Job], arguments: tuple[str, ...]

@@ -17,7 +17,7 @@ def parse(*arguments: str, world_size: int = 1) -> Options:
 
 def test_preset_fills_what_the_command_line_leaves_out() -> None:
     options = parse("--preset", "tiny", "--steps", "7", world_size=4)
-    assert (options.steps, options.batch_size, options.dp, options.precision) == (7, 24, 4, "fp32")
+    assert (options.steps, options.batch_size, options.layout.dp, options.precision) == (7, 24, 4, "fp32")
     assert options.micro_batch_size == 6
     assert options.tokens_per_step == 24 * 160
 
@@ -47,8 +47,8 @@ def test_tiny_and_small_presets_divide_by_the_usual_numbers_of_ranks() -> None:
         (["--steps", "many"], "argument --steps: invalid int value: 'many'; see python -m reference_trainer --help"),
         (["--precision", "fp16"], "invalid choice: 'fp16'"),
         (["--preset", "huge"], "invalid choice: 'huge'"),
-        (["--model", "bart"], "invalid choice: 'bart'"),
-        (["--tp", "2"], "unrecognized arguments: --tp 2"),
+        (["--model", "bert"], "invalid choice: 'bert'"),
+        (["--ep", "2"], "unrecognized arguments: --ep 2"),
         (["--metrics", "/nowhere/m.jsonl"], "--metrics /nowhere/m.jsonl: cannot be written; give a file in a folder"),
     ],
 )
@@ -83,3 +83,9 @@ def test_commands_in_the_readme_are_accepted() -> None:
         arguments = words[words.index("reference_trainer") + 1 :]
         if "--help" not in arguments:
             parse(*arguments, world_size=num_ranks)
+
+
+def test_learning_rate_grows_with_the_global_batch_unless_given() -> None:
+    # The preset has 3e-3 for 24 sequences.
+    assert parse("--preset", "tiny", "--batch-size", "48").learning_rate == pytest.approx(6e-3)
+    assert parse("--preset", "tiny", "--batch-size", "48", "--learning-rate", "1e-3").learning_rate == 1e-3
