@@ -86,7 +86,7 @@ class OutOfMemory(StepFault):
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         taken = []
         while True:
-            taken.append(torch.zeros(self.mb * MEGABYTE, dtype=torch.uint8, device=device))
+            taken.append(torch.empty(self.mb * MEGABYTE, dtype=torch.uint8, device=device))
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate
 
 from reference_trainer.models import Bart
 from reference_trainer.parallelism.axes import Axes
@@ -66,7 +66,7 @@ class Gradients:
         holders = self.num_stage_ranks * self.copies.get(id(parameter), 1)
         if isinstance(parameter, DTensor):
             for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
-                holders //= size if isinstance(placement, Shard) else 1
+                holders //= 1 if isinstance(placement, Replicate) else size
         return holders
 
 
