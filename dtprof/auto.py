@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -125,7 +124,7 @@ def _manifest(job: tuple[int, int, str]) -> dict[str, object]:
         "cwd": str(Path.cwd()),
         "settings": {},
         "environment": {},
-        "hosts": [socket.gethostname()],
+        "hosts": [writer.host_name()],
         "machine": {"cpus": os.cpu_count(), "platform": sys.platform},
         "boot_id": writer.boot_id(),
         "started_realtime_ns": time.time_ns(),

@@ -55,12 +55,20 @@ NO_NATIVE = Setting(
     metavar="",
     help="use the Python tap, which needs no compiler and costs about 30 us more per operation",
 )
-RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE)
+JOIN = Setting(
+    option="--join",
+    env="DTPROF_JOIN",
+    default="",
+    metavar="",
+    help="join the run in the output directory that another host's dtprof run of this job has created, or create it",
+)
+RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN)
 
 # Set by `dtprof run` for the processes of the job, not by users.
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
 ENV_NATIVE_TAP = "DTPROF_NATIVE_TAP"
 ENV_WATCHER_PID = "DTPROF_WATCHER_PID"
+ENV_HOST = "DTPROF_HOST"  # by users: a name for this host where host names are not unique
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"  # of a user id: jobs that run, for processes whose environment was cleared
 OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_TAP, ENV_WATCHER_PID, ENV_STEP_CLOCK)

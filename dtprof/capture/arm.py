@@ -10,7 +10,6 @@ import inspect
 import multiprocessing
 import os
 import platform
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ class Process:
         import torch
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-        node = self._run / paths.node_folder_name(socket.gethostname())
+        node = self._run / paths.node_folder_name(writer.host_name())
         node.mkdir(exist_ok=True)
         fence.share_warnings(node)
         writer.append_line(node / paths.PROCESSES, _introduction(torch.__version__))
@@ -120,6 +119,7 @@ class Process:
 
         names = [name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
         if hasattr(recorder, "on_group"):
+
             def describe(group_id: int, name: str) -> None:
                 if line := groups.members_entry(group_id, name):
                     recorder.write_entry(line)
@@ -206,7 +206,7 @@ def _introduction(torch_version: str) -> dict[str, object]:
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),
-        "host": socket.gethostname(),
+        "host": writer.host_name(),
         "boot_id": writer.boot_id(),
         "env_rank": os.environ.get("RANK"),
         "is_child": multiprocessing.parent_process() is not None,

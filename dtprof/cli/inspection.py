@@ -32,7 +32,7 @@ def collect(run: reader.Run) -> facts.Evidence:
     for tables in run.load_all():
         exit_record = run.exits.get(tables.pid)
         alive = None
-        if same_boot and exit_record is None:
+        if tables.boot_id == writer.boot_id() and exit_record is None:
             alive = _is_alive(tables.pid, run.path)
         stack = stacks.get(tables.pid)
         ranks.append(facts.rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))

@@ -90,6 +90,7 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
     return job.JobSettings(
         output=Path(output) if output else None,
         force=arguments.force,
+        join=arguments.join or settings.from_environment(settings.JOIN) not in ("", "0"),
         native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE) not in ("", "0")),
         max_log_mb=settings.parse_number(max_log, setting=settings.MAX_LOG_MB, minimum=16),
         hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),

@@ -3,10 +3,10 @@
 import datetime
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -16,11 +16,14 @@ import psutil
 
 from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
+from dtprof.launch import announcement
 from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
-OUR_FILE = re.compile(r"report\.html|\.?(run|verdict)\.json(\.\d+)?")
-OUR_NODE_FILE = re.compile(r"(exits|processes|samples)\.jsonl|\.?stacks\.json(\.\d+)?|\.warned-\w+")
+OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?")
+OUR_NODE_FILE = re.compile(
+    r"(exits|processes|samples|clock)\.jsonl|launcher-\d+\.json|\.?stacks\.json(\.\d+)?|\.warned-\w+"
+)
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 
 
@@ -52,12 +55,13 @@ def create(path: Path, *, force: bool) -> None:
                 raise OutputError(f"{path} is a file; expected a directory that is empty or new: give another -o")
             _empty(path, force=force)
         path.mkdir(parents=True, exist_ok=True)
-        (path / paths.node_folder_name(socket.gethostname())).mkdir()
+        (path / paths.node_folder_name(writer.host_name())).mkdir()
     except OSError as error:
-        raise _output_error(path, error) from error
+        raise output_error(path, error) from error
 
 
-def _output_error(path: Path, error: OSError) -> OutputError:
+def output_error(path: Path, error: OSError) -> OutputError:
+    """Return the error for a directory that the system refuses to write to."""
     kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
     return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
 
@@ -95,7 +99,7 @@ def _is_ours(entry: Path) -> bool:
 class RunManifest:
     """run.json: rewritten whole when something about the job becomes known."""
 
-    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str]) -> None:
+    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str], *, job: str | None = None) -> None:
         """Write the first version.
 
         Raises:
@@ -110,7 +114,7 @@ class RunManifest:
             "cwd": str(Path.cwd()),
             "settings": settings,
             "environment": relevant_environment(),
-            "hosts": [socket.gethostname()],
+            "hosts": [writer.host_name()],
             "machine": {
                 "cpus": psutil.cpu_count(),
                 "memory_bytes": psutil.virtual_memory().total,
@@ -118,6 +122,9 @@ class RunManifest:
                 "gpus": gpu_names(),
             },
             "boot_id": writer.boot_id(),
+            "job": job,
+            "launcher_pid": os.getpid(),
+            "launcher_start_ticks": announcement.start_ticks(os.getpid()),
             "started_realtime_ns": time.time_ns(),
             "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
             "ended_realtime_ns": 0,
@@ -127,7 +134,7 @@ class RunManifest:
         try:
             writer.write_json(self._path, self._fields)
         except OSError as error:
-            raise _output_error(self._path, error) from error
+            raise output_error(self._path, error) from error
 
     def note(self, text: str) -> None:
         """Keep a sentence about the run."""
@@ -141,6 +148,58 @@ class RunManifest:
         except OSError:
             return False
         return True
+
+
+class JoinedLauncher:
+    """The same of a launcher that has joined a run: launcher-PID.json in the folder of its node."""
+
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
+        """Write the first version.
+
+        Raises:
+            OutputError: as for the manifest.
+        """
+        host = writer.host_name()
+        self._path = path / paths.node_folder_name(host) / f"launcher-{os.getpid()}.json"
+        self._notes: list[str] = []
+        self._known: dict[str, object] = {
+            "host": host,
+            "boot_id": writer.boot_id(),
+            "command": list(command),
+            "started_realtime_ns": time.time_ns(),
+            "ended_realtime_ns": 0,
+            "exit_status": None,
+            "notes": self._notes,
+        }
+        try:
+            writer.write_json(self._path, self._known)
+        except OSError as error:
+            raise output_error(self._path, error) from error
+
+    def note(self, text: str) -> None:
+        """Keep a sentence about this launcher."""
+        self._notes.append(text)
+
+    def update(self, **fields: object) -> bool:
+        """Rewrite the file with new fields; False where the disk does not take it."""
+        self._known.update(fields)
+        try:
+            writer.write_json(self._path, self._known)
+        except OSError:
+            return False
+        return True
+
+
+def hosts_of(path: Path) -> list[str]:
+    """Return this host and those whose launchers have joined the run."""
+    joined = set()
+    for file in path.glob("node-*/launcher-*.json"):
+        try:
+            joined.add(str(json.loads(file.read_text(encoding="utf-8"))["host"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    own = writer.host_name()
+    return [own, *sorted(joined - {own})]
 
 
 def relevant_environment() -> dict[str, str]:

@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,10 +12,10 @@ from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
-from dtprof.launch import announcement, child, directory, interpreter, watcher
+from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, watcher
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.sampler import Sampler
-from dtprof.run_format import paths
+from dtprof.run_format import paths, writer
 
 EXIT_HANG = 3
 STOP_GRACE_S = 10.0
@@ -28,6 +27,7 @@ class JobSettings:
 
     output: Path | None
     force: bool
+    join: bool
     native: bool
     max_log_mb: float
     hang_after_s: float
@@ -63,8 +63,12 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
         "on_hang": "stop" if settings.stop_on_hang else "report",
     }
     try:
-        directory.create(run, force=settings.force)
-        manifest = directory.RunManifest(run, command, shown)
+        is_creator = joining.enter(run, force=settings.force, join=settings.join)
+        manifest: directory.RunManifest | directory.JoinedLauncher
+        if is_creator:
+            manifest = directory.RunManifest(run, command, shown, job=joining.job_key())
+        else:
+            manifest = directory.JoinedLauncher(run, command)
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
@@ -74,16 +78,20 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
         manifest.note(tap.message)
     environment = interpreter.job_environment(run=run, tap=tap)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
-    watch = watcher.Watcher(run=run, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say)
+    watch = watcher.Watcher(
+        run=run, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
+    )
+    clock = clocks.start(run, is_reference=is_creator)
     oom_before = _oom_kills()
     announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     archiver = Archiver(run)
-    sampler = Sampler(run / paths.node_folder_name(socket.gethostname()), lambda: watch.pids)
+    sampler = Sampler(run / paths.node_folder_name(writer.host_name()), lambda: watch.pids)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
     sampler.stop()
+    clock.stop()
     archiver.stop()
     watch.look_last()
     stopped = stopper.begun_s is not None
@@ -97,6 +105,7 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
         hang_detected_ns=watch.hang_detected_ns,
         oom_kills=_oom_kills() - oom_before,
         truncated=watch.truncated,
+        **({"hosts": directory.hosts_of(run)} if is_creator else {}),
     )
     if not kept:
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")

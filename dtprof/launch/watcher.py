@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Protocol
 
 from dtprof.fence import fenced
 from dtprof.launch import stacks
-from dtprof.run_format import paths, schema
+from dtprof.run_format import paths, schema, writer
 
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
@@ -53,9 +52,14 @@ class Watcher:
         hang_after_s: float,
         diagnose: Diagnose,
         say: Callable[[str], None],
+        boot_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the clock of progress now; 0 seconds turns the hang alarm off."""
+        """Start the clock of progress now; 0 seconds turns the hang alarm off.
+
+        With a boot id, ranks of hosts with another one are left to the launchers there.
+        """
+        self._boot_id = boot_id.encode()[:39] if boot_id is not None else None
         self._run = run
         self._hang_after_s = hang_after_s
         self._diagnose = diagnose
@@ -107,7 +111,7 @@ class Watcher:
             self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
-        stacks.sample(self.pids, self._run / paths.node_folder_name(socket.gethostname()))
+        stacks.sample(self.pids, self._run / paths.node_folder_name(writer.host_name()))
         verdict = self._diagnose(self._run)
         if not verdict.is_hang:
             return
@@ -123,11 +127,29 @@ class Watcher:
         for folder in self._run.iterdir():
             if paths.parse_rank_folder(folder.name) is None:
                 continue
-            known = self._ranks.setdefault(folder.name, RankProgress())
             # The newest may be a spare, opened before the one that is written to is full.
-            for segment in paths.segment_files(folder)[-2:]:
+            segments = paths.segment_files(folder)[-2:]
+            if folder.name not in self._ranks and self._is_elsewhere(segments):
+                continue
+            known = self._ranks.setdefault(folder.name, RankProgress())
+            for segment in segments:
                 moved |= _read(segment, known)
         return moved
+
+    def _is_elsewhere(self, segments: list[Path]) -> bool:
+        """Say whether a rank runs on another host, or whether that cannot be told yet."""
+        if self._boot_id is None:
+            return False
+        for segment in segments:
+            try:
+                with segment.open("rb", buffering=0) as file:
+                    header = file.read(_READ)
+            except OSError:
+                continue
+            if len(header) == _READ:
+                (boot_id,) = struct.unpack_from("<40s", header, _AT["boot_id"])
+                return bool(boot_id.rstrip(b"\0") != self._boot_id)
+        return True
 
 
 def _read(segment: Path, known: RankProgress) -> bool:

@@ -27,6 +27,8 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `node-HOST/processes.jsonl` | each process | Python processes of the job that imported torch; JSON lines |
 | `node-HOST/exits.jsonl` | parents of processes | how child processes ended; JSON lines |
 | `node-HOST/samples.jsonl` | `dtprof run` | the node about once a second: host, cores, GPUs, ranks; JSON lines |
+| `node-HOST/clock.jsonl` | `dtprof run` | the host's clock against that of the host that created the run; JSON lines |
+| `node-HOST/launcher-PID.json` | `dtprof run` | a launcher that joined a run which another one had created |
 | `node-HOST/stacks.json` | `dtprof run` | processes and their Python stacks when the job last made no progress |
 | `report.html` | `dtprof report` | the page, unless it was written elsewhere |
 
@@ -42,7 +44,7 @@ _RUN_JSON = (
     ("cwd", "working directory of `dtprof run`"),
     ("settings", "`max_log_mb`, `hang_after_s`, `on_hang`, as texts"),
     ("environment", "variables that change how a distributed job behaves; none whose name looks like a secret"),
-    ("hosts", "host names: the one that `dtprof run` ran on"),
+    ("hosts", "host names: of the launcher that created the run, then of those that joined it"),
     ("machine", "`cpus`, `memory_bytes`, `platform`, `gpus` (names)"),
     ("boot_id", "boot id of that host"),
     ("started_realtime_ns, started_monotonic_ns", "when the run was created, on both clocks"),
@@ -52,6 +54,8 @@ _RUN_JSON = (
     ("hang_detected_ns", "when a hang was last diagnosed; null for never"),
     ("oom_kills", "processes the kernel's OOM killer ended in this cgroup meanwhile"),
     ("truncated", "a rank had to stop recording"),
+    ("job", "what the environment said of the job that launchers of several hosts share; null for nothing"),
+    ("launcher_pid, launcher_start_ticks", "the process of `dtprof run`: its pid, and its start in ticks since boot"),
     (
         "started_by",
         "only from `import dtprof.auto`: pid, start in ticks since boot, and boot id of what started the ranks",
@@ -62,6 +66,10 @@ _NODE_FILES = (
     ("processes.jsonl", "`pid`, `ppid`, `host`, `boot_id`, `env_rank` (RANK), `is_child` (of multiprocessing), "
      "`command`, `python`, `torch`, `dtprof`, `monotonic_ns`, `realtime_ns`"),
     ("exits.jsonl", "`pid`, `status` (negative: the signal), `t_ns`, `by` (the parent's pid)"),
+    ("clock.jsonl", "first line: `host`, `boot_id`, `is_reference`; others, one a measurement: `t_ns` (this host), "
+     "`offset_ns` (add to a time of this host for that of the reference), `error_ns` (at most), `round_trip_ns`, "
+     "`rounds` (exchanges, of which the shortest counts)"),
+    ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
      "prints them, or `reason` why there are none"),
 )  # fmt: skip

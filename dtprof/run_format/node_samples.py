@@ -108,13 +108,14 @@ class SampleFile:
     """The file of one node, appended to and kept within its bound."""
 
     def __init__(self, node_folder: Path, description: Mapping[str, object], *, max_bytes: int = MAX_BYTES) -> None:
-        """Begin the file with the description of the node, after what another launcher of this host may have left.
+        """Begin the file with the description of the node.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written, or another launcher of this host is writing it.
         """
         self._path = node_folder / FILE
         self._max_bytes = max_bytes
+        self._path.touch(exist_ok=False)  # one launcher samples a host
         self._append({"format": FORMAT, **description})
 
     def append(self, sample: Sample) -> None:

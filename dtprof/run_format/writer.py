@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from dtprof import settings
 from dtprof.run_format import paths, schema
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -18,6 +19,11 @@ def boot_id() -> str:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
         return f"unknown-{socket.gethostname()}"
+
+
+def host_name() -> str:
+    """Return the name of this host in the run: DTPROF_HOST where host names are not unique, else the system's."""
+    return os.environ.get(settings.ENV_HOST) or socket.gethostname()
 
 
 def segment_header(
@@ -55,7 +61,7 @@ def segment_header(
         0,
         0,
         0,
-        socket.gethostname().encode()[:63],
+        host_name().encode()[:63],
         boot_id().encode()[:39],
         torch_version.encode()[:31],
         dtprof_version.encode()[:31],

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.analysis.summary import summarise
+from dtprof.launch import interpreter
 from dtprof.run_format.reader import open_run
 from tests import jobs
 
@@ -28,6 +29,7 @@ def run_in(folder: Path, command: list[str], **env: str) -> jobs.Job:
 
 
 def test_ranks_of_torchrun_meet_in_one_run_and_two_jobs_in_two(tmp_path: Path) -> None:
+    interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
     job = run_in(tmp_path, jobs.torchrun(2, PROGRAM))
     (run,) = (tmp_path / "dtprof-runs").iterdir()
     assert run.name.endswith("-records_itself")

@@ -1,0 +1,120 @@
+"""Create the directory of a run, or join the one that another launcher of the same job has created.
+
+A job of several hosts has a `dtprof run` on each. With one directory that all see, the first creates the run and the
+others join it: where the environment says that they are of one job, or where --join asks for it.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import OutputError, UsageError
+from dtprof.launch import announcement, clocks, directory
+from dtprof.run_format import paths, writer
+
+CLAIM = ".launcher"
+SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("MASTER_ADDR", "MASTER_PORT"))
+"""Variables that are equal on all hosts of a job, and given to launchers by whatever starts them."""
+MANIFEST_WAIT_S = 30.0
+LOOK_EVERY_S = 0.1
+
+
+def job_key() -> str | None:
+    """Return what this launcher's environment says of the job it belongs to; None where it says nothing."""
+    for names in SAME_JOB:
+        if all(os.environ.get(name) for name in names):
+            return ",".join(f"{name}={os.environ[name]}" for name in names)
+    return None
+
+
+def enter(path: Path, *, force: bool, join: bool) -> bool:
+    """Make the run directory ready for this launcher; say whether it has created the run, else it has joined one.
+
+    Raises:
+        OutputError: the directory is taken by something else than a running run of this job, or cannot be written.
+        UsageError: --join and --force together.
+    """
+    if join and force:
+        raise UsageError("--join and --force exclude each other; give a new directory with -o, the same on all hosts")
+    if force or not (join or job_key()):
+        directory.create(path, force=force)
+        return True
+    try:
+        if not (path / paths.MANIFEST).exists():
+            claimed = _claim(path)
+            if claimed:
+                return True
+            _wait_for_manifest(path)
+        _check(path, _manifest(path), join=join)
+        (path / paths.node_folder_name(writer.host_name())).mkdir(exist_ok=True)
+    except OSError as error:
+        raise directory.output_error(path, error) from error
+    return False
+
+
+def _claim(path: Path) -> bool:
+    """Create the run, unless another launcher is at it; of launchers that start together one creates it."""
+    path.mkdir(parents=True, exist_ok=True)
+    others = [entry.name for entry in path.iterdir() if entry.name != CLAIM]
+    try:
+        descriptor = os.open(path / CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    os.close(descriptor)
+    if others:
+        (path / CLAIM).unlink()
+        raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+    (path / paths.node_folder_name(writer.host_name())).mkdir()
+    return True
+
+
+def _wait_for_manifest(path: Path) -> None:
+    deadline_s = time.monotonic() + MANIFEST_WAIT_S
+    while not (path / paths.MANIFEST).exists():
+        if time.monotonic() > deadline_s:
+            raise OutputError(
+                f"{path} was taken by another launcher {MANIFEST_WAIT_S:.0f} s ago, and {paths.MANIFEST} is not there; "
+                "give another directory"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:
+    """Refuse to join a run that is not of this job, or not running."""
+    if document.get("ended_realtime_ns") != 0:
+        raise OutputError(f"{path} holds a run that has ended; give another directory, or --force to replace it")
+    if join:
+        return
+    if document.get("job") != job_key():
+        raise OutputError(
+            f"{path} holds the run of another job ({document.get('job')}; this one is {job_key()}): "
+            "give another directory, or --join where it is the same job all the same"
+        )
+    if not _is_running(path, document):
+        raise OutputError(
+            f"{path} holds a run whose launcher does not answer: give another directory, or --force to replace it; "
+            "--join where the launcher does run and UDP between the hosts is closed"
+        )
+
+
+def _is_running(path: Path, document: dict[str, Any]) -> bool:
+    """Say whether the launcher that created a run is there: its process on this host, else its clock answers."""
+    if document.get("boot_id") == writer.boot_id():
+        pid, started = document.get("launcher_pid"), document.get("launcher_start_ticks")
+        try:
+            if isinstance(pid, int) and announcement.start_ticks(pid) == started:
+                return True
+        except (OSError, ValueError):
+            pass  # it has ended, or lives in another PID namespace
+    address = clocks.read_address(path)
+    return address is not None and clocks.measure(address, rounds=1) is not None

@@ -1,0 +1,150 @@
+"""Several launchers, one run: joined where it is the same running job, refused where it is not."""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dtprof.errors import OutputError, UsageError
+from dtprof.launch import clocks, directory, joining
+from dtprof.run_format import paths
+from dtprof.run_format.clocks import FILE
+from dtprof.run_format.node_reader import read_node_samples
+from dtprof.run_format.reader import open_run
+from tests import jobs
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep settings of the person who runs the tests out of them."""
+    names = [name for names in joining.SAME_JOB for name in names]
+    for name in [name for name in os.environ if name.startswith("DTPROF_") or name in names]:
+        monkeypatch.delenv(name)
+
+
+def created(run: Path) -> Path:
+    """Create a run as a launcher of a job of two hosts does."""
+    assert joining.enter(run, force=False, join=False)
+    directory.RunManifest(run, ["train"], {}, job=joining.job_key())
+    return run
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the environment in which a job of several hosts is often started."""
+    monkeypatch.setenv("MASTER_ADDR", "host-a")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_launcher_of_the_same_job_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = created(tmp_path / "run")
+    monkeypatch.setenv("DTPROF_HOST", "host-b")
+    assert not joining.enter(run, force=False, join=False)
+    directory.JoinedLauncher(run, ["train"])
+    assert (run / "node-host-b").is_dir()
+    assert "host-b" in directory.hosts_of(run)
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_another_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = created(tmp_path / "run")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    with pytest.raises(OutputError, match=r"holds the run of another job .*29500; this one is .*29501.*--join"):
+        joining.enter(run, force=False, join=False)
+    assert not joining.enter(run, force=False, join=True), "unless told so"
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path) -> None:
+    run = created(tmp_path / "run")
+    document = json.loads((run / paths.MANIFEST).read_text())
+    (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1}))
+    with pytest.raises(OutputError, match="whose launcher does not answer"):
+        joining.enter(run, force=False, join=False)
+    responder = clocks.serve(run)
+    assert responder is not None
+    try:
+        assert not joining.enter(run, force=False, join=False), "another host's launcher answers by its clock"
+    finally:
+        responder.close()
+    (run / paths.MANIFEST).write_text(json.dumps(document | {"ended_realtime_ns": 5}))
+    for join in (False, True):
+        with pytest.raises(OutputError, match="holds a run that has ended"):
+            joining.enter(run, force=False, join=join)
+    assert joining.enter(run, force=True, join=False), "force replaces it"
+
+
+def test_without_a_word_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
+    run = created(tmp_path / "run")
+    with pytest.raises(OutputError, match="is not empty; give another directory, or --force"):
+        joining.enter(run, force=False, join=False)
+    with pytest.raises(UsageError, match="--join and --force exclude each other"):
+        joining.enter(run, force=True, join=True)
+
+
+def test_directory_of_something_else_is_not_joined(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(OutputError, match="is not empty"):
+        joining.enter(tmp_path, force=False, join=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_of_launchers_that_start_together_one_creates_the_run(tmp_path: Path) -> None:
+    run, created_by = tmp_path / "run", []
+    barrier = threading.Barrier(8)
+
+    def launch() -> None:
+        barrier.wait()
+        is_creator = joining.enter(run, force=False, join=True)
+        created_by.append(is_creator)
+        if is_creator:
+            directory.RunManifest(run, ["train"], {})
+
+    threads = [threading.Thread(target=launch) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(created_by) == [False] * 7 + [True]
+
+
+def test_launcher_that_died_before_it_wrote_the_manifest_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert joining.enter(tmp_path / "run", force=False, join=True)
+    monkeypatch.setattr(joining, "MANIFEST_WAIT_S", 0.05)
+    with pytest.raises(OutputError, match=r"was taken by another launcher .* run\.json is not there"):
+        joining.enter(tmp_path / "run", force=False, join=True)
+
+
+@pytest.mark.jobs
+def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
+    """One job of two ranks, a `dtprof run` for each as on two hosts; the second one's clock is measured."""
+    run = tmp_path / "run"
+    program = [sys.executable, str(jobs.PROGRAMS / "records_itself.py")]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(29_000 + os.getpid() % 1000), "WORLD_SIZE": "2"}
+    command = [*jobs.DTPROF, "run", "-o", str(run), "--", *program]
+    first = common | {"RANK": "0", "DTPROF_HOST": "host-a"}
+    second = common | {"RANK": "1", "DTPROF_HOST": "host-b"}
+    with jobs.started(command, tmp_path, env=first) as one:
+        one.wait_until(lambda: (run / clocks.ADDRESS_FILE).exists())
+        with jobs.started(command, tmp_path, env=second) as two:
+            assert two.wait() == 0, two.stderr
+        assert one.wait() == 0, one.stderr
+    opened = open_run(run)
+    assert (opened.ranks, opened.problems) == ([0, 1], ())
+    assert [tables.host for tables in opened.load_all()] == ["host-a", "host-b"]
+    assert opened.manifest.hosts == ("host-a", "host-b")
+    assert opened.manifest.exit_status == 0
+    launcher = json.loads(next((run / "node-host-b").glob("launcher-*.json")).read_text())
+    assert (launcher["exit_status"], launcher["host"]) == (0, "host-b")
+    owner, *measured = map(json.loads, (run / "node-host-b" / FILE).read_text().splitlines())
+    assert owner["host"] == "host-b"
+    assert measured
+    for row in measured:  # both are this machine: the true offset is 0
+        assert abs(row["offset_ns"]) <= row["error_ns"]
+    assert set(read_node_samples(run)) == {"host-a", "host-b"}
