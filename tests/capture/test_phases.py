@@ -19,7 +19,7 @@ from tests import jobs
 pytestmark = pytest.mark.jobs
 DELAY_NS = 20_000_000
 SLACK_NS = 15_000_000
-"""How much longer than asked for a sleep and the work around it may take on a busy machine, in the median."""
+"""How much longer than asked for the shortest of several sleeps, with the work around it, may take."""
 MODEL_BYTES = 3 * (32 * 32 + 32) * 4
 BLOCK_BYTES = MODEL_BYTES // 3
 
@@ -92,8 +92,8 @@ def test_each_phase_takes_the_delay_that_was_put_in_it(record: Record, native: b
         "phase:thinking": 1,
     }
     for phase, delays in expected.items():
-        median = np.median(lengths(job.spans(phase))[-8:])
-        assert delays * DELAY_NS <= median < delays * DELAY_NS + SLACK_NS, phase
+        shortest = next(length for length in lengths(job.spans(phase)) if length > DELAY_NS / 2)
+        assert delays * DELAY_NS <= shortest < delays * DELAY_NS + SLACK_NS, phase
     saved = [length for length in lengths(job.spans("checkpoint")) if length > DELAY_NS]
     assert len(saved) == 8
     assert len(job.spans("checkpoint")) == 16  # the program names one of its own parts so
@@ -105,10 +105,15 @@ def test_phases_of_the_mean_step_are_the_delays_and_sum_to_it(record: Record) ->
     assert rank.phases_ns is not None
     assert rank.user_phases_ns is not None
     assert sum(rank.phases_ns.values()) == rank.step_ns
+    job = record("phases.py")
+    first, *ends = np.sort(job.spans("optimizer")["end_ns"]).tolist()
+    for phase in ("data", "recompute", "optimizer", "evaluation"):  # nothing lies in these
+        inside = [span for span in job.spans(phase) if first <= span["begin_ns"] < ends[-1]]
+        mean = sum(int(span["end_ns"] - span["begin_ns"]) for span in inside) / len(ends)
+        assert abs(rank.phases_ns[phase] - mean) <= 1, phase
     for phase in ("data", "forward", "recompute", "backward", "optimizer", "checkpoint", "evaluation"):
-        assert DELAY_NS * 0.99 <= rank.phases_ns[phase] < DELAY_NS + SLACK_NS, phase
-    assert DELAY_NS * 0.99 <= rank.user_phases_ns["thinking"] < DELAY_NS + SLACK_NS
-    assert rank.user_phases_ns["thinking"] < rank.phases_ns["other"] + 1
+        assert rank.phases_ns[phase] >= DELAY_NS, phase
+    assert DELAY_NS <= rank.user_phases_ns["thinking"] <= rank.phases_ns["other"]
     # One full collection a step, of all that torch holds; the collector is off otherwise.
     assert len(record("phases.py").spans("garbage_collection")) in (7, 8)  # the last is recorded by what follows it
     assert rank.phases_ns["garbage_collection"] > 1_000_000
@@ -131,7 +136,9 @@ def test_a_program_that_marks_its_steps_has_those_and_no_others(record: Record) 
     assert len(job.spans(events.STEP)) == 4
     assert job.summary.steps.count == 4
     assert job.rank.phases_ns is not None
-    assert 2 * DELAY_NS <= job.rank.phases_ns["optimizer"] < 2 * (DELAY_NS + SLACK_NS)
+    first, *ends = np.sort(job.spans(events.STEP)["end_ns"]).tolist()
+    assert job.rank.step_ns == (ends[-1] - first) // 3
+    assert job.rank.phases_ns["optimizer"] >= 2 * DELAY_NS
 
 
 # ---- models.py: one model under every wrapper -----------------------------------------------------------------------
