@@ -1,6 +1,7 @@
 """How a process becomes a rank: its device, its part of the cores, and the process group of the job."""
 
 import os
+from typing import Any
 
 import torch
 from torch import distributed
@@ -8,6 +9,7 @@ from torch import distributed
 from reference_trainer.errors import UsageError
 from reference_trainer.options import Options
 from reference_trainer.placement import Placement
+from reference_trainer.rendezvous import open_fresh_store
 
 
 def choose_device(options: Options, placement: Placement) -> torch.device:
@@ -36,10 +38,14 @@ def join_job(device: torch.device, placement: Placement) -> None:
     """Meet the other ranks, unless there is no job to join."""
     if not placement.launched or distributed.is_initialized():
         return
+    place: dict[str, Any] = {}
+    if placement.attempt > 0:
+        store = open_fresh_store(placement)
+        place = {"store": store, "rank": placement.rank, "world_size": placement.world_size}
     if device.type == "cuda":
-        distributed.init_process_group("nccl", device_id=device)
+        distributed.init_process_group("nccl", device_id=device, **place)
     else:
-        distributed.init_process_group("gloo")
+        distributed.init_process_group("gloo", **place)
 
 
 def leave_job() -> None:
