@@ -70,7 +70,7 @@ def check_ddp(
 ) -> None:
     # The hook that only reduces knows its bucket from torch: what the reader works out must be the same.
     assert passes(plain) == passes(hooked)
-    assert passes(accumulating) == passes(plain)  # four backward passes of eight communicate
+    assert passes(accumulating) == passes(plain)  # four backward passes of 16 communicate
     first, *rebuilt = passes(plain)
     assert len(rebuilt) == 3
     assert first != rebuilt[0]

@@ -43,12 +43,13 @@ class Model(nn.Module):
 
 
 def train(model, steps=4, accumulate=None):
-    """Step a few times; where a context is given, each step has a backward pass inside it first."""
+    """Step a few times; where a context is given, each step has three backward passes inside it first."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         if accumulate is not None:
             with accumulate():
-                model(torch.ones(2, WIDTH)).sum().backward()
+                for _ in range(3):
+                    model(torch.ones(2, WIDTH)).sum().backward()
         model(torch.ones(2, WIDTH)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

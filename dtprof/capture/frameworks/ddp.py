@@ -15,7 +15,8 @@ from dtprof.capture.frameworks.acting import Acting
 from dtprof.capture.labels import Description, Labels
 
 CHECKED_FORWARDS = 4
-"""Forward passes before which the buckets are looked at: they are rebuilt at most once, after the first backward."""
+"""Forward passes of steps that reduce, after which the buckets are looked at: they are rebuilt once at most, before the
+second, and DDP tells of it in the third."""
 _BY = "torch.nn.parallel.DistributedDataParallel"
 
 
@@ -66,10 +67,12 @@ class DataParallel:
     def _end_forward(self, begun: tuple[Any, int] | None, failed: bool) -> None:
         if begun is None:
             return
+        import torch
+
         ddp, before = begun
         self._acting.end(before, failed)
         seen = self._forwards.get(ddp, 0)
-        if seen < CHECKED_FORWARDS:
+        if seen < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():
             self._forwards[ddp] = seen + 1
             self._note_buckets(ddp)
 
