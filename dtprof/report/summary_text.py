@@ -193,7 +193,12 @@ def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
     if not peaks:
         return []
     (most, rank), (least, _) = max(peaks), min(peaks)
-    return _labelled("peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}")
+    held = next(result.memory_categories for result in ranks if result.rank == rank)
+    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held.items() if size]
+    what = f": {', '.join(parts)}" if parts else ""
+    return _labelled(
+        "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=2
+    )
 
 
 def _quality_lines(summary: Summary) -> list[str]:
