@@ -12,6 +12,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 TRANSPARENT = ("/c10d_logger.py", "/contextlib.py", "/_contextlib.py", f"{PACKAGE}/")
 """Files whose functions only wrap what the user called: never named as the api."""
 MAX_DEPTH = 512
+MOST_CODES = 100_000
+"""Code objects are kept for ever: a program may make them without end. Those beyond are passed over."""
 TOOL, LIBRARY, USER = 0, 1, 2
 
 
@@ -74,7 +76,7 @@ class CallSites:
         while frame is not None and depth < MAX_DEPTH:
             code = frame.f_code
             owner = owner_of.get(id(code))
-            if owner is None:
+            if owner is None and len(self._codes) < MOST_CODES:
                 self._codes.append(code)
                 owner = owner_of[id(code)] = self._classify(code.co_filename)
             if owner == USER:

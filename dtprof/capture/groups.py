@@ -55,20 +55,34 @@ def members_entry(group_id: int, name: str) -> str:
 def _members_entry(group_id: int, name: str) -> str:
     import torch.distributed.distributed_c10d as c10d
 
-    for group, (backend, _) in list(c10d._world.pg_map.items()):
-        if group.group_name == name:
-            ids[name] = group_id
-            while "nccl" in backend and _on_nccl:
-                _on_nccl.pop()()
-            return entry(
-                "group",
-                id=group_id,
-                name=name,
-                ranks=c10d.get_process_group_ranks(group),
-                backend=backend,
-                timeout_s=_timeout_s(group),
-            )
-    return ""
+    group = _group_named(name)
+    if group is None:
+        return ""
+    backend, _ = c10d._world.pg_map[group]
+    ids[name] = group_id
+    while "nccl" in backend and _on_nccl:
+        _on_nccl.pop()()
+    return entry(
+        "group",
+        id=group_id,
+        name=name,
+        ranks=c10d.get_process_group_ranks(group),
+        backend=backend,
+        timeout_s=_timeout_s(group),
+    )
+
+
+def _group_named(name: str) -> Any:
+    """Return a group that torch.distributed knows, without a look at all the others; None where it does not."""
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    try:
+        group = resolve(name)
+    except RuntimeError:
+        return None
+    return group if group in c10d._world.pg_map else None
 
 
 def _timeout_s(group: Any) -> float | None:

@@ -464,6 +464,7 @@ class NameTable {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < names_.size(); i++) declare(log, i, names_[i]);
   }
+  std::mutex& mutex() { return mutex_; }
 
  private:
   static void declare(Log* log, size_t id, const std::string& name) {
@@ -478,11 +479,13 @@ NameTable& names() {
   return *table;
 }
 
+std::atomic<uint32_t> g_threads{0};
+thread_local uint16_t t_thread = 0;
+
 uint16_t thread_id(Log* log) {
-  static std::atomic<uint32_t> count{0};
-  thread_local uint16_t id = 0;
+  uint16_t& id = t_thread;
   if (id == 0) {
-    id = static_cast<uint16_t>(std::min<uint64_t>(++count, MAX_TABLE_ENTRIES));
+    id = static_cast<uint16_t>(std::min<uint64_t>(++g_threads, MAX_TABLE_ENTRIES));
     char name[32] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
     log->write_line("{\"k\":\"thread\",\"id\":" + std::to_string(id) + ",\"name\":" + quoted(name) +
@@ -509,27 +512,44 @@ bool uses_gloo(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   }
 }
 
+struct GroupTable {
+  std::mutex mutex;  // never held while waiting for the GIL
+  std::unordered_map<c10d::ProcessGroup*, Group*> known;
+};
+GroupTable& groups() {
+  static auto* table = new GroupTable;
+  return *table;
+}
+struct LastGroup {
+  c10d::ProcessGroup* address = nullptr;
+  Group* group = nullptr;
+};
+thread_local LastGroup t_group;
+
+Group* known_group(c10d::ProcessGroup* address) {
+  std::lock_guard<std::mutex> lock(groups().mutex);
+  const auto found = groups().known.find(address);
+  return found == groups().known.end() ? nullptr : found->second;
+}
+
+// Throws what a signal handler of the job raises meanwhile.
 Group* group_of(Log* log, c10d::ProcessGroup* address) {
-  static std::mutex mutex;
-  static std::unordered_map<c10d::ProcessGroup*, Group*> known;
-  thread_local c10d::ProcessGroup* last = nullptr;
-  thread_local Group* last_group = nullptr;
-  if (last == address) return last_group;
+  if (t_group.address == address) return t_group.group;
   const auto group = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(address);
-  Group* found;
+  Group* found = known_group(address);
   bool is_new = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    Group*& slot = known[address];
+  if (!found) {
+    const bool gloo = uses_gloo(group);
+    std::lock_guard<std::mutex> lock(groups().mutex);
+    Group*& slot = groups().known[address];
     if (!slot) {
-      slot = new Group{static_cast<uint16_t>(std::min<uint64_t>(known.size() - 1, MAX_TABLE_ENTRIES)),
-                       uses_gloo(group), {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
+      slot = new Group{static_cast<uint16_t>(std::min<uint64_t>(groups().known.size() - 1, MAX_TABLE_ENTRIES)), gloo,
+                       {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
       is_new = true;
     }
     found = slot;
   }
-  last = address;
-  last_group = found;
+  t_group = {address, found};
   if (is_new) {
     const std::string name = group->getGroupName();
     log->write_line("{\"k\":\"group\",\"id\":" + std::to_string(found->id) + ",\"name\":" + quoted(name) +
@@ -538,8 +558,8 @@ Group* group_of(Log* log, c10d::ProcessGroup* address) {
     if (g_on_group && Py_IsInitialized()) {
       py::gil_scoped_acquire gil;
       PyObject* result = PyObject_CallFunction(g_on_group, "is", static_cast<int>(found->id), name.c_str());
-      if (!result) PyErr_Clear();
-      Py_XDECREF(result);
+      if (!result) throw py::error_already_set();  // none of ours: those are caught in Python
+      Py_DECREF(result);
     }
   }
   return found;
@@ -547,7 +567,8 @@ Group* group_of(Log* log, c10d::ProcessGroup* address) {
 
 // ---- lines of the user's code ----------------------------------------------------------------------------------------
 
-enum class Owner : uint8_t { kTool, kLibrary, kUser };  // torch and dtprof; other installed code; the user's program
+// Torch and dtprof; other installed code; the user's program; one code object too many to be kept.
+enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
 
 struct SiteKey {
   void* code;
@@ -558,8 +579,17 @@ struct SiteHash {
   size_t operator()(const SiteKey& key) const { return std::hash<void*>()(key.code) * 31 + key.instruction; }
 };
 
+struct LastSite {
+  SiteKey key{nullptr, 0};
+  uint32_t id = 0;
+};
+thread_local LastSite t_site;
+
 class SiteTable {
  public:
+  std::mutex& mutex() { return mutex_; }
+  void forget() { ids_.clear(); }  // mutex held
+
   void configure(std::vector<std::string> tool, std::vector<std::string> library, std::vector<std::string> transparent) {
     tool_ = std::move(tool);
     library_ = std::move(library);
@@ -604,14 +634,16 @@ class SiteTable {
     thread_local Seen recent[64] = {};
     Seen& slot = recent[(reinterpret_cast<uintptr_t>(code) >> 6) % 64];
     if (slot.code == code) return slot.owner;
-    slot = Seen{code, look_up_owner(code)};
-    return slot.owner;
+    const Owner owner = look_up_owner(code);
+    if (owner != Owner::kUnknown) slot = Seen{code, owner};
+    return owner;
   }
   Owner look_up_owner(PyCodeObject* code) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto known = owners_.find(code);
       if (known != owners_.end()) return known->second;
+      if (owners_.size() >= kMostCodes) return Owner::kUnknown;
     }
     py::gil_scoped_acquire gil;
     const Owner owner = classify(code);
@@ -641,8 +673,6 @@ class SiteTable {
 #ifdef DTPROF_FAST_FRAMES
   // The frames of this thread cannot change while it is in here, so they are read without the GIL.
   uint32_t walk(Log* log, PyThreadState* state) {
-    thread_local SiteKey last{nullptr, 0};
-    thread_local uint32_t last_id = 0;
     if (!state->cframe) return 0;
     SiteKey library{nullptr, 0};
     int depth = 0;
@@ -651,13 +681,12 @@ class SiteTable {
       PyCodeObject* code = f->f_code;
       if (!code) break;
       const SiteKey key{code, static_cast<int>(f->prev_instr - _PyCode_CODE(code))};
-      if (last == key) return last_id;
+      if (t_site.key == key) return t_site.id;
       const Owner owner = owner_of(code);
       if (owner == Owner::kLibrary && !library.code) library = key;
       if (owner != Owner::kUser) continue;
-      last_id = identify(log, innermost, key);
-      last = key;
-      return last_id;
+      t_site = {key, identify(log, innermost, key)};
+      return t_site.id;
     }
     return library.code ? identify(log, innermost, library) : 0;
   }
@@ -712,6 +741,7 @@ class SiteTable {
   }
 #endif
 
+  static constexpr size_t kMostCodes = 100000;  // code objects are kept for ever: a program may make them without end
   std::vector<std::string> tool_, library_, transparent_;
   std::mutex mutex_;  // never held while waiting for the GIL
   std::unordered_map<void*, Owner> owners_;
@@ -729,26 +759,34 @@ thread_local uint32_t t_label = 0;
 thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
 
 // Sites with a label are sites of their own, declared as `of` the site without.
+struct LastLabelled {
+  uint64_t key = 0;
+  uint32_t id = 0;
+};
+thread_local LastLabelled t_labelled;
+
 class LabelledSites {
  public:
+  std::mutex& mutex() { return mutex_; }
+  void forget() { ids_.clear(); }  // mutex held
+
   uint32_t id(Log* log, uint32_t site, uint32_t label) {
     if (label == 0) return site;
     const uint64_t key = static_cast<uint64_t>(label) << 32 | site;
-    thread_local uint64_t last = 0;
-    thread_local uint32_t last_id = 0;
-    if (last == key) return last_id;
+    if (t_labelled.key == key) return t_labelled.id;
     bool is_new;
+    uint32_t id;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto slot = ids_.emplace(key, kFirst + static_cast<uint32_t>(ids_.size()));
       is_new = slot.second;
-      last_id = slot.first->second;
+      id = slot.first->second;
     }
-    last = key;
+    t_labelled = {key, id};
     if (is_new)
-      log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(last_id) + ",\"of\":" + std::to_string(site) +
+      log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + ",\"of\":" + std::to_string(site) +
                       ",\"label\":" + std::to_string(label) + "}");
-    return last_id;
+    return id;
   }
 
  private:
@@ -765,6 +803,9 @@ LabelledSites& labelled_sites() {
 
 class SizesTable {
  public:
+  std::mutex& mutex() { return mutex_; }
+  void forget() { ids_.clear(); }  // mutex held
+
   // Id of the pair of lists, declared at first sight; a negative number from their hash once the table is full.
   int32_t id(Log* log, const std::vector<int64_t>& inputs, const std::vector<int64_t>& outputs) {
     const std::string text = "\"inputs\":" + list(inputs) + ",\"outputs\":" + list(outputs);
@@ -949,6 +990,8 @@ class Tap final : public c10::OperatorKernel {
       const uint64_t entered = now();
       try {
         event = issue(log, *stack, entered, gloo);
+      } catch (const py::error_already_set&) {
+        throw;  // the job's own
       } catch (...) {
         count_error();
       }
@@ -1200,10 +1243,38 @@ void close_log() {
 // A forked child shares the parent's segments: it must never write to them.
 void off() { g_log.store(nullptr, std::memory_order_release); }
 
+// Around a fork no table is in the hands of another thread, which the child would not have.
+void hold_tables() {
+  for (std::mutex* m : {&names().mutex(), &groups().mutex, &sites().mutex(), &labelled_sites().mutex(), &sizes().mutex()})
+    m->lock();
+}
+void release_tables() {
+  for (std::mutex* m : {&sizes().mutex(), &labelled_sites().mutex(), &sites().mutex(), &groups().mutex, &names().mutex()})
+    m->unlock();
+}
+
+// A child that opens a log of its own declares everything anew. This thread is its only one.
+void begin_child() {
+  off();
+  groups().known.clear();
+  sites().forget();
+  labelled_sites().forget();
+  sizes().forget();
+  g_threads.store(0);
+  g_backward_site.store(0);
+  t_thread = 0;
+  t_group = {};
+  t_site = {};
+  t_labelled = {};
+  t_label = 0;
+  t_p2p_labels.clear();
+  release_tables();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(DTPROF_MODULE, m) {
-  pthread_atfork(nullptr, nullptr, &off);
+  pthread_atfork(&hold_tables, &release_tables, &begin_child);
   m.attr("torch_version") = DTPROF_TORCH_VERSION;
   m.def("install", &install);
   m.def("configure_sites", [](std::vector<std::string> tool, std::vector<std::string> library,

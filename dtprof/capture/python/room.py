@@ -33,7 +33,8 @@ class Room:
         for segment in self._full:
             segment.mark(schema.MARK["sealed"])
         self._release_archived()
-        self._full.append(full)
+        if full not in self._full:  # else an exception of a signal handler cut the first try short
+            self._full.append(full)
         in_use = len(self._full) * schema.SEGMENT_SIZE + sum(self._archived.values())
         while in_use + schema.SEGMENT_SIZE > self._bytes:
             freed = self._drop_oldest()

@@ -29,7 +29,7 @@ class Segment:
         Raises:
             OSError: the disk is full or cannot be written to.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             # Allocated, not sparse: a full disk must be an error here and not a SIGBUS in the job.
             os.posix_fallocate(descriptor, 0, schema.SEGMENT_SIZE)

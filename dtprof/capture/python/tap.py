@@ -33,6 +33,8 @@ PACK = schema.RECORD_STRUCT.pack_into
 WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
 """Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
 HEAD_AT = schema.HEADER_OFFSET["head"]
+OFF = -1
+"""No file descriptor."""
 METER_EVERY = 16
 """The cost of recording is metered on one operation in this many."""
 
@@ -75,8 +77,9 @@ class PythonTap:
         self._header = header
         self._room = Room(folder, max_segments)
         self._strings = os.open(folder / paths.STRINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may issue an operation in the middle of ours
         self._on = True
+        self._moving = False
         self._segment = self._create(0)
         self._sites = CallSites(owners)
         self._names: dict[str, int] = {}
@@ -111,24 +114,35 @@ class PythonTap:
             if i < schema.SEGMENT_CAPACITY:
                 pack_u64(segment.memory, HEAD_AT, i + 1)
                 return segment, schema.HEADER_SIZE + i * schema.RECORD_SIZE
-            self._move_on(segment)
+            if not self._move_on(segment):
+                self._room.dropped += 1
+                return None
         return None
 
-    def _move_on(self, full: Segment) -> None:
+    def _move_on(self, full: Segment) -> bool:
+        """Go on in a new segment; False in a signal handler that has interrupted this thread at just that."""
         with self._lock:
             if self._segment is not full or not self._on:
-                return
+                return True
+            if self._moving:
+                return False
+            self._moving = True
             try:
                 self._room.retire(full)
                 self._segment = self._create(full.number + 1)
             except (OSError, ValueError):
                 full.mark(schema.MARK["truncated"])  # the launcher's watcher tells the user
                 self._on = False
+            finally:
+                self._moving = False
+            return True
 
     # ---- names ---------------------------------------------------------------------------------------------------
 
     def write_entry(self, line: str) -> None:
         """Append a line to the strings file."""
+        if self._strings == OFF:
+            return
         data = line.encode() + b"\n"
         try:
             complete = os.write(self._strings, data) == len(data)
@@ -305,8 +319,9 @@ class PythonTap:
         self._segment.mark(schema.MARK["closed"])
 
     def off(self) -> None:
-        """Write nothing more."""
+        """Write nothing more: the files are those of the parent of this forked process."""
         self._on = False
+        self._strings = OFF
 
     # ---- operations ----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """Operations in flight under the Python tap, and the waits of the job for them."""
 
 import mmap
+import os
 from itertools import islice
 from time import monotonic_ns
 from typing import Any
@@ -17,6 +18,11 @@ _in_flight: dict[int, tuple[Any, mmap.mmap, int, int]] = {}
 The work is held so that the job is handed this very object; it is let go at the wait, or at the first event of the rank
 after completion.
 """
+
+
+_inherited: list[Any] = []
+"""What was in flight in the parent of this forked process: its records are none of ours, and to end its works here
+could wait for threads that were not forked."""
 
 
 def watch(work: Any, memory: mmap.mmap, at: int, issued: int) -> None:
@@ -45,11 +51,17 @@ def poll() -> None:
         _in_flight.pop(key, None)
 
 
+def _set_aside() -> None:
+    _inherited.append(_in_flight.copy())
+    _in_flight.clear()
+
+
 def watch_waits(work_class: Any) -> None:
     """Time every wait made from Python on an operation in flight."""
     original = work_class.wait
     if getattr(original, "__module__", "") == __name__:
         return  # inherited from the parent of this forked process
+    os.register_at_fork(after_in_child=_set_aside)
 
     def wait(self: Any, *arguments: Any, **options: Any) -> Any:
         held = _in_flight.get(id(self))
