@@ -148,7 +148,7 @@ def test_a_label_holds_during_the_call_and_no_longer(acting: Any) -> None:
 def test_what_goes_wrong_in_a_hook_does_not_reach_the_job(
     acting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fence, "_warned", set())
+    monkeypatch.setattr(fence, "_warned", {})
     monkeypatch.setattr(fence, "_shared", [])
     owner = framework()
 
