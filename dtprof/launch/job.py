@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
-from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, watcher
+from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, storage, watcher
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.sampler import Sampler
 from dtprof.run_format import paths, writer
@@ -76,18 +76,19 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     if tap.message:
         say(tap.message)
         manifest.note(tap.message)
-    environment = interpreter.job_environment(run=run, tap=tap)
+    records = _place_of_records(run, settings, manifest)
+    environment = interpreter.job_environment(run=records, tap=tap)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     watch = watcher.Watcher(
-        run=run, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
+        run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )
     clock = clocks.start(run, is_reference=is_creator)
     oom_before = _oom_kills()
     announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
-    archiver = Archiver(run)
-    sampler = Sampler(run / paths.node_folder_name(writer.host_name()), lambda: watch.pids)
+    archiver = Archiver(records)
+    sampler = Sampler(records / paths.node_folder_name(writer.host_name()), lambda: watch.pids)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
     sampler.stop()
@@ -96,7 +97,9 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     watch.look_last()
     stopped = stopper.begun_s is not None
     if stopped:
-        watcher.end_leftovers(watch.pids, run)
+        watcher.end_leftovers(watch.pids, records)
+    if records != run:
+        _bring_home(records, run)
     kept = manifest.update(
         ended_realtime_ns=time.time_ns(),
         ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
@@ -110,6 +113,35 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     if not kept:
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
+
+
+def _place_of_records(
+    run: Path, settings: JobSettings, manifest: directory.RunManifest | directory.JoinedLauncher
+) -> Path:
+    """Return where the ranks shall write: the run itself, or a local folder where that lies on a network."""
+    place = storage.examine(run)
+    told = storage.remark(run, place, max_log_mb=settings.max_log_mb)
+    if told is not None:
+        say(told)
+        manifest.note(told)
+    if not place.is_network:
+        return run
+    local = storage.local_place(run)
+    if local is None:
+        text = f"{run} lies on a network ({place.kind}) and no local disk was found: set DTPROF_LOCAL_DIR to one"
+        say(text)
+        manifest.note(text)
+        return run
+    manifest.note(f"{run} lies on a network ({place.kind}): records were written to {local} and moved at the end")
+    manifest.update()
+    return local
+
+
+def _bring_home(records: Path, run: Path) -> None:
+    try:
+        storage.bring_home(records, run)
+    except OSError as error:
+        say(f"records could not be moved to {run} ({error.strerror}): what is missing there is in {records}")
 
 
 def check_command(name: str) -> None:
