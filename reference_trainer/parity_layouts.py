@@ -50,7 +50,7 @@ LAYOUTS = [
     _exact(4, "--tp 4"),
     _exact(2, "--tp 2 --sequence-parallel"),
     _exact(4, "--tp 2 --sequence-parallel --dp 2 --accumulate 2", covering=True),
-    _exact(4, "--tp 2 --dp-mode fsdp"),
+    _exact(4, "--tp 2 --dp-mode fsdp", covering=True),
     _exact(8, "--tp 2 --dp-mode hsdp --sequence-parallel"),
     # Context parallelism
     _exact(2, "--cp 2"),
