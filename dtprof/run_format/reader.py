@@ -21,6 +21,8 @@ from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.run_format import archive, device_times, paths, schema, totals
 from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.buckets import Layout, label_buckets
+from dtprof.run_format.clocks import HostClock, host_clocks
+from dtprof.run_format.node_reader import NodeSamples, read_node_samples
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
 
 _NUM_STATES = len(schema.STATES)
@@ -54,6 +56,14 @@ class Run:
         attempts = dict(self.folders[rank])
         chosen = max(attempts) if attempt is None else attempt
         return read_rank(attempts[chosen], rank=rank, attempt=chosen)
+
+    def node_samples(self) -> dict[str, NodeSamples]:
+        """Read what was sampled on each node, by the node's name."""
+        return read_node_samples(self.path)
+
+    def host_clocks(self) -> dict[str, HostClock]:
+        """Read how the clock of each host maps to that of the reference host, where that is known."""
+        return host_clocks(self.path)
 
     def load_all(self) -> Iterator[RankTables]:
         """Read the last attempt of every rank, one after the other."""

@@ -12,7 +12,6 @@ from dtprof.errors import OutputError, UsageError
 from dtprof.launch import clocks, directory, joining
 from dtprof.run_format import paths
 from dtprof.run_format.clocks import FILE
-from dtprof.run_format.node_reader import read_node_samples
 from dtprof.run_format.reader import open_run
 from tests import jobs
 
@@ -147,4 +146,5 @@ def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
     assert measured
     for row in measured:  # both are this machine: the true offset is 0
         assert abs(row["offset_ns"]) <= row["error_ns"]
-    assert set(read_node_samples(run)) == {"host-a", "host-b"}
+    assert set(opened.node_samples()) == {"host-a", "host-b"}
+    assert {name: clock.error_at(0) for name, clock in opened.host_clocks().items()} == {"host-a": 0, "host-b": 0}
