@@ -33,6 +33,11 @@ class Training:
     run_pass: "PlainPass | PipelinePass"
     gradients: Gradients
 
+    @property
+    def pipeline(self) -> PipelinePass | None:
+        """Return the pass where it is one through stages."""
+        return self.run_pass if isinstance(self.run_pass, PipelinePass) else None
+
 
 class PlainPass:
     """Run one step's forward and backward passes, one micro-batch after the other."""
