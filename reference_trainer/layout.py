@@ -8,7 +8,7 @@ from reference_trainer.errors import UsageError
 from reference_trainer.placement import Placement
 from reference_trainer.presets import ModelShape
 
-DP_MODES = ("ddp", "zero1", "fsdp", "hsdp")
+DP_MODES = ("ddp", "zero1", "fsdp", "hsdp", "ps")
 CHECKPOINTING = ("none", "selective", "full")
 COMPRESSIONS = ("none", "fp16", "powersgd")
 # Schedule, and the stages that a rank holds; None where it can be chosen.
@@ -40,6 +40,7 @@ class Layout:
     static_graph: bool = False
     compression: str = "none"
     local_sgd: int = 0
+    staleness: int | None = None  # of ps; None: all workers in step
     activation_checkpointing: str = "none"
     compile: bool = False
 
@@ -59,9 +60,14 @@ class Layout:
         return self.pp > 1 and self.schedule in SPLITTING_SCHEDULES
 
     @property
+    def num_data_ranks(self) -> int:
+        """Return the data-parallel ranks that train: all but a parameter server."""
+        return self.dp - 1 if self.dp_mode == "ps" else self.dp
+
+    @property
     def has_plain_parameters(self) -> bool:
         """Tell whether each rank holds the whole model as ordinary tensors, as DistributedDataParallel needs it."""
-        return self.tp == 1 and self.pp == 1 and self.dp_mode in ("ddp", "zero1")
+        return self.tp == 1 and self.pp == 1 and self.dp_mode in ("ddp", "zero1", "ps")
 
     def describe(self) -> str:
         """Name what is more than data parallelism by DDP, for a person."""
@@ -80,7 +86,7 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("parallelism").add_argument
     add("--dp", type=int, metavar="N", help="data-parallel ranks (default: those that the other degrees leave over)")
     add("--dp-mode", choices=DP_MODES, default="ddp", help="ddp: whole model on each; zero1: optimizer sharded; fsdp: "
-        "model sharded; hsdp: sharded inside replicas")  # fmt: skip
+        "model sharded; hsdp: sharded inside replicas; ps: parameter server on rank 0")  # fmt: skip
     add(
         "--zero-stage",
         type=int,
@@ -101,6 +107,12 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add("--find-unused-parameters", action="store_true", help="of ddp: search each step for weights without gradient")
     add("--static-graph", action="store_true", help="of ddp: take every step to be like the first")
     add("--compression", choices=COMPRESSIONS, default="none", help="of ddp: of gradients on their way")
+    add(
+        "--staleness",
+        type=int,
+        metavar="S",
+        help="of ps: steps a worker may be ahead of the slowest (default: in step)",
+    )
     add("--local-sgd", type=int, default=0, metavar="H", help="of ddp: average weights every H steps, not gradients")
     add("--activation-checkpointing", choices=CHECKPOINTING, default="none", help="recompute layers in the backward")
     add("--compile", action="store_true", help="compile each layer with torch.compile")
@@ -156,6 +168,7 @@ def read_layout(given: argparse.Namespace, placement: Placement) -> Layout:
         static_graph=given.static_graph,
         compression=given.compression,
         local_sgd=given.local_sgd,
+        staleness=given.staleness,
         activation_checkpointing=given.activation_checkpointing,
         compile=given.compile,
     )
@@ -198,7 +211,8 @@ def _refuse_indivisible_model(layout: Layout, shape: ModelShape, sequence_length
 
 
 def _refuse_indivisible_batch(layout: Layout, batch_size: int) -> None:
-    parts, flags = layout.dp * layout.accumulate, f"--dp {layout.dp} x --accumulate {layout.accumulate}"
+    workers = f"{layout.num_data_ranks} workers" if layout.dp_mode == "ps" else f"--dp {layout.dp}"
+    parts, flags = layout.num_data_ranks * layout.accumulate, f"{workers} x --accumulate {layout.accumulate}"
     if layout.pp > 1:
         parts, flags = layout.dp * layout.microbatches, f"--dp {layout.dp} x --microbatches {layout.microbatches}"
     if batch_size % parts:
@@ -209,6 +223,8 @@ def _refuse_indivisible_batch(layout: Layout, batch_size: int) -> None:
 
 
 def _refuse_data_parallel_combination(layout: Layout) -> None:
+    if layout.dp_mode == "ps":
+        _refuse_impossible_server(layout)
     if layout.dp_mode == "hsdp" and (layout.dp % layout.num_replicas or layout.dp == layout.num_replicas):
         raise UsageError(
             f"--dp-mode hsdp shards inside --dp-replicas {layout.num_replicas}, which has to divide --dp {layout.dp} "
@@ -250,6 +266,22 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
             f"--static-graph with {flag}: it takes all that is to know from one pass, which has to average gradients; "
             "leave one of the two out"
         )
+
+
+def _refuse_impossible_server(layout: Layout) -> None:
+    if layout.dp < 2:
+        raise UsageError("--dp-mode ps has a server on rank 0 and workers on the others; start two ranks or more")
+    for flag, wanted in (
+        (f"--tp {layout.tp}", layout.tp > 1),
+        (f"--cp {layout.cp}", layout.cp > 1),
+        (f"--pp {layout.pp}", layout.pp > 1),
+        (f"--compression {layout.compression}", layout.compression != "none"),
+        (f"--local-sgd {layout.local_sgd}", bool(layout.local_sgd)),
+        ("--find-unused-parameters", layout.find_unused_parameters),
+        ("--static-graph", layout.static_graph),
+    ):
+        if wanted:
+            raise UsageError(f"{flag} with --dp-mode ps: a parameter server knows whole models only; leave it out")
 
 
 def _refuse_impossible_pipeline(layout: Layout, shape: ModelShape) -> None:
@@ -295,6 +327,10 @@ def _refuse_unused(given: argparse.Namespace) -> None:
             if getattr(given, name) is not None:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is for a pipeline; give --pp 2 or more too, or leave --{flag} out")
+    if given.staleness is not None and given.dp_mode != "ps":
+        raise UsageError(f"--staleness {given.staleness} is for a parameter server; give --dp-mode ps too")
+    if given.staleness is not None and given.staleness < 0:
+        raise UsageError(f"--staleness is {given.staleness}; give a whole number from 0 on")
     if given.zero_stage and given.dp_mode not in ("fsdp", "hsdp"):
         raise UsageError(f"--zero-stage {given.zero_stage} is for sharded models; give --dp-mode fsdp or hsdp too")
     if given.dp_replicas and given.dp_mode != "hsdp":

@@ -67,7 +67,7 @@ class Options:
     @property
     def rank_batch_size(self) -> int:
         """Return the sequences of a step that one data-parallel rank sees."""
-        return self.batch_size // self.layout.dp
+        return self.batch_size // self.layout.num_data_ranks
 
     @property
     def micro_batch_size(self) -> int:
@@ -94,6 +94,13 @@ class Options:
         refuse_impossible(
             self.layout, shape=self.shape, batch_size=self.batch_size, sequence_length=self.sequence_length
         )
+        for flag, wanted in (
+            ("--checkpoint", self.checkpoint is not None),
+            ("--evaluate-every", bool(self.data.evaluate_every)),
+            ("--mfu", self.mfu),
+        ):
+            if wanted and self.layout.dp_mode == "ps":
+                raise UsageError(f"{flag} with --dp-mode ps: that loop is kept small; leave one of the two out")
         if self.metrics is not None and not (self.checkpoint and self.checkpoint.resume):
             _refuse_unwritable(self.metrics)
 
@@ -175,6 +182,8 @@ def _read_fault(text: str | None, placement: Placement, layout: Layout, *, steps
     if text is None:
         return None
     fault = parse_fault(text, world_size=placement.world_size, pipeline_ranks=layout.pp, steps=steps)
+    if layout.dp_mode == "ps" and (fault.needs_collectives or fault.rank == 0):
+        raise UsageError(f"--fault {text}: a parameter server has no such fault; give another one, of a rank from 1 on")
     return None if placement.attempt > 0 else fault
 
 

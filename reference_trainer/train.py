@@ -20,6 +20,7 @@ from reference_trainer.parallelism.axes import Axes, build_axes
 from reference_trainer.parallelism.build import Training, build_training
 from reference_trainer.parallelism.context import take_columns
 from reference_trainer.parallelism.devices import choose_device, join_job, leave_job, share_cores
+from reference_trainer.parameter_server import train_with_server
 from reference_trainer.placement import Placement
 from reference_trainer.precision import activation_dtype
 from reference_trainer.progress import Journal
@@ -35,6 +36,11 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
     share_cores(placement)
     device = choose_device(options, placement)
     join_job(device, placement)
+    if options.layout.dp_mode == "ps":
+        description = describe_run(options, tokens, device)
+        train_with_server(options, tokens, device, description=description, rank=placement.rank)
+        leave_job()
+        return
     axes = build_axes(options.layout, options.precision, device)
     seed_rank(options.seed, placement.rank)
 

@@ -30,12 +30,10 @@ class Scene:
     @classmethod
     def find(cls, training: Training, batches: Batches, axes: Axes, *, rank: int) -> Scene:
         """Put together what the training loop has."""
-        from reference_trainer.parallelism.pipeline import PipelinePass
-
         return cls(
             rank=rank,
             parts=training.parts,
-            pipeline=training.run_pass if isinstance(training.run_pass, PipelinePass) else None,
+            pipeline=training.pipeline,
             batches=batches,
             loss_group=axes.loss_group,
         )
@@ -55,6 +53,7 @@ class Fault:
     default_rank: ClassVar[int | None] = None  # None: the last one
     min_ranks: ClassVar[int] = 1
     needs_pipeline: ClassVar[bool] = False
+    needs_collectives: ClassVar[bool] = False
     # Whether something has to come after the step, for others to wait in.
     needs_later_step: ClassVar[bool] = False
 

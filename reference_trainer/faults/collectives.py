@@ -17,6 +17,7 @@ class CollectiveFault(Fault):
     """Act at one step, in a job of two ranks or more."""
 
     min_ranks = 2
+    needs_collectives = True
     step: int = 5
 
     def is_now(self, step: int) -> bool:
@@ -217,6 +218,7 @@ class SmallCollectives(Fault):
     name = "small-collectives"
     finding = None
     min_ranks = 2
+    needs_collectives = True
     count: int = 100
 
     def after_step(self, step: int) -> None:
