@@ -140,7 +140,7 @@ def _compiled_tap() -> str:
     """Return the compiled tap that `dtprof run` has left in the cache; none is compiled in a rank."""
     from dtprof.capture.native import build
 
-    return build.ensure(schema.cpp_header(), may_build=False)["library"] or ""
+    return build.ensure(schema.cpp_header(), timeout_s=0)["library"] or ""
 
 
 record()

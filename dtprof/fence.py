@@ -1,6 +1,7 @@
 """The fence around everything dtprof does in and beside the user's job: an error is told once, never raised."""
 
 import functools
+import os
 import signal
 import sys
 import zlib
@@ -41,12 +42,17 @@ def warn_once(text: str) -> None:
 
 def say(text: str) -> None:
     """Print one line on stderr; a program may have closed that, or put anything in its place."""
-    stream = sys.stderr
-    if stream is None:
-        return
+    line = f"dtprof: {text}\n"
     try:
-        stream.write(f"dtprof: {text}\n")
-        stream.flush()
+        stream: Any = sys.stderr
+        try:
+            descriptor = stream.fileno()
+        except (OSError, AttributeError):
+            stream.write(line)
+            stream.flush()
+        else:
+            # Past its buffer: a line left in there would fail at exit, and change the exit status of the job.
+            os.write(descriptor, line.encode("utf-8", "backslashreplace"))
     except Exception:
         return  # it is noted in the run
 

@@ -69,9 +69,11 @@ class Job:
 
     def end(self) -> None:
         """Kill what is left of it."""
-        for process in self.find_processes():
+        left = self.find_processes()
+        for process in left:
             process.kill()
         self.process.wait(30)
+        psutil.wait_procs(left, 30)
         assert self.find_processes() == []
 
 

@@ -3,6 +3,7 @@
 import functools
 import io
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,11 @@ def test_stderr_that_cannot_be_written_to_does_no_harm(
     fail()
     assert capsys.readouterr().out == ""
     assert LINE in noted
+
+
+def test_line_on_a_closed_descriptor_leaves_the_exit_status_alone() -> None:
+    program = "import os; from dtprof import fence; os.close(2); fence.warn_once('text'); raise SystemExit(7)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 7
 
 
 def test_note_that_cannot_be_written_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:

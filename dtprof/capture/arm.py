@@ -16,14 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, events, fence, settings
+from dtprof import __version__, events, fence, settings, torch_versions
 from dtprof.capture import call_sites, device_times, exits, frameworks, groups
 from dtprof.capture.entries import entry, timed_entry
 from dtprof.capture.phases import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.run_format import paths, writer
 
-OLDEST_TORCH = (2, 11)
 PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
 
@@ -44,13 +43,15 @@ class Process:
         """Hook torch."""
         import torch
 
-        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         node = self._run / paths.node_folder_name(writer.host_name())
         node.mkdir(exist_ok=True)
         fence.share_warnings(node)
         writer.append_line(node / paths.PROCESSES, _introduction(torch.__version__))
-        if version < OLDEST_TORCH:
-            fence.warn_once(f"torch {torch.__version__} is older than 2.11, the oldest supported: nothing is recorded")
+        if torch_versions.is_too_old(torch.__version__):
+            oldest = torch_versions.shown(torch_versions.OLDEST)
+            fence.warn_once(
+                f"torch {torch.__version__} is older than {oldest}, the oldest supported: nothing is recorded"
+            )
             return
         _allow_stacks()
         exits.record_children(node)

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof import settings
+from dtprof import settings, torch_versions
 from dtprof.capture.native import build
 from dtprof.run_format import schema
 
 _PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*[td]*(-\w+)?")
-BUILD_TIMEOUT_S = build.TIMEOUT_S + 30
-SLOW_S = 3.0
+COMPILER_TIMEOUT_S = 300.0
+"""Some 20 s on a quiet machine, 71 s seen on a busy one."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long an interpreter may take to start and look for torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ def find_interpreter(command: str) -> str:
 def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: Callable[[str], None]) -> TapChoice:
     """Return the native tap for the command's interpreter, compiled if need be; the reason where there is none."""
     interpreter = find_interpreter(command)
-    answer = _ask(interpreter, environment, describe=True)
+    answer = _ask(interpreter, environment, compile_s=0)
     torch = answer.get("torch")
     if torch is None:
         return TapChoice(
@@ -61,26 +63,40 @@ def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: 
             torch_version=None,
             message=f"{answer.get('reason')} ({interpreter}): the job runs uninstrumented unless its ranks use another",
         )
-    if _older_than_2_11(torch):
-        text = f"torch {torch} is older than 2.11, the oldest supported: the job runs uninstrumented"
+    if torch_versions.is_too_old(torch):
+        oldest = torch_versions.shown(torch_versions.OLDEST)
+        text = f"torch {torch} is older than {oldest}, the oldest supported: the job runs uninstrumented"
         return TapChoice(library=None, torch_version=torch, message=text)
+    untested = None
+    if torch_versions.is_untested(torch):
+        newest = torch_versions.shown(torch_versions.NEWEST_TESTED)
+        untested = f"torch {torch} is newer than {newest}, the newest tested: records may be incomplete"
     if not native:
-        return TapChoice(library=None, torch_version=torch, message="using the Python tap, as asked")
+        return TapChoice(library=None, torch_version=torch, message=_lines(untested, "using the Python tap, as asked"))
     if answer.get("library") is None and answer.get("reason") is None:
-        say(f"compiling the native tap for torch {torch} (once per torch version, about 20 s) ...")
-        done = threading.Event()
-        reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)
-        reporter.start()
-        try:
-            answer = _ask(interpreter, environment, describe=False)
-        finally:
-            done.set()
-            reporter.join()
+        answer = _compile(interpreter, environment, torch, say)
     library = answer.get("library")
-    if library is None:
-        text = f"{answer.get('reason')}: using the Python tap (about 30 us more per operation)"
-        return TapChoice(library=None, torch_version=torch, message=text)
-    return TapChoice(library=library, torch_version=torch, message=None)
+    reason = None if library else f"{answer.get('reason')}: using the Python tap (about 30 us more per operation)"
+    return TapChoice(library=library, torch_version=torch, message=_lines(untested, reason))
+
+
+def _lines(*texts: str | None) -> str | None:
+    return "\n".join(filter(None, texts)) or None
+
+
+def _compile(
+    interpreter: str, environment: dict[str, str], torch: str, say: Callable[[str], None]
+) -> dict[str, str | None]:
+    """Compile the tap and say so; return the build script's answer."""
+    say(f"compiling the native tap for torch {torch} (once per torch version, about 20 s) ...")
+    done = threading.Event()
+    reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)
+    reporter.start()
+    try:
+        return _ask(interpreter, environment, compile_s=COMPILER_TIMEOUT_S)
+    finally:
+        done.set()
+        reporter.join()
 
 
 def _report_progress(done: threading.Event, say: Callable[[str], None]) -> None:
@@ -90,17 +106,12 @@ def _report_progress(done: threading.Event, say: Callable[[str], None]) -> None:
         say(f"still compiling, {waited} s ...")
 
 
-def _older_than_2_11(version: str) -> bool:
-    parts = re.findall(r"\d+", version)[:2]
-    return len(parts) == 2 and (int(parts[0]), int(parts[1])) < (2, 11)
-
-
-def _ask(interpreter: str, environment: dict[str, str], *, describe: bool) -> dict[str, str | None]:
-    """Run the build script under the job's interpreter and return its answer."""
+def _ask(interpreter: str, environment: dict[str, str], *, compile_s: float) -> dict[str, str | None]:
+    """Run the build script under the job's interpreter and return its answer; it may compile for so long."""
     with tempfile.TemporaryDirectory() as folder:
         header = Path(folder, "schema.h")
         header.write_text(schema.cpp_header(), encoding="utf-8")
-        command = [interpreter, str(Path(build.__file__)), str(header), *(["--describe"] if describe else [])]
+        command = [interpreter, str(Path(build.__file__)), str(header), f"{compile_s:g}"]
         try:
             result = subprocess.run(
                 command,
@@ -108,14 +119,17 @@ def _ask(interpreter: str, environment: dict[str, str], *, describe: bool) -> di
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=BUILD_TIMEOUT_S,
+                timeout=ANSWER_TIMEOUT_S + 2 * compile_s,  # another process may compile first
                 check=False,
             )
             lines = result.stdout.splitlines() or result.stderr.splitlines() or ["no answer"]
             answer = json.loads(lines[-1])
         except ValueError:
             return {"library": None, "torch": None, "reason": f"could not be asked for torch: {lines[-1]}"}
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
+            reason = f"could not be asked for torch: no answer in {error.timeout:g} s"
+            return {"library": None, "torch": None, "reason": reason}
+        except OSError as error:
             return {"library": None, "torch": None, "reason": f"could not be asked for torch: {error}"}
     return answer if isinstance(answer, dict) else {"library": None, "torch": None, "reason": "no answer"}
 

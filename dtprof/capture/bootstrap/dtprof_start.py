@@ -52,7 +52,8 @@ def arm():
 def tell(error):
     """Say on stderr that this process is not recorded; a program may have closed that, or put anything in its place."""
     try:
-        sys.stderr.write(f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}\n")
+        line = f"dtprof: disabled in process {os.getpid()}: {type(error).__name__}: {error}\n"
+        os.write(sys.stderr.fileno(), line.encode("utf-8", "backslashreplace"))
     except Exception:
         return
 

@@ -3,7 +3,7 @@
 Runs as a script under the job's own interpreter, which need not have dtprof: standard library only, torch is located
 and never imported. Prints one JSON object: {"library": path or null, "torch": version or null, "reason": text}.
 
-    python build.py SCHEMA_HEADER [--describe]
+    python build.py SCHEMA_HEADER SECONDS    SECONDS: how long it may compile, 0 not at all
 """
 
 import fcntl
@@ -13,17 +13,19 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("tap.cpp")
 MODULE = "dtprof_tap"
 CHECKSUM = "sha256"
 FLAGS = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"]
-TIMEOUT_S = 600
+LOCK_PERIOD_S = 0.2
 
 
 class CannotBuildError(Exception):
@@ -47,10 +49,17 @@ def find_torch() -> tuple[Path, str] | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled taps: $DTPROF_CACHE_DIR, else below the user's cache folder."""
+    """Return the folder of compiled taps: $DTPROF_CACHE_DIR, else below the user's cache folder.
+
+    Raises:
+        CannotBuildError: the user has no home folder, as in a container without a name for its user.
+    """
     if given := os.environ.get("DTPROF_CACHE_DIR"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"
+    except RuntimeError as error:
+        raise CannotBuildError("there is no home folder for the compiled tap (set DTPROF_CACHE_DIR)") from error
 
 
 def binary_tag(torch_version: str) -> str:
@@ -59,7 +68,11 @@ def binary_tag(torch_version: str) -> str:
 
 
 def library_path(torch_version: str, schema_header: str) -> Path:
-    """Return where the tap for this torch, interpreter and source belongs."""
+    """Return where the tap for this torch, interpreter and source belongs.
+
+    Raises:
+        CannotBuildError: there is no cache folder.
+    """
     digest = hashlib.sha256()
     for part in (SOURCE.read_text(encoding="utf-8"), schema_header, " ".join(FLAGS)):
         digest.update(part.encode())
@@ -88,11 +101,11 @@ def compiler() -> str:
     raise CannotBuildError("no C++ compiler was found (install g++, or set CXX)")
 
 
-def compile_tap(torch_folder: Path, torch_version: str, schema_header: str, library: Path) -> None:
+def compile_tap(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
     """Compile into a temporary folder beside the library, then move the result into place.
 
     Raises:
-        CannotBuildError: no compiler, no headers, or the compiler failed.
+        CannotBuildError: no compiler, no headers, or the compiler failed or took too long.
     """
     python_headers = Path(sysconfig.get_paths()["include"])
     for needed in (python_headers / "Python.h", torch_folder / "include" / "torch" / "library.h"):
@@ -114,51 +127,107 @@ def compile_tap(torch_folder: Path, torch_version: str, schema_header: str, libr
             f"-L{torch_folder / 'lib'}",
             *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         ]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise CannotBuildError(f"{command[0]} did not finish in {TIMEOUT_S} s") from error
-        if result.returncode != 0:
+        status, output = run_compiler(command, timeout_s)
+        if status != 0:
             log = library.with_name("build.log")
-            log.write_text(" ".join(command) + "\n" + result.stdout + result.stderr, encoding="utf-8")
-            raise CannotBuildError(f"{command[0]} failed with exit status {result.returncode}; its output is in {log}")
+            log.write_text(" ".join(command) + "\n" + output, encoding="utf-8")
+            raise CannotBuildError(f"{command[0]} failed with exit status {status}; its output is in {log}")
         checksum = Path(scratch, CHECKSUM)
         checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest() + "\n", encoding="ascii")
         checksum.replace(library.with_name(CHECKSUM))
         built.replace(library)
 
 
-def ensure(schema_header: str, *, may_build: bool) -> dict[str, str | None]:
-    """Return the tap for this interpreter, compiling it if need be; at most one process compiles at a time."""
+def run_compiler(command: list[str], timeout_s: float) -> tuple[int, str]:
+    """Return exit status and output of a compiler; one that takes too long is ended with all it has started.
+
+    Raises:
+        CannotBuildError: it took too long.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise CannotBuildError(f"{command[0]} did not finish in {timeout_s:g} s") from error
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        return status, output.read().decode("utf-8", "replace")
+
+
+def take_lock(file: int, path: Path, timeout_s: float) -> None:
+    """Wait until no other process compiles.
+
+    Raises:
+        CannotBuildError: another one did all this time.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise CannotBuildError(f"another process has held {path} for {timeout_s:g} s") from None
+            time.sleep(LOCK_PERIOD_S)
+        else:
+            return
+
+
+def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
+    """Return the tap for this interpreter, compiling it if need be; at most one process compiles at a time.
+
+    Args:
+        schema_header: the constants that the tap is compiled with.
+        timeout_s: how long the compiler may take; 0: do not compile.
+    """
     torch = find_torch()
     if torch is None:
         return {"library": None, "torch": None, "reason": "torch is not installed"}
     folder, version = torch
-    library = library_path(version, schema_header)
     answer: dict[str, str | None] = {"library": None, "torch": version, "reason": None}
-    if not is_intact(library):
-        try:
+    try:
+        library = library_path(version, schema_header)
+        if not is_intact(library):
             compiler()
-            if not may_build:
+            if timeout_s == 0:
                 return answer
-            library.parent.mkdir(parents=True, exist_ok=True)
-            with library.with_name("lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not is_intact(library):
-                    compile_tap(folder, version, schema_header, library)
-        except CannotBuildError as error:
-            answer["reason"] = str(error)
-        except OSError as error:
-            answer["reason"] = f"the cache folder {library.parent} cannot be used: {error.strerror or error}"
-    if is_intact(library):
+            compile_once(folder, version, schema_header, library, timeout_s)
+    except CannotBuildError as error:
+        answer["reason"] = str(error)
+    else:
         answer["library"] = str(library)
     return answer
+
+
+def compile_once(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
+    """Compile, unless another process has done so meanwhile.
+
+    Raises:
+        CannotBuildError: there is no tap now.
+    """
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with library.with_name("lock").open("w") as lock:
+            take_lock(lock.fileno(), library.with_name("lock"), timeout_s)
+            if not is_intact(library):
+                compile_tap(torch_folder, torch_version, schema_header, library, timeout_s)
+    except OSError as error:
+        raise CannotBuildError(
+            f"the cache folder {library.parent} cannot be used: {error.strerror or error}"
+        ) from error
+    if not is_intact(library):
+        raise CannotBuildError(f"the compiled tap {library} was changed right after it was written")
 
 
 def main() -> int:
     """Answer for the interpreter that runs this script."""
     header = Path(sys.argv[1]).read_text(encoding="utf-8")
-    print(json.dumps(ensure(header, may_build="--describe" not in sys.argv)))
+    print(json.dumps(ensure(header, timeout_s=float(sys.argv[2]))))
     return 0
 
 

@@ -1,0 +1,29 @@
+"""Which versions of torch dtprof records, and with which it is tested."""
+
+import re
+
+OLDEST = (2, 11)
+NEWEST_TESTED = (2, 13)
+
+
+def is_too_old(version: str) -> bool:
+    """Say whether this torch is older than the oldest supported; one of unknown version is not."""
+    known = _parse(version)
+    return known is not None and known < OLDEST
+
+
+def is_untested(version: str) -> bool:
+    """Say whether this torch is newer than the newest tested, or of a version that tells nothing."""
+    known = _parse(version)
+    return known is None or known > NEWEST_TESTED
+
+
+def _parse(version: str) -> tuple[int, int] | None:
+    """Return major and minor version; development versions count as the release that they become."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def shown(version: tuple[int, int]) -> str:
+    """Return a version as it is written."""
+    return ".".join(map(str, version))
