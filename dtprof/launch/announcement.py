@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dtprof import settings
 
+ATTEMPTS = 3
+
 
 def folder() -> Path:
     """Return where this user's jobs are announced."""
@@ -20,20 +22,28 @@ def folder() -> Path:
 
 def announce(environment: Mapping[str, str]) -> Path | None:
     """Write what the job's processes need of their environment; None where that cannot be done safely."""
+    for _ in range(ATTEMPTS):
+        try:
+            return _announce(environment)
+        except FileNotFoundError:
+            continue  # the last job before this one has just taken the folder away
+        except OSError:
+            break
+    return None
+
+
+def _announce(environment: Mapping[str, str]) -> Path | None:
     place = folder()
-    try:
-        place.mkdir(mode=0o700, exist_ok=True)
-        status = place.lstat()
-        if place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-            return None  # somebody else's: what it names would be loaded into the job
-        _forget_the_dead(place)
-        ours = {name: value for name, value in environment.items() if name.startswith("DTPROF_")}
-        file = place / f"{os.getpid()}-{start_ticks(os.getpid())}.json"
-        draft = file.with_suffix(".draft")
-        draft.write_text(json.dumps(ours), encoding="utf-8")
-        draft.replace(file)
-    except OSError:
-        return None
+    place.mkdir(mode=0o700, exist_ok=True)
+    status = place.lstat()
+    if place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        return None  # somebody else's: what it names would be loaded into the job
+    _forget_the_dead(place)
+    ours = {name: value for name, value in environment.items() if name.startswith("DTPROF_")}
+    file = place / f"{os.getpid()}-{start_ticks(os.getpid())}.json"
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps(ours), encoding="utf-8")
+    draft.replace(file)
     return file
 
 

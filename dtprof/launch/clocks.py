@@ -27,7 +27,7 @@ TOKEN_BYTES = 16
 PACKET = struct.Struct("!8s16sIqqq")
 """Magic, token of the run, number, and the times t0, t1, t2: an answer is as long as its question."""
 ROUNDS = 16
-ROUND_TIMEOUT_S = 0.25
+ROUND_TIMEOUT_S = 1.0
 MOST_LOST = 3
 """Questions without an answer, from the start, after which an address is given up."""
 EVERY_S = 10.0
@@ -204,13 +204,13 @@ class ClockKeeper:
             self._end.set()  # the disk is full, or the run was deleted: the watcher tells of it
 
 
-def start(run: Path, *, is_reference: bool) -> ClockKeeper:
-    """Keep the clock of this launcher: the one that created the run answers, the others measure."""
+def start(run: Path, *, is_reference: bool, answers: bool) -> ClockKeeper:
+    """Keep the clock of this launcher: the one that created the run answers where others may join, those measure."""
     host = writer.host_name()
     return ClockKeeper(
         run / paths.node_folder_name(host),
         host=host,
-        responder=serve(run) if is_reference else None,
+        responder=serve(run) if is_reference and answers else None,
         address=None if is_reference else read_address(run),
     )
 

@@ -82,7 +82,8 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     watch = watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )
-    clock = clocks.start(run, is_reference=is_creator)
+    may_be_joined = settings.join or joining.job_key() is not None  # else no port is opened
+    clock = clocks.start(run, is_reference=is_creator, answers=may_be_joined)
     oom_before = _oom_kills()
     announced = announcement.announce(environment)
     process = start(command, environment)

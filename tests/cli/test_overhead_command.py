@@ -31,16 +31,15 @@ def overhead(folder: Path, *words: str) -> jobs.Job:
 def test_delay_of_known_size_is_found_in_the_steps(tmp_path: Path) -> None:
     inside = tmp_path / "inside"
     inside.mkdir()
-    job = overhead(inside, "--pairs", "2", "--json", "--", sys.executable, SLOWER, "30", "20")
+    job = overhead(inside, "--pairs", "2", "--json", "--", sys.executable, SLOWER, "100", "12")
     assert job.process.returncode == 0, job.stderr
     document = json.loads(job.stdout)  # the job's own output is not among it
-    assert (document["schema"], document["pairs"], document["ranks"], document["steps"]) == (1, 2, 1, 20)
+    assert (document["schema"], document["pairs"], document["ranks"], document["steps"]) == (1, 2, 1, 12)
     step = document["times"]["step"]
-    # 20 ms bare and 50 ms recorded; sleeping longer than asked is the machine's, and the same in both.
-    assert 25e6 < step["difference_ns"]["median"] < 40e6
-    assert 18e6 < step["bare_ns"] < 30e6
+    # 20 ms bare and 120 ms recorded; sleeping longer than asked is the machine's, and hits both.
+    assert 80e6 < step["difference_ns"]["median"] < 150e6
+    assert step["bare_ns"] >= 20e6
     assert step["differs"]
-    assert not step["control_ratio"]["low"] > 1.5
     assert document["overlap"]["changed"], "the delay is time in which the rank is blocked"
     assert document["own_count"]["share_of_step"] < 0.05
     wall = document["times"]["wall"]["bare_ns"]

@@ -30,7 +30,7 @@ def test_true_offset_lies_within_the_error(ahead: Address) -> None:
         found = measure(ahead)
         assert found is not None
         assert abs(found.offset_ns - AHEAD_NS) <= found.error_ns
-        assert found.rounds == clocks.ROUNDS
+        assert 0 < found.rounds <= clocks.ROUNDS
         assert begin < found.t_ns < monotonic_ns()
         assert 0 < found.round_trip_ns < 1_000_000_000
 
@@ -60,7 +60,7 @@ def test_stranger_gets_no_answer_and_does_not_stop_others(ahead: Address) -> Non
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for rubbish in (b"", b"x", b"y" * 1000):
             sock.sendto(rubbish, ("127.0.0.1", ahead.port))
-    assert measure(ahead, rounds=2) is not None
+    assert measure(ahead) is not None
 
 
 def test_closed_port_and_unknown_host_are_passed_over(ahead: Address) -> None:
@@ -69,7 +69,7 @@ def test_closed_port_and_unknown_host_are_passed_over(ahead: Address) -> None:
         port = free.getsockname()[1]
     assert measure(Address(hosts=("127.0.0.1",), port=port, token=TOKEN), rounds=2) is None
     both = Address(hosts=("no-such-host.invalid", "127.0.0.1"), port=ahead.port, token=TOKEN)
-    assert measure(both, rounds=2) is not None
+    assert measure(both) is not None
 
 
 def test_launchers_leave_measurements_in_the_run_from_start_to_end(tmp_path: Path, ahead: Address) -> None:
