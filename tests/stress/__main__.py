@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -50,19 +51,18 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200, help="of all kinds together (default: 200)")
     parser.add_argument("--only", choices=sorted(KINDS), help="trials of this kind only")
     parser.add_argument("--seed", type=int, default=1, help="draws what the programs do (default: 1)")
+    parser.add_argument("--keep", type=Path, help="keep what the trials wrote in this new folder")
     arguments = parser.parse_args()
     begun = time.monotonic()
-    told = 0
 
     def tell(trial: Trial, tally: Tally) -> None:
-        nonlocal told
         print(f"[{time.monotonic() - begun:4.0f} s] {trial}", file=sys.stderr, flush=True)
-        for finding in tally.findings[-1:]:
-            if str(trial) in finding:
-                print(f"  WRONG {finding}", file=sys.stderr, flush=True)
+        for finding in tally.findings:
+            if finding.startswith(str(trial)):
+                print(f"  WRONG {finding.removeprefix(str(trial))}", file=sys.stderr, flush=True)
 
     kinds = [arguments.only] if arguments.only else list(KINDS)
-    tallies = run_trials(kinds, arguments.trials, arguments.seed, tell)
+    tallies = run_trials(kinds, arguments.trials, arguments.seed, keep=arguments.keep, tell=tell)
     findings = [finding for tally in tallies.values() for finding in tally.findings]
     print("\n".join(findings), file=sys.stderr)
     print(

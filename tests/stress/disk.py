@@ -1,7 +1,9 @@
 """A disk that is full from the start or becomes so, and a log that may take little room."""
 
+import os
 import random
 import resource
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ def plan(chance: random.Random) -> dict[str, Any]:
     return {
         "ranks": 1,
         "way": way,
-        "events": {"full": 2_000, "fills": 100_000, "small-disk": 100_000, "small-log": 420_000}[way],
+        "events": {"full": 2_000, "fills": 100_000, "small-disk": 100_000, "small-log": 300_000}[way],
         "full_from": chance.uniform(0.0, 1.0) if way == "fills" else 0.0 if way == "full" else 2.0,
         "room_mb": chance.uniform(0.5, 12.0) if way == "small-disk" else 256,
         "environment": {"DTPROF_MAX_LOG_MB": str(SMALLEST_LOG_MB)} if way == "small-log" else {},
@@ -58,9 +60,6 @@ def work(rank: Rank) -> None:
 
 def resize(disk: Path, room_mb: float) -> None:
     """Leave this much room on a small disk of ours."""
-    import os
-    import subprocess
-
     status = os.statvfs(disk)
     used = (status.f_blocks - status.f_bfree) * status.f_frsize
     size = int(used + room_mb * MIB)

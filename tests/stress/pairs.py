@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            start_new_session=True,
         )
 
     def end(self, request: dict[str, Any]) -> Ending:
@@ -161,19 +162,27 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
         subprocess.run(["umount", str(at)], check=True)
 
 
-def run_trials(kinds: Sequence[str], num_trials: int, seed: int, tell: Any = None) -> dict[str, Tally]:
-    """Run this many trials, the kinds in turn; return what each kind came to."""
+def run_trials(
+    kinds: Sequence[str], num_trials: int, seed: int, *, keep: Path | None = None, tell: Any = None
+) -> dict[str, Tally]:
+    """Run this many trials, the kinds in turn, or until Ctrl-C; return what each kind came to.
+
+    What they wrote is kept in the folder `keep`, which is made.
+    """
     tallies: dict[str, Tally] = defaultdict(Tally)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtprof-stress-")))
+        if keep is not None:
+            keep.mkdir(parents=True)
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtprof-stress-")))
         hosts = Hosts(folder, stack.enter_context(small_disk(folder)))
         stack.callback(hosts.stop)
-        for number in range(num_trials):
-            kind = kinds[number % len(kinds)]
-            trial = Trial(kind=kind, number=number, seed=seed, folder=folder / f"trial-{number}", hosts=hosts)
-            trial.run(tallies[kind])
-            if tell is not None:
-                tell(trial, tallies[kind])
+        with suppress(KeyboardInterrupt):
+            for number in range(num_trials):
+                kind = kinds[number % len(kinds)]
+                trial = Trial(kind=kind, number=number, seed=seed, folder=folder / f"trial-{number}", hosts=hosts)
+                trial.run(tallies[kind])
+                if tell is not None:
+                    tell(trial, tallies[kind])
     return dict(tallies)
 
 
