@@ -1,10 +1,12 @@
 """Which interpreter a command will use, and which tap fits it."""
 
+import fcntl
 import importlib.util
 import os
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dtprof.capture.native import build
@@ -158,6 +160,55 @@ def test_failing_compiler_leaves_its_output_and_the_python_tap(
     assert log.read_text().endswith("no such header\n")
 
 
+@pytest.mark.usefixtures("cache")
+def test_compiler_that_takes_too_long_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    compiler = fake_compiler(tmp_path / "g++", f"sleep 1000 & echo $! > {started}; wait")
+    monkeypatch.setattr(interpreter, "COMPILER_TIMEOUT_S", 2.0)
+    chosen, _ = choose(monkeypatch, compiler)
+    assert chosen.library is None
+    assert chosen.message == f"{compiler} did not finish in 2 s: using the Python tap (about 30 us more per operation)"
+    try:
+        sleeping = psutil.Process(int(started.read_text()))
+        assert sleeping.status() == psutil.STATUS_ZOMBIE or sleeping.wait(30) is None
+    except psutil.NoSuchProcess:
+        pass  # it is gone
+
+
+def test_lock_that_another_process_holds_is_not_waited_for_without_end(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
+    library = Path(choose(monkeypatch, compiler)[0].library or "")
+    library.unlink()
+    monkeypatch.setattr(interpreter, "COMPILER_TIMEOUT_S", 1.0)
+    with library.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        chosen, _ = choose(monkeypatch, compiler)
+    assert library.is_relative_to(cache)
+    assert chosen.library is None
+    assert chosen.message is not None
+    assert chosen.message.startswith(f"another process has held {library.with_name('lock')} for 1 s: using the Python")
+
+
+def test_user_without_a_home_folder_gets_the_python_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    for name in ("HOME", "XDG_CACHE_HOME", "DTPROF_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    answer = build.ensure(schema.cpp_header(), timeout_s=0)
+    assert answer["library"] is None
+    assert answer["torch"] is not None
+    assert answer["reason"] == "there is no home folder for the compiled tap (set DTPROF_CACHE_DIR)"
+
+
 def test_cache_that_cannot_be_written_to_leaves_the_python_tap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
@@ -179,6 +230,40 @@ def test_tap_of_another_source_or_torch_has_another_place() -> None:
 def answer_with(monkeypatch: pytest.MonkeyPatch, **answer: str | None) -> None:
     reply = {"library": None, "torch": None, "reason": None} | answer
     monkeypatch.setattr(interpreter, "_ask", lambda *_, **__: reply)
+
+
+def test_torch_newer_than_any_tested_is_recorded_and_said_to_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, torch="9.1.0+cu200", library="/cache/tap.so")
+    chosen = choose_tap("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
+    assert chosen.library == "/cache/tap.so"
+    said = "torch 9.1.0+cu200 is newer than 2.13, the newest tested: records may be incomplete"
+    assert chosen.message == said
+    chosen = choose_tap("/usr/bin/python3", native=False, environment={}, say=lambda _: None)
+    assert chosen.message == f"{said}\nusing the Python tap, as asked"
+
+
+@pytest.mark.usefixtures("cache")
+def test_newer_torch_gets_a_tap_compiled_for_exactly_that_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "newer" / "torch"
+    real = importlib.util.find_spec("torch")
+    assert real is not None
+    assert real.origin is not None
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "include", "lib"):
+        (package / name).symlink_to(Path(real.origin).parent / name)
+    (package / "version.py").write_text("__version__ = '9.1.0'\n")
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    compiler = fake_compiler(tmp_path / "g++", 'echo "$all" > $out')
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh\n", '#!/bin/sh\nall="$*"\n'))
+    chosen, _ = choose(monkeypatch, compiler)
+    assert chosen.torch_version == "9.1.0"
+    assert chosen.library is not None
+    assert Path(chosen.library).parent.name.startswith("9.1.0-")
+    assert '-DDTPROF_TORCH_VERSION="9.1.0"' in Path(chosen.library).read_text()
+    assert f"-I{package}/include" in Path(chosen.library).read_text()
+    assert "newer than" in (chosen.message or "")
 
 
 def test_interpreter_without_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
