@@ -17,6 +17,7 @@ from reference_trainer.parallelism.data import spread_over_data, synchronise_gra
 from reference_trainer.parallelism.gradients import Gradients
 from reference_trainer.parallelism.joining import join_layer_inputs
 from reference_trainer.parallelism.pipeline import PipelinePass, build_stage
+from reference_trainer.parallelism.rows import split_rows
 from reference_trainer.parallelism.stages import divide_layers, find_stages_of_rank
 from reference_trainer.parallelism.tensor import divide_tensors
 from reference_trainer.precision import weight_dtype
@@ -72,12 +73,6 @@ class PlainPass:
         targets = inputs.pop("targets")
         with self.autocast:
             return self.loss(self.model(**inputs), targets)
-
-
-def split_rows(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Cut a batch into micro-batches, of the same number of rows or one less."""
-    pieces = {name: tensor.tensor_split(count) for name, tensor in batch.items()}
-    return [{name: piece[index] for name, piece in pieces.items()} for index in range(count)]
 
 
 def build_training(options: Options, axes: Axes, device: torch.device) -> Training:

@@ -1,10 +1,11 @@
 """Pipeline parallelism: the layers divided into stages, and the order in which microbatches go through them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -18,6 +19,7 @@ from torch.distributed.pipelining import (
 
 from reference_trainer.losses import TokenLoss
 from reference_trainer.options import Options
+from reference_trainer.parallelism.rows import split_rows
 from reference_trainer.parallelism.stages import count_carried
 from reference_trainer.precision import activation_dtype
 
@@ -34,9 +36,10 @@ SCHEDULES: dict[str, Any] = {
 class PipelinePass:
     """Run one step's forward and backward passes through the stages of this rank."""
 
-    def __init__(
-        self, stages: Sequence[PipelineStage], options: Options, loss: TokenLoss, device: torch.device
-    ) -> None:
+    def __init__(self, built: Sequence["BuiltStage"], options: Options, loss: TokenLoss, device: torch.device) -> None:
+        stages = [one.stage for one in built]
+        self.built = sorted(built, key=lambda one: one.stage.stage_index)
+        self.microbatches = options.layout.microbatches
         self.loss = loss
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.scale = 1.0
@@ -60,12 +63,20 @@ class PipelinePass:
         return self.loss_sum
 
     def evaluate(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the summed loss alone."""
-        inputs = dict(batch)
-        targets = inputs.pop("targets")
+        """Return the summed loss alone, where it is known.
+
+        One microbatch goes through all stages, then the next: torch's own `eval` fails where two stages that follow
+        each other are on one rank.
+        """
         self.loss_sum.zero_()
         with torch.no_grad():
-            self.schedule.eval(target=targets, **inputs)
+            for micro_batch in split_rows(batch, self.microbatches):
+                targets = micro_batch.pop("targets")
+                carried: tuple[Tensor, ...] = ()
+                for one in self.built:
+                    carried = one.forward(carried, micro_batch)
+                    if one.stage.is_last:
+                        self.loss_sum += self.loss(carried[0], targets)
         return self.loss_sum
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -74,9 +85,33 @@ class PipelinePass:
         return loss * self.scale
 
 
+@dataclass(frozen=True, kw_only=True)
+class BuiltStage:
+    """Hold a stage, and what tensors it takes from the one before."""
+
+    stage: PipelineStage
+    takes: tuple[Tensor, ...]
+    group: distributed.ProcessGroup
+    device: torch.device
+
+    def forward(self, carried: tuple[Tensor, ...], inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run a microbatch alone; `carried` comes from the stage before where that is on this rank too."""
+        index, ranks = self.stage.stage_index, self.stage.stage_index_to_group_rank
+        if index and ranks[index - 1] != self.group.rank():
+            carried = tuple(torch.empty_like(x, device=self.device) for x in self.takes)
+            for x in carried:
+                distributed.recv(x, group=self.group, group_src=ranks[index - 1])
+        output = self.stage.submod(*carried, **inputs)
+        outputs = output if isinstance(output, tuple) else (output,)
+        if not self.stage.is_last and ranks[index + 1] != self.group.rank():
+            for x in outputs:
+                distributed.send(x.contiguous(), group=self.group, group_dst=ranks[index + 1])
+        return outputs
+
+
 def build_stage(
     model: nn.Module, index: int, *, split: Sequence[int], options: Options, device: torch.device, axis: DeviceMesh
-) -> PipelineStage:
+) -> BuiltStage:
     """Wrap a stage; what it hands over has the same shape in every step, so none has to be asked for."""
     model.register_forward_hook(_own_outputs)
     first, end = sum(split[:index]), sum(split[: index + 1])
@@ -95,15 +130,17 @@ def build_stage(
     logits = torch.empty(
         options.micro_batch_size, length, shape.vocabulary_size // layout.tp, dtype=dtype, device="meta"
     )
-    return PipelineStage(
+    takes = carry(first) if first else ()
+    stage = PipelineStage(
         model,
         index,
         len(split),
         device,
-        input_args=carry(first) if first else (),
+        input_args=takes,
         output_args=carry(end) if end < shape.num_layers else (logits,),
         group=axis.get_group(),
     )
+    return BuiltStage(stage=stage, takes=takes, group=axis.get_group(), device=device)
 
 
 def _own_outputs(_model: nn.Module, _inputs: Any, output: Any) -> Any:
