@@ -54,7 +54,7 @@ def test_tap_damaged_after_the_launch_is_not_loaded_by_the_ranks(tmp_path: Path)
     assert why.endswith(" is damaged: using the Python tap (about 30 us more per operation)")
     tables = open_run(tmp_path / "run").load(0)
     assert (tables.tap, len(tables.operations)) == ("python", 10)
-    assert tables.notes == ()
+    assert tables.notes == (why,), "the run says why its operations cost more"
 
 
 @pytest.mark.parametrize("status", [0, 7])
