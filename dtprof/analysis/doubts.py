@@ -64,6 +64,9 @@ def _of_records(
     ):
         if ranks:
             doubts.append(f"run: {list_ranks(ranks)} {sentence}")
+    noted = dict.fromkeys(note for fact in facts for note in fact.notes)
+    for note in list(noted)[:MAX_PROBLEMS]:
+        doubts.append(f"run: {list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")
     return doubts
 
 

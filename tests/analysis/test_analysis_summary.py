@@ -289,3 +289,16 @@ def test_an_injected_delay_shows_as_wait_of_the_others_and_as_blame(late_ms: int
     assert waits == [late_ms * MS, 0]
     (straggler,) = summary.stragglers
     assert (straggler.rank, straggler.blame_ns_per_step) == (1, late_ms * MS)
+
+
+def test_what_ranks_noted_of_trouble_is_told_once_with_its_ranks(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", train(num_ranks=3))
+    for rank, text in ((0, "memory is not recorded"), (2, "memory is not recorded"), (2, "a phase is not recorded")):
+        with (run / paths.rank_folder_name(rank, 0) / paths.STRINGS).open("a") as strings:
+            strings.write(f'{{"k":"note","t_ns":1,"text":"{text}"}}\n')
+    summary = summarise(open_run(run))
+    noted = [doubt for doubt in summary.cannot_tell if "noted" in doubt]
+    assert noted == [
+        "run: ranks 0, 2 noted: memory is not recorded",
+        "run: rank 2 noted: a phase is not recorded",
+    ]
