@@ -9,7 +9,8 @@ import pytest
 
 from tests import jobs
 
-pytestmark = pytest.mark.jobs
+TIMEOUT_S = 500  # eight runs that import torch
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(TIMEOUT_S + 60)]
 SLOWER = str(jobs.PROGRAMS / "slower_when_recorded.py")
 
 
@@ -24,7 +25,7 @@ def overhead(folder: Path, *words: str) -> jobs.Job:
     with jobs.started(
         [*jobs.DTPROF, "overhead", *words], folder, cwd=folder, env={"PYTHONPATH": str(jobs.REPOSITORY)}
     ) as job:
-        job.wait()
+        job.wait(TIMEOUT_S)
     return job
 
 
