@@ -1,0 +1,82 @@
+"""Real jobs on gloo that go on from checkpoints: on other layouts, after kills, and from those that a server cannot."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import jobs
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(900)]
+
+DEEP = ("--preset", "deep", "--batch-size", "16", "--sequence-length", "16", "--steps", "8", "--precision", "fp64")
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TIMEOUT_S = 400
+
+
+def train(
+    folder: Path, name: str, *arguments: str, num_ranks: int, options: tuple[str, ...] = ()
+) -> dict[int, dict[str, Any]]:
+    """Train to the end; return the metrics by step, each of which has to be there once."""
+    metrics = folder / f"{name}.jsonl"
+    command = [*LAUNCHER, str(num_ranks), *options, "-m", "reference_trainer", "--metrics", str(metrics), *arguments]
+    with jobs.started(command, folder) as job:
+        assert job.wait(TIMEOUT_S) == 0, job.stderr
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    by_step = {line["step"]: line for line in lines}
+    assert len(by_step) == len(lines)
+    return by_step
+
+
+def assert_same_curve(resumed: dict[int, dict[str, Any]], expected: dict[int, dict[str, Any]]) -> None:
+    for step, line in resumed.items():
+        for name in ("loss", "grad_norm", "lr"):
+            assert line[name] == pytest.approx(expected[step][name], rel=1e-9), (step, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [
+        ("gpt", "--dp 4", "--tp 2 --pp 2"),
+        ("gpt", "--tp 2 --pp 2 --checkpoint-mode async", "--dp 4 --dp-mode zero1"),
+        # The tied embedding lies twice on rank 0, and twice in the pipeline.
+        ("bart", "--dp 2 --tp 2 --dp-mode fsdp", "--dp 2 --pp 2 --schedule zbv"),
+    ],
+)
+def test_run_goes_on_alike_on_another_layout(tmp_path: Path, model: str, before: str, after: str) -> None:
+    common = ("--model", model, *DEEP)
+    first = tmp_path / "first"
+    saving = ("--checkpoint", str(first), "--checkpoint-every", "4")
+    expected = train(tmp_path, "expected", *common, *before.split(), *saving, num_ranks=4)
+    assert sorted(path.name for path in first.iterdir()) == ["latest", "step-4", "step-8"]
+
+    (first / "latest").write_text("step-4\n")
+    shutil.rmtree(first / "step-8")
+    resumed = train(tmp_path, "resumed", *common, *after.split(), "--checkpoint", str(first), "--resume", num_ranks=4)
+    assert sorted(resumed) == [5, 6, 7, 8]
+    assert_same_curve(resumed, expected)
+
+
+def test_killed_rank_is_restarted_and_no_sample_is_lost_or_repeated(tmp_path: Path) -> None:
+    expected = train(tmp_path, "expected", *DEEP, num_ranks=2)
+    restarts = ("--max-restarts", "1", "--monitor-interval", "0.2")
+    saving = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
+    for kill in ("--fault=kill:rank=1,step=6", "--fault=kill:rank=0,step=2"):
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        name = re.sub(r"\W", "_", kill)
+        survived = train(tmp_path, name, *DEEP, *saving, kill, num_ranks=2, options=restarts)
+        assert sorted(survived) == list(range(1, 9))
+        assert_same_curve(survived, expected)
+
+
+def test_parameter_server_in_step_gives_the_loss_of_one_process(tmp_path: Path) -> None:
+    common = (*DEEP[:-4], "--steps", "4", "--precision", "fp64")
+    expected = train(tmp_path, "expected", *common, num_ranks=1)
+    assert_same_curve(train(tmp_path, "in_step", *common, "--dp-mode", "ps", num_ranks=3), expected)
+    stale = train(tmp_path, "stale", *common, "--dp-mode", "ps", "--staleness", "1", num_ranks=3)
+    assert stale[1]["loss"] == pytest.approx(expected[1]["loss"], rel=0.01)
+    assert stale[4]["loss"] < stale[1]["loss"]
