@@ -43,6 +43,14 @@ _libraries: list[Any] = []
 """The registration of this process's kernels: dropping it would drop them."""
 
 
+def _keep_to_the_end(library: Any) -> None:
+    """Keep torch from taking the kernels away among the first exit handlers: later ones may issue operations."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and alive[0] is library:
+            finalizer.atexit = False
+
+
 class Group:
     """What the tap keeps of one process group."""
 
@@ -333,6 +341,7 @@ class PythonTap:
             inherited._destroy()
         library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         _libraries[:] = [library]
+        _keep_to_the_end(library)
         for op in ops:
             library.impl(op, self._kernel(op), "BackendSelect", with_keyset=True)
         shortcut.install(self, ops)

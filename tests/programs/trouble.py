@@ -1,0 +1,197 @@
+"""Give a recorder trouble in one process, one kind after the other; print what a program without it would print, too.
+
+trouble.py SCENARIO ...
+"""
+
+import multiprocessing.shared_memory
+import os
+import random
+import resource
+import signal
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch._subclasses import FakeTensorMode
+
+import dtprof
+
+GROUPS = 1_000
+SITES = 10_000
+SIGNALS = 150
+
+
+def many_groups():
+    """Use as many groups, each once."""
+    groups = [dist.new_group() for _ in range(GROUPS)]
+    took = []
+    for group in groups:
+        begun = time.perf_counter()
+        dist.all_reduce(torch.ones(1), group=group)
+        took.append(time.perf_counter() - begun)
+    first, last = (1e6 * statistics.median(part) for part in (took[:100], took[-100:]))
+    print(f"first use of a group: {first:.0f} us for the first hundred, {last:.0f} us for the last", file=sys.stderr)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def many_sites():
+    """Call from as many lines, each in a function of its own."""
+    value = torch.ones(1)
+    for number in range(SITES):
+        names = {"dist": dist, "value": value}
+        source = f"def generated_{number}():\n    dist.barrier() if {number} % 2 else dist.all_reduce(value)\n"
+        exec(compile(source, f"/generated/part_{number % 7}.py", "exec"), names)
+        names[f"generated_{number}"]()
+
+
+def fake_tensors():
+    """Communicate tensors that take no memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with FakeTensorMode():
+        huge = torch.empty(2**40)
+        dist.all_reduce(huge)
+        dist.all_gather([torch.empty(2**40)], huge)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"fake tensors: {huge.numel()} elements, grown by less than 100 MB: {grown < 100_000}")
+
+
+class Plain(torch.Tensor):
+    """Adds nothing to a tensor."""
+
+
+class Wrapper(torch.Tensor):
+    """Holds a tensor and unwraps it for every operator."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        self = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        def unwrap(value):
+            if isinstance(value, list | tuple):
+                return type(value)(unwrap(item) for item in value)
+            return value.inner if isinstance(value, Wrapper) else value
+
+        return function(*unwrap(arguments), **{k: unwrap(v) for k, v in (options or {}).items()})
+
+
+def subclasses():
+    """Communicate tensors of classes of our own."""
+    dist.all_reduce(torch.ones(3).as_subclass(Plain))
+    dist.all_reduce(Wrapper(torch.ones(5)))
+    dist.broadcast(Wrapper(torch.ones(7)), src=0)
+
+
+class Timeout(Exception):
+    """Raised by a handler of a signal, wherever the program is."""
+
+
+def train():
+    """Take a step with communication."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(2)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    dist.all_reduce(model.bias.grad, async_op=True).wait()
+    optimizer.step()
+
+
+def signals():
+    """Have a handler raise at any moment: every exception must come out."""
+    train()  # whatever torch imports at first use may swallow exceptions
+    raised = caught = 0
+    chance = random.Random(1)
+
+    def raise_timeout(*_):
+        nonlocal raised
+        raised += 1
+        raise Timeout
+
+    before = signal.signal(signal.SIGALRM, raise_timeout)
+    for expected in range(1, SIGNALS + 1):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0002, 0.004))
+            torch.set_grad_enabled(True)  # torch may have been interrupted where it was off
+            while raised < expected:
+                train()
+                dist.all_reduce(torch.ones(1), group=dist.new_group())
+        except Timeout:
+            caught += 1
+    signal.signal(signal.SIGALRM, before)
+    torch.set_grad_enabled(True)
+    print(f"signals: {raised} raised, {raised - caught} swallowed")
+
+
+def surroundings():
+    """Change folder, mask, environment and limits, share memory with other processes."""
+    for name in ("HOME", "USER", "LOGNAME"):
+        os.environ.pop(name, None)
+    os.umask(0o077)
+    os.chdir(tempfile.mkdtemp())
+    shared = multiprocessing.shared_memory.SharedMemory(create=True, size=1 << 16)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("pool:", pool.map(abs, [-1, 2]))
+    shared.close()
+    shared.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, limits[1]))
+    train()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def break_a_hook(owner, name):
+    """Have an inner function of the recorder raise, if there is one in this process."""
+
+    def broken(*_, **__):
+        raise LookupError("planned inside a hook")
+
+    if owner in sys.modules:
+        path, _, last = name.rpartition(".")
+        at = getattr(sys.modules[owner], path) if path else sys.modules[owner]
+        setattr(at, last, broken)
+
+
+def broken_hooks():
+    """Train while hooks raise."""
+    break_a_hook("dtprof.capture.spans", "Spans.id_of")
+    break_a_hook("dtprof.capture.groups", "_members_entry")
+    for _ in range(3):
+        train()
+        dist.all_reduce(torch.ones(1), group=dist.new_group())
+
+
+class Broken:
+    """Takes the place of stderr and can do nothing."""
+
+
+def broken_stderr():
+    """Replace stderr, close what was behind it, and have another hook raise."""
+    sys.stderr.flush()
+    sys.stderr = Broken()
+    break_a_hook("dtprof.capture.user_marks", "UserMarks._declare")
+    with dtprof.phase("behind a broken stderr"):
+        dist.all_reduce(torch.ones(1), group=dist.new_group())
+    os.close(2)
+    sys.stderr = sys.__stderr__  # a file whose descriptor is closed
+    break_a_hook("dtprof.capture.exits", "timed_entry")  # at the exit
+
+
+def main(names):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    for name in names:
+        globals()[name]()
+        print(f"{name} done", flush=True)
+    if not {"broken_stderr", "surroundings"} & set(names):
+        dist.destroy_process_group()
+    sys.exit(7)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
