@@ -50,7 +50,7 @@ def test_the_rank_that_ended_is_named(tmp_path: Path, fault: str, kind: str) -> 
     assert (finding["kind"], finding["culprit_ranks"]) == (kind, [CULPRIT])
     assert set(finding["waiting_ranks"]) <= {0, 2}
     assert finding["waiting_ranks"]
-    assert Path(finding["culprit_call_sites"][str(CULPRIT)]["file"]).parent.name == "reference_trainer"
+    assert "reference_trainer" in Path(finding["culprit_call_sites"][str(CULPRIT)]["file"]).parts
     assert f"ank {CULPRIT}" in job.stderr.split("run kept in")[0].splitlines()[-2]
 
 

@@ -1,12 +1,15 @@
 """Real jobs on gloo that go on from checkpoints: on other layouts, after kills, and from those that a server cannot."""
 
 import json
+import random
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests import jobs
@@ -80,3 +83,53 @@ def test_parameter_server_in_step_gives_the_loss_of_one_process(tmp_path: Path) 
     stale = train(tmp_path, "stale", *common, "--dp-mode", "ps", "--staleness", "1", num_ranks=3)
     assert stale[1]["loss"] == pytest.approx(expected[1]["loss"], rel=0.01)
     assert stale[4]["loss"] < stale[1]["loss"]
+
+
+def test_kills_at_any_moment_lose_no_sample(tmp_path: Path) -> None:
+    survive_kills(tmp_path, num_kills=2, seed=0)
+
+
+def survive_kills(folder: Path, *, num_kills: int, seed: int) -> None:
+    """Kill a rank so many times, at moments that are drawn: while it starts, trains, or saves."""
+    options = (*DEEP[:-4], "--steps", "40", "--precision", "fp64")
+    expected = train(folder, "expected", *options, num_ranks=2)
+    metrics = folder / "survived.jsonl"
+    saving = ("--checkpoint", str(folder / "saved"), "--checkpoint-every", "2", "--checkpoint-mode", "async")
+    launcher = [*LAUNCHER, "2", "--max-restarts", str(num_kills), "--monitor-interval", "0.1", "-m"]
+    command = [*launcher, "reference_trainer", "--metrics", str(metrics), *options, *saving]
+    draw = random.Random(seed)
+    with jobs.started(command, folder) as job:
+        for attempt in range(num_kills):
+            job.wait_until(lambda attempt=attempt: len(find_ranks(job, attempt)) == 2, TIMEOUT_S)
+            # A third of the moments lie in the start, which takes some seconds; a step takes a fraction of one.
+            last = max((line["step"] for line in read_lines(metrics)), default=0)
+            aim = draw.choice([0, last + draw.randint(1, 6), last + draw.randint(1, 6)])
+            job.wait_until(
+                lambda aim=aim: max((line["step"] for line in read_lines(metrics)), default=0) >= min(aim, 38),
+                TIMEOUT_S,
+            )
+            time.sleep(draw.uniform(0, 0.2))
+            draw.choice(find_ranks(job, attempt)).kill()
+        assert job.wait(TIMEOUT_S) == 0, job.stderr
+    lines = read_lines(metrics)
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    assert_same_curve({line["step"]: line for line in lines}, expected)
+
+
+def find_ranks(job: jobs.Job, attempt: int) -> list[psutil.Process]:
+    """Return the ranks of one attempt that have begun to run."""
+    found = []
+    for process in job.find_processes():
+        try:
+            environment = process.environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if environment.get("TORCHELASTIC_RESTART_COUNT") == str(attempt) and "RANK" in environment:
+            found.append(process)
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines that are there."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
