@@ -203,8 +203,8 @@ STRING_ENTRIES = {
     "mesh": "device_type, names, shape, coordinate, groups, flattened: a device mesh; per dimension the name (none for "
     "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "
     "dimensions of another mesh",
-    "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, by "
-    "index, and how many parameters they hold",
+    "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, "
+    "by index, and how many parameters they hold",
     "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "
     "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
     "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
