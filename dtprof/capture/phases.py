@@ -5,10 +5,12 @@ The forward pass, steps and memory have files of their own.
 
 import functools
 import gc
+import itertools
+import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic_ns
 from typing import Any
 
@@ -36,6 +38,10 @@ CHECKPOINTS = {
 }
 """Functions that write, read, gather or spread a checkpoint."""
 SHORTEST_PAUSE_NS = 1_000_000
+MOST_PAUSES = 1_024
+"""Collections, short ones too, of which the times are kept until the next phase."""
+TIMES_A_PAUSE = 4
+"""Two calls back, each for two arguments."""
 
 
 class Phases:
@@ -128,24 +134,31 @@ def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:
 class Pauses:
     """The pauses of Python's garbage collector that cost something.
 
-    A collection may begin anywhere, inside the recorder too: pauses are only noted, and recorded at the next phase.
+    A collection may begin anywhere, inside the recorder too: only its times are noted, and recorded at the next phase.
+    They are noted without a line of Python: a signal that comes during a collection is handled at the first one after
+    it, and in a callback of the collector what its handler raises would be lost.
     """
 
     def __init__(self, spans: Spans) -> None:
         """Record on these spans."""
-        self._spans = spans
-        self._noted: deque[tuple[int, int]] = deque(maxlen=256)
-        self._begun_ns = 0
-        spans.past = self._noted
+        self._times: deque[int] = deque(maxlen=TIMES_A_PAUSE * MOST_PAUSES)
+        spans.past = self._take
 
     def install(self) -> None:
         """Be told of collections."""
-        gc.callbacks.append(self._see)
+        gc.callbacks.append(_noting_times(self._times))
 
-    @fence.fenced("a pause of the garbage collector")
-    def _see(self, phase: str, _: dict[str, int]) -> None:
-        now_ns = monotonic_ns()
-        if phase == "start":
-            self._begun_ns = now_ns
-        elif self._spans.recording and self._begun_ns and now_ns - self._begun_ns >= SHORTEST_PAUSE_NS:
-            self._noted.append((self._begun_ns, now_ns))
+    def _take(self) -> Iterator[tuple[int, int]]:
+        """Give begin and end of the pauses since the last call."""
+        next_time = self._times.popleft
+        while len(self._times) >= TIMES_A_PAUSE:
+            begin, _, _, end = next_time(), next_time(), next_time(), next_time()
+            if end - begin >= SHORTEST_PAUSE_NS:
+                yield begin, end
+
+
+def _noting_times(times: deque[int]) -> Callable[[str, dict[str, int]], object]:
+    """Return a callback of the collector that appends the time, once for each of its two arguments."""
+    append_now = map(times.append, iter(monotonic_ns, None))
+    for_each = functools.partial(next, map(operator.is_, append_now, itertools.repeat(None)))
+    return functools.partial(max, key=for_each)  # max calls its key for each, and compares True with True

@@ -4,8 +4,7 @@ import functools
 import sys
 import threading
 import types
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dtprof import events, fence
@@ -31,8 +30,8 @@ class Spans:
         self._ids_of: Recorder | None = None
         self._inside = _Inside()
         self._before_backward: list[Callable[[], object]] = []
-        self.past: deque[tuple[int, int]] = deque()
-        """Begins and ends of pauses that are over and not yet recorded."""
+        self.past: Callable[[], Iterable[tuple[int, int]]] = tuple
+        """Gives begins and ends of pauses that are over and not yet recorded."""
 
     def id_of(self, recorder: Recorder, name: str) -> int:
         """Return the id of a name in the log of this recorder."""
@@ -58,17 +57,13 @@ class Spans:
         recorder = self.recorder(phase in TRAINING)
         if recorder is None:
             return 0
-        if self.past:
-            self._record_past(recorder)
+        for begin_ns, end_ns in self.past():
+            recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), begin_ns, end_ns)
         if phase != events.BACKWARD:
             return recorder.begin_span(self.id_of(recorder, phase), False)
         for call in self._before_backward:
             call()
         return recorder.begin_span(self.id_of(recorder, phase), True)
-
-    def _record_past(self, recorder: Recorder) -> None:
-        while self.past:
-            recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), *self.past.popleft())
 
     @fence.fenced("the end of a phase")
     def end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
