@@ -16,7 +16,7 @@ import psutil
 
 from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
-from dtprof.launch import announcement
+from dtprof.launch import announcement, interpreter
 from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
@@ -114,6 +114,7 @@ class RunManifest:
             "cwd": str(Path.cwd()),
             "settings": settings,
             "environment": relevant_environment(),
+            "given_to_torch": interpreter.given_to_torch(),
             "hosts": [writer.host_name()],
             "machine": {
                 "cpus": psutil.cpu_count(),

@@ -149,9 +149,14 @@ TORCH_SETTINGS = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 operations, for capture/device_times.py."""
 
 
+def given_to_torch() -> dict[str, str]:
+    """Return the settings of torch that the job gets from dtprof: those that it does not have."""
+    return {name: value for name, value in TORCH_SETTINGS.items() if name not in os.environ}
+
+
 def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
     """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
-    environment = TORCH_SETTINGS | os.environ
+    environment = given_to_torch() | os.environ
     environment["PYTHONPATH"] = injected_path(environment.get("PYTHONPATH", ""))
     environment[settings.ENV_RUN_DIR] = str(run)
     environment[settings.ENV_NATIVE_TAP] = tap.library or ""

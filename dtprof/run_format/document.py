@@ -44,6 +44,7 @@ _RUN_JSON = (
     ("cwd", "working directory of `dtprof run`"),
     ("settings", "`max_log_mb`, `hang_after_s`, `on_hang`, as texts"),
     ("environment", "variables that change how a distributed job behaves; none whose name looks like a secret"),
+    ("given_to_torch", "variables that `dtprof run` set for the job because it had none: `TORCH_NCCL_ENABLE_TIMING`"),
     ("hosts", "host names: of the launcher that created the run, then of those that joined it"),
     ("machine", "`cpus`, `memory_bytes`, `platform`, `gpus` (names)"),
     ("boot_id", "boot id of that host"),

@@ -109,6 +109,7 @@ def test_place_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path, na
 
 def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.delenv("TORCH_NCCL_ENABLE_TIMING", raising=False)
     monkeypatch.setenv("TORCH_API_TOKEN", "hush")
     monkeypatch.setenv("HOME_SWEET", "home")
     manifest = directory.RunManifest(tmp_path, ["torchrun", "a b.py"], {"on_hang": "stop"})
@@ -118,6 +119,7 @@ def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypa
     assert (written["exit_status"], written["ended_realtime_ns"]) == (None, 0)
     assert written["environment"]["NCCL_DEBUG"] == "INFO"
     assert {"TORCH_API_TOKEN", "HOME_SWEET"} & set(written["environment"]) == set()
+    assert written["given_to_torch"] == {"TORCH_NCCL_ENABLE_TIMING": "1"}
     manifest.note("a word")
     assert manifest.update(exit_status=3)
     written = json.loads((tmp_path / paths.MANIFEST).read_text())
