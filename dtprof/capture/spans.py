@@ -57,8 +57,10 @@ class Spans:
         recorder = self.recorder(phase in TRAINING)
         if recorder is None:
             return 0
+        recording = self.recording
         for begin_ns, end_ns in self.past():
-            recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), begin_ns, end_ns)
+            if recording:  # what was before the first record is not of the job's steps
+                recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), begin_ns, end_ns)
         if phase != events.BACKWARD:
             return recorder.begin_span(self.id_of(recorder, phase), False)
         for call in self._before_backward:
