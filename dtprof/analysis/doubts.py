@@ -144,7 +144,7 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
 
 def _never_recorded(used: UsedSteps) -> list[str]:
     doubts = [
-        "pipeline: pipeline schedules are not recorded; bubble is 0",
+        "pipeline: bubbles of pipeline schedules are not computed yet; bubble is 0",
     ]
     if used.known:
         doubts.insert(1, "idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host")

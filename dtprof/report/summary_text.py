@@ -197,7 +197,7 @@ def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
     parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held.items() if size]
     what = f": {', '.join(parts)}" if parts else ""
     return _labelled(
-        "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=2
+        "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=3
     )
 
 
