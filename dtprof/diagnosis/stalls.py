@@ -1,5 +1,6 @@
 """Nobody ended and nobody went another way: a rank does not come, or an operation does not end."""
 
+from dtprof import events
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
@@ -7,7 +8,11 @@ from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
-LONG_PHASES = {"checkpoint"}
+LONG_PHASES = {
+    events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
+    events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
+}
+"""What may rightly take long while others wait, and what to do about it."""
 
 
 def find_absent(evidence: Evidence, fronts: list[Front]) -> Finding | None:
@@ -51,13 +56,9 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     stack = rank.stack
     if stack is not None and stack.state in ("stopped", "disk-sleep", "tracing-stop"):
         return "rank-frozen", f"is frozen (process state {stack.state})", "Find out who stopped the process.", 0.95
-    if LONG_PHASES & set(rank.open_phases):
-        return (
-            "long-operation",
-            f"is in a long {next(iter(LONG_PHASES & set(rank.open_phases)))}",
-            "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
-            0.8,
-        )
+    for phase, advice in LONG_PHASES.items():
+        if phase in rank.open_phases:
+            return "long-operation", f"is in a long {phase}", advice, 0.8
     if stack is not None and stack.cpu_share is not None and stack.cpu_share > BUSY:
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
     seen = stack is not None and bool(stack.frames)

@@ -226,9 +226,10 @@ def test_a_stopped_process_is_frozen() -> None:
     assert (finding.kind, finding.culprit_ranks) == ("rank-frozen", (0,))
 
 
-def test_a_long_checkpoint_is_a_warning_and_not_a_hang() -> None:
+@pytest.mark.parametrize("phase", ["checkpoint", "compile"])
+def test_a_long_checkpoint_or_compilation_is_a_warning_and_not_a_hang(phase: str) -> None:
     ranks = ranks_in_step(2, 3)
-    ranks[0].span("checkpoint", 3100)
+    ranks[0].span(phase, 3100)
     gradients(ranks[1], 3000, done=False)
     verdict = judge(ranks, exit_status=None)
     assert (verdict.outcome, verdict.findings[0].kind) == ("slow", "long-operation")
