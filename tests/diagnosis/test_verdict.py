@@ -4,6 +4,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from dtprof.diagnosis.evidence import Stack, gather, rank_evidence
 from dtprof.diagnosis.findings import Verdict, rank_list
 from dtprof.diagnosis.verdict import decide
