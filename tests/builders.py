@@ -64,6 +64,7 @@ class RankBuilder:
     groups: dict[int, Group] = field(default_factory=dict)
     sites: dict[int, Site] = field(default_factory=dict)
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Declare the default group."""
@@ -242,6 +243,7 @@ class RankBuilder:
             groups=self.groups,
             threads={1: "MainThread"},
             sizes=self.sizes,
+            pipelines=self.pipelines,
             features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else [])),
             operations=operations,
             spans=spans,

@@ -23,6 +23,7 @@ def list_doubts(
     run_problems: Sequence[str],
     stale: Sequence[int],
     restarts: int,
+    pipeline: Sequence[str],
 ) -> tuple[str, ...]:
     """Return every reason why a figure is missing or may be wrong, gravest first."""
     return (
@@ -31,6 +32,7 @@ def list_doubts(
         *_of_clocks(one_clock),
         *_of_operations(facts, reductions, collectives),
         *_of_memory(facts),
+        *pipeline,
         *_never_recorded(used),
     )
 
@@ -143,11 +145,6 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
 
 
 def _never_recorded(used: UsedSteps) -> list[str]:
-    doubts = [
-        "pipeline: bubbles of pipeline schedules are not computed yet; bubble is 0",
-    ]
     if used.known:
-        doubts.insert(1, "idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host")
-    else:
-        doubts.insert(1, "stragglers: blame is counted per step, and there are no steps")
-    return doubts
+        return ["idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host"]
+    return ["stragglers: blame is counted per step, and there are no steps"]

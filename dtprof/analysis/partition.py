@@ -1,9 +1,9 @@
 """The exact partition of a rank's steps into parts, and the second, independent one into phases.
 
-Where parts overlap a moment belongs to the first of: blocked by communication that moves data (exposed_transfer),
-blocked by communication that waits for another rank (exposed_wait), data, checkpoint, optimizer, forward or backward
-(compute); what nothing covers is host, and so are pauses: compilation and garbage collection, wherever they happen.
-Bubble and idle are not recorded and are 0.
+Where parts overlap a moment belongs to the first of: in the window of a pipeline and in none of its actions (bubble),
+blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
+(exposed_wait), data, checkpoint, optimizer, forward or backward (compute); what nothing covers is host, and so are
+pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,35 @@ from dtprof.analysis.intervals import Column, Intervals, share_out, union
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import PARTS, PHASES
 
-_COVERED = ("exposed_transfer", "exposed_wait", "pauses", "data", "checkpoint", "optimizer", "compute", "host")
+_COVERED = (
+    "bubble",
+    "exposed_transfer",
+    "exposed_wait",
+    "pauses",
+    "data",
+    "checkpoint",
+    "optimizer",
+    "compute",
+    "host",
+)
 _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
 _COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
 
 
+NO_INTERVALS: Intervals = np.zeros((0, 2), np.int64)
+
+
 def partition_steps(
-    windows: Intervals, phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals
+    windows: Intervals,
+    phases: dict[str, Intervals],
+    exposed_wait: Intervals,
+    exposed_transfer: Intervals,
+    bubbles: Intervals = NO_INTERVALS,
 ) -> dict[str, Column]:
     """Return for each part how long it took in each step; the parts sum to the step."""
     shares = share_out(
         [
+            bubbles,
             union(exposed_transfer),
             union(exposed_wait),
             union(np.concatenate([phases[pause] for pause in _PAUSES])),

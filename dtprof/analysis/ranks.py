@@ -21,8 +21,9 @@ from dtprof.analysis.collectives import (
 from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
 from dtprof.analysis.meetings import Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
-from dtprof.analysis.partition import average, partition_phases, partition_steps
+from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_phases, find_user_phases
+from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
@@ -71,6 +72,7 @@ class Survey:
     facts: RankFacts
     steps: RankSteps
     meetings: RankMeetings
+    pipeline: RankPipeline | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +98,16 @@ def survey(tables: RankTables) -> Survey:
     """Look through the records of one rank."""
     operations, spans = sound_operations(tables), sound_spans(tables)
     matched = match_operations(tables, operations)
+    steps = find_steps(tables, spans)
     return Survey(
         facts=_state_facts(
             tables,
             unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
             unmatched=matched.unmatched,
         ),
-        steps=find_steps(tables, spans),
+        steps=steps,
         meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
+        pipeline=find_pipeline(tables, spans, steps),
     )
 
 
@@ -141,7 +145,13 @@ def _state_facts(tables: RankTables, *, unsound: int, unmatched: int) -> RankFac
 
 
 def reduce_rank(
-    tables: RankTables, *, own: RankSteps, used: UsedSteps, meetings: Meetings, max_bars: int
+    tables: RankTables,
+    *,
+    own: RankSteps,
+    used: UsedSteps,
+    meetings: Meetings,
+    max_bars: int,
+    pipeline_windows: Intervals = NO_INTERVALS,
 ) -> RankReduction:
     """Sum up the used steps of one rank; all it did where no steps are used."""
     operations, spans = sound_operations(tables), sound_spans(tables)
@@ -157,7 +167,8 @@ def reduce_rank(
     unobserved = chosen & ~blocked.known
     parts = None
     if len(windows) and not (unobserved & blocked.counts).any():
-        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts))
+        bubbles = find_bubbles(tables, spans, pipeline_windows)
+        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
     return RankReduction(
         rank=tables.rank,
         step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,

@@ -154,6 +154,28 @@ class StepSeries:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineRank:
+    """One rank of a pipeline: the mean of its bubbles over the used steps."""
+
+    rank: int
+    bubble_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineResult:
+    """The bubbles of the job's pipeline, mean over replicas and used steps."""
+
+    schedule: str
+    stages: int
+    ranks: int  # of one pipeline
+    microbatches: int
+    bubble_fraction: float  # of the windows from the first forward to the last backward
+    theory_fraction: float | None
+    parts: dict[str, float] | None  # schedule, imbalance, exposed_p2p, jitter: they sum to bubble_fraction
+    per_rank: tuple[PipelineRank, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Everything that `dtprof summary` and `dtprof report` show."""
 
@@ -176,6 +198,7 @@ class Summary:
     step_series: tuple[StepSeries, ...]
     ranks: tuple[RankResult, ...]
     collectives: tuple[CollectiveResult, ...]
+    pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None
     cannot_tell: tuple[str, ...]

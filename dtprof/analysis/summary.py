@@ -12,6 +12,7 @@ from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank, survey
 from dtprof.analysis.results import (
     GroupResult,
@@ -65,13 +66,17 @@ def summarise(run: Run) -> Summary:
     facts: list[RankFacts] = []
     steps: dict[int, RankSteps] = {}
     meetings = Meetings()
+    pipelines: dict[int, RankPipeline] = {}
     for rank in chosen:
         seen = survey(run.load(rank))
         facts.append(seen.facts)
         steps[rank] = seen.steps
         meetings.add(seen.meetings)
+        if seen.pipeline is not None:
+            pipelines[rank] = seen.pipeline
     steps = agree_on_rule(steps)
     used = choose_steps(list(steps.values()))
+    windows = find_windows(list(pipelines.values()))
     one_clock = len({fact.boot_id for fact in facts}) <= 1
 
     reductions: list[RankReduction] = []
@@ -79,7 +84,14 @@ def summarise(run: Run) -> Summary:
     waits = Waits()
     max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
     for rank in chosen:
-        reduction = reduce_rank(run.load(rank), own=steps[rank], used=used, meetings=meetings, max_bars=max_bars)
+        reduction = reduce_rank(
+            run.load(rank),
+            own=steps[rank],
+            used=used,
+            meetings=meetings,
+            max_bars=max_bars,
+            pipeline_windows=windows_of(pipelines.get(rank), windows),
+        )
         reductions.append(reduction)
         waits.add(reduction.waits, meetings)
         for key, row in reduction.rows.items():
@@ -89,6 +101,7 @@ def summarise(run: Run) -> Summary:
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
+    pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
     return Summary(
         run=str(run.path),
         command=run.manifest.command,
@@ -113,6 +126,7 @@ def summarise(run: Run) -> Summary:
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
         ranks=tuple(_rank_result(fact, reduction, run) for fact, reduction in zip(facts, reductions, strict=True)),
         collectives=collectives,
+        pipeline=pipeline,
         stragglers=_stragglers(meetings, waits, used, durations),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_doubts(
@@ -125,6 +139,7 @@ def summarise(run: Run) -> Summary:
             run_problems=run.problems,
             stale=sorted(set(run.folders) - set(chosen)),
             restarts=newest,
+            pipeline=pipeline_doubts,
         ),
     )
 

@@ -41,7 +41,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         },
         "ranks": [_rank(rank) for rank in summary.ranks],
         "collectives": [asdict(row) for row in summary.collectives],
-        "pipeline": None,
+        "pipeline": asdict(summary.pipeline) if summary.pipeline is not None else None,
         "stragglers": [asdict(straggler) for straggler in summary.stragglers],
         "cannot_tell": list(summary.cannot_tell),
     }

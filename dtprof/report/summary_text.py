@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Sequence
 from statistics import median
 
-from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, StragglerResult, Summary
+from dtprof.analysis.results import PARTS, CollectiveResult, PipelineResult, RankResult, StragglerResult, Summary
 from dtprof.formatting import (
     UNKNOWN,
     format_bytes,
@@ -29,7 +29,12 @@ def summary_text(summary: Summary) -> str:
     """Return the text: the job, its steps, where they go, what was communicated, how far to trust all this."""
     head = [*_job_lines(summary), *_step_lines(summary)]
     tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
-    tail = [*_straggler_lines(summary), *_memory_lines(summary.ranks), *_quality_lines(summary)]
+    tail = [
+        *_pipeline_lines(summary.pipeline),
+        *_straggler_lines(summary),
+        *_memory_lines(summary.ranks),
+        *_quality_lines(summary),
+    ]
     following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never cut: it is there to be copied
     room = MAX_LINES - len(head) - len(tables) - len(tail) - len(following)
     return "\n".join([*head, *tables, *tail, *_doubt_lines(summary.cannot_tell, room), *following])
@@ -169,6 +174,19 @@ def _bandwidth(gb_per_s: float | None) -> str:
     if gb_per_s is None:
         return UNKNOWN
     return "<0.01" if gb_per_s < 0.01 else f"{gb_per_s:.2f}"
+
+
+def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
+    if pipeline is None:
+        return []
+    theory = "" if pipeline.theory_fraction is None else f" (theory {pipeline.theory_fraction:.1%})"
+    text = (
+        f"{pipeline.schedule}, {pipeline.stages} stages on {pipeline.ranks} ranks, "
+        f"{pipeline.microbatches} microbatches: bubble {pipeline.bubble_fraction:.1%}{theory}"
+    )
+    if pipeline.parts is not None:
+        text += ": " + ", ".join(f"{name.replace('_', ' ')} {part:.1%}" for name, part in pipeline.parts.items())
+    return _labelled("pipeline", text, max_lines=3)
 
 
 def _straggler_lines(summary: Summary) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import PipelineResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.report.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
@@ -77,3 +77,19 @@ def test_what_cannot_be_told_is_counted_where_there_is_no_room() -> None:
     lines = summary_text(replace(summary_of(8), cannot_tell=doubts)).splitlines()
     assert len(lines) < 30
     assert any("more: --json" in line for line in lines)
+
+
+def test_the_bubble_of_a_pipeline_stands_beside_theory_with_its_parts() -> None:
+    pipeline = PipelineResult(
+        schedule="1F1B",
+        stages=4,
+        ranks=4,
+        microbatches=8,
+        bubble_fraction=0.4,
+        theory_fraction=3 / 11,
+        parts={"schedule": 0.27, "imbalance": 0.08, "exposed_p2p": 0.04, "jitter": 0.01},
+        per_rank=(),
+    )
+    text = " ".join(summary_text(replace(summary_of(4), pipeline=pipeline)).split())
+    assert "pipeline 1F1B, 4 stages on 4 ranks, 8 microbatches: bubble 40.0% (theory 27.3%)" in text
+    assert "schedule 27.0%, imbalance 8.0%, exposed p2p 4.0%, jitter 1.0%" in text

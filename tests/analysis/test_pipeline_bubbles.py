@@ -1,0 +1,145 @@
+"""Bubbles of pipelines, against schedules worked out by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dtprof.analysis.pipeline import theory_fraction
+from dtprof.analysis.results import PipelineResult, Summary
+from dtprof.analysis.summary import summarise
+from dtprof.tables import Pipeline
+from tests.builders import MemoryRun, RankBuilder
+
+PERIOD = 1000
+NUM_STEPS = 6
+Action = tuple[str, int, int, int]
+"""Kind, microbatch, begin and end within the step; the stage is that of the rank."""
+
+# Two stages, two microbatches, forward 10, backward 20, messages free: each rank idles 30 of 90.
+GPIPE = (
+    [("F", 0, 0, 10), ("F", 1, 10, 20), ("B", 0, 50, 70), ("B", 1, 70, 90)],
+    [("F", 0, 10, 20), ("F", 1, 20, 30), ("B", 0, 30, 50), ("B", 1, 50, 70)],
+)
+# The same with messages that take 5.
+WITH_MESSAGES = (
+    [("F", 0, 0, 10), ("F", 1, 10, 20), ("B", 0, 60, 80), ("B", 1, 80, 100)],
+    [("F", 0, 15, 25), ("F", 1, 25, 35), ("B", 0, 35, 55), ("B", 1, 55, 75)],
+)
+# A second stage that takes twice as long.
+UNEVEN = (
+    [("F", 0, 0, 10), ("F", 1, 10, 20), ("B", 0, 90, 110), ("B", 1, 130, 150)],
+    [("F", 0, 10, 30), ("F", 1, 30, 50), ("B", 0, 50, 90), ("B", 1, 90, 130)],
+)
+NAMES = {"F": "pp_forward", "B": "pp_backward"}
+
+
+def build(ranks: Sequence[Sequence[Action]], **options: str) -> list[RankBuilder]:
+    """Return ranks that repeat these actions in each step."""
+    builders = []
+    for number, actions in enumerate(ranks):
+        rank = RankBuilder(number, world_size=len(ranks), **({} if number == 0 else options))  # type: ignore[arg-type]
+        rank.pipelines[1] = Pipeline(
+            schedule="ScheduleGPipe",
+            num_stages=len(ranks),
+            stages=(number,),
+            num_microbatches=2,
+            group="0",
+            group_rank=number,
+            group_size=len(ranks),
+        )
+        for step in range(NUM_STEPS):
+            at = step * PERIOD
+            rank.span("pp_step", at, at + 200, microbatch=1)
+            for kind, microbatch, begin, end in actions:
+                rank.span(NAMES[kind], at + begin, at + end, stage=number, microbatch=microbatch)
+                if kind == "B":
+                    rank.span("backward", at + begin, at + end)
+            rank.span("optimizer", at + 210, at + 220)
+        builders.append(rank)
+    return builders
+
+
+def summary_of(ranks: Sequence[Sequence[Action]], **options: str) -> Summary:
+    return summarise(MemoryRun(build(ranks, **options)))
+
+
+def result_of(summary: Summary) -> PipelineResult:
+    assert summary.pipeline is not None
+    return summary.pipeline
+
+
+def test_an_even_gpipe_has_the_bubble_of_theory_and_nothing_else() -> None:
+    result = result_of(summary_of(GPIPE))
+    assert (result.schedule, result.stages, result.ranks, result.microbatches) == ("GPipe", 2, 2, 2)
+    assert result.bubble_fraction == pytest.approx(1 / 3)
+    assert result.theory_fraction == pytest.approx(1 / 3)
+    assert result.parts == pytest.approx({"schedule": 1 / 3, "imbalance": 0, "exposed_p2p": 0, "jitter": 0})
+    assert [(one.rank, one.bubble_ns) for one in result.per_rank] == [(0, 30), (1, 30)]
+
+
+def test_messages_show_as_exposed_point_to_point() -> None:
+    result = result_of(summary_of(WITH_MESSAGES))
+    # Each rank is busy 60 of a window of 100.
+    assert result.bubble_fraction == pytest.approx(0.4)
+    assert result.parts == pytest.approx({"schedule": 1 / 3, "imbalance": 0, "exposed_p2p": 0.4 - 1 / 3, "jitter": 0})
+
+
+def test_a_slow_stage_shows_as_imbalance() -> None:
+    result = result_of(summary_of(UNEVEN))
+    # Busy 60 and 120 of a window of 150.
+    assert result.bubble_fraction == pytest.approx(0.4)
+    assert result.parts == pytest.approx({"schedule": 1 / 3, "imbalance": 0.4 - 1 / 3, "exposed_p2p": 0, "jitter": 0})
+    assert [one.bubble_ns for one in result.per_rank] == [90, 30]
+
+
+def test_bubbles_are_a_part_of_the_step_and_the_parts_still_sum() -> None:
+    for rank in summary_of(GPIPE).ranks:
+        assert rank.partition_ns is not None
+        assert rank.partition_ns["bubble"] == 30
+        assert sum(rank.partition_ns.values()) == rank.step_ns
+
+
+def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
+    summary = summarise(MemoryRun(build(GPIPE)[:1]))
+    assert summary.pipeline is None
+    assert any(doubt.startswith("pipeline: of 1 pipelines 1 lack a rank") for doubt in summary.cannot_tell)
+
+
+def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:
+    summary = summary_of(GPIPE, boot_id="another")
+    assert summary.pipeline is None
+    assert any(
+        doubt.startswith("pipeline: of 1 pipelines 1 lack a rank, or span hosts") for doubt in summary.cannot_tell
+    )
+
+
+def test_actions_that_cannot_be_replayed_leave_the_parts_unknown() -> None:
+    lost = [action for action in GPIPE[0] if action[:2] != ("F", 1)]
+    result = result_of(summary_of((lost, GPIPE[1])))
+    assert result.parts is None
+    assert result.bubble_fraction > 1 / 3
+
+
+def test_a_job_without_a_pipeline_says_so() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.op("all_reduce", 0, 10)
+    summary = summarise(MemoryRun([rank]))
+    assert summary.pipeline is None
+    assert any("no schedule of torch.distributed.pipelining" in doubt for doubt in summary.cannot_tell)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "expected"),
+    [
+        ("ScheduleGPipe", 4, 3 / 11),
+        ("Schedule1F1B", 4, 3 / 11),
+        ("ScheduleInterleaved1F1B", 8, 3 / 19),
+        ("ScheduleLoopedBFS", 8, 3 / 19),
+        ("ScheduleZBVZeroBubble", 8, 0.0),
+        ("ScheduleDualPipeV", 8, None),
+        ("ScheduleInterleavedZeroBubble", 8, None),
+    ],
+)
+def test_theory_by_schedule(schedule: str, stages: int, expected: float | None) -> None:
+    pipeline = Pipeline(schedule=schedule, num_stages=stages, stages=(0,), num_microbatches=8, group_size=4)
+    assert theory_fraction(pipeline) == (None if expected is None else pytest.approx(expected))
