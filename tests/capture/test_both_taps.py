@@ -49,8 +49,9 @@ def describe(tables: RankTables) -> list[dict[str, Any]]:
 def test_both_taps_write_the_same_records_for_every_call(tmp_path: Path) -> None:
     described: dict[str, list[list[dict[str, Any]]]] = {}
     for tap, options in {"native": [], "python": ["--no-native"]}.items():
-        run = tmp_path / tap
-        jobs.recorded(run, jobs.torchrun(2, "-m", "tests.completeness.programs.every_call", str(tmp_path)), *options)
+        run, scratch = tmp_path / tap, tmp_path / f"scratch-{tap}"  # stores of its own for each job
+        scratch.mkdir()
+        jobs.recorded(run, jobs.torchrun(2, "-m", "tests.completeness.programs.every_call", str(scratch)), *options)
         ranks = list(open_run(run).load_all())
         assert [tables.tap for tables in ranks] == [tap, tap]
         described[tap] = [describe(tables) for tables in ranks]
