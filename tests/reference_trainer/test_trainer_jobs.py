@@ -70,7 +70,8 @@ def test_refusal_ends_every_rank_without_a_traceback_of_ours(
     job = start_job(*arguments, num_ranks=2)
     assert job.wait() == 1  # torchrun's own, whatever the status of its ranks
     assert re.search(r"\[rank [01]\] reference_trainer: .*" + re.escape(arguments[0]), job.stderr)
-    assert re.findall(r"exitcode  : (\S+)", job.stderr) == ["2", "2"]
+    # torchrun ends, by SIGTERM, a rank that has not come as far when the first refuses.
+    assert set(re.findall(r"exitcode  : (\S+)", job.stderr)) in ({"2"}, {"2", "-15"})
     assert "reference_trainer/" not in job.stderr.replace(str(Path(__file__).parent), "")
 
 
