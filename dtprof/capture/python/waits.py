@@ -56,6 +56,11 @@ def _set_aside() -> None:
     _in_flight.clear()
 
 
+def let_go() -> None:
+    """Hold no work any more: the interpreter ends, and gloo's threads shall not need it for what we hold."""
+    _in_flight.clear()
+
+
 def watch_waits(work_class: Any) -> None:
     """Time every wait made from Python on an operation in flight."""
     original = work_class.wait
