@@ -8,7 +8,7 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
-from dtprof.analysis.records import spans_of, times_of
+from dtprof.analysis.records import ENDED, spans_of, times_of
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import Array, RankTables
 
@@ -26,7 +26,6 @@ ORDER = (
 """Which phase a moment belongs to when spans overlap: the first here."""
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
-_ENDED = (codes.DONE, codes.FAILED)
 _DONE = (codes.DONE,)
 _OF_MODELS = (events.FORWARD, events.EVALUATION)
 _ANYWHERE = (events.FORWARD, events.RECOMPUTE, events.COMPILE, events.GARBAGE_COLLECTION)
@@ -41,8 +40,8 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
     own = spans[np.isin(spans["thread"], steps.threads)]
 
     def intervals(phase: str) -> Intervals:
-        parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else _ENDED))]
-        parts += [times_of(spans_of(own, tables, action, _ENDED)) for action in ACTIONS.get(phase, ())]
+        parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else ENDED))]
+        parts += [times_of(spans_of(own, tables, action, ENDED)) for action in ACTIONS.get(phase, ())]
         return union(np.concatenate(parts))
 
     found = {phase: intervals(phase) for phase in ORDER}
@@ -59,9 +58,7 @@ def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict
     """Return the intervals of the phases that the program itself named, on the threads that run the steps."""
     own = spans[np.isin(spans["thread"], steps.threads)]
     names = dict.fromkeys(name for name in tables.ops if name.startswith(events.USER_PHASE))
-    return {
-        name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, _ENDED))) for name in names
-    }
+    return {name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, ENDED))) for name in names}
 
 
 def _with_loss(found: dict[str, Intervals]) -> Intervals:

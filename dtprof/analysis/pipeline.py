@@ -15,14 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
-from dtprof.analysis import codes
 from dtprof.analysis.intervals import Column, Intervals, pair, subtract, union
-from dtprof.analysis.records import spans_of
+from dtprof.analysis.records import ENDED, spans_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
 from dtprof.tables import Array, Pipeline, RankTables
 
-ENDED = (codes.DONE, codes.FAILED)
 MAX_REPLAYED = 64
 """Steps of which the single actions are kept; windows are kept of all."""
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)

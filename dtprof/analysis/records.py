@@ -14,6 +14,8 @@ from dtprof.tables import UNKNOWN_NS, Array, RankTables
 MAX_TIME_NS = 1 << 60
 """36 years of uptime: no host clock goes further, and sums of differences stay within 64 bits."""
 UNNAMED = "?"
+ENDED = (codes.DONE, codes.FAILED)
+"""States of spans that are over, however they ended."""
 
 
 def sound_operations(tables: RankTables) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair
-from dtprof.analysis.records import list_ranks, sound_operations, spans_of, times_of
+from dtprof.analysis.records import ENDED, list_ranks, sound_operations, spans_of, times_of
 from dtprof.analysis.steps_by_operations import find_period_ends
 from dtprof.tables import Array, RankTables
 
@@ -29,7 +29,6 @@ BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 MARKS, OPTIMIZER, DATA, OPERATIONS = "marks", "optimizer", "data", "operations"
 RULES = (MARKS, OPTIMIZER, DATA, OPERATIONS)
 FEWEST_BATCHES = 3
-_ENDED = (codes.DONE, codes.FAILED)
 _DONE = (codes.DONE,)
 _WHAT_ENDS = {
     MARKS: "dtprof.step()",
@@ -79,7 +78,7 @@ class UsedSteps:
 
 def find_steps(tables: RankTables, spans: Array) -> RankSteps:
     """Find the steps of one rank by the first rule that it meets."""
-    optimizer = spans_of(spans, tables, events.OPTIMIZER, _ENDED)
+    optimizer = spans_of(spans, tables, events.OPTIMIZER, ENDED)
     marks = spans_of(spans, tables, events.STEP, _DONE)
     if len(marks):
         marks = marks[np.argsort(marks["end_ns"], kind="stable")]

@@ -131,25 +131,20 @@ def _whole(column: npt.NDArray[np.float32]) -> Ints:
 
 def _next_in_group(records: Records) -> Ints:
     """Return the position after that of the record before in the same group and kind."""
-    order, first, seq = _grouped(records), _starts(records), records["seq"].astype(np.int64)
+    order, first = _by_group(records)
+    seq = records["seq"].astype(np.int64)
     expected = np.zeros(len(records), np.int64)
     after = np.concatenate([np.zeros(min(1, len(records)), np.int64), seq[order][:-1] + 1])
     expected[order] = np.where(first, 0, after)
     return expected
 
 
-def _grouped(records: Records) -> npt.NDArray[np.intp]:
-    return np.argsort(_key(records), kind="stable")
-
-
-def _key(records: Records) -> Ints:
-    key: Ints = records["group"].astype(np.int64) * 256 + records["kind"]
-    return key
-
-
-def _starts(records: Records) -> npt.NDArray[np.bool_]:
-    key = _key(records)[_grouped(records)]
-    return np.concatenate([np.ones(min(1, len(key)), np.bool_), key[1:] != key[:-1]])
+def _by_group(records: Records) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """Return the order of the records by group and kind, and which of them, in that order, are the first of theirs."""
+    key = records["group"].astype(np.int64) * 256 + records["kind"]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    return order, np.concatenate([np.ones(min(1, len(key)), np.bool_), key[1:] != key[:-1]])
 
 
 def _encode(name: str, records: Records) -> tuple[int, npt.NDArray[np.generic]]:
@@ -197,7 +192,7 @@ def _decode(name: str, coding: int, data: bytes, records: Records) -> None:
 
 def _fill_seq(records: Records, residual: Ints) -> None:
     """Undo `_next_in_group`: within a group, positions are running sums of the residuals, one more each time."""
-    order, first = _grouped(records), _starts(records)
+    order, first = _by_group(records)
     steps = residual[order] + ~first
     total = np.cumsum(steps)
     starts = np.flatnonzero(first)

@@ -2,25 +2,16 @@
 
 import sys
 import threading
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from recording import open_recorder
 
 from dtprof.capture.labels import Labels
-from dtprof.capture.recorder import open_recorder
 
 
 def main(folder):
-    recorder = open_recorder(
-        folder=Path(folder),
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        attempt=0,
-        torch_folder=str(Path(torch.__file__).parent),
-        torch_version=torch.__version__,
-    )
+    recorder = open_recorder(folder)
     recorder.install(["allreduce_", "barrier"])
     labels = Labels(recorder)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -7,21 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
-from dtprof.capture.recorder import open_recorder
+from recording import open_recorder
 
 
 def main(folder, count, hold_at=-1):
-    recorder = open_recorder(
-        folder=Path(folder),
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        attempt=0,
-        torch_folder=str(Path(torch.__file__).parent),
-        torch_version=torch.__version__,
-    )
+    recorder = open_recorder(folder)
     name = recorder.name_id("value")
     for value in range(count):
         if value == hold_at:

@@ -1,14 +1,13 @@
 """Calls that take the Python tap's shorter way, and calls that must not: shortcut.py FOLDER."""
 
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from recording import open_recorder
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtprof.capture.python import waits
-from dtprof.capture.recorder import open_recorder
 
 KEY = torch._C.DispatchKey.BackendSelect
 
@@ -33,15 +32,7 @@ def refused(call):
 
 
 def main(folder):
-    recorder = open_recorder(
-        folder=Path(folder),
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        attempt=0,
-        torch_folder=str(Path(torch.__file__).parent),
-        torch_version=torch.__version__,
-    )
+    recorder = open_recorder(folder)
     waits.watch_waits(torch._C._distributed_c10d.Work)
     recorder.install(["allreduce_", "broadcast_", "send", "recv_"])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
