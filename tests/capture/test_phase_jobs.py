@@ -40,6 +40,13 @@ class Recorded:
         chosen: Array = tables.spans[np.isin(tables.spans["op"], [i for i, op in enumerate(tables.ops) if op == phase])]
         return chosen
 
+    def window(self, phase: str) -> tuple[int, int, int]:
+        """Return begin, end and number of the steps that figures are of; each ends with a span of `phase`."""
+        assert self.summary.steps.used is not None
+        first, last = self.summary.steps.used  # a slow machine can make more than the first one warm-up
+        ends = np.sort(self.spans(phase)["end_ns"]).tolist()
+        return ends[first - 2], ends[last - 1], last - first + 1
+
     def samples(self, name: str) -> list[int]:
         tables = self.tables[0]
         return [int(row["value"]) for row in tables.samples if tables.ops[row["op"]] == name]
@@ -106,10 +113,10 @@ def test_phases_of_the_mean_step_are_the_delays_and_sum_to_it(record: Record) ->
     assert rank.user_phases_ns is not None
     assert sum(rank.phases_ns.values()) == rank.step_ns
     job = record("phases.py")
-    first, *ends = np.sort(job.spans("optimizer")["end_ns"]).tolist()
+    begin, end, num_steps = job.window("optimizer")
     for phase in ("data", "recompute", "optimizer", "evaluation"):  # nothing lies in these
-        inside = [span for span in job.spans(phase) if first <= span["begin_ns"] < ends[-1]]
-        mean = sum(int(span["end_ns"] - span["begin_ns"]) for span in inside) / len(ends)
+        inside = [span for span in job.spans(phase) if begin <= span["begin_ns"] < end]
+        mean = sum(int(span["end_ns"] - span["begin_ns"]) for span in inside) / num_steps
         assert abs(rank.phases_ns[phase] - mean) <= 1, phase
     for phase in ("data", "forward", "recompute", "backward", "optimizer", "checkpoint", "evaluation"):
         assert rank.phases_ns[phase] >= DELAY_NS, phase
@@ -136,8 +143,8 @@ def test_a_program_that_marks_its_steps_has_those_and_no_others(record: Record) 
     assert len(job.spans(events.STEP)) == 4
     assert job.summary.steps.count == 4
     assert job.rank.phases_ns is not None
-    first, *ends = np.sort(job.spans(events.STEP)["end_ns"]).tolist()
-    assert job.rank.step_ns == (ends[-1] - first) // 3
+    begin, end, num_steps = job.window(events.STEP)
+    assert job.rank.step_ns == (end - begin) // num_steps
     assert job.rank.phases_ns["optimizer"] >= 2 * DELAY_NS
 
 
