@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dtprof.analysis.overhead import median_interval
+
 MANY = 40
 """From so many values on the spread names the quartiles, too."""
 
@@ -59,3 +61,6 @@ def report(name: str, comparison: Comparison, *, a: str, b: str, digits: int = 2
     print(f"  {b:<28} {spread(comparison.b, digits)}")
     print(f"  {'difference':<28} {spread(comparison.differences, digits)}")
     print(f"  {'ratio':<28} {spread(comparison.ratios, 4)}", flush=True)
+    if len(comparison.a) >= MANY:
+        middle = median_interval(comparison.ratios)
+        print(f"  {'its median, with':<28} {middle.low:.4f} to {middle.high:.4f}, {middle.confidence:.0%} confidence")

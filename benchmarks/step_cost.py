@@ -1,48 +1,74 @@
-"""What recording adds to a step of the example: the trainer of `make demo` on 4 ranks, bare and recorded in turn.
+"""What recording adds to a step of the trainer on 4 ranks, of the tiny preset or of that which BENCHMARK_PRESET names.
 
-Each measurement is a whole job; its figure is the median duration of its steps after the first five. Bare against
-bare, measured the same way, shows what the noise of the machine alone gives.
+Steps of one job are recorded and bare in turn (`alternating_steps`), so that both meet the same machine: from job to
+job a step of 4 ranks on 2 cores differs by 5 % and more, recorded or not. Wall time of a step on rank 0, which waits
+for all others, and processor time of a step, mean of the ranks. Bare steps against the bare steps next to them say what
+noise alone gives.
 """
 
-import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import pairs
+from benchmarks import alternating_steps, pairs
+from dtprof.launch import interpreter
+from dtprof.launch.interpreter import TapChoice
 
-PAIRS = 6
-STEPS = 40
-WARM_UP = 5
-TRAINER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "-m", "reference_trainer"]
-OPTIONS = ["--preset", "tiny", "--steps", str(STEPS)]
-TOKENS_PER_STEP = 24 * 160
-"""Of the tiny preset: sequences times tokens."""
+PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "400"))
+PRESET = os.environ.get("BENCHMARK_PRESET", "tiny")
+RANKS = 4
 
 
-def measure(folder: Path, *, recorded: bool) -> float:
-    """Return the median step of one job, in ms."""
-    metrics = Path(tempfile.mkdtemp(dir=folder)) / "metrics.jsonl"
-    command = [sys.executable, *TRAINER, *OPTIONS, "--metrics", str(metrics)]
-    if recorded:
-        command = [sys.executable, "-m", "dtprof", "run", "-o", str(metrics.parent / "run"), "--", *command]
-    subprocess.run(command, check=True, capture_output=True, timeout=600)
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return float(statistics.median(TOKENS_PER_STEP / line["tokens_per_s"] * 1000 for line in lines[WARM_UP:]))
+def measure(tap: TapChoice) -> list[dict[str, list[tuple[int, int]]]]:
+    """Return what each rank measured."""
+    steps = alternating_steps.SETTLED + 2 * PAIRS
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    trainer = ["-m", "benchmarks.alternating_steps", "--preset", PRESET, "--steps", str(steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        armed = interpreter.job_environment(run=Path(folder), tap=tap)
+        later = {f"{alternating_steps.LATER}{name}": armed[name] for name in armed if name.startswith("DTPROF_")}
+        environment = os.environ | later | {alternating_steps.RESULTS: folder}
+        command = [sys.executable, *torchrun, *trainer]
+        job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=7200, check=False)
+        if job.returncode:
+            raise RuntimeError(f"the trainer ended with {job.returncode}: {job.stderr[-2000:]}")
+        documents = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
+        if not documents[0]["operators"] or not [path for path in Path(folder).glob("rank-*") if path.is_dir()]:
+            raise RuntimeError("nothing was recorded")
+    return [document["times"] for document in documents]
+
+
+def compare(ranks: list[dict[str, list[tuple[int, int]]]], what: int) -> tuple[pairs.Comparison, pairs.Comparison]:
+    """Compare bare with recorded, and bare with the next bare; `what` is 0 for wall time, 1 for processor time."""
+
+    def steps(kind: str) -> list[float]:
+        used = ranks if what else ranks[:1]
+        return [
+            statistics.mean(step[what] for step in steps) / 1e6 for steps in zip(*(r[kind] for r in used), strict=True)
+        ]
+
+    bare, recorded = steps("bare"), steps("recorded")
+    unit = "ms of processor time a step" if what else "ms a step"
+    count = min(len(bare), len(recorded))
+    noise = pairs.Comparison(unit=unit, a=tuple(bare[0 : len(bare) // 2 * 2 : 2]), b=tuple(bare[1::2]))
+    return pairs.Comparison(unit=unit, a=tuple(bare[:count]), b=tuple(recorded[:count])), noise
 
 
 def main() -> None:
-    """Compare recorded with bare, and bare with bare."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for label, b_is_recorded in (("native tap", True), ("bare again", False)):
-            bare = functools.partial(measure, folder, recorded=False)
-            other = functools.partial(measure, folder, recorded=b_is_recorded)
-            compared = pairs.in_turn(bare, other, pairs=PAIRS, unit="ms a step")
-            pairs.report(f"step of the example on 4 ranks, {label}", compared, a="bare", b=label)
+    """Compare bare with each tap."""
+    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
+    python = TapChoice(library=None, torch_version=native.torch_version, message=None)
+    for label, tap in (("native tap", native), ("Python tap", python)):
+        ranks = measure(tap)
+        for what in (0, 1):
+            recorded, noise = compare(ranks, what)
+            name = f"step of --preset {PRESET} on {RANKS} ranks"
+            pairs.report(f"{name}, {label}", recorded, a="bare", b="recorded")
+            pairs.report(f"{name}, bare again", noise, a="bare", b="bare again")
 
 
 if __name__ == "__main__":

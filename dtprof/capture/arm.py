@@ -34,15 +34,19 @@ class Process:
         """Know where the run lies; open nothing."""
         self._run = run
         self._recorder: Recorder | None = None
-        self._gave_up_pid = 0
-        self._pid = 0
+        self._gave_up = False
         self._exits: exits.ExitRecords | None = None
         self._phases: Phases | None = None
+
+    def _forget(self) -> None:
+        """Begin anew in a forked process: its parent's log is not its own."""
+        self._recorder, self._gave_up = None, False
 
     def arm(self) -> None:
         """Hook torch."""
         import torch
 
+        os.register_at_fork(after_in_child=self._forget)
         node = self._run / paths.node_folder_name(writer.host_name())
         node.mkdir(exist_ok=True)
         fence.share_warnings(node)
@@ -68,9 +72,9 @@ class Process:
 
         A process that does not train yet, and that no launcher calls a rank, may be about to start the ranks.
         """
-        if self._recorder is not None and self._pid == os.getpid():
+        if self._recorder is not None:
             return self._recorder
-        if self._gave_up_pid == os.getpid():
+        if self._gave_up:
             return None
         if not trains and "RANK" not in os.environ:
             return None
@@ -80,7 +84,7 @@ class Process:
     def _open(self, *, rank: int, world_size: int) -> Recorder | None:
         import torch
 
-        self._gave_up_pid = os.getpid()  # until it has worked
+        self._gave_up = True  # until it has worked
         if torch.utils.data.get_worker_info() is not None:
             return None  # a worker of the data loader inherits RANK, and is not that rank
         restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
@@ -112,7 +116,7 @@ class Process:
             self._install_taps(recorder)
         self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
         self._exits.install()
-        self._recorder, self._pid, self._gave_up_pid = recorder, os.getpid(), 0
+        self._recorder, self._gave_up = recorder, False
         return recorder
 
     def _install_taps(self, recorder: Recorder) -> None:
@@ -169,14 +173,14 @@ class Process:
     def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:
         options = given()
         rank, world_size = options.get("rank", -1), options.get("world_size", -1)
-        if self._recorder is None or self._pid != os.getpid():
+        if self._recorder is None:
             if rank < 0:
                 rank = _number("RANK", -1)
             if world_size < 0:
                 world_size = _number("WORLD_SIZE", -1)
             if rank < 0 or world_size < 0:
                 return 0  # known after the rendezvous
-            if self._gave_up_pid != os.getpid():
+            if not self._gave_up:
                 self._open(rank=rank, world_size=world_size)
         recorder = self._recorder
         return recorder.begin_span(recorder.name_id(events.INIT), False) if recorder is not None else 0
@@ -185,7 +189,7 @@ class Process:
     def _end_init(self, span: int | None, failed: bool) -> None:
         import torch.distributed as dist
 
-        if self._recorder is None and not failed and self._gave_up_pid != os.getpid():
+        if self._recorder is None and not failed and not self._gave_up:
             self._open(rank=dist.get_rank(), world_size=dist.get_world_size())
         if self._recorder is not None:
             if span:

@@ -31,8 +31,7 @@ class Categories:
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer."""
-        if id(optimizer) not in self._optimizers:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:

@@ -38,6 +38,8 @@ class Forward:
         self._spans = spans
         self._open = _Open()
         self._before: list[Callable[[], object]] = []
+        self._graph_task: Callable[[], int]
+        self._records_gradients: Callable[[], bool]
         self.roots = Roots(self)
         self.wrappers: dict[int, weakref.ref[Any]] = {}
 
@@ -48,8 +50,11 @@ class Forward:
     @fence.fenced("the forward pass")
     def install(self) -> None:
         """Hook DDP now, FSDP and compiled modules once they are imported; watch for models without them."""
+        import torch
         import torch.nn.parallel.distributed as ddp
 
+        self._graph_task = torch._C._current_graph_task_id
+        self._records_gradients = torch.is_grad_enabled
         self._hook_ddp(ddp.DistributedDataParallel)
         after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_fsdp1)
         after_import(_FSDP2, self._hook_fsdp2)
@@ -58,28 +63,28 @@ class Forward:
 
     # ---- spans ---------------------------------------------------------------------------------------------------
 
-    @fence.fenced("the begin of a forward pass")
     def begin(self, module: Any, owner: int = 0) -> int:
         """Begin the forward pass of a module; 0 where it is inside another, or recomputed in a backward pass."""
-        import torch
-
-        owner = owner or id(module)
-        own = self._open
-        if own.owner == owner:
-            self._spans.end(own.span, failed=True)  # the last one ended in an exception
-        elif own.owner:
+        try:
+            owner = owner or id(module)
+            own = self._open
+            if own.owner == owner:
+                self._spans.end(own.span, failed=True)  # the last one ended in an exception
+            elif own.owner:
+                return 0
+            if self._graph_task() != -1:
+                return 0
+            trains = module.training and self._records_gradients()
+            if trains:
+                for call in self._before:
+                    call()
+            own.owner = owner
+            own.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
+            return owner
+        except Exception as error:  # noqa: BLE001  # a fence of its own
+            fence.report("the begin of a forward pass", error)
             return 0
-        if torch._C._current_graph_task_id() != -1:
-            return 0
-        trains = module.training and torch.is_grad_enabled()
-        if trains:
-            for call in self._before:
-                call()
-        own.owner = owner
-        own.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
-        return owner
 
-    @fence.fenced("the end of a forward pass")
     def end(self, begun: int | None, failed: bool) -> None:
         """End what `begin` began."""
         own = self._open
@@ -87,10 +92,10 @@ class Forward:
             span, own.owner, own.span = own.span, 0, 0
             self._spans.end(span, failed=failed)
 
-    @fence.fenced("the end of a forward pass")
     def close(self) -> None:
         """End the forward pass of this thread that ended in an exception, if there is one."""
-        self.end(self._open.owner, True)
+        if self._open.owner:
+            self.end(self._open.owner, True)
 
     # ---- torch's wrappers ----------------------------------------------------------------------------------------
 

@@ -63,7 +63,6 @@ class Memory:
         """Measure nothing before the first step."""
         self._spans = spans
         self._statm = -1
-        self._statm_pid = 0
         self._uss = Budget(SECOND_NS)
         self._categories_budget = Budget(10 * SECOND_NS)
         self._num_steps = 0
@@ -78,6 +77,10 @@ class Memory:
             mallinfo.restype = _Mallinfo
             self._mallinfo = mallinfo
         self.categories.install(self._spans)
+        os.register_at_fork(after_in_child=self._forget_file)
+
+    def _forget_file(self) -> None:
+        self._statm = -1  # a forked process has a file of its own
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer: its parameters and state are the model's."""
@@ -106,9 +109,8 @@ class Memory:
             recorder.sample(self._spans.id_of(recorder, name), value)
 
     def _resident(self) -> dict[str, int]:
-        if self._statm_pid != os.getpid():  # a forked process has a file of its own
+        if self._statm < 0:
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-            self._statm_pid = os.getpid()
         resident = int(os.pread(self._statm, 128, 0).split()[1]) * PAGE_BYTES
         return {
             events.RSS_BYTES: resident,

@@ -142,7 +142,7 @@ class Pauses:
     def __init__(self, spans: Spans) -> None:
         """Record on these spans."""
         self._times: deque[int] = deque(maxlen=TIMES_A_PAUSE * MOST_PAUSES)
-        spans.past = self._take
+        spans.pauses, spans.past = self._times, self._take
 
     def install(self) -> None:
         """Be told of collections."""

@@ -4,7 +4,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from dtprof import events, fence
@@ -30,6 +30,8 @@ class Spans:
         self._ids_of: Recorder | None = None
         self._inside = _Inside()
         self._before_backward: list[Callable[[], object]] = []
+        self.pauses: Collection[int] = ()
+        """Not empty where `past` has something to give."""
         self.past: Callable[[], Iterable[tuple[int, int]]] = tuple
         """Gives begins and ends of pauses that are over and not yet recorded."""
 
@@ -51,28 +53,39 @@ class Spans:
         """Call this, which must not raise, before each backward pass."""
         self._before_backward.append(call)
 
-    @fence.fenced("the begin of a phase")
     def begin(self, phase: str) -> int:
         """Begin a span; return its handle, 0 where nothing is recorded."""
-        recorder = self.recorder(phase in TRAINING)
-        if recorder is None:
+        # One frame: between the computations of the job all code has left the caches, and each page of it costs.
+        try:
+            recorder = self.recorder(phase in TRAINING)
+            if recorder is None:
+                return 0
+            if self.pauses:
+                self._record_pauses(recorder)
+            op = self.id_of(recorder, phase)
+            if phase != events.BACKWARD:
+                return recorder.begin_span(op, False)
+            for call in self._before_backward:
+                call()
+            return recorder.begin_span(op, True)
+        except Exception as error:  # noqa: BLE001  # a fence of its own
+            fence.report("the begin of a phase", error)
             return 0
+
+    def end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
+        """End a span."""
+        try:
+            recorder = self.recorder(False)
+            if span and recorder is not None:
+                recorder.end_span(span, failed, flags, is_backward)
+        except Exception as error:  # noqa: BLE001  # a fence of its own
+            fence.report("the end of a phase", error)
+
+    def _record_pauses(self, recorder: Recorder) -> None:
         recording = self.recording
         for begin_ns, end_ns in self.past():
             if recording:  # what was before the first record is not of the job's steps
                 recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), begin_ns, end_ns)
-        if phase != events.BACKWARD:
-            return recorder.begin_span(self.id_of(recorder, phase), False)
-        for call in self._before_backward:
-            call()
-        return recorder.begin_span(self.id_of(recorder, phase), True)
-
-    @fence.fenced("the end of a phase")
-    def end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
-        """End a span."""
-        recorder = self.recorder(False)
-        if span and recorder is not None:
-            recorder.end_span(span, failed, flags, is_backward)
 
     def around(
         self,
