@@ -47,6 +47,7 @@ EVALUATION = "evaluation"  # a forward pass that no backward pass will follow
 COMPILE = "compile"
 GARBAGE_COLLECTION = "garbage_collection"
 INIT = "init_process_group"
+NEW_GROUP = "new_group"  # and split_group
 PHASES = (
     DATA,
     FORWARD,

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtprof import events, fence
 from dtprof.capture.recorder import Recorder
+from dtprof.run_format import schema
 
 TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.STEP)
 """What only a process that trains does: opens the log of this rank."""
@@ -144,16 +145,16 @@ class Spans:
         @functools.wraps(original)
         def with_span(*arguments: Any, **options: Any) -> Any:
             span = begin(phase)
-            failed = True
+            failed, flags = True, 0
             try:
                 result = original(*arguments, **options)
                 failed = False
                 return result
             except no_failures:
-                failed = False
+                failed, flags = False, schema.FLAG["skipped"]
                 raise
             finally:
-                end(span, failed=failed, is_backward=is_backward)
+                end(span, failed=failed, flags=flags, is_backward=is_backward)
 
         with_span._torchdynamo_disable = True  # type: ignore[attr-defined]
         return with_span

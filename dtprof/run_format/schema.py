@@ -144,7 +144,7 @@ FLAGS = {
     "device": (4, "the tensors live on an accelerator"),
     "no_work": (8, "the back end returned no handle (it runs on the current stream)"),
     "inferred_site": (16, "no user frame on this thread: the site is that of the running backward call"),
-    "skipped": (32, "optimizer span: the step was skipped by a GradScaler"),
+    "skipped": (32, "optimizer span: the step was skipped by a GradScaler; data span: no batch was left"),
     "polled": (64, "completion is seen at the wait or the next event of the rank: done_after is an upper bound"),
 }
 MARKS = {
