@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
 
@@ -35,7 +36,7 @@ def collect(run: reader.Run) -> facts.Evidence:
         if tables.boot_id == writer.boot_id() and exit_record is None:
             alive = _is_alive(tables.pid, run.path)
         stack = stacks.get(tables.pid)
-        ranks.append(facts.rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))
+        ranks.append(rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))
         problems += tables.problems
         world_size = max(world_size, tables.world_size, tables.rank + 1)
         last_ns = max(last_ns, tables.last_ns)

@@ -1,19 +1,16 @@
-"""What the rules look at: the newest operations, the end and the stack of every rank, and who is in which group."""
+"""What the rules look at: the newest operations, the end and the stack of every rank, and who is in which group.
+
+`recorded.py` makes it from the tables of a run.
+"""
 
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from dtprof import events
-from dtprof.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
+from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, Pipeline, ProcessExit, Site
 
-TAIL = 4096
-"""Operations kept of each rank, newest last: causes lie near the end, and memory stays bounded."""
-
-_STATE_ISSUED, _STATE_FAILED = 1, 4
-_FLAG_COMPLETION = 2
-_KIND_P2P = 2
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
     "connection closed by peer",
@@ -67,6 +64,23 @@ class Operation:
     issued_ns: int
     done_ns: int
     observed: bool  # completion can be known
+    waited: bool = False  # a wait for it began
+    nbytes: int = 0
+    thread: int = 0
+    is_async: bool = False
+    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of uneven operations: what goes in, what comes out
+    even_sizes: bool = False  # of an all_gather into one tensor: every member must bring as much
+    nth: int = -1  # point to point: messages of this channel issued before; -1 where that is not known
+
+    @property
+    def blocks(self) -> bool:
+        """Say whether the program is seen to wait for it."""
+        return self.open and (self.inside_call or self.waited or self.failed)
+
+    @property
+    def peer_rank(self) -> int:
+        """The global rank of the peer or root; -1 for none, or any source."""
+        return self.group.ranks[self.peer] if 0 <= self.peer < len(self.group.ranks) else -1
 
     @property
     def open(self) -> bool:
@@ -87,6 +101,43 @@ class Stack:
     cpu_share: float | None
     frames: tuple[Site, ...]  # of the main thread, innermost first
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What point-to-point messages go through in order, as one of its ends counts them."""
+
+    group: GroupKey
+    peer: int  # global rank; -1: any source
+    tag: int
+    sends: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePass:
+    """One step of a pipeline schedule on one rank."""
+
+    plan: Pipeline | None
+    ended: bool
+    forwards: dict[int, int]  # microbatches that went forward, by stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPhase:
+    """A checkpoint or a compilation that took long, several in a row as one."""
+
+    phase: str
+    site: Site | None
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The collectives of a rank in columns (recorded.SWEPT), to compare whole runs."""
+
+    groups: dict[GroupKey, Array]  # by position
+    operation: Callable[[int], Operation]  # of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +161,31 @@ class RankEvidence:
     in_init: bool
     stack: Stack | None
     alive: bool | None  # None: not known
+    channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
+    complete: bool = True  # nothing was dropped: messages can be counted
+    batches: int = 0  # taken from data loaders
+    exhausted: int = 0  # times that a data loader had no batch left
+    newest_is_exhaustion: bool = False  # it was the last that happened to data
+    groups_made: int = 0  # calls of new_group and split_group
+    making_group: Site | None = None  # the call of new_group it is in
+    passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline, the newest ones
+    long_phases: tuple[LongPhase, ...] = ()
+    sweep: Sweep | None = None
 
-    @property
+    @cached_property
     def open_operations(self) -> tuple[Operation, ...]:
         """Operations that had not ended well, oldest first."""
         return tuple(operation for operation in self.operations if operation.open)
 
+    @cached_property
+    def blocking(self) -> tuple[Operation, ...]:
+        """What holds its program up: operations it waits for; all that are open where no wait was seen."""
+        return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+
     @property
     def front(self) -> Operation | None:
         """The oldest operation the rank is, or was at its end, held up in."""
-        waiting = self.open_operations
-        return waiting[0] if waiting else None
+        return self.blocking[0] if self.blocking else None
 
     @property
     def own_exception(self) -> ExceptionRecord | None:
@@ -191,101 +256,6 @@ class Evidence:
         """Return the group as the rank that knows most of it tells."""
         known = [evidence.groups[key] for evidence in self.ranks.values() if key in evidence.groups]
         return max(known, key=lambda group: (len(group.ranks), group.timeout_s is not None))
-
-
-def rank_evidence(
-    tables: RankTables,
-    *,
-    exit: ProcessExit | None,  # noqa: A002
-    stack: Stack | None,
-    alive: bool | None,
-) -> RankEvidence:
-    """Reduce the tables of one rank to what the rules need."""
-    keys, groups = _group_keys(tables)
-    unknown = GroupKey(name="?", ranks=(), occurrence=0)
-    rows = tables.operations
-    counts: dict[tuple[GroupKey, bool], int] = {}
-    for group_id, key in keys.items():
-        for p2p in (False, True):
-            mine = rows[(rows["group"] == group_id) & ((rows["kind"] == _KIND_P2P) == p2p)]
-            if len(mine):
-                counts[key, p2p] = int(mine["seq"].max()) + 1
-    operations = tuple(
-        _operation(row, tables, keys.get(int(row["group"]), unknown))
-        for row in rows[-TAIL:]
-        if row["op"] < len(tables.ops)
-    )
-    spans = tables.spans
-    open_spans = spans[spans["end_ns"] == UNKNOWN_NS]
-    names = [tables.ops[int(op)] for op in open_spans["op"] if op < len(tables.ops)]
-    return RankEvidence(
-        rank=tables.rank,
-        attempt=tables.attempt,
-        pid=tables.pid,
-        host=tables.host,
-        operations=operations,
-        counts=counts,
-        groups=groups,
-        exceptions=tables.exceptions,
-        exit=exit,
-        ended_ns=tables.ended_ns,
-        last_ns=tables.last_ns,
-        last_site=_last_site(tables),
-        open_phases=tuple(name for name in names if name in events.PHASES),
-        steps=int(max([0, *rows["step"][-1:], *spans["step"][-1:]])),
-        in_init=events.INIT in names,
-        stack=stack,
-        alive=alive,
-    )
-
-
-def _group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
-    keys: dict[int, GroupKey] = {}
-    groups: dict[GroupKey, Group] = {}
-    seen: dict[tuple[str, tuple[int, ...]], int] = {}
-    for group_id in sorted(tables.groups):
-        group = tables.groups[group_id]
-        name = (group.name, group.ranks)
-        key = GroupKey(name=group.name, ranks=group.ranks, occurrence=seen.get(name, 0))
-        seen[name] = key.occurrence + 1
-        keys[group_id] = key
-        groups[key] = group
-    return keys, groups
-
-
-def _operation(row: Any, tables: RankTables, group: GroupKey) -> Operation:
-    site = tables.sites.get(int(row["site"]))
-    state = int(row["state"])
-    return Operation(
-        group=group,
-        op=tables.ops[int(row["op"])],
-        api=site.api if site else "",
-        seq=int(row["seq"]),
-        p2p=int(row["kind"]) == _KIND_P2P,
-        peer=int(row["peer"]),
-        tag=int(row["tag"]),
-        numel=int(row["numel"]),
-        dtype=int(row["dtype"]),
-        reduce_op=int(row["reduce_op"]),
-        site=site,
-        step=int(row["step"]),
-        inside_call=state == _STATE_ISSUED,
-        failed=state == _STATE_FAILED,
-        done=int(row["done_ns"]) != UNKNOWN_NS and state != _STATE_FAILED,
-        issued_ns=int(row["issued_ns"]),
-        done_ns=int(row["done_ns"]),
-        observed=bool(int(row["flags"]) & _FLAG_COMPLETION),
-    )
-
-
-def _last_site(tables: RankTables) -> Site | None:
-    """Return the line of the newest event that has one."""
-    newest = [
-        (int(table[begin][-1]), int(table["site"][-1]))
-        for table, begin in ((tables.operations, "issued_ns"), (tables.spans, "begin_ns"))
-        if len(table)
-    ]
-    return tables.sites.get(max(newest)[1]) if newest else None
 
 
 def stacks_from(document: Mapping[str, Any], *, is_user: Any) -> dict[int, Stack]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.evidence import Stack, gather, rank_evidence
+from dtprof.diagnosis.evidence import Stack, gather
 from dtprof.diagnosis.findings import Verdict, rank_list
+from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.verdict import decide
 from dtprof.report.verdict_json import verdict_json
 from dtprof.report.verdict_text import verdict_text

@@ -1,0 +1,290 @@
+"""From the tables of one rank to the evidence that the rules look at."""
+
+from collections.abc import Iterable
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof import events
+from dtprof.diagnosis.evidence import (
+    Channel,
+    GroupKey,
+    LongPhase,
+    Operation,
+    PipelinePass,
+    RankEvidence,
+    Stack,
+    Sweep,
+)
+from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site
+
+MAX_OPERATIONS = 400_000
+"""Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
+MAX_TAIL, MIN_TAIL = 4096, 256
+MAX_SWEPT = 4_000_000
+"""Operations of all ranks together that are compared in columns."""
+LONG_NS = 5_000_000_000
+PAUSE_NS = 1_000_000_000
+MAX_PASSES = 64
+
+_STATE_ISSUED, _STATE_DONE, _STATE_FAILED = 1, 3, 4
+_FLAG_ASYNC, _FLAG_COMPLETION, _FLAG_SKIPPED = 1, 2, 32
+_KIND_P2P = 2
+_REFUSED_NS = 5_000_000
+LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
+
+SWEPT = np.dtype(
+    [
+        ("seq", "i8"),
+        ("op", "u4"),  # checksum of its name
+        ("place", "u4"),  # checksum of its line
+        ("dtype", "u1"),
+        ("reduce_op", "u1"),
+        ("peer", "i4"),
+        ("numel", "i8"),
+        ("step", "i8"),
+        ("thread", "u2"),
+        ("issued_ns", "i8"),
+        ("row", "i8"),  # in the operations of the rank
+    ]
+)
+
+
+def rank_evidence(
+    tables: RankTables,
+    *,
+    exit: ProcessExit | None,  # noqa: A002
+    stack: Stack | None,
+    alive: bool | None,
+) -> RankEvidence:
+    """Reduce the tables of one rank to what the rules need."""
+    keys, groups = _group_keys(tables)
+    rows = tables.operations[tables.operations["op"] < len(tables.ops)]
+    rows = _without_refused(rows)
+    nth, channels = _count_messages(rows, tables, keys)
+    world_size = max(1, tables.world_size)
+    tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
+    first = max(0, len(rows) - tail)
+    maker = _Maker(tables=tables, keys=keys, rows=rows, nth=nth)
+    counts: dict[tuple[GroupKey, bool], int] = {}
+    for group_id, key in keys.items():
+        for p2p in (False, True):
+            mine = rows[(rows["group"] == group_id) & ((rows["kind"] == _KIND_P2P) == p2p)]
+            if len(mine):
+                counts[key, p2p] = int(mine["seq"].max()) + 1
+    spans = tables.spans[tables.spans["op"] < len(tables.ops)]
+    names = np.array([tables.ops[int(op)] for op in spans["op"]], object)
+    is_open = spans["end_ns"] == UNKNOWN_NS
+    data = spans[names == events.DATA]
+    exhausted = (data["flags"] & _FLAG_SKIPPED) != 0
+    making = spans[(names == events.NEW_GROUP) & is_open]
+    return RankEvidence(
+        rank=tables.rank,
+        attempt=tables.attempt,
+        pid=tables.pid,
+        host=tables.host,
+        operations=tuple(maker.operation(i) for i in range(first, len(rows))),
+        counts=counts,
+        groups=groups,
+        exceptions=tables.exceptions,
+        exit=exit,
+        ended_ns=tables.ended_ns,
+        last_ns=tables.last_ns,
+        last_site=_last_site(tables),
+        open_phases=tuple(name for name in names[is_open].tolist() if name in events.PHASES),
+        steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
+        in_init=bool((names[is_open] == events.INIT).any()),
+        stack=stack,
+        alive=alive,
+        channels=channels,
+        complete=not tables.dropped_events,
+        batches=int((~exhausted).sum()),
+        exhausted=int(exhausted.sum()),
+        newest_is_exhaustion=bool(len(data)) and bool(exhausted[-1]),
+        groups_made=int((names == events.NEW_GROUP).sum()),
+        making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
+        passes=_passes(tables, spans, names),
+        long_phases=tuple(_long_phases(tables, spans, names)),
+        sweep=_sweep(tables, keys, rows, maker, limit=max(MAX_TAIL, MAX_SWEPT // world_size)),
+    )
+
+
+def _group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
+    keys: dict[int, GroupKey] = {}
+    groups: dict[GroupKey, Group] = {}
+    seen: dict[tuple[str, tuple[int, ...]], int] = {}
+    for group_id in sorted(tables.groups):
+        group = tables.groups[group_id]
+        name = (group.name, group.ranks)
+        key = GroupKey(name=group.name, ranks=group.ranks, occurrence=seen.get(name, 0))
+        seen[name] = key.occurrence + 1
+        keys[group_id] = key
+        groups[key] = group
+    return keys, groups
+
+
+def _without_refused(rows: Array) -> Array:
+    """Count positions without calls that were refused before any message was sent, where the group went on after.
+
+    The back end does not count them either: what the rank calls next meets what its peers call now.
+    """
+    quick = rows["done_ns"] - rows["issued_ns"] < _REFUSED_NS
+    refused = (rows["state"] == _STATE_FAILED) & (rows["waits"] == 0) & quick
+    if not refused.any():
+        return rows
+    rows = rows.copy()
+    p2p = rows["kind"] == _KIND_P2P
+    gone = np.zeros(len(rows), bool)
+    for group in np.unique(rows["group"][refused]):
+        for kind in (False, True):
+            mine = (rows["group"] == group) & (p2p == kind)
+            went_on = np.flatnonzero(mine & (rows["state"] == _STATE_DONE))
+            out = mine & refused
+            out[went_on[-1] if len(went_on) else 0 :] = False
+            rows["seq"][mine] -= np.cumsum(out)[mine]
+            gone |= out
+    return rows[~gone]
+
+
+def _count_messages(
+    rows: Array, tables: RankTables, keys: dict[int, GroupKey]
+) -> tuple[npt.NDArray[np.int64], dict[Channel, int]]:
+    """Return for each operation how many of its channel came before, -1 for collectives, and the sum by channel."""
+    nth = np.full(len(rows), -1, np.int64)
+    channels: dict[Channel, int] = {}
+    messages = np.flatnonzero(rows["kind"] == _KIND_P2P)
+    if not len(messages):
+        return nth, channels
+    sends = {i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]}
+    for i in messages.tolist():
+        row = rows[i]
+        group = keys.get(int(row["group"]))
+        if group is None:
+            continue
+        peer = int(row["peer"])
+        rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+        channel = Channel(group, rank, int(row["tag"]), int(row["op"]) in sends)
+        nth[i] = channels.get(channel, 0)
+        channels[channel] = int(nth[i]) + 1
+    return nth, channels
+
+
+class _Maker:
+    """Makes operations of rows."""
+
+    def __init__(
+        self, *, tables: RankTables, keys: dict[int, GroupKey], rows: Array, nth: npt.NDArray[np.int64]
+    ) -> None:
+        self._tables = tables
+        self._keys = keys
+        self._rows = rows
+        self._nth = nth
+        self._unknown = GroupKey(name="?", ranks=(), occurrence=0)
+        self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
+
+    def operation(self, i: int) -> Operation:
+        """Return the operation of one row."""
+        row: Any = self._rows[i]
+        tables = self._tables
+        site = tables.sites.get(int(row["site"]))
+        state = int(row["state"])
+        flags = int(row["flags"])
+        p2p = int(row["kind"]) == _KIND_P2P
+        return Operation(
+            group=self._keys.get(int(row["group"]), self._unknown),
+            op=tables.ops[int(row["op"])],
+            api=site.api if site else "",
+            seq=int(row["seq"]),
+            p2p=p2p,
+            peer=int(row["peer"]),
+            tag=int(row["tag"]),
+            numel=int(row["numel"]),
+            dtype=int(row["dtype"]),
+            reduce_op=int(row["reduce_op"]),
+            site=site,
+            step=int(row["step"]),
+            inside_call=state == _STATE_ISSUED,
+            failed=state == _STATE_FAILED,
+            done=int(row["done_ns"]) != UNKNOWN_NS and state != _STATE_FAILED,
+            issued_ns=int(row["issued_ns"]),
+            done_ns=int(row["done_ns"]),
+            observed=bool(flags & _FLAG_COMPLETION),
+            waited=int(row["waits"]) > 0,
+            nbytes=int(row["nbytes"]),
+            thread=int(row["thread"]),
+            is_async=bool(flags & _FLAG_ASYNC),
+            sizes=None if p2p else tables.sizes.get(int(row["tag"])),
+            even_sizes=int(row["op"]) in self._one_tensor,
+            nth=int(self._nth[i]),
+        )
+
+
+def _last_site(tables: RankTables) -> Site | None:
+    """Return the line of the newest event that has one."""
+    newest = [
+        (int(table[begin][-1]), int(table["site"][-1]))
+        for table, begin in ((tables.operations, "issued_ns"), (tables.spans, "begin_ns"))
+        if len(table)
+    ]
+    return tables.sites.get(max(newest)[1]) if newest else None
+
+
+def _passes(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) -> tuple[PipelinePass, ...]:
+    """Return the newest training steps of pipeline schedules, in order."""
+    passes = []
+    forwards = spans[names == events.PP_FORWARD]
+    for step in spans[names == events.PP_STEP][-MAX_PASSES:]:
+        ended = int(step["end_ns"]) != UNKNOWN_NS
+        inside = forwards[forwards["begin_ns"] >= step["begin_ns"]]
+        if ended:
+            inside = inside[inside["begin_ns"] <= step["end_ns"]]
+        stages, numbers = np.unique(inside["stage"], return_counts=True)
+        passes.append(
+            PipelinePass(
+                plan=tables.pipelines.get(int(step["microbatch"])),
+                ended=ended,
+                forwards=dict(zip(stages.tolist(), numbers.tolist(), strict=True)),
+            )
+        )
+    return tuple(passes)
+
+
+def _long_phases(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) -> Iterable[LongPhase]:
+    """Give checkpoints and compilations that took long; those that follow one another at once are one."""
+    for phase in LONG_PHASES:
+        own = spans[(names == phase) & (spans["end_ns"] != UNKNOWN_NS)]
+        begin = 0
+        for end in range(1, len(own) + 1):
+            if end < len(own) and int(own["begin_ns"][end] - own["end_ns"][end - 1]) <= PAUSE_NS:
+                continue
+            first, last = own[begin], own[end - 1]
+            if int(last["end_ns"] - first["begin_ns"]) >= LONG_NS:
+                yield LongPhase(
+                    phase=phase,
+                    site=tables.sites.get(int(first["site"])),
+                    begin_ns=int(first["begin_ns"]),
+                    end_ns=int(last["end_ns"]),
+                )
+            begin = end
+
+
+def _sweep(tables: RankTables, keys: dict[int, GroupKey], rows: Array, maker: _Maker, *, limit: int) -> Sweep:
+    """Return the collectives of each group in columns, by position."""
+    first = max(0, len(rows) - limit)
+    newest = rows[first:]
+    table = np.zeros(len(newest), SWEPT)
+    for name in ("seq", "dtype", "reduce_op", "peer", "numel", "step", "thread", "issued_ns"):
+        table[name] = newest[name]
+    table["row"] = np.arange(first, len(rows))
+    table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
+    places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
+    table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]
+    collective = newest["kind"] != _KIND_P2P
+    groups = {}
+    for group_id, key in keys.items():
+        mine = table[collective & (newest["group"] == group_id)]
+        if len(mine):
+            groups[key] = mine[np.argsort(mine["seq"], kind="stable")]
+    return Sweep(groups=groups, operation=maker.operation)
