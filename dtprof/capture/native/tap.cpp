@@ -95,7 +95,10 @@ struct Segment {
   bool sealed = false;  // nothing writes to it again; guarded by the log's mutex, as are the totals
   Totals totals;
   std::atomic<uint32_t> generation{0};
-  std::atomic<int64_t> open_events{0};  // claimed and not complete: such a segment is never recycled
+  // Records that nothing writes to any more; a segment is sealed once all are. On a line of its own: threads of the back
+  // end count here, and the thread that issues must not wait for that line.
+  alignas(64) std::atomic<uint64_t> closed{0};
+  alignas(64) char end_[1] = {};
 
   template <class T>
   T& at(uint64_t offset) {
@@ -138,19 +141,19 @@ struct Event {
   Record* record = nullptr;
   Segment* segment = nullptr;
   uint32_t generation = 0;
-  uint64_t issued = 0;
 
   explicit operator bool() const { return record != nullptr; }
   bool current() const { return segment->generation.load(std::memory_order_acquire) == generation; }
 
   // Move to done or failed once; whoever comes first decides.
-  void complete(uint8_t state) const {
+  void complete(uint8_t state) const { complete(record, segment, state); }
+  static void complete(Record* record, Segment* segment, uint8_t state) {
     uint8_t seen = record->state.load(std::memory_order_acquire);
-    const float after = static_cast<float>(now() - issued);
+    const float after = static_cast<float>(now() - record->issued_ns);
     while (seen == STATE_ISSUED || seen == STATE_RETURNED) {
       record->done_after = after;
       if (record->state.compare_exchange_weak(seen, state, std::memory_order_acq_rel)) {
-        segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+        segment->closed.fetch_add(1, std::memory_order_acq_rel);
         return;
       }
     }
@@ -177,7 +180,6 @@ class Log {
   Event claim() {
     for (;;) {
       Segment* segment = current_.load(std::memory_order_acquire);
-      segment->open_events.fetch_add(1, std::memory_order_acq_rel);
       const uint64_t i = segment->head().fetch_add(1, std::memory_order_acq_rel);
       if (i < SEGMENT_CAPACITY) {
         Event event;
@@ -186,7 +188,6 @@ class Log {
         event.generation = segment->generation.load(std::memory_order_relaxed);
         return event;
       }
-      segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
       if (!move_on(segment)) {
         segment->dropped().fetch_add(1, std::memory_order_relaxed);
         return {};
@@ -240,6 +241,7 @@ class Log {
     segment->at<uint64_t>(HEAD_AT_OPENED_MONOTONIC_NS) = now();
     segment->at<uint64_t>(HEAD_AT_OPENED_REALTIME_NS) = clock_ns(CLOCK_REALTIME);
     segment->dropped().store(dropped_);
+    segment->closed.store(0, std::memory_order_relaxed);
     segment->head().store(0, std::memory_order_release);
   }
 
@@ -263,7 +265,7 @@ class Log {
   void seal() {
     for (Segment* s : segments_) {
       if (s->sealed || s == spare_ || s->number + 1 >= current()->number) continue;
-      if (s->open_events.load(std::memory_order_acquire) != 0) continue;
+      if (s->closed.load(std::memory_order_acquire) < SEGMENT_CAPACITY) continue;
       s->generation.fetch_add(1, std::memory_order_acq_rel);
       s->add_up();
       s->sealed = true;
@@ -893,14 +895,14 @@ struct WatchedWork final : c10d::Work {
     }
     if (completed) event_.complete(STATE_DONE);
     else if (event_.record->state.load(std::memory_order_acquire) < STATE_DONE)
-      event_.segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+      event_.segment->closed.fetch_add(1, std::memory_order_acq_rel);
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
     if (!recording()) return work_->wait(timeout);
     const uint64_t from = now();
     Record* r = event_.record;
-    if (r->waits == 0) r->waited_from = static_cast<float>(from - event_.issued);
+    if (r->waits == 0) r->waited_from = static_cast<float>(from - r->issued_ns);
     if (r->waits < 255) r->waits++;
     try {
       const bool ok = work_->wait(timeout);
@@ -1002,7 +1004,7 @@ class Tap final : public c10::OperatorKernel {
       handle.redispatchBoxed(keys & below, stack);
     } catch (...) {
       if (event) {
-        event.record->returned_after = static_cast<float>(now() - event.issued);
+        event.record->returned_after = static_cast<float>(now() - event.record->issued_ns);
         event.complete(STATE_FAILED);
       }
       throw;
@@ -1045,7 +1047,6 @@ class Tap final : public c10::OperatorKernel {
 
     Event event = log->claim();
     if (!event) return event;
-    event.issued = entered;
     Record* r = event.record;
     r->kind = p2p_ ? KIND_P2P : KIND_COLLECTIVE;
     const int dtype = in.dtype >= 0 ? in.dtype : out.dtype;
@@ -1087,7 +1088,7 @@ class Tap final : public c10::OperatorKernel {
   // After the call returned: arrange to learn when the operation completes.
   void follow(const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned) const {
     Record* r = event.record;
-    r->returned_after = static_cast<float>(returned - event.issued);
+    r->returned_after = static_cast<float>(returned - r->issued_ns);
     r->state.store(STATE_RETURNED, std::memory_order_release);
     c10::intrusive_ptr<c10d::Work> work;
     if (returns_ > 0 && stack.back().isObject())
@@ -1098,15 +1099,17 @@ class Tap final : public c10::OperatorKernel {
       r->flags |= FLAG_NO_WORK;
     }
     if (!work || !gloo) {
-      event.segment->open_events.fetch_sub(1, std::memory_order_acq_rel);
+      event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
       return;
     }
     bool has_future = false;
     if (!p2p_) {
       try {
         if (auto future = work->getFuture()) {
-          future->addCallback([event](c10::ivalue::Future& completed) {
-            if (g_log.load(std::memory_order_acquire)) event.complete(completed.hasError() ? STATE_FAILED : STATE_DONE);
+          // Two pointers: a callable of this size needs no memory of its own, which the back end's thread would free.
+          future->addCallback([r, segment = event.segment](c10::ivalue::Future& completed) {
+            if (!g_log.load(std::memory_order_acquire)) return;
+            Event::complete(r, segment, completed.hasError() ? STATE_FAILED : STATE_DONE);
           });
           has_future = true;
         }
@@ -1172,7 +1175,6 @@ uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t micro
   if (is_backward) g_backward_site.store(site, std::memory_order_relaxed);
   Event event = log->claim();
   if (!event) return 0;
-  event.issued = entered;
   record_on(log, event.record, KIND_SPAN, op, entered, 0, site, stage, microbatch);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
   event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
@@ -1198,7 +1200,6 @@ void past_span(uint16_t op, uint64_t begin_ns, uint64_t end_ns) {
   const uint64_t entered = now();
   Event event = log->claim();
   if (!event) return;
-  event.issued = begin_ns;
   record_on(log, event.record, KIND_SPAN, op, begin_ns, 0, 0);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
   event.complete(STATE_DONE);
@@ -1211,7 +1212,6 @@ void device_time(uint16_t group, uint64_t taken_ns, uint64_t duration_ns, uint64
   if (!log) return;
   Event event = log->claim();
   if (!event) return;
-  event.issued = taken_ns;
   record_on(log, event.record, KIND_DEVICE_TIME, 0, taken_ns, duration_ns, 0);
   event.record->group = group;
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
@@ -1225,7 +1225,6 @@ void sample(uint16_t op, uint64_t value) {
   const uint64_t entered = now();
   Event event = log->claim();
   if (!event) return;
-  event.issued = entered;
   record_on(log, event.record, KIND_SAMPLE, op, entered, value, 0);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
   event.complete(STATE_DONE);
