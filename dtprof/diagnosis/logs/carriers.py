@@ -1,0 +1,104 @@
+"""What stands in front of a line of a job's log: prefixes of launchers, schedulers, containers; and what they tell."""
+
+import json
+import re
+from typing import NamedTuple
+
+
+class Line(NamedTuple):
+    """One line of a log without what carried it."""
+
+    text: str
+    rank: int | None
+    """Global rank, where the carrier names it."""
+    task: int | None
+    """Task, local rank or pod: the rank only where nothing better is known."""
+    stream: str
+    """Key of the process whose output the line is: lines of one traceback share it."""
+    from_torch: bool
+    """Whether torch itself named the rank: its hook for uncaught exceptions, its C++ log."""
+
+
+MAX_LAYERS = 6
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+RANK = re.compile(r"\[rank(\d{1,7})\]: ?")
+ROLE = re.compile(r"\[[A-Za-z_][\w-]*?(\d{1,6})\]: ?")
+RAY = re.compile(r"\((?:[\w.<>:-]+)(?:\[rank=(\d{1,7})\])? ?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]{0,80}\) ?")
+MPI = re.compile(r"\[(?:\d{1,7},)?(\d{1,7})\]<(?:stdout|stderr|stdin)>:? ?")
+TASK = re.compile(r" {0,6}(\d{1,6}): ?(?=\S| {2}|$)")
+POD = re.compile(r"\[?pod/([\w.-]+)(?:/([\w.-]+))?\]?:? ")
+REPLICA = re.compile(
+    r"\[?([a-z0-9][a-z0-9-]*-(?:worker|master|launcher|trainer|node|pod)-?(\d{1,6}))\]?(?::| [a-z0-9-]+| \|)? "
+)
+COMPOSE = re.compile(r"([a-z0-9][\w.-]{0,60})\s+\| ")
+HOST = re.compile(r"([a-z][a-z0-9.-]*\d[a-z0-9.-]*): (?=\S| {2})")
+TIME = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])? "
+)
+FILE_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+ELASTIC_FILE = re.compile(r"attempt_\d+/(\d+)/(?:stdout|stderr)\.log$")
+
+
+def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> Line:
+    """Return the line without its carriers, from the outermost to the innermost."""
+    text = ESCAPES.sub("", raw) if "\x1b" in raw else raw
+    rank: int | None = file_rank
+    task: int | None = None
+    from_torch = False
+    stream = file_key
+    for _ in range(MAX_LAYERS):
+        if text.startswith('{"'):
+            text, named = _unwrap_json(text)
+            rank = named if named is not None else rank
+            if text.startswith('{"'):
+                break
+        if found := RANK.match(text):
+            rank, from_torch = int(found[1]), True
+            stream = f"{file_key} rank{rank}"
+        elif found := RAY.match(text):
+            rank = int(found[1]) if found[1] else rank
+            stream += f" {found[2]}@{found[3] or ''}"
+        elif found := MPI.match(text):
+            rank = int(found[1])
+            stream += f" mpi{rank}"
+        elif found := ROLE.match(text):
+            task = int(found[1]) if task is None else -1  # a task of several processes: neither number is the rank
+            stream += f" {found[0]}"
+        elif found := TIME.match(text):
+            pass
+        elif found := POD.match(text) or REPLICA.match(text) or COMPOSE.match(text) or HOST.match(text):
+            stream += f" {found[1]}"
+        elif found := TASK.match(text):
+            task = int(found[1]) if task is None else -1
+            stream += f" task{found[1]}"
+        else:
+            break
+        text = text[found.end() :]
+    return Line(text, rank, None if task == -1 else task, stream, from_torch)
+
+
+def rank_of_file(path: str) -> int | None:
+    """Return the rank that a file's name tells: `rank3.log`, `attempt_0/3/stderr.log`."""
+    found = FILE_RANK.search(path.rpartition("/")[2]) or ELASTIC_FILE.search(path)
+    if found is None and (parents := path.split("/")[-3:-1]):
+        found = next((match for part in reversed(parents) if (match := FILE_RANK.fullmatch(part))), None)
+    return int(found[1]) if found else None
+
+
+def rank_before(text: str, position: int) -> int | None:
+    """Return the rank of the last `[rankN]:` before a position: a progress bar may stand in front of it."""
+    start = text.rfind("[rank", 0, position)
+    found = RANK.match(text, start) if start >= 0 else None
+    return int(found[1]) if found else None
+
+
+def _unwrap_json(text: str) -> tuple[str, int | None]:
+    """Return the message of a line in JSON, as container runtimes and structured loggers write it."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return text, None
+    message = next((record[key] for key in ("log", "message", "msg") if isinstance(record.get(key), str)), None)
+    rank = record.get("rank")
+    named = rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 10**7 else None
+    return (text if message is None else message.rstrip("\n")), named

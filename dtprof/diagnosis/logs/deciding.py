@@ -1,0 +1,131 @@
+"""The rules for logs, in order, and the outcome."""
+
+from dataclasses import replace
+
+from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+from dtprof.diagnosis.logs import crashes, mismatches, network, waits, watchdog
+from dtprof.diagnosis.logs.facts import Facts
+from dtprof.diagnosis.logs.job import Job, view
+
+CRASHES = ("rank-crashed", "rank-killed")
+TIMED_OUT = ("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck")
+NAME_THE_RANKS = "Lines carry no rank: next time use torchrun --tee 3 or --log-dir DIR, or srun --label."
+
+
+def decide_from_logs(facts: Facts, *, earlier: list[Facts], problems: tuple[str, ...]) -> Verdict:
+    """Return the verdict on the newest attempt; earlier attempts are compared with it."""
+    job = view(facts)
+    finding, reasons = find_cause(job)
+    if finding is not None and earlier:
+        finding = _with_history(finding, earlier)
+    elif earlier and (before := _newest_cause(earlier)) is not None:
+        reasons = (*reasons, f"an earlier attempt failed, this one shows nothing wrong: {before.summary}")
+    if finding is None:
+        reasons = (*reasons, *_why_unknown(job))
+    seen = set(job.facts.ranks_named) or set(job.victims) | set(job.own)
+    missing = _missing(job, seen)
+    if facts.left_out:
+        problems = (*problems, f"{facts.left_out} more lines of these kinds were not kept")
+    if job.notes("folded"):
+        problems = (*problems, "Ray folded lines of several ranks into one: set RAY_DEDUP_LOGS=0 next time")
+    return Verdict(
+        outcome=_outcome(job, finding),
+        source=("log",),
+        ranks_seen=tuple(sorted(seen)),
+        ranks_missing=missing,
+        findings=(finding,) if finding is not None else (),
+        cannot_tell=(*reasons, *problems),
+    )
+
+
+def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
+    """Return the cause, and what is left open: mismatches and ends first, then who waits for whom, then transports."""
+    parted, open_parted = mismatches.find_fingerprints(job)
+    crash = crashes.find_crash(job)
+    if parted is not None and not _came_first(job, crash):
+        return parted, open_parted
+    certain = crash or mismatches.find_size_conflict(job) or mismatches.find_nccl_mismatch(job)
+    certain = certain or crashes.find_killed(job) or waits.find_missed_barrier(job)
+    if certain is not None:
+        return certain, ()
+    reasons: tuple[str, ...] = open_parted
+    for rule in (watchdog.find_timeouts, network.find_never_joined, waits.find_waits, network.find_stuck):
+        if rule is waits.find_waits and (transport := network.find_transport(job)) is not None:
+            return transport, reasons
+        finding, told = rule(job)
+        reasons = (*reasons, *told)
+        if finding is not None:
+            return finding, told
+    return crashes.find_failed_exit(job), reasons
+
+
+def _came_first(job: Job, crash: Finding | None) -> bool:
+    """Say whether an exception stands before the first report of a mismatch."""
+    if crash is None:
+        return False
+    traces = [*job.own.values(), *job.own_unknown]
+    return (
+        min((trace.order for trace in traces), default=job.facts.fingerprints[0].order)
+        < job.facts.fingerprints[0].order
+    )
+
+
+def _newest_cause(earlier: list[Facts]) -> Finding | None:
+    return next((finding for facts in reversed(earlier) if (finding := find_cause(view(facts))[0]) is not None), None)
+
+
+def _with_history(finding: Finding, earlier: list[Facts]) -> Finding:
+    """Add what repeats: the same position in every attempt is a fault of the program."""
+    before = [found for facts in earlier[-20:] if (found := find_cause(view(facts))[0]) is not None]
+    same = [
+        f
+        for f in before
+        if (f.kind, f.op, f.seq, f.culprit_ranks) == (finding.kind, finding.op, finding.seq, finding.culprit_ranks)
+    ]
+    if same and len(same) == len(before):
+        text = f"{len(same)} earlier attempt(s) ended in the same way: the program does it, not the hardware"
+    elif before:
+        text = f"earlier attempts ended otherwise, the newest of them: {before[-1].summary}"
+    else:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, text))
+
+
+def _outcome(job: Job, finding: Finding | None) -> str:
+    timed_out = bool(job.facts.timeouts or job.notes(*TIMED_OUT))
+    if finding is None:
+        return "hang" if timed_out else "unknown"
+    if finding.kind in CRASHES:
+        return "crash"
+    if finding.kind in ("rank-never-joined", "rank-stuck"):
+        return "hang"
+    return "hang" if timed_out and not job.facts.fingerprints else "crash"
+
+
+def _missing(job: Job, seen: set[int]) -> tuple[int, ...]:
+    size = max(job.facts.world_size, max(job.known, default=-1) + 1)
+    return tuple(rank for rank in range(min(size, 100_000)) if rank not in seen)
+
+
+def _why_unknown(job: Job) -> tuple[str, ...]:
+    reasons: list[str] = []
+    stopped = job.notes("stopped")
+    if stopped:
+        reasons.append(f"the job was stopped from outside, and nothing wrong was seen before: {stopped[0].text[:160]}")
+    lost = job.victims_unknown or job.notes("peer-lost", "gloo-timeout")
+    if lost and not job.victims:
+        reasons.append(f"operations failed because a peer was gone or late, and no line names a rank. {NAME_THE_RANKS}")
+    if job.notes("barrier-reached", "barrier-waits") and not job.victims:
+        reasons.append("monitored barriers point at each other: a connection failed or was late")
+    if hints := job.hints:
+        reasons.append(f"the log says {hints[0].type}: {hints[0].message[:120]}, without a traceback or a rank")
+    failed = [end for end in job.exits.values() if end.status != 0]
+    if failed and not reasons:
+        reasons.append(f"{rank_list([end.rank for end in failed])} failed, and no line tells why")
+    if job.notes("failed", "system-error", "native-crash") and not reasons:
+        reasons.append("the job failed, and no line tells why: keep the output of every rank")
+    if not reasons:
+        reasons.append(
+            "nothing in the log tells of a failure; whether a job that still runs hangs silently, it cannot show"
+        )
+    return tuple(reasons)

@@ -1,0 +1,111 @@
+"""Ranks that never joined, stores that did not answer, transports that failed, watchdogs that got stuck."""
+
+import re
+
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.logs.facts import Note
+from dtprof.diagnosis.logs.job import Job
+
+LAST_NUMBER = re.compile(r"keys: .*?/(\d{1,7})\s*(?:[\])(,.]|$)")
+STARTED = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
+
+
+def find_never_joined(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
+    """Return the finding for ranks that a store or rendezvous waited for."""
+    notes = job.notes("store-key", "store-barrier", "store-clients", "store-unreachable", "rendezvous", "nccl-id")
+    if not notes:
+        return None, ()
+    reporters = {note.rank for note in notes if note.rank is not None}
+    keys = {int(found[1]) for note in notes if note.kind == "store-key" and (found := LAST_NUMBER.search(note.text))}
+    told = {rank for note in notes if note.kind == "nccl-id" for rank in note.ranks} | keys
+    sizes = {note.number for note in notes if note.number} or ({job.facts.world_size} - {0})
+    missing = told - reporters
+    counts = {note.ranks[0] for note in notes if note.kind in ("store-barrier", "store-clients") and note.ranks}
+    if not missing and len(sizes) == 1 and reporters:
+        silent = set(range(min(sizes | {100_000}))) - reporters
+        expected = next(iter(sizes)) - max(counts, default=len(reporters))
+        missing = silent if len(silent) == expected else set()
+    culprits = tuple(sorted(missing))
+    too_many = [note for note in notes if note.kind == "store-barrier" and note.ranks and note.ranks[0] > note.number]
+    what = notes[0].text
+    return (
+        Finding(
+            kind="rank-never-joined",
+            summary=f"{capitalised(culprits) if culprits else 'Some ranks'} never joined: "
+            + (
+                "a store still counts ranks of an earlier attempt."
+                if too_many
+                else "the store or rendezvous timed out."
+            ),
+            culprit_ranks=culprits,
+            waiting_ranks=tuple(sorted(reporters)),
+            confidence=0.65 if culprits and not too_many else 0.35,
+            evidence=(what[:300],),
+            advice=(STARTED,),
+        ),
+        () if culprits else ("which rank did not join is not in the log",),
+    )
+
+
+def find_transport(job: Job) -> Finding | None:
+    """Return the finding for a network that NCCL saw fail."""
+    broken = job.notes("transport")
+    remote = job.notes("remote-error")
+    duplicate = job.notes("duplicate-gpu")
+    if duplicate:
+        return _stall("Two ranks use the same GPU.", duplicate, 0.6, "Call torch.cuda.set_device(LOCAL_RANK) first.")
+    if broken:
+        return _stall(
+            "NCCL's network transport failed.",
+            [*broken, *remote],
+            0.7,
+            "Check the link, switch and NIC to the peer named; look whether the peer's process lived.",
+        )
+    if remote:
+        return _stall(
+            "NCCL lost a peer: its process ended, or the network failed.",
+            remote,
+            0.3,
+            "Look in the logs of the other hosts for what ended first.",
+        )
+    return None
+
+
+def _stall(summary: str, notes: list[Note], confidence: float, advice: str) -> Finding:
+    return Finding(
+        kind="backend-stall",
+        summary=summary,
+        culprit_ranks=(),
+        waiting_ranks=tuple(sorted({note.rank for note in notes if note.rank is not None})),
+        confidence=confidence,
+        evidence=tuple(note.text[:300] for note in notes[:2]),
+        advice=(advice,),
+    )
+
+
+def find_stuck(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
+    """Return the finding for ranks whose watchdog itself stood still: inside a call of CUDA or NCCL, or for the GIL."""
+    stuck = job.notes("stuck")
+    if not stuck:
+        late = job.notes("heartbeat")
+        ranks = sorted({note.rank for note in late if note.rank is not None})
+        if not late:
+            return None, ()
+        who = f" of {rank_list(ranks)}" if ranks else ""
+        return None, (f"the heartbeat monitor{who} timed out: what the processes were stuck in is not in the log",)
+    ranks = sorted({note.rank for note in stuck if note.rank is not None})
+    return (
+        Finding(
+            kind="rank-stuck",
+            summary=f"{capitalised(ranks) if ranks else 'A rank'} stood still outside collectives for "
+            f"{stuck[0].number} s: in a call of CUDA or NCCL, or waiting for the GIL.",
+            culprit_ranks=tuple(ranks),
+            confidence=0.4,
+            evidence=(stuck[0].text[:300],),
+            advice=(
+                "Take native stacks next time: py-spy dump --native --pid PID, or start with dtprof run.",
+                "Set TORCH_NCCL_ENABLE_MONITORING=0 only to look at the processes while they stand still.",
+            ),
+        ),
+        ("what the ranks were doing: other ranks may be stuck in the same way and silent",),
+    )
