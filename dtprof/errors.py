@@ -54,6 +54,12 @@ class NewerFormatError(NotARunError):
     slug = "newer-format"
 
 
+class NotADumpError(DtprofError):
+    """The file is no Flight Recorder dump that dtprof can read, or dumps do not belong together."""
+
+    slug = "not-a-dump"
+
+
 class MissingDependencyError(DtprofError):
     """An optional package is needed for what was asked."""
 

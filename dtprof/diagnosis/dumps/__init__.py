@@ -1,0 +1,1 @@
+"""From the Flight Recorder dumps of a job's ranks to one verdict."""

@@ -1,0 +1,74 @@
+"""The rules in order: operations that do not fit, ranks that do not come, devices that do not finish, cycles."""
+
+from dataclasses import replace
+
+from dtprof.diagnosis.dumps import divergence, stalls
+from dtprof.diagnosis.dumps.absence import absent_finding
+from dtprof.diagnosis.dumps.cycles import cycle_finding
+from dtprof.diagnosis.dumps.job import Job
+from dtprof.diagnosis.dumps.waits import Waits, find_waits
+from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+
+SOURCE = ("flight_recorder",)
+
+
+def decide(job: Job) -> Verdict:
+    """Return the verdict on the dumps of a job."""
+    pending = any(dump.pending for dump in job.dumps.values())
+    held_up = pending and not job.moving
+    finding = _first_cause(job, held_up=held_up)
+    culprits = finding.culprit_ranks if finding is not None else ()
+    reasons = []
+    outcome = "hang" if held_up and finding is not None else "risk" if finding is not None else "healthy"
+    if held_up and finding is None:
+        outcome = "unknown"
+        reasons.append("operations have not ended, and the dumps do not show why: take stacks of every rank (py-spy)")
+    elif pending and not held_up:
+        reasons.append("operations still ended when the dumps were written: they show a moment of a job that goes on")
+    silent = [rank for rank in job.missing if rank in job.silent]
+    lost = [rank for rank in job.missing if rank not in job.silent and rank not in culprits]
+    if lost:
+        reasons.append(f"{rank_list(lost)} left no dump: ended, killed, or not given here; what they did is not known")
+    if silent:
+        reasons.append(f"the dumps of {rank_list(silent)} could not be used: what they did is not known")
+    return Verdict(
+        outcome=outcome,
+        source=SOURCE,
+        ranks_seen=tuple(sorted(job.dumps)),
+        ranks_missing=job.missing,
+        findings=(finding,) if finding is not None else (),
+        cannot_tell=(*reasons, *job.problems),
+    )
+
+
+def _first_cause(job: Job, *, held_up: bool) -> Finding | None:
+    waits = find_waits(job) if held_up else Waits(fronts=(), meetings=(), edges={})
+    partings = divergence.find_mismatches(job)
+    if partings:
+        stuck = {front.key for front in waits.fronts}
+        first, *others = sorted(partings, key=lambda parting: (parting.key not in stuck, -parting.confidence))
+        waiting = tuple(sorted({r for f in waits.fronts if f.key == first.key for r in f.waiting} - {*first.culprits}))
+        finding = divergence.finding_of(job, first, waiting=waiting, held_up=held_up)
+        more = tuple(f"group {parting.key.name} #{parting.seq}: {parting.fact}" for parting in others[:3])
+        return replace(finding, evidence=(*finding.evidence, *more))
+    if not held_up:
+        return None
+    return stalls.size_finding(job, waits) or _from_waits(job, waits)
+
+
+def _from_waits(job: Job, waits: Waits) -> Finding | None:
+    sinks = waits.sinks
+    idle = [rank for rank in sinks if rank in job.dumps and not job.of(rank)]
+    if idle:
+        return absent_finding(job, waits, tuple(idle))
+    lost = [rank for rank in sinks if rank not in job.dumps]
+    unknown = [rank for rank in lost if rank in job.silent]
+    if lost and not unknown:
+        return absent_finding(job, waits, tuple(lost)) if 2 * len(lost) <= len(job.world) else None
+    if unknown:
+        return None
+    busy = [rank for rank in sinks if job.of(rank)]
+    if busy or not waits.edges:
+        return stalls.stall_finding(job, waits, busy or list(job.dumps))
+    cycle = waits.cycle()
+    return cycle_finding(job, waits, cycle) if cycle else None
