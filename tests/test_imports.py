@@ -23,7 +23,7 @@ ALLOWED = {
     "launch": {"base", "run_format", "psutil", "pynvml"},
     "importers": {"base", "run_format"},
     "analysis": {"base", "numpy"},
-    "diagnosis": {"base", "analysis"},
+    "diagnosis": {"base", "analysis", "numpy"},
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures"},
     "export": {"base", "analysis", "diagnosis"},
@@ -184,7 +184,9 @@ def test_importing_dtprof_loads_nothing_heavy() -> None:
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()
 
 
-@pytest.mark.parametrize("command", ["", "run", "summary", "report", "diagnose", "overhead", "inject", "demo"])
+@pytest.mark.parametrize(
+    "command", ["", "run", "summary", "report", "diagnose", "compare", "overhead", "inject", "demo"]
+)
 def test_help_loads_nothing_heavy(command: str) -> None:
     loaded = loaded_by("dtprof", *filter(None, [command]), "--help")
     assert loaded & {"torch", "plotly", "numpy", "psutil", "pynvml"} == set()

@@ -5,6 +5,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.recorded import rank_evidence
@@ -49,8 +50,15 @@ def collect(run: reader.Run) -> facts.Evidence:
         stalled=_is_stalled(run, ranks, last_ns=last_ns, same_boot=same_boot),
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
+        find_stragglers=lambda: _find_stragglers(run),
         problems=tuple(problems),
     )
+
+
+def _find_stragglers(run: reader.Run) -> tuple[StragglerResult, ...]:
+    from dtprof.analysis.summary import summarise
+
+    return summarise(run).stragglers
 
 
 def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:

@@ -1,16 +1,14 @@
-"""Ranks whose programs went different ways: a skipped or an extra collective, or arguments that do not agree."""
+"""Ranks whose programs went different ways: a skipped or an extra collective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
 
 MAX_SHIFT = 16
 """Operations a rank may have skipped or added in a row to be recognised."""
-SIZES_AGREE = {"all_reduce", "broadcast", "reduce", "reduce_scatter"}
-_NONE = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,62 +151,4 @@ def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, .
             f"Make the call{at_line(skipped.site)} on every member of the group: look for a branch on the rank, "
             "the data or an early continue around it.",
         ),
-    )
-
-
-def find_mismatch(evidence: Evidence, fronts: list[Front]) -> Finding | None:
-    """Return the finding for a position at which members made operations that cannot go together."""
-    for front in fronts:
-        present = {**front.waiting, **front.elsewhere}
-        if len(present) < 2:
-            continue
-        for kind, field, words in (
-            ("collective-order-mismatch", "op", "operations"),
-            ("root-mismatch", "peer", "roots"),
-            ("dtype-mismatch", "dtype", "element types"),
-            ("reduce-op-mismatch", "reduce_op", "reductions"),
-            ("size-mismatch", "numel", "sizes"),
-        ):
-            op = next(iter(present.values())).op
-            if field == "numel" and op not in SIZES_AGREE:
-                continue
-            values = {rank: getattr(operation, field) for rank, operation in present.items()}
-            if len(set(values.values())) > 1 and not (field in ("dtype", "reduce_op") and _NONE in values.values()):
-                return _mismatch_finding(evidence, front, present, kind=kind, values=values, words=words)
-    return None
-
-
-def _mismatch_finding(
-    evidence: Evidence,
-    front: Front,
-    present: dict[int, Operation],
-    *,
-    kind: str,
-    values: dict[int, object],
-    words: str,
-) -> Finding:
-    counted = list(values.values())
-    usual = max(counted, key=counted.count)
-    culprits = tuple(sorted(rank for rank, value in values.items() if value != usual))
-    tie = 2 * len(culprits) >= len(values)
-    group = evidence.group(front.group)
-    sites = call_sites(present)
-    listed = [f"rank {rank}: {values[rank]}{at_line(sites.get(rank))}" for rank in sorted(values)[:8]]
-    name = rank_list(culprits)
-    op = next(operation.op for rank, operation in present.items() if values[rank] == usual)
-    return Finding(
-        kind=kind,
-        summary=f"Position #{front.seq} of {group_words(group)} meets different {words}: {name} "
-        f"{'has' if len(culprits) == 1 else 'have'} {values[culprits[0]]}, the others {usual} ({op}).",
-        culprit_ranks=culprits,
-        waiting_ranks=tuple(sorted(r for r in front.waiting if r not in culprits)),
-        confidence=0.6 if tie else 0.9,
-        group=group,
-        op=op,
-        seq=front.seq,
-        step=present[culprits[0]].step,
-        call_sites={rank: site for rank, site in sites.items() if rank not in culprits},
-        culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
-        evidence=tuple(listed) + (("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
-        advice=("Compare the two lines: every member must make the same call at this position.",),
     )

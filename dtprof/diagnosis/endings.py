@@ -7,18 +7,20 @@ from dtprof.tables import UNKNOWN_NS, Site
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
-def find_ending(evidence: Evidence) -> Finding | None:
-    """Return the finding of the rank whose end came first and was its own doing; None where nobody ended like that."""
+def find_death(evidence: Evidence) -> Finding | None:
+    """Return the finding of the rank that raised or was killed first by its own doing; None where nobody was."""
     crashed = [rank for rank in evidence.ranks.values() if _crashed(rank)]
     killed = [rank for rank in evidence.ranks.values() if _killed(rank, evidence)]
     in_work = [rank for rank in killed if rank.ended_ns == UNKNOWN_NS]
     first = min([*crashed, *in_work], key=_end_ns, default=None)
     if first is not None:
         return _killed_finding(first, evidence) if first in in_work else _crashed_finding(first, crashed, evidence)
-    if exited := _find_exited(evidence):
-        return exited
-    # Killed after its program had ended, while the interpreter shut down: only where nothing else explains the job.
-    late = min(killed, key=_end_ns, default=None)
+    return None
+
+
+def find_late_death(evidence: Evidence) -> Finding | None:
+    """Return the finding of a rank that was killed after its program had ended, while the interpreter shut down."""
+    late = min((rank for rank in evidence.ranks.values() if _killed(rank, evidence)), key=_end_ns, default=None)
     return _killed_finding(late, evidence) if late is not None else None
 
 
@@ -190,7 +192,7 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     )
 
 
-def _find_exited(evidence: Evidence) -> Finding | None:
+def find_exited(evidence: Evidence) -> Finding | None:
     """Return the finding for ranks that left with status 0 while others wait for them."""
     held_up = [rank for rank in evidence.ranks.values() if not rank.finished and rank.front is not None]
     awaited: set[int] = set()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dtprof.analysis.results import StragglerResult
 from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, Pipeline, ProcessExit, Site
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -245,6 +246,7 @@ class Evidence:
     stalled: bool  # nobody made progress for long, or ranks ended while operations were open
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
+    find_stragglers: Callable[[], tuple[StragglerResult, ...]] | None = None  # costs: the whole run is read again
     problems: tuple[str, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
+from dtprof.diagnosis import codes
 from dtprof.diagnosis.evidence import (
     Channel,
     GroupKey,
@@ -29,9 +30,6 @@ LONG_NS = 5_000_000_000
 PAUSE_NS = 1_000_000_000
 MAX_PASSES = 64
 
-_STATE_ISSUED, _STATE_DONE, _STATE_FAILED = 1, 3, 4
-_FLAG_ASYNC, _FLAG_COMPLETION, _FLAG_SKIPPED = 1, 2, 32
-_KIND_P2P = 2
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
 
@@ -46,6 +44,9 @@ SWEPT = np.dtype(
         ("numel", "i8"),
         ("step", "i8"),
         ("thread", "u2"),
+        ("flags", "u1"),
+        ("waits", "u1"),
+        ("state", "u1"),
         ("issued_ns", "i8"),
         ("row", "i8"),  # in the operations of the rank
     ]
@@ -71,14 +72,14 @@ def rank_evidence(
     counts: dict[tuple[GroupKey, bool], int] = {}
     for group_id, key in keys.items():
         for p2p in (False, True):
-            mine = rows[(rows["group"] == group_id) & ((rows["kind"] == _KIND_P2P) == p2p)]
+            mine = rows[(rows["group"] == group_id) & ((rows["kind"] == codes.POINT_TO_POINT) == p2p)]
             if len(mine):
                 counts[key, p2p] = int(mine["seq"].max()) + 1
     spans = tables.spans[tables.spans["op"] < len(tables.ops)]
     names = np.array([tables.ops[int(op)] for op in spans["op"]], object)
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = spans[names == events.DATA]
-    exhausted = (data["flags"] & _FLAG_SKIPPED) != 0
+    exhausted = (data["flags"] & codes.SKIPPED) != 0
     making = spans[(names == events.NEW_GROUP) & is_open]
     return RankEvidence(
         rank=tables.rank,
@@ -131,16 +132,16 @@ def _without_refused(rows: Array) -> Array:
     The back end does not count them either: what the rank calls next meets what its peers call now.
     """
     quick = rows["done_ns"] - rows["issued_ns"] < _REFUSED_NS
-    refused = (rows["state"] == _STATE_FAILED) & (rows["waits"] == 0) & quick
+    refused = (rows["state"] == codes.FAILED) & (rows["waits"] == 0) & quick
     if not refused.any():
         return rows
     rows = rows.copy()
-    p2p = rows["kind"] == _KIND_P2P
+    p2p = rows["kind"] == codes.POINT_TO_POINT
     gone = np.zeros(len(rows), bool)
     for group in np.unique(rows["group"][refused]):
         for kind in (False, True):
             mine = (rows["group"] == group) & (p2p == kind)
-            went_on = np.flatnonzero(mine & (rows["state"] == _STATE_DONE))
+            went_on = np.flatnonzero(mine & (rows["state"] == codes.DONE))
             out = mine & refused
             out[went_on[-1] if len(went_on) else 0 :] = False
             rows["seq"][mine] -= np.cumsum(out)[mine]
@@ -154,7 +155,7 @@ def _count_messages(
     """Return for each operation how many of its channel came before, -1 for collectives, and the sum by channel."""
     nth = np.full(len(rows), -1, np.int64)
     channels: dict[Channel, int] = {}
-    messages = np.flatnonzero(rows["kind"] == _KIND_P2P)
+    messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     if not len(messages):
         return nth, channels
     sends = {i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]}
@@ -191,7 +192,7 @@ class _Maker:
         site = tables.sites.get(int(row["site"]))
         state = int(row["state"])
         flags = int(row["flags"])
-        p2p = int(row["kind"]) == _KIND_P2P
+        p2p = int(row["kind"]) == codes.POINT_TO_POINT
         return Operation(
             group=self._keys.get(int(row["group"]), self._unknown),
             op=tables.ops[int(row["op"])],
@@ -205,16 +206,16 @@ class _Maker:
             reduce_op=int(row["reduce_op"]),
             site=site,
             step=int(row["step"]),
-            inside_call=state == _STATE_ISSUED,
-            failed=state == _STATE_FAILED,
-            done=int(row["done_ns"]) != UNKNOWN_NS and state != _STATE_FAILED,
+            inside_call=state == codes.ISSUED,
+            failed=state == codes.FAILED,
+            done=int(row["done_ns"]) != UNKNOWN_NS and state != codes.FAILED,
             issued_ns=int(row["issued_ns"]),
             done_ns=int(row["done_ns"]),
-            observed=bool(flags & _FLAG_COMPLETION),
+            observed=bool(flags & codes.COMPLETION_SEEN),
             waited=int(row["waits"]) > 0,
             nbytes=int(row["nbytes"]),
             thread=int(row["thread"]),
-            is_async=bool(flags & _FLAG_ASYNC),
+            is_async=bool(flags & codes.ASYNC),
             sizes=None if p2p else tables.sizes.get(int(row["tag"])),
             even_sizes=int(row["op"]) in self._one_tensor,
             nth=int(self._nth[i]),
@@ -236,7 +237,7 @@ def _passes(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) ->
     passes = []
     forwards = spans[names == events.PP_FORWARD]
     for step in spans[names == events.PP_STEP][-MAX_PASSES:]:
-        ended = int(step["end_ns"]) != UNKNOWN_NS
+        ended = int(step["state"]) == codes.DONE
         inside = forwards[forwards["begin_ns"] >= step["begin_ns"]]
         if ended:
             inside = inside[inside["begin_ns"] <= step["end_ns"]]
@@ -275,13 +276,25 @@ def _sweep(tables: RankTables, keys: dict[int, GroupKey], rows: Array, maker: _M
     first = max(0, len(rows) - limit)
     newest = rows[first:]
     table = np.zeros(len(newest), SWEPT)
-    for name in ("seq", "dtype", "reduce_op", "peer", "numel", "step", "thread", "issued_ns"):
+    for name in (
+        "seq",
+        "dtype",
+        "reduce_op",
+        "peer",
+        "numel",
+        "step",
+        "thread",
+        "flags",
+        "waits",
+        "state",
+        "issued_ns",
+    ):
         table[name] = newest[name]
     table["row"] = np.arange(first, len(rows))
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
     places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
     table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]
-    collective = newest["kind"] != _KIND_P2P
+    collective = newest["kind"] != codes.POINT_TO_POINT
     groups = {}
     for group_id, key in keys.items():
         mine = table[collective & (newest["group"] == group_id)]

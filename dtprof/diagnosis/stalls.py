@@ -3,8 +3,9 @@
 from dtprof import events
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import call_sites
-from dtprof.diagnosis.evidence import Evidence, RankEvidence
+from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
+from dtprof.diagnosis.waits import Wait
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
@@ -15,20 +16,30 @@ LONG_PHASES = {
 """What may rightly take long while others wait, and what to do about it."""
 
 
-def find_absent(evidence: Evidence, fronts: list[Front]) -> Finding | None:
-    """Return the finding for a rank outside any collective that others wait for."""
-    for front in fronts:
-        idle = [evidence.ranks[r] for r in front.absent if evidence.ranks[r].front is None]
-        if idle:
-            return _absent_finding(evidence, front, idle)
+def find_absent(evidence: Evidence, waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
+    """Return the finding for a rank that others wait for and that nothing holds up."""
+    for wait in sorted((w for own in waits.values() for w in own), key=lambda w: w.operation.issued_ns):
+        idle = [
+            evidence.ranks[r]
+            for r in wait.awaited
+            if r in evidence.ranks and r not in waits and not evidence.ranks[r].finished
+        ]
+        if idle and not wait.any_of_them:
+            return _absent_finding(evidence, wait.operation, waits, idle)
     return None
 
 
-def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]) -> Finding:
-    op = next(iter(front.waiting.values()))
-    group = evidence.group(front.group)
+def _absent_finding(
+    evidence: Evidence, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankEvidence]
+) -> Finding:
+    group = evidence.group(op.group)
     culprits = tuple(sorted(rank.rank for rank in absent))
-    waiting = tuple(sorted(front.waiting))
+    waiting = tuple(sorted(waits))
+    here = tuple(
+        rank
+        for rank in waiting
+        if any((w.operation.group, w.operation.seq, w.operation.p2p) == (op.group, op.seq, op.p2p) for w in waits[rank])
+    )
     sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
     kind, words, advice, confidence = _what_it_does(absent[0])
     facts = tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8])
@@ -36,7 +47,7 @@ def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
-        summary=f"{name} {words}{at_line(sites.get(culprits[0]))}; {wait_words(waiting)}"
+        summary=f"{name} {words}{at_line(sites.get(culprits[0]))}; {wait_words(here)}"
         f" for it in {op.op} #{op.seq} of {group_words(group)}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
@@ -45,7 +56,7 @@ def _absent_finding(evidence: Evidence, front: Front, absent: list[RankEvidence]
         op=op.op,
         seq=op.seq,
         step=op.step,
-        call_sites=call_sites(front.waiting),
+        call_sites=call_sites({rank: own[0].operation for rank, own in waits.items()}),
         culprit_call_sites=sites,
         evidence=facts,
         advice=(advice,),

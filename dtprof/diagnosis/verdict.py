@@ -3,52 +3,123 @@
 from dataclasses import replace
 
 from dtprof.diagnosis import divergence, endings, stalls
+from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
 from dtprof.diagnosis.evidence import Evidence
 from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
+from dtprof.diagnosis.handles import find_unwaited
+from dtprof.diagnosis.messages import find_message_fault, find_odd_sizes
+from dtprof.diagnosis.programs import find_creation_mismatch, find_pipeline_mismatch, find_uneven_inputs
+from dtprof.diagnosis.shifts import find_shift
+from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
+from dtprof.diagnosis.waits import Wait, find_cycle, find_waits
 
 CRASHES = {"rank-crashed", "rank-killed"}
+SLOW = {"slow-rank", "long-operation"}
 
 
 def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
-    """Return the verdict: ends first, then ways that part, then who does not come; else why it cannot be told."""
-    finding = _first_cause(evidence)
-    findings = (finding,) if finding is not None else ()
-    outcome, reasons = _outcome(evidence, finding)
+    """Return the verdict: what ended or holds up the job, else what may in a job that goes well."""
+    cause = _first_cause(evidence)
+    if cause is not None:
+        findings = [cause]
+        if cause.kind == "rank-crashed":
+            findings += [finding for finding in find_mismatches(evidence) if not finding.waiting_ranks]
+    elif evidence.stalled or not evidence.ranks:
+        findings = []
+    else:
+        findings = _find_risks(evidence)
+    outcome, reasons = _outcome(evidence, findings)
     return Verdict(
         outcome=outcome,
         source=source,
         ranks_seen=tuple(sorted(evidence.ranks)),
         ranks_missing=evidence.missing,
-        findings=findings,
+        findings=tuple(findings),
         cannot_tell=(*reasons, *evidence.problems),
     )
 
 
 def _first_cause(evidence: Evidence) -> Finding | None:
-    ended = endings.find_ending(evidence)
-    if ended is not None and not endings.died_in_operation(evidence, ended):
-        return ended
-    if ended is None and not evidence.stalled:
-        return None
-    fronts = divergence.find_fronts(evidence)
-    parted = divergence.find_skip(evidence, fronts) or divergence.find_mismatch(evidence, fronts)
-    if ended is not None:
+    death = endings.find_death(evidence)
+    if death is not None and not endings.died_in_operation(evidence, death):
+        return death
+    exited = endings.find_exited(evidence)
+    if death is None and exited is None and not evidence.stalled:
+        return None if _ended_well(evidence) else endings.find_late_death(evidence)
+    parted = _find_parted(evidence)
+    if death is not None:
         # A back end may abort the process that receives what does not fit: then the end is a consequence.
-        return ended if parted is None else replace(parted, evidence=(*parted.evidence, ended.summary))
+        return death if parted is None else replace(parted, evidence=(*parted.evidence, death.summary))
+    cause = parted or _find_held_up(evidence, exited) or endings.find_late_death(evidence)
+    return find_uneven_inputs(evidence, cause) if cause is not None else None
+
+
+def _find_parted(evidence: Evidence) -> Finding | None:
+    """Find the place where the programs of ranks went different ways."""
+    fronts = divergence.find_fronts(evidence)
     return (
-        parted
-        or stalls.find_absent(evidence, fronts)
-        or stalls.find_never_joined(evidence)
-        or stalls.find_backend_stall(evidence, fronts)
+        find_pipeline_mismatch(evidence)
+        or find_creation_mismatch(evidence)
+        or divergence.find_skip(evidence, fronts)
+        or find_shift(evidence)
+        or find_blocking_mismatch(evidence, [(front.group, front.seq) for front in fronts])
     )
 
 
-def _outcome(evidence: Evidence, finding: Finding | None) -> tuple[str, tuple[str, ...]]:
-    if finding is not None:
-        if finding.kind == "long-operation":
+def _find_held_up(evidence: Evidence, exited: Finding | None) -> Finding | None:
+    """Find out from who waits for whom."""
+    waits = find_waits(evidence)
+    cycle = find_cycle(waits)
+    messages = find_message_fault(evidence, waits, cycle)
+    if exited is not None and (messages is None or not _is_first_message(waits, exited)):
+        return exited
+    return (
+        stalls.find_absent(evidence, waits)
+        or messages
+        or find_group_cycle(evidence, waits, cycle)
+        or stalls.find_never_joined(evidence)
+        or stalls.find_backend_stall(evidence, divergence.find_fronts(evidence))
+    )
+
+
+def _is_first_message(waits: dict[int, tuple[Wait, ...]], exited: Finding) -> bool:
+    """Say whether ranks wait for those that left only in messages such as had never gone between them before.
+
+    Then the program never was to send them; after others, the rank left too early.
+    """
+    held_up = [w.operation for own in waits.values() for w in own if set(w.awaited) & set(exited.culprit_ranks)]
+    return bool(held_up) and all(operation.p2p and operation.nth == 0 for operation in held_up)
+
+
+def _ended_well(evidence: Evidence) -> bool:
+    return evidence.manifest.exit_status in (None, 0)
+
+
+def _find_risks(evidence: Evidence) -> list[Finding]:
+    """Find what is wrong, or may go wrong, in a job that ended in order or goes on."""
+    shift = find_shift(evidence)
+    wrong = [shift] if shift is not None else find_mismatches(evidence)
+    return [
+        *wrong,
+        *find_odd_sizes(evidence),
+        *find_unwaited(evidence),
+        *find_order_risk(evidence),
+        *find_slow_ranks(evidence),
+        *find_long_operations(evidence),
+    ]
+
+
+def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
+    held_up = evidence.stalled or evidence.manifest.exit_status not in (None, 0)
+    if findings:
+        kinds = {finding.kind for finding in findings}
+        if kinds <= SLOW:
             return "slow", ()
+        if not held_up and not kinds & CRASHES and not any(finding.waiting_ranks for finding in findings):
+            return "risk", ()
         failed = any(rank.exceptions for rank in evidence.ranks.values())
-        is_crash = finding.kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
+        is_crash = findings[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
         return ("crash" if is_crash else "hang"), ()
     status = evidence.manifest.exit_status
     if not evidence.ranks:

@@ -1,72 +1,17 @@
 """Verdicts on runs built by hand: for every kind one that triggers it, and one that must not."""
 
 import signal
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.evidence import Stack, gather
-from dtprof.diagnosis.findings import Verdict, rank_list
-from dtprof.diagnosis.recorded import rank_evidence
-from dtprof.diagnosis.verdict import decide
+from dtprof.diagnosis.evidence import Stack
+from dtprof.diagnosis.findings import rank_list
 from dtprof.report.verdict_json import verdict_json
 from dtprof.report.verdict_text import verdict_text
-from dtprof.tables import Manifest, ProcessExit, Site
+from dtprof.tables import Site
 from tests.builders import START_NS, RankBuilder
-
-STEP = 1000
-CONNECTION_LOST = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-
-
-def ranks_in_step(world_size: int, steps: int) -> list[RankBuilder]:
-    """Return ranks that made `steps` whole steps: a gradient all_reduce at line 10, a loss all_reduce at line 20."""
-    ranks = [RankBuilder(rank, world_size, closed=False) for rank in range(world_size)]
-    for rank in ranks:
-        for step in range(steps):
-            rank.span("backward", step * STEP, step * STEP + 200)
-            gradients(rank, step * STEP, done=True)
-            rank.span("optimizer", step * STEP + 300, step * STEP + 310)
-            loss(rank, step * STEP, done=True)
-    return ranks
-
-
-def gradients(rank: RankBuilder, t: int, *, done: bool) -> None:
-    site = rank.site("Tensor.backward", line=10)
-    rank.op("all_reduce", t + 100, t + 150 if done else None, returned=t + 101, site=site, nbytes=4096)
-
-
-def loss(rank: RankBuilder, t: int, *, done: bool) -> None:
-    site = rank.site("all_reduce", line=20, function="average_loss")
-    rank.op("all_reduce", t + 400, t + 450 if done else None, returned=t + 401, site=site, nbytes=8)
-
-
-def judge(
-    ranks: Sequence[RankBuilder],
-    *,
-    statuses: Mapping[int, tuple[int, int]] | None = None,
-    exit_status: int | None = 1,
-    stalled: bool = True,
-    stacks: Mapping[int, Stack] | None = None,
-    stopped_on_hang_ns: int | None = None,
-    oom_kills: int = 0,
-) -> Verdict:
-    """Return the verdict; `statuses` gives (exit status, time) by rank."""
-    evidence = []
-    for builder in ranks:
-        known = (statuses or {}).get(builder.rank)
-        ended = ProcessExit(pid=builder.pid, status=known[0], t_ns=START_NS + known[1]) if known else None
-        stack = (stacks or {}).get(builder.rank)
-        evidence.append(rank_evidence(builder.tables(), exit=ended, stack=stack, alive=None))
-    job = gather(
-        evidence,
-        world_size=ranks[0].world_size,
-        manifest=Manifest(exit_status=exit_status, ended_realtime_ns=1),
-        stalled=stalled,
-        stopped_on_hang_ns=stopped_on_hang_ns,
-        oom_kills=oom_kills,
-    )
-    return decide(job, ("run",))
+from tests.diagnosis.judging import CONNECTION_LOST, STEP, gradients, judge, loss, ranks_in_step
 
 
 def test_a_run_that_ended_in_order_is_healthy() -> None:

@@ -1,0 +1,160 @@
+"""Programs that part by more than one call: batches that run out, pipelines of other plans, groups not made by all."""
+
+from dataclasses import replace
+
+from dtprof.diagnosis.endings import call_sites, victims
+from dtprof.diagnosis.evidence import Evidence, RankEvidence
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list, wait_words
+from dtprof.tables import Site
+
+FOLLOWS_FROM_UNEVEN_INPUTS = {
+    "rank-exited",
+    "rank-skipped-collective",
+    "collective-order-mismatch",
+    "size-mismatch",
+    "dtype-mismatch",
+    "root-mismatch",
+    "step-mismatch",
+    "group-order-inversion",
+    "wrong-group",
+    "p2p-unmatched",
+    "backend-stall",
+    "rank-stuck",
+}
+
+
+def find_uneven_inputs(evidence: Evidence, cause: Finding) -> Finding:
+    """Return the finding for ranks that ran out of batches where that explains another cause, else that cause."""
+    if cause.kind not in FOLLOWS_FROM_UNEVEN_INPUTS:
+        return cause
+    least = min(rank.exhausted for rank in evidence.ranks.values())
+    out = {r.rank: r for r in evidence.ranks.values() if r.exhausted > least and r.newest_is_exhaustion}
+    going_on = [rank for rank in evidence.ranks.values() if rank.rank not in out]
+    if not out or 2 * len(out) > len(evidence.ranks) or any(rank.batches < 1 for rank in going_on):
+        return cause
+    most = max(rank.batches for rank in going_on)
+    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most))
+    if not culprits:
+        return cause
+    held_up = tuple(sorted(set(victims(evidence, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
+    fronts = {rank: front for rank in held_up if (front := evidence.ranks[rank].front) is not None}
+    places = {rank: place for rank in culprits if (place := evidence.ranks[rank].place) is not None}
+    first = out[culprits[0]]
+    return replace(
+        cause,
+        kind="uneven-inputs",
+        summary=f"{capitalised(culprits)} ran out of batches after {first.batches}, and left the loop; "
+        f"{wait_words(held_up)} for {'it' if len(culprits) == 1 else 'them'} in the next step.",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        confidence=0.9,
+        call_sites=call_sites(fronts) or cause.call_sites,
+        culprit_call_sites=places or cause.culprit_call_sites,
+        evidence=(
+            f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far",
+            *cause.evidence[:2],
+        ),
+        advice=(
+            "Give every rank as many batches (DistributedSampler, drop_last), or train inside "
+            "torch.distributed.algorithms.Join.",
+        ),
+    )
+
+
+def find_pipeline_mismatch(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
+    ranks = {rank.rank: rank for rank in evidence.ranks.values() if rank.passes}
+    if len(ranks) < 2 or len(ranks) < len(evidence.ranks):
+        return None
+    plans = {
+        rank: (own.passes[-1].plan.schedule, own.passes[-1].plan.num_microbatches)
+        for rank, own in ranks.items()
+        if own.passes[-1].plan is not None
+    }
+    if len(set(plans.values())) > 1 and len(plans) == len(ranks):
+        words = {rank: f"{schedule} with {number} microbatches" for rank, (schedule, number) in plans.items()}
+        return _pipeline_finding(evidence, words)
+    ran = {}
+    for rank, own in ranks.items():
+        ended = [one for one in own.passes if one.ended]
+        if own.passes[-1].ended is False and len(own.passes) > 1 and own.passes[-2].ended:
+            ended = [own.passes[-2]]
+        if not ended or ended[-1].plan is None:
+            continue
+        newest = ended[-1]
+        wanted = ended[-1].plan.num_microbatches if ended[-1].plan is not None else 0
+        if newest.forwards and any(number != wanted for number in newest.forwards.values()):
+            ran[rank] = min(newest.forwards.values())
+    if not ran or len(ran) == len(ranks):
+        return None
+    words = {
+        rank: f"{ran[rank]} microbatches" if rank in ran else f"{plans[rank][1]} microbatches" if rank in plans else "?"
+        for rank in ranks
+    }
+    return _pipeline_finding(evidence, words)
+
+
+def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
+    counted = list(words.values())
+    usual = max(sorted(set(counted)), key=counted.count)
+    if all(counted.count(value) == counted.count(usual) for value in counted):
+        usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
+    culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
+    held_up = tuple(rank for rank in victims(evidence, set(culprits)))
+    fronts = {rank: front for rank in held_up if (front := evidence.ranks[rank].front) is not None}
+    front = next(iter(fronts.values()), None)
+    places = {rank: place for rank in culprits if (place := evidence.ranks[rank].place) is not None}
+    runs = "runs" if len(culprits) == 1 else "run"
+    return Finding(
+        kind="pipeline-schedule-mismatch",
+        summary=f"{capitalised(culprits)} of the pipeline {runs} {words[culprits[0]]}, the others {usual}; "
+        f"{wait_words(held_up)} for messages that do not come.",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        confidence=0.9,
+        group=evidence.group(front.group) if front is not None and front.group.ranks else None,
+        op=front.op if front else None,
+        seq=front.seq if front else None,
+        step=min(evidence.ranks[rank].steps for rank in words),
+        call_sites=call_sites(fronts),
+        culprit_call_sites=places,
+        evidence=tuple(f"rank {rank}: {value}" for rank, value in sorted(words.items())[:8]),
+        advice=("Give every stage the same schedule and the same number of microbatches.",),
+    )
+
+
+def find_creation_mismatch(evidence: Evidence) -> Finding | None:
+    """Return the finding for groups that some ranks are making and others are not."""
+    making = {rank.rank: rank for rank in evidence.ranks.values() if rank.making_group is not None}
+    others = [rank for rank in evidence.ranks.values() if rank.rank not in making]
+    if not making or not others:
+        return None
+    number = max(rank.groups_made for rank in making.values())
+    absent = [rank for rank in others if rank.groups_made < number and (rank.blocking or rank.finished)]
+    if not absent:
+        return None
+    culprits = tuple(sorted(rank.rank for rank in absent))
+    waiting = tuple(sorted(making))
+    sites = {rank: own.making_group for rank, own in making.items() if own.making_group is not None}
+    places: dict[int, Site] = {rank: place for rank in culprits if (place := evidence.ranks[rank].place) is not None}
+    line = next(iter(sites.values()), None)
+    return Finding(
+        kind="group-creation-mismatch",
+        summary=f"{capitalised(culprits)} did not call new_group{at_line(line)}; {wait_words(waiting)} in it.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.9,
+        step=min(rank.steps for rank in making.values()),
+        call_sites=sites,
+        culprit_call_sites=places,
+        evidence=(
+            *(f"rank {r.rank}: {_doing(r)}" for r in absent[:8]),
+            f"{rank_list(waiting)} made {number} groups, this one included",
+        ),
+        advice=("Every rank of the job must call new_group, members or not, in the same order.",),
+    )
+
+
+def _doing(rank: RankEvidence) -> str:
+    made = f"made {rank.groups_made} groups"
+    return f"{made} and {'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"

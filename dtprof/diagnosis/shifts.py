@@ -1,0 +1,151 @@
+"""Ranks whose calls of one group run ahead of, or behind, those of the others: each meets the call of another step.
+
+The back end does not notice where the calls have the same form. It shows in lines and steps: from some position on,
+what one rank calls is what the others call a few positions later, or earlier.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.diagnosis.arguments import at_position, group_tables
+from dtprof.diagnosis.endings import call_sites, victims
+from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.tables import Array
+
+MAX_SHIFT = 16
+MIN_TAIL = 4
+"""Calls that must fit when shifted."""
+MIN_MISFITS = 2
+"""Calls that must not fit otherwise."""
+MIN_HISTORY = 2
+"""Times that all ranks must have made a call at the same position before one of them is said to have left it out."""
+
+Codes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """One rank against the reference."""
+
+    at: int  # index of the first call that differs
+    by: int  # calls left out (negative) or added (positive) by the rank
+
+
+def find_shift(evidence: Evidence) -> Finding | None:
+    """Return the finding for the earliest shift, None where every group is in step."""
+    found = [
+        finding for group, tables in group_tables(evidence).items() if (finding := _of_group(evidence, group, tables))
+    ]
+    return min(found, key=lambda finding: finding.step or 0, default=None)
+
+
+def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> Finding | None:
+    start = max(int(table["seq"][0]) for table in tables.values())
+    cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
+    if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
+        return None  # positions are missing: nothing can be counted
+    shortest = min(map(len, cut.values()))
+    if shortest < MIN_TAIL:
+        return None
+    codes = {rank: _codes(table) for rank, table in cut.items()}
+    likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
+    usual, _ = Counter(likeness.values()).most_common(1)[0]
+    reference = next(rank for rank, own in likeness.items() if own == usual)
+    shifts = {
+        rank: shift
+        for rank, own in codes.items()
+        if likeness[rank] != usual and (shift := _shift(codes[reference], own, cut[reference], cut[rank])) is not None
+    }
+    if not shifts:
+        return None
+    first = min(shifts.values(), key=lambda shift: shift.at)
+    culprits = tuple(sorted(rank for rank, shift in shifts.items() if shift == first))
+    tie = 2 * len(culprits) >= len(tables)
+    if tie and len(tables) == 2 and _is_usual(cut[culprits[0]], first.at) and not _is_usual(cut[reference], first.at):
+        culprits, first, tie = (reference,), Shift(at=first.at, by=-first.by), False
+    elif tie and len(tables) == 2 and not _is_usual(cut[culprits[0]], first.at):
+        tie = False
+    seq = start + first.at
+    return _finding(evidence, group, at_position(evidence, tables, seq), culprits, first, seq=seq, tie=tie)
+
+
+def _codes(table: Array) -> Codes:
+    op, place, step = (table[name].astype(np.uint64) for name in ("op", "place", "step"))
+    return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (step << np.uint64(40)), np.uint64)
+
+
+def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
+    common = min(len(reference), len(own))
+    differs = np.flatnonzero(reference[:common] != own[:common])
+    if len(differs) < MIN_MISFITS:
+        return None
+    at = int(differs[0])
+    same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "place"))
+    if same_line and _history(reference_table, at) < MIN_HISTORY:
+        return None  # only steps differ, from the first call on: a rank that made steps of its own before
+    for by in range(1, MAX_SHIFT + 1):
+        for added in (False, True):
+            a, b = (reference[at:], own[at + by :]) if added else (reference[at + by :], own[at:])
+            overlap = min(len(a), len(b))
+            if overlap >= MIN_TAIL and np.array_equal(a[:overlap], b[:overlap]):
+                return Shift(at=at, by=by if added else -by)
+    return None
+
+
+def _history(table: Array, at: int) -> int:
+    return int(((table["place"][:at] == table["place"][at]) & (table["op"][:at] == table["op"][at])).sum())
+
+
+def _is_usual(table: Array, at: int) -> bool:
+    """Say whether a rank made as many calls in the step of a position as in the step before."""
+    step = int(table["step"][at])
+    return int((table["step"] == step).sum()) == int((table["step"] == step - 1).sum())
+
+
+def _finding(
+    evidence: Evidence,
+    key: GroupKey,
+    present: dict[int, Operation],
+    culprits: tuple[int, ...],
+    shift: Shift,
+    *,
+    seq: int,
+    tie: bool,
+) -> Finding:
+    group = evidence.group(key)
+    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
+    theirs, mine = next(iter(others.values())), present[culprits[0]]
+    skipped = shift.by < 0
+    ended_badly = evidence.stalled
+    name = capitalised(culprits)
+    what = (
+        f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"
+        if skipped
+        else f"made one more {mine.op}{at_line(mine.site)} in step {mine.step}"
+    )
+    held_up = victims(evidence, set(culprits)) if ended_badly else ()
+    return Finding(
+        kind="rank-skipped-collective" if skipped and ended_badly else "step-mismatch",
+        summary=f"{name} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
+        f"{'ahead of' if skipped else 'behind'} the others, and every result mixes calls that do not belong together.",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        confidence=0.6 if tie else 0.9,
+        group=group,
+        op=(theirs if skipped else mine).op,
+        seq=seq,
+        step=theirs.step,
+        call_sites=call_sites(others),
+        culprit_call_sites=call_sites({rank: present[rank] for rank in culprits}),
+        evidence=(
+            f"before #{seq}, lines and steps agree on all members",
+            f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in step {mine.step}"
+            f"{at_line(mine.site)}, the others in step {theirs.step}{at_line(theirs.site)}",
+            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+        ),
+        advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
+    )

@@ -1,0 +1,93 @@
+"""Jobs that go on and lose time: one rank late again and again, or one long piece of work that all others wait for."""
+
+from dtprof import events
+from dtprof.diagnosis.evidence import Evidence, LongPhase, RankEvidence
+from dtprof.diagnosis.findings import Finding, at_line, wait_words
+from dtprof.tables import UNKNOWN_NS, Site
+
+MIN_SLOWDOWN = 1.25
+"""The job would be this much faster without the rank's lag."""
+MIN_LAST_SHARE = 0.6
+MIN_LONG_NS = 10_000_000_000
+MIN_WAITED = 0.8
+"""Share of the long work that each of the others spends waiting."""
+
+
+def find_slow_ranks(evidence: Evidence) -> list[Finding]:
+    """Return findings for ranks that the others wait for in most steps, at a notable cost."""
+    stragglers = evidence.find_stragglers() if evidence.find_stragglers is not None else ()
+    found = []
+    for straggler in stragglers:
+        slowdown, share = straggler.slowdown, straggler.last_share
+        if slowdown is None or share is None or slowdown < MIN_SLOWDOWN or share < MIN_LAST_SHARE:
+            continue
+        rank = evidence.ranks.get(straggler.rank)
+        others = tuple(r for r in sorted(evidence.ranks) if r != straggler.rank)
+        cost = straggler.blame_ns_per_step
+        facts = [f"it came last to {share:.0%} of the collectives in which somebody waited notably"]
+        if cost is not None:
+            facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
+        found.append(
+            Finding(
+                kind="slow-rank",
+                severity="warning",
+                summary=f"Rank {straggler.rank} is late again and again; steps would be {slowdown:.2f} times as fast "
+                "without its lag.",
+                culprit_ranks=(straggler.rank,),
+                waiting_ranks=others,
+                confidence=0.85,
+                step=rank.steps if rank else None,
+                evidence=tuple(facts),
+                advice=(
+                    f"Look at what rank {straggler.rank} does that the others do not: its data, its host, other work "
+                    "on its cores (dtprof report shows its steps beside theirs).",
+                ),
+            )
+        )
+    return found
+
+
+def find_long_operations(evidence: Evidence) -> list[Finding]:
+    """Return the finding for the longest checkpoint or compilation of some rank in which all others waited."""
+    found: list[tuple[RankEvidence, LongPhase, dict[int, int]]] = []
+    for rank in evidence.ranks.values():
+        for phase in rank.long_phases:
+            if phase.end_ns - phase.begin_ns < MIN_LONG_NS:
+                continue
+            waited = {r.rank: _waited_ns(r, phase) for r in evidence.ranks.values() if r.rank != rank.rank}
+            if waited and min(waited.values()) >= MIN_WAITED * (phase.end_ns - phase.begin_ns):
+                found.append((rank, phase, waited))
+    if not found:
+        return []
+    rank, phase, waited = max(found, key=lambda entry: entry[1].end_ns - entry[1].begin_ns)
+    took_s = (phase.end_ns - phase.begin_ns) / 1e9
+    place: Site | None = phase.site
+    waiting = tuple(sorted(waited))
+    advice = (
+        "Save asynchronously, or on all ranks at once (torch.distributed.checkpoint)."
+        if phase.phase == events.CHECKPOINT
+        else "Keep compiled code in a cache that lasts (TORCHINDUCTOR_CACHE_DIR)."
+    )
+    return [
+        Finding(
+            kind="long-operation",
+            severity="warning",
+            summary=f"Rank {rank.rank} spent {took_s:.0f} s in a {phase.phase}{at_line(place)}; "
+            f"{wait_words(waiting)} for it all the while.",
+            culprit_ranks=(rank.rank,),
+            waiting_ranks=waiting,
+            confidence=0.9,
+            culprit_call_sites={rank.rank: place} if place else {},
+            evidence=(f"the others were in a collective for {min(waited.values()) / 1e9:.0f} s of it, at least",),
+            advice=(advice,),
+        )
+    ]
+
+
+def _waited_ns(rank: RankEvidence, phase: LongPhase) -> int:
+    """Return the longest stretch of the phase during which a rank was in one operation."""
+    longest = 0
+    for operation in rank.operations:
+        end = operation.done_ns if operation.done_ns != UNKNOWN_NS else phase.end_ns
+        longest = max(longest, min(end, phase.end_ns) - max(operation.issued_ns, phase.begin_ns))
+    return longest

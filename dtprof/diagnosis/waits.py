@@ -1,0 +1,108 @@
+"""Who waits for whom: the operations that hold ranks up, and the ranks that have not come to them.
+
+A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dtprof.diagnosis.evidence import Channel, Evidence, Operation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One rank held up in one operation."""
+
+    rank: int
+    operation: Operation
+    awaited: tuple[int, ...]  # ranks that have not come; empty: all have
+    any_of_them: bool = False  # one would do
+
+
+def find_waits(evidence: Evidence) -> dict[int, tuple[Wait, ...]]:
+    """Return what holds each rank up; ranks that nothing holds up are left out."""
+    return {
+        rank.rank: tuple(_wait(evidence, rank.rank, operation) for operation in rank.blocking)
+        for rank in evidence.ranks.values()
+        if rank.blocking and not rank.finished
+    }
+
+
+def _wait(evidence: Evidence, rank: int, operation: Operation) -> Wait:
+    if operation.p2p:
+        return _message(evidence, rank, operation)
+    awaited = tuple(
+        member
+        for member in operation.group.ranks
+        if member in evidence.ranks and evidence.ranks[member].counts.get((operation.group, False), 0) <= operation.seq
+    )
+    return Wait(rank=rank, operation=operation, awaited=awaited)
+
+
+def _message(evidence: Evidence, rank: int, operation: Operation) -> Wait:
+    peer = operation.peer_rank
+    sends = operation.op == "send"
+    if peer >= 0:
+        came = is_met(evidence, rank, operation)
+        return Wait(rank=rank, operation=operation, awaited=() if came is not False else (peer,))
+    others = tuple(r for r in operation.group.ranks if r != rank and r in evidence.ranks)
+    sent = sum(evidence.ranks[r].channels.get(Channel(operation.group, rank, operation.tag, True), 0) for r in others)
+    mine = evidence.ranks[rank].channels
+    taken = sum(mine.get(Channel(operation.group, r, operation.tag, False), 0) for r in others)
+    known = not sends and all(evidence.ranks[r].complete for r in (*others, rank))
+    return Wait(
+        rank=rank,
+        operation=operation,
+        awaited=() if not known or sent > taken + operation.nth else others,
+        any_of_them=True,
+    )
+
+
+def is_met(evidence: Evidence, rank: int, operation: Operation) -> bool | None:
+    """Say whether the peer of a message has issued the other end; None where that cannot be known."""
+    peer = operation.peer_rank
+    if peer not in evidence.ranks or operation.nth < 0:
+        return None
+    if not (evidence.ranks[peer].complete and evidence.ranks[rank].complete):
+        return None
+    receives = operation.op == "send"
+    theirs = evidence.ranks[peer].channels
+    count = theirs.get(Channel(operation.group, rank, operation.tag, not receives), 0)
+    if receives:
+        count += theirs.get(Channel(operation.group, -1, operation.tag, False), 0)  # any source may take it
+    return count > operation.nth
+
+
+def find_cycle(waits: dict[int, tuple[Wait, ...]]) -> tuple[int, ...]:
+    """Return the ranks of a cycle of waits that nobody outside can resolve; empty where there is none."""
+    stuck = set(waits)
+    while free := {rank for rank in stuck if not any(_is_held(wait, stuck) for wait in waits[rank])}:
+        stuck -= free
+    if not stuck:
+        return ()
+    # Of those, what every walk ends in: the terminal strongly connected component with the lowest rank.
+    reach = {rank: _reachable(rank, waits, stuck) for rank in stuck}
+    last = [rank for rank in sorted(stuck) if all(rank in reach[other] for other in reach[rank])]
+    return tuple(sorted(reach[last[0]])) if last else ()
+
+
+def _is_held(wait: Wait, stuck: set[int]) -> bool:
+    """Say whether a wait cannot end while these ranks are stuck."""
+    held = [rank in stuck for rank in wait.awaited]
+    return bool(held) and (all(held) if wait.any_of_them else any(held))
+
+
+def _reachable(rank: int, waits: dict[int, tuple[Wait, ...]], stuck: set[int]) -> set[int]:
+    found: set[int] = set()
+    ahead = [rank]
+    while ahead:
+        for wait in waits[ahead.pop()]:
+            new = [other for other in wait.awaited if other in stuck and other not in found]
+            found.update(new)
+            ahead += new
+    return found
+
+
+def awaited_of(waits: Iterable[Wait]) -> set[int]:
+    """Return all ranks that somebody waits for."""
+    return {rank for wait in waits for rank in wait.awaited}
