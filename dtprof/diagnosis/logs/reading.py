@@ -21,6 +21,8 @@ LINE_ENDS = re.compile(rb"[\r\n]+")
 TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
 MAX_TORN_LINES = 5
 MANY = 1_000_000
+ATTENTIVE_LINES = 400
+"""So many lines after one that tells something are read: tracebacks and tables of many ranks end within them."""
 
 
 def diagnose_logs(paths: Iterable[Path]) -> Verdict:
@@ -85,6 +87,8 @@ class LogReader:
         self._tracebacks = Tracebacks(self._attempts[-1])
         self._torn: dict[str, tuple[Line, int]] = {}
         self._line = 0
+        self._attentive = 0
+        self._chunk = 0
         self._has_binary = False
 
     def read(self) -> list[Facts]:
@@ -108,18 +112,26 @@ class LogReader:
     def _read_chunk(self, chunk: bytes) -> None:
         self._has_binary = self._has_binary or b"\0" in chunk
         facts = self._attempts[-1]
+        self._chunk += 1
+        if self._chunk <= 64 or self._chunk % 16 == 0:
+            for number in set(RANK_TAG.findall(chunk)):
+                facts.name_rank(int(number))
         if not any(word in chunk for word in BYTE_WORDS):
             self._line += chunk.count(b"\n")
-            for match in RANK_TAG.findall(chunk):
-                facts.name_rank(int(match))
+            self._attentive = 0
             for stream in facts.last_activity:
                 facts.last_activity[stream] += MANY
             return
         for raw in LINE_ENDS.split(chunk):
             self._line += 1
+            if any(word in raw for word in BYTE_WORDS):
+                self._attentive = ATTENTIVE_LINES
+            # After an exception every line counts: a program that goes on has handled it.
+            elif self._attentive <= 0 and not self._attempts[-1].last_activity:
+                continue
+            self._attentive -= 1
             if raw:
-                text = raw[:MAX_LINE_BYTES].decode("utf-8", "replace").replace("\0", "")
-                self._read_line(text)
+                self._read_line(raw[:MAX_LINE_BYTES].decode("utf-8", "replace").replace("\0", ""))
 
     def _read_line(self, text: str) -> None:
         line = parse_line(text, file_key=str(self.number), file_rank=self._rank)
