@@ -2,11 +2,21 @@
 
 import argparse
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from dtprof.diagnosis.findings import Verdict
 
 EPILOG = """\
-example:
+examples:
   dtprof diagnose dtprof-runs/20261121-101500-train
+  dtprof diagnose /tmp/nccl_trace_rank_*     Flight Recorder dumps, one for each rank
+  dtprof diagnose slurm-4711.out             what the job printed
 
 exit status: 0 no error or warning found, 1 something found, 2 the input cannot be read
 """
@@ -17,21 +27,62 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "diagnose",
         help="say which rank, which collective and which line hold a job up",
-        description="Read a run, finished, running or killed, and name the cause of a hang or a crash.",
+        description="Read what is left of a job, finished, running or killed, and name the cause of a hang or a crash.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument(
+        "paths",
+        type=Path,
+        metavar="PATH",
+        nargs="+",
+        help="run directory, Flight Recorder dumps (pickle or JSON), job logs, or a directory of those; several are "
+        "taken as of one job",
+    )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict."""
-    from dtprof.cli.inspection import diagnose_run
     from dtprof.report.verdict_json import verdict_json
     from dtprof.report.verdict_text import verdict_text
 
-    verdict = diagnose_run(arguments.path)
+    verdict = diagnose(arguments.paths)
     print(json.dumps(verdict_json(verdict), indent=1) if arguments.json else verdict_text(verdict))
     return 1 if any(finding.severity in ("error", "warning") for finding in verdict.findings) else 0
+
+
+def diagnose(paths: Iterable[Path]) -> "Verdict":
+    """Return one verdict on everything given.
+
+    Raises:
+        NotARunError, NotADumpError: what was given cannot be read.
+        UsageError: it is not of one job.
+    """
+    from dtprof.cli.inputs import sort_inputs
+    from dtprof.diagnosis.joining import join
+
+    inputs = sort_inputs(paths)
+    if len(inputs.runs) > 1:
+        raise UsageError(
+            f"{len(inputs.runs)} run directories were given ({inputs.runs[0]}, {inputs.runs[1]}); expected one. "
+            "Diagnose them one after the other."
+        )
+    verdicts = []
+    if inputs.runs:
+        from dtprof.cli.inspection import diagnose_run
+
+        verdicts.append(diagnose_run(inputs.runs[0]))
+    if inputs.dumps:
+        from dtprof.diagnosis.dumps.decision import diagnose_dumps
+        from dtprof.dumps import Labels
+        from dtprof.importers.flight_recorder import read_dumps
+
+        verdicts.append(diagnose_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels))
+    if inputs.logs:
+        from dtprof.diagnosis.logs import diagnose_logs
+
+        verdicts.append(diagnose_logs(inputs.logs))
+    verdict = join(verdicts)
+    return replace(verdict, cannot_tell=(*verdict.cannot_tell, *inputs.problems))

@@ -16,14 +16,26 @@ _LOOK = (
 
 def absent_finding(job: Job, waits: Waits, culprits: tuple[int, ...]) -> Finding:
     """Return the finding for ranks that others wait for and that wait for nobody."""
-    held = [item for edges in waits.edges.values() for rank, item in edges.items() if rank in culprits]
-    first = min(held, key=lambda item: item.first.created_ns)
+    first = _telling(waits, culprits)
     if isinstance(first, Meeting):
         return _unmatched(job, waits, first, culprits)
     members = len(first.key.ranks)
     if set(culprits) <= set(first.absent) and 2 * len(first.absent) > members and members > 2:
         return _alone(job, first)
     return _never_entered(job, waits, first, culprits)
+
+
+def _telling(waits: Waits, culprits: tuple[int, ...]) -> Front | Meeting:
+    """Return the operation that shows most of the culprits: collectives before transfers, then the earliest."""
+    shown: dict[int, tuple[Front | Meeting, set[int]]] = {}
+    for edges in waits.edges.values():
+        for rank, item in edges.items():
+            if rank in culprits:
+                shown.setdefault(id(item), (item, set()))[1].add(rank)
+    return min(
+        shown.values(),
+        key=lambda one: (isinstance(one[0], Meeting), -len(one[1]), one[0].first.created_ns),
+    )[0]
 
 
 def last_lines(job: Job, ranks: tuple[int, ...]) -> dict[int, Site]:
@@ -38,9 +50,9 @@ def _never_entered(job: Job, waits: Waits, front: Front, culprits: tuple[int, ..
     name = capitalised(culprits)
     lost = [rank for rank in culprits if rank not in job.dumps]
     places = last_lines(job, culprits)
-    sure = 0.7 if lost else 0.9
-    if job.missing and not lost:
-        sure = 0.75
+    sure = 0.9 if not job.missing else 0.75
+    if lost:
+        sure = 0.7 if len(lost) == 1 or 4 * len(lost) <= len(job.world) else 0.4
     finding = Finding(
         kind="rank-skipped-collective",
         summary=f"{name} never entered {op.op} #{front.seq} of {group_words(group)}{at_line(op.site)}; "

@@ -5,11 +5,21 @@ from dataclasses import replace
 from dtprof.diagnosis.dumps import divergence, stalls
 from dtprof.diagnosis.dumps.absence import absent_finding
 from dtprof.diagnosis.dumps.cycles import cycle_finding
-from dtprof.diagnosis.dumps.job import Job
+from dtprof.diagnosis.dumps.job import Job, assemble
 from dtprof.diagnosis.dumps.waits import Waits, find_waits
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+from dtprof.dumps import Dump, Labels
 
 SOURCE = ("flight_recorder",)
+
+
+def diagnose_dumps(dumps: list[Dump], problems: list[str], unreadable: list[int], labels: Labels) -> Verdict:
+    """Return the verdict on dumps as their reader gives them.
+
+    Raises:
+        NotADumpError: they are of jobs with different members.
+    """
+    return decide(assemble(dumps, labels, unreadable=unreadable, problems=problems))
 
 
 def decide(job: Job) -> Verdict:

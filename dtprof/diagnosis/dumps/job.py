@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from dtprof.diagnosis.findings import rank_list
 from dtprof.dumps import Dump, Labels, Pending, Track
+from dtprof.errors import NotADumpError
 from dtprof.tables import Group, Site
 
 STALE_NS = 3600 * 10**9
@@ -84,7 +85,11 @@ class Job:
 
 
 def assemble(dumps: Iterable[Dump], labels: Labels, *, unreadable: Iterable[int], problems: Iterable[str]) -> Job:
-    """Put dumps together, leaving out those of an older attempt."""
+    """Put dumps together, leaving out those of an older attempt.
+
+    Raises:
+        NotADumpError: they are of jobs with different members.
+    """
     given = {dump.rank: dump for dump in dumps}
     kept, notes = _of_one_attempt(given)
     keys = _keys(kept)
@@ -95,6 +100,13 @@ def assemble(dumps: Iterable[Dump], labels: Labels, *, unreadable: Iterable[int]
             groups[key] = Group(
                 name=name, description=told.description if told else "", size=len(key.ranks), ranks=key.ranks
             )
+    worlds = {key.ranks: rank for (rank, _), key in keys.items() if _is_default(groups[key]) and key.ranks}
+    if len(worlds) > 1:
+        (ours, one), (theirs, other), *_ = sorted(worlds.items(), key=lambda item: item[1])
+        raise NotADumpError(
+            f"{kept[one].path} is of a job of {len(ours)} ranks, {kept[other].path} of one of {len(theirs)}; "
+            "expected dumps of one job and one attempt. Give those only."
+        )
     default = max((key.ranks for key in keys.values() if _is_default(groups[key])), key=len, default=())
     named = {rank for key in keys.values() for rank in key.ranks} | set(default) | set(kept)
     backends = Counter(dump.backend for dump in kept.values() if dump.backend)

@@ -1,0 +1,72 @@
+"""What the paths given to `dtprof diagnose` are, by their content: runs, Flight Recorder dumps, plain logs."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.diagnosis.logs import looks_like_a_log
+from dtprof.errors import NotARunError
+from dtprof.importers.flight_recorder import looks_like_dump
+
+HEAD_BYTES = 1 << 20
+MAX_FILES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Paths by kind."""
+
+    runs: tuple[Path, ...]
+    dumps: tuple[Path, ...]
+    logs: tuple[Path, ...]
+    problems: tuple[str, ...]
+
+
+def sort_inputs(paths: Iterable[Path]) -> Inputs:
+    """Find out what every path is; files of directories that are no runs are looked at one by one.
+
+    Raises:
+        NotARunError: a path does not exist or cannot be read, or none is anything that can be diagnosed.
+    """
+    runs: list[Path] = []
+    dumps: list[Path] = []
+    logs: list[Path] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(paths):
+        if path.is_dir():
+            files = [] if is_run(path) else list(_files(path))
+            if not files:
+                runs.append(path)  # its reader says what is wrong with an empty directory
+        elif path.exists():
+            files = [path]
+        else:
+            raise NotARunError(f"{path} does not exist. Expected a run directory, Flight Recorder dumps or job logs.")
+        for file in files:
+            if _is_dump(file):
+                dumps.append(file)
+            elif looks_like_a_log(file):
+                logs.append(file)
+            else:
+                problems.append(f"{file} is neither a Flight Recorder dump nor text, and was not read")
+    if not (runs or dumps or logs):
+        raise NotARunError(f"{problems[0]}. Expected a run directory, Flight Recorder dumps or job logs.")
+    return Inputs(runs=tuple(runs), dumps=tuple(dumps), logs=tuple(logs), problems=tuple(problems[:5]))
+
+
+def is_run(path: Path) -> bool:
+    """Say whether a directory is a run, also one whose beginning is damaged."""
+    return (path / "run.json").exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    found = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith("."))
+    yield from (one for one, _ in zip(found, range(MAX_FILES), strict=False))
+
+
+def _is_dump(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(64)
+            return looks_like_dump(head if head[:1] == b"\x80" else head + opened.read(HEAD_BYTES))
+    except OSError as error:
+        raise NotARunError(f"{file} cannot be read: {error.strerror}. Give a file that you may read.") from None
