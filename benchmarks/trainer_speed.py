@@ -1,10 +1,14 @@
-"""The reference trainer against a plain loop of the same model with DistributedDataParallel, in the same processes.
+"""The reference trainer against a plain loop with DistributedDataParallel, and against the loop of accelerate.
 
-Both take turns in one job of four ranks, each with a process group of its own, on the same tokens with the same
-optimizer and clipping. A figure is the median of the steps after the first five; the trainer also averages its loss
-over the ranks, counts tokens, and writes its metrics.
+They take turns in one job of four ranks, each with a process group of its own, with the same model, tokens, optimizer
+and clipping. A figure is the median of the steps after the first five; the trainer also averages its loss over the
+ranks, counts tokens, and writes its metrics. accelerate is compared with where it is installed (`pip install
+accelerate`).
 """
 
+import functools
+import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -12,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from benchmarks import pairs
 from reference_trainer.options import Options, parse_options
@@ -26,6 +32,7 @@ WARM_UP = 5
 NUM_RANKS = 4
 FOLDER = "TRAINER_SPEED_FOLDER"
 OPTIONS = ["--preset", "tiny", "--steps", str(STEPS)]
+Loop = Callable[[Options, TokenFile, Placement], float]
 
 
 def main() -> None:
@@ -42,20 +49,26 @@ def work(folder: Path) -> None:
 
     placement = read_placement(os.environ)
     tokens = read_tokens(parse_options(OPTIONS, placement))
-    rounds = iter(range(2 * (PAIRS + 1)))
+    rounds = itertools.count()
 
-    def measure_plain() -> float:
+    def measure(loop: Loop) -> float:
         _join(folder, placement, next(rounds))
-        return run_plain(parse_options(OPTIONS, placement), tokens, placement)
+        return loop(parse_options(OPTIONS, placement), tokens, placement)
 
     def measure_trainer() -> float:
         number = next(rounds)
         _join(folder, placement, number)
         return run_trainer(folder / f"{number}.jsonl", tokens, placement)
 
-    compared = pairs.in_turn(measure_plain, measure_trainer, pairs=PAIRS, unit="ms a step")
-    if placement.rank == 0:
-        pairs.report(f"trainer on {NUM_RANKS} ranks against a plain loop", compared, a="plain loop", b="trainer")
+    others: dict[str, Loop] = {"plain loop": run_plain}
+    if importlib.util.find_spec("accelerate") is not None:
+        others["accelerate"] = run_accelerate
+    elif placement.rank == 0:
+        print("accelerate is not installed: not compared with", flush=True)
+    for name, loop in others.items():
+        compared = pairs.in_turn(functools.partial(measure, loop), measure_trainer, pairs=PAIRS, unit="ms a step")
+        if placement.rank == 0:
+            pairs.report(f"trainer on {NUM_RANKS} ranks against {name}", compared, a=name, b="trainer")
 
 
 def run_trainer(metrics: Path, tokens: TokenFile, placement: Placement) -> float:
@@ -73,32 +86,91 @@ def run_trainer(metrics: Path, tokens: TokenFile, placement: Placement) -> float
 
 def run_plain(options: Options, tokens: TokenFile, placement: Placement) -> float:
     """Return the median step of a loop as one writes it by hand, in ms."""
-    import torch
-    from torch import distributed, nn
-    from torch.nn import functional
+    from torch import nn
     from torch.nn.parallel import DistributedDataParallel
+
+    model, optimizer = _model_and_optimizer(options)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    rows = options.rank_batch_size
+    inputs, targets = _sequences(options, tokens)
+
+    def step(number: int) -> None:
+        first = number * options.batch_size + placement.rank * rows
+        loss = _loss(replica, inputs[first : first + rows], targets[first : first + rows])
+        loss.backward()
+        nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    return _time_steps(step)
+
+
+def run_accelerate(options: Options, tokens: TokenFile, placement: Placement) -> float:
+    """Return the median step of the loop that accelerate's documentation shows, in ms."""
+    del placement  # accelerate asks torch.distributed
+    from accelerate import Accelerator  # type: ignore[import-not-found,unused-ignore]
+    from accelerate.state import (  # type: ignore[import-not-found,unused-ignore]
+        AcceleratorState,
+        GradientState,
+        PartialState,
+    )
+    from torch.utils.data import DataLoader, TensorDataset
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()  # of the round before
+    accelerator = Accelerator(cpu=True)
+    dataset = TensorDataset(*_sequences(options, tokens))
+    batches = DataLoader(dataset, batch_size=options.rank_batch_size)
+    model, optimizer, loader = accelerator.prepare(*_model_and_optimizer(options), batches)
+    batches_of_rank = iter(loader)
+
+    def step(_: int) -> None:
+        inputs, targets = next(batches_of_rank)
+        loss = _loss(model, inputs, targets)
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    return _time_steps(step)
+
+
+def _model_and_optimizer(options: Options) -> tuple[Any, Any]:
+    import torch
 
     from reference_trainer.models import build_model, initialise_weights
 
     torch.set_num_threads(1)
     model = build_model(options.shape)
     initialise_weights(model, seed=options.seed, num_layers=options.shape.num_layers)
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(replica.parameters(), lr=1e-3, fused=True)
-    length, rows = options.sequence_length, options.rank_batch_size
-    text = torch.from_numpy(tokens.tokens[: STEPS * options.batch_size * length + 1].astype("int64"))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+
+def _sequences(options: Options, tokens: TokenFile) -> tuple[Any, Any]:
+    """Return inputs and targets of all steps of all ranks."""
+    import torch
+
+    rows, length = STEPS * options.batch_size, options.sequence_length
+    text = torch.from_numpy(tokens.tokens[: rows * length + 1].astype("int64"))
+    return text[:-1].view(rows, length), text[1:].view(rows, length)
+
+
+def _loss(model: Any, inputs: Any, targets: Any) -> Any:
+    from torch.nn import functional
+
+    return functional.cross_entropy(model(inputs=inputs).flatten(0, 1), targets.flatten())
+
+
+def _time_steps(step: Callable[[int], None]) -> float:
+    """Return the median step after the warm-up, in ms, and leave the process group."""
+    from torch import distributed
+
     durations_s = []
-    for step in range(STEPS):
+    for number in range(STEPS):
         started_s = time.perf_counter()
-        first = (step * options.batch_size + placement.rank * rows) * length
-        inputs = text[first : first + rows * length].view(rows, length)
-        targets = text[first + 1 : first + rows * length + 1].view(rows, length)
-        loss = functional.cross_entropy(replica(inputs=inputs).flatten(0, 1), targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(replica.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.item()
+        step(number)
         durations_s.append(time.perf_counter() - started_s)
     distributed.destroy_process_group()
     return statistics.median(durations_s[WARM_UP:]) * 1000

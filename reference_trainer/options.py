@@ -9,7 +9,9 @@ from typing import NoReturn, TypeVar
 
 from reference_trainer.errors import UsageError
 from reference_trainer.faults import Fault, describe_faults, parse_fault
-from reference_trainer.layout import Layout, add_layout_arguments, read_layout, refuse_below_one, refuse_impossible
+from reference_trainer.layout import Layout
+from reference_trainer.layout_limits import refuse_impossible
+from reference_trainer.layout_options import add_layout_arguments, read_layout, refuse_below_one
 from reference_trainer.placement import Placement
 from reference_trainer.presets import PRESETS, BartShape, ModelShape, Preset
 from reference_trainer.run_options import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference_trainer.errors import UsageError
-from reference_trainer.layout import refuse_below_one
+from reference_trainer.layout_options import refuse_below_one
 from reference_trainer.presets import BartShape, ModelShape
 from reference_trainer.tokenizer import NUM_BYTES, NUM_RESERVED, TOKENIZERS
 
