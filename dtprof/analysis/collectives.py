@@ -25,7 +25,7 @@ class Timing:
 
     arrival: Column  # when the last rank that this one waits for arrived; on this rank's clock
     source: Column  # EXACT, ESTIMATED or NOT_KNOWN
-    for_root: Mask  # it waited for the root only, whoever was last
+    culprit: Column  # the rank that it waited for, -1 where not known
     duration: Column  # UNKNOWN_NS where completion is not known
     wait: Column  # UNKNOWN_NS where not known
     exposed_wait: Column  # all exposed time where the arrival is not known
@@ -70,7 +70,7 @@ def time_operations(operations: Array, matched: Matched, meetings: Meetings, blo
     start = np.where(on_device, done - duration, operations["issued_ns"])
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
-    for_root = np.zeros(len(operations), np.bool_)
+    culprit = np.full(len(operations), -1, np.int64)
     mixed = 0
     for family, rows in matched.rows.items():
         if family.members <= 1:
@@ -82,12 +82,13 @@ def time_operations(operations: Array, matched: Matched, meetings: Meetings, blo
         exact = (met["num_seen"] == family.members) & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
         estimated = (met["num_seen"] >= 2) & (met["num_seen"] <= family.members) & ~differs & ~exact
         estimated &= duration[rows] != UNKNOWN_NS
-        arrived, for_root[rows] = _exact_arrival(meetings, family, met, start[rows], done[rows])
+        arrived, for_root = _exact_arrival(meetings, family, met, start[rows], done[rows])
+        culprit[rows] = np.where(exact, np.where(for_root, met["root_rank"], met["last_rank"]), -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], duration[rows])
         arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, start[rows]))
         source[rows] = np.where(exact, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
-    return _split(start, duration, arrival=arrival, source=source, for_root=for_root, blocked=blocked, mixed=mixed)
+    return _split(start, duration, arrival=arrival, source=source, culprit=culprit, blocked=blocked, mixed=mixed)
 
 
 def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
@@ -124,7 +125,7 @@ def _split(
     *,
     arrival: Column,
     source: Column,
-    for_root: Mask,
+    culprit: Column,
     blocked: Blocked,
     mixed: int,
 ) -> Timing:
@@ -142,7 +143,7 @@ def _split(
     return Timing(
         arrival=arrival,
         source=source,
-        for_root=for_root,
+        culprit=culprit,
         duration=duration,
         wait=wait,
         exposed_wait=before,

@@ -6,7 +6,6 @@ from dtprof.analysis.ranks import RankFacts, RankReduction
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps import UsedSteps
-from dtprof.events import POINT_TO_POINT
 
 MAX_PROBLEMS = 20
 NO_BUSBW = ("gather", "scatter")
@@ -124,8 +123,6 @@ def _of_operations(
         )
     if any(row.op in NO_BUSBW for row in collectives):
         doubts.append("busbw_gb_per_s: not defined for gather and scatter")
-    if any(row.op in POINT_TO_POINT for row in collectives):
-        doubts.append("stragglers: waits for point-to-point messages are not counted")
     return doubts
 
 

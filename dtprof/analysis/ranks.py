@@ -86,7 +86,7 @@ class RankReduction:
     user_phases_ns: dict[str, int] | None
     events_per_step: float | None
     rows: dict[RowKey, Array]
-    waits: RankWaits
+    waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
     unobserved: int  # operations in the used steps whose completion is not observed
     estimated: int  # operations whose arrival is an estimate
@@ -152,8 +152,13 @@ def reduce_rank(
     meetings: Meetings,
     max_bars: int,
     pipeline_windows: Intervals = NO_INTERVALS,
+    width: int = 1,
 ) -> RankReduction:
-    """Sum up the used steps of one rank; all it did where no steps are used."""
+    """Sum up the used steps of one rank; all it did where no steps are used.
+
+    Parameters:
+        width: steps a bin, for what is kept bin by bin.
+    """
     operations, spans = sound_operations(tables), sound_spans(tables)
     apis = find_apis(tables, operations)
     matched = match_operations(tables, operations)
@@ -165,10 +170,21 @@ def reduce_rank(
     step = _step_of(operations["issued_ns"], numbers, windows, used.first)
     chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
     unobserved = chosen & ~blocked.known
-    parts = None
+    parts, waits = None, None
     if len(windows) and not (unobserved & blocked.counts).any():
         bubbles = find_bubbles(tables, spans, pipeline_windows)
-        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
+        stretches = split_blocked(blocked, timing, blocked.counts)
+        parts = partition_steps(windows, phases, *stretches, bubbles)
+        waits = collect_waits(
+            tables.rank,
+            timing=timing,
+            blocked=blocked,
+            stretches=stretches,
+            phases=phases,
+            steps=(numbers - used.first, windows),
+            step=step,
+            width=width,
+        )
     return RankReduction(
         rank=tables.rank,
         step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,
@@ -186,7 +202,7 @@ def reduce_rank(
             timing=timing,
             blocked=blocked,
         ),
-        waits=collect_waits(matched, timing, step),
+        waits=waits,
         bars=collect_bars(
             tables,
             operations,

@@ -110,13 +110,27 @@ class CollectiveResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerResult:
-    """A rank that the others waited for."""
+class Waiter:
+    """A rank that waited for a straggler, itself or through others."""
 
     rank: int
-    last_share: float  # of the collectives in which somebody waited
+    wait_ns: int  # a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerResult:
+    """A rank that the others waited for because its own work was long."""
+
+    rank: int
+    last_share: float  # of the steps in which somebody waited notably: those in which it was most to blame
     slowdown: float | None
     blame_ns_per_step: int | None
+    lag_ns_per_step: int | None = None  # what a step would gain if it were like the others
+    since_step: int | None = None
+    phase: str | None = None  # in which its work exceeds that of the others most; one of PHASES
+    phases_ns: dict[str, int] = field(default_factory=dict)  # that excess by phase
+    cause: str | None = None  # where the records tell
+    waiters: tuple[Waiter, ...] = ()  # those who waited most
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,142 +1,267 @@
-"""Which ranks the others wait for, again and again, and what that costs.
+"""Which ranks the others wait for, again and again, what that costs, and what made them late.
 
-The last rank to arrive at a collective owns the waits of the others; who was done with a broadcast before the last one
-came waited for its root. Counted is the time in which the others' threads stood still before that arrival: waits of
-several operations in flight together are one wait.
-Only collectives whose members all left a record on one clock count, and no point-to-point messages: a pipeline's stages
-wait for one another by design.
+The last rank to arrive at an operation is waited for; who was done with a broadcast before the last one came waited for
+its root; a receive waits for its send. Counted is the time in which a thread that runs the steps stood still before
+that arrival: waits of several operations in flight together are one wait. A rank that came last because it waited
+itself is not to blame: waits are passed on to the ranks whose own work was long (blame.py).
+Only operations whose members all left a record on one clock count, and of these only waits beyond the clock error.
 
 A rank is listed when all of these hold:
-- its lag is at least MIN_COST of a step: what it cost each waiting rank, on average over the steps, less the mean of
-  what the other ranks cost (ranks that take turns are no slower than one another);
-- it was last in at least min(0.6, 2 / members) of the collectives in which somebody waited notably
-  (MIN_WAIT of a step, 50 us at least);
-- it was so in at least 3 steps, or in all where fewer are used: one bad step is an event.
+- its lag is at least MIN_COST of a step: the smaller one of its excess of work and of what it cost each rank that
+  waited for it, mean over the steps, less the mean of the same over the other ranks (ranks that take turns are no
+  slower than one another);
+- in at least min(0.6, 2 / ranks) of the steps with a notable wait (MIN_WAIT of a step, 50 us at least) it was to blame
+  for more of the waits than any other;
+- it was so in at least 3 steps, or in all where fewer are used: one bad step is an event;
+- where all ranks of its pipeline stage, and no others, are slow in computation: their work is at least MIN_STAGE more
+  than that of the others. Stages are seldom equal; that is the imbalance of the pipeline.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof import events
+from dtprof.analysis.blame import Cells, WaitGraph, find_excess, find_onset, pass_back, trace_forward
+from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.collectives import EXACT, Timing
-from dtprof.analysis.intervals import Column, Mask
-from dtprof.analysis.meetings import Family, Matched, Meetings
-from dtprof.analysis.results import StragglerResult
+from dtprof.analysis.intervals import Column, Intervals, Mask, share_out, union
+from dtprof.analysis.phases import ORDER
+from dtprof.analysis.records import list_ranks
+from dtprof.analysis.results import StragglerResult, Waiter
 
 MIN_COST = 0.05
 MIN_WAIT = 0.01
 MIN_WAIT_NS = 50_000
 MIN_STEPS = 3
+MIN_STAGE = 0.25
+MIN_PHASE = 0.1
+"""Of the excess of a straggler, for a phase to be listed."""
+MAX_CELLS = 1 << 22
+"""Bins of steps times ranks; more steps than that go together in bins."""
+MAX_TRACED = 4
+"""Stragglers of which it is told who waited for them."""
+MAX_WAITERS = 8
+WORK = (*ORDER, "other")
+_CAUSES = {
+    events.DATA: "input: it waits for its data loader",
+    events.GARBAGE_COLLECTION: "garbage collection",
+    events.COMPILE: "compilation",
+    events.CHECKPOINT: "checkpoint",
+    events.EVALUATION: "evaluation",
+}
+_COMPUTE = (events.FORWARD, events.BACKWARD, events.RECOMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankWaits:
-    """What one rank lost in the used steps, by family and position in it."""
+    """Work and waits of one rank in the used steps, by bin of steps."""
 
-    seqs: dict[Family, Column]
-    step: dict[Family, Column]
-    for_last: dict[Family, Column]  # until the last rank arrived
-    for_root: dict[Family, Column]  # until the root arrived
+    rank: int
+    steps: Column  # of the used steps in the bin, how many this rank has
+    work: Column  # ns neither waiting nor blocked by a transfer
+    phases: Column  # the same over all bins by WORK
+    bins: Column  # one row a bin and culprit
+    culprits: Column
+    waited: Column
+
+
+def bin_width(num_steps: int, num_ranks: int) -> int:
+    """Return how many steps go in one bin: a power of two, 1 wherever memory allows."""
+    width = 1
+    while -(-num_steps // width) * num_ranks > MAX_CELLS and width < num_steps:
+        width *= 2
+    return width
+
+
+def collect_waits(
+    rank: int,
+    *,
+    timing: Timing,
+    blocked: Blocked,
+    stretches: tuple[Intervals, Intervals],
+    phases: Mapping[str, Intervals],
+    steps: tuple[Column, Intervals],
+    step: Column,
+    width: int,
+) -> RankWaits:
+    """Return what one rank worked and for whom it waited.
+
+    Parameters:
+        stretches: blocked by waits and by transfers, as `split_blocked` returns them.
+        steps: how many steps after the first used one each window lies, and the windows.
+        step: the same of each operation, -1 outside the used steps.
+        width: steps a bin.
+    """
+    numbers, windows = steps
+    shares = share_out([union(np.concatenate(stretches)), *(phases[phase] for phase in ORDER)], windows)
+    num_bins = int(numbers.max(initial=-1)) // width + 1
+    in_bin = numbers // width
+    work = np.zeros(num_bins, np.int64)
+    np.add.at(work, in_bin, shares[:, 1:].sum(axis=1))
+    waited = timing.exposed_wait
+    counts = (timing.source == EXACT) & (step >= 0) & blocked.counts & (waited > 0)
+    counts &= (timing.culprit >= 0) & (timing.culprit != rank)
+    key = (step[counts] // width) << 32 | timing.culprit[counts]
+    keys, place = np.unique(key, return_inverse=True)
+    sums = np.zeros(len(keys), np.int64)
+    np.add.at(sums, place, waited[counts])
+    return RankWaits(
+        rank=rank,
+        steps=np.bincount(in_bin, minlength=num_bins),
+        work=work,
+        phases=shares[:, 1:].sum(axis=0),
+        bins=keys >> 32,
+        culprits=keys & 0xFFFFFFFF,
+        waited=sums,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waits:
-    """The same summed over ranks, one row a meeting; -1 in `step` for what lies outside the used steps."""
+class _Balance:
+    """All ranks side by side, a step on average in each bin; cells of shape (num_bins, num_ranks)."""
 
-    step: dict[Family, Column] = field(default_factory=dict)
-    for_last: dict[Family, Column] = field(default_factory=dict)
-    for_root: dict[Family, Column] = field(default_factory=dict)
-
-    def add(self, rank: RankWaits, meetings: Meetings) -> None:
-        """Take in the waits of one more rank."""
-        for family, seqs in rank.seqs.items():
-            table = meetings.tables[family]
-            at = np.searchsorted(table["seq"], seqs)
-            if family not in self.step:
-                self.step[family] = np.full(len(table), -1, np.int64)
-                self.for_last[family] = np.zeros(len(table), np.int64)
-            self.step[family][at] = np.maximum(self.step[family][at], rank.step[family])
-            self.for_last[family][at] += rank.for_last[family]
-            if family in rank.for_root:
-                self.for_root.setdefault(family, np.zeros(len(table), np.int64))[at] += rank.for_root[family]
+    ranks: Column
+    graph: WaitGraph
+    excess: Cells
+    blame: Cells
+    lag: Cells
+    surplus: Cells  # by rank: its excess over all bins, as a share of the work of the others
 
 
-def collect_waits(matched: Matched, timing: Timing, step: Column) -> RankWaits:
-    """Return what one rank waited for others, and in which step it issued each operation."""
-    waits = RankWaits(seqs={}, step={}, for_last={}, for_root={})
-    for family, rows in matched.rows.items():
-        if family.is_p2p or family.members < 2:
-            continue
-        counts = (timing.source[rows] == EXACT) & (step[rows] >= 0)
-        if not counts.any():
-            continue
-        waits.seqs[family], rows = matched.seqs[family][counts], rows[counts]
-        waits.step[family] = step[rows]
-        waited, for_root = timing.exposed_wait[rows], timing.for_root[rows]
-        waits.for_last[family] = np.where(for_root, 0, waited)
-        if for_root.any():
-            waits.for_root[family] = np.where(for_root, waited, 0)
-    return waits
+def find_stragglers(
+    waits: Sequence[RankWaits],
+    *,
+    used: tuple[int, int],
+    width: int,
+    step_ns: int,
+    stages: Mapping[int, tuple[int, ...]] | None = None,
+    hosts: Mapping[int, str] | None = None,
+) -> tuple[StragglerResult, ...]:
+    """Return the ranks that the others waited for notably, the costliest first.
 
-
-@dataclass
-class _Record:
-    """What is held against one rank."""
-
-    blame_ns: int = 0  # sum of the waits of all others
-    delay_ns: float = 0.0  # their mean over the waiting ranks, summed
-    last: int = 0
-    notable: int = 0
-    steps: set[int] = field(default_factory=set)
-    members: int = 2
-
-
-def find_stragglers(meetings: Meetings, waits: Waits, *, num_steps: int, step_ns: int) -> tuple[StragglerResult, ...]:
-    """Return the ranks that the others waited for notably, the costliest first."""
-    records: dict[int, _Record] = defaultdict(_Record)
+    Parameters:
+        used: the first and the last used step.
+        stages: pipeline stages by rank. hosts: host by rank.
+    """
+    waits = [own for own in waits if len(own.work)]
+    if len(waits) < 2:
+        return ()
+    balance = _weigh(waits, num_bins=-(-(used[1] - used[0] + 1) // width))
     threshold = max(MIN_WAIT_NS, int(MIN_WAIT * step_ns))
-    for family, step in waits.step.items():
-        used = step >= 0
-        for waited, culprit, arrival in (
-            (waits.for_last.get(family), "last_rank", "last_start"),
-            (waits.for_root.get(family), "root_rank", "root_start"),
-        ):
-            if waited is not None:
-                met = meetings.tables[family][used]
-                late_ns = met[arrival] - met["first_start"]
-                notable = (late_ns >= threshold) & (waited[used] > 0)
-                _judge(records, family, met[culprit], waited[used], step[used], notable)
-    results = []
-    cost_of_all = sum(record.delay_ns for record in records.values())
-    for rank, record in records.items():
-        cost_of_others = (cost_of_all - record.delay_ns) / max(1, len(records) - 1)
-        lag = int(record.delay_ns - cost_of_others) // num_steps
-        share = record.last / record.notable if record.notable else 0.0
-        recurs = len(record.steps) >= min(MIN_STEPS, num_steps)
-        if lag >= MIN_COST * step_ns and share >= min(0.6, 2 / record.members) and recurs:
-            results.append(
-                StragglerResult(
-                    rank=rank,
-                    last_share=share,
-                    slowdown=step_ns / (step_ns - lag) if lag < step_ns else None,
-                    blame_ns_per_step=record.blame_ns // num_steps,
-                )
+    notable = (balance.lag.max(axis=1) >= threshold) & (balance.blame.max(axis=1) > 0)
+    foremost = np.where(notable, balance.blame.argmax(axis=1), -1)
+    mean_lag = balance.lag.mean(axis=0)
+    num_ranks, num_bins = len(balance.ranks), len(foremost)
+    lag = mean_lag - (mean_lag.sum() - mean_lag) / (num_ranks - 1)
+    times_foremost = np.bincount(foremost[foremost >= 0], minlength=num_ranks)
+    share = times_foremost / max(1, int(notable.sum()))
+    chosen = (lag >= MIN_COST * step_ns) & (share >= min(0.6, 2 / num_ranks))
+    chosen &= times_foremost >= min(MIN_STEPS, num_bins)
+    blame = balance.blame.mean(axis=0)
+    found = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
+    results: list[StragglerResult] = []
+    for at in found:
+        phases_ns = _explain(waits, at)
+        phase = next(iter(phases_ns), None)
+        stage = _find_slow_part(balance, at, stages or {}) if phase in _COMPUTE else None
+        if stage is not None and balance.surplus[at] < MIN_STAGE:
+            continue
+        results.append(
+            StragglerResult(
+                rank=int(balance.ranks[at]),
+                last_share=float(share[at]),
+                slowdown=step_ns / (step_ns - float(lag[at])) if lag[at] < step_ns else None,
+                blame_ns_per_step=int(blame[at]),
+                lag_ns_per_step=int(lag[at]),
+                since_step=used[0] + find_onset(balance.excess[:, at]) * width,
+                phase=phase,
+                phases_ns=phases_ns,
+                cause=_find_cause(balance, at, phase, stage, hosts or {}),
+                waiters=_find_waiters(balance, at) if len(results) < MAX_TRACED else (),
             )
-    return tuple(sorted(results, key=lambda result: (-(result.blame_ns_per_step or 0), result.rank)))
+        )
+    return tuple(results)
 
 
-def _judge(
-    records: dict[int, _Record], family: Family, culprit: Column, waited: Column, step: Column, notable: Mask
-) -> None:
-    """Put the waits of one family on the account of those who caused them."""
-    for rank in family.ranks or np.unique(culprit).tolist():
-        records[rank].notable += int(notable.sum())
-    for rank in np.unique(culprit[waited > 0]).tolist():
-        own = culprit == rank
-        record = records[rank]
-        record.blame_ns += int(waited[own].sum())
-        record.delay_ns += int(waited[own].sum()) / (family.members - 1)
-        record.last += int((own & notable).sum())
-        record.steps.update(step[own & notable].tolist())
-        record.members = max(record.members, family.members)
+def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
+    """Put all ranks side by side and pass waits back to their causes."""
+    ranks = np.array([own.rank for own in waits], np.int64)
+    num_ranks = len(ranks)
+    work = np.full((num_bins, num_ranks), np.nan)
+    waiters, culprits, waited = [], [], []
+    for at, own in enumerate(waits):
+        known = np.flatnonzero(own.steps)
+        work[known, at] = own.work[known] / own.steps[known]
+        culprit = np.minimum(np.searchsorted(ranks, own.culprits), num_ranks - 1)
+        there = ranks[culprit] == own.culprits
+        waiters.append((own.bins * num_ranks + at)[there])
+        culprits.append((own.bins * num_ranks + culprit)[there])
+        waited.append((own.waited / np.maximum(own.steps[own.bins], 1))[there])
+    excess = find_excess(work)
+    graph = WaitGraph(
+        waiter=np.concatenate(waiters),
+        culprit=np.concatenate(culprits),
+        waited=np.concatenate(waited),
+        excess=excess.ravel(),
+    )
+    shape = (num_bins, num_ranks)
+    # Who waited for a rank is the same in every step, by and large; with jitter in a single one anybody may.
+    meets = np.unique((graph.waiter % num_ranks) * num_ranks + graph.culprit % num_ranks) % num_ranks
+    num_waiters = np.maximum(np.bincount(meets, minlength=num_ranks), 1)
+    blame = np.minimum(pass_back(graph).reshape(shape), (num_ranks - 1) * excess)
+    total = excess.sum(axis=0)
+    return _Balance(
+        ranks=ranks,
+        graph=graph,
+        excess=excess,
+        blame=blame,
+        lag=np.minimum(excess, blame / num_waiters),
+        surplus=total / np.maximum(np.nansum(work, axis=0) - total, 1),
+    )
+
+
+def _explain(waits: Sequence[RankWaits], at: int) -> dict[str, int]:
+    """Return in which phases the work of a rank exceeds the median of the others, ns a step, the longest first."""
+    means = np.array([own.phases / max(1, int(own.steps.sum())) for own in waits])
+    excess = find_excess(means.T)[:, at]
+    total = float(excess.sum())
+    by_phase = sorted(zip(WORK, excess.tolist(), strict=True), key=lambda item: -item[1])
+    return {phase: int(ns) for phase, ns in by_phase if ns > MIN_PHASE * total}
+
+
+def _find_waiters(balance: _Balance, at: int) -> tuple[Waiter, ...]:
+    """Return who paid for a straggler, those who paid most first."""
+    num_ranks = len(balance.ranks)
+    is_culprit: Mask = np.arange(len(balance.graph.excess)) % num_ranks == at
+    cost = trace_forward(balance.graph, is_culprit).reshape(balance.excess.shape)
+    mean = np.minimum(cost, balance.excess[:, at : at + 1]).mean(axis=0)
+    mean[at] = 0
+    order = np.argsort(-mean, kind="stable")[:MAX_WAITERS]
+    return tuple(Waiter(rank=int(balance.ranks[i]), wait_ns=int(mean[i])) for i in order if mean[i] >= 1)
+
+
+def _find_slow_part(balance: _Balance, at: int, part_of: Mapping[int, Hashable]) -> list[int] | None:
+    """Return the ranks of the same part as this one where all of them are slow and no others; None where not."""
+    excess = balance.excess.mean(axis=0)
+    ranks = balance.ranks.tolist()
+    mine = part_of.get(ranks[at])
+    peers = np.array([mine is not None and part_of.get(rank) == mine for rank in ranks])
+    if not peers.any() or peers.all():
+        return None
+    apart = excess[peers].min() > max(0.5 * excess[at], 2 * excess[~peers].max())
+    return balance.ranks[peers].tolist() if apart else None
+
+
+def _find_cause(
+    balance: _Balance, at: int, phase: str | None, stage: list[int] | None, hosts: Mapping[int, str]
+) -> str | None:
+    """Return what made a rank late, where the records tell; None where they do not."""
+    if stage is not None:
+        alone = " or its rank is slow" if len(stage) == 1 else ""
+        return f"pipeline stage of {list_ranks(stage)}: it has more work than the others{alone}"
+    host = _find_slow_part(balance, at, hosts)
+    if host is not None and len(host) > 1:
+        return f"host {hosts[int(balance.ranks[at])]}: all of its ranks are slow"
+    return _CAUSES.get(phase or "")

@@ -25,7 +25,7 @@ from dtprof.analysis.results import (
     Summary,
 )
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.stragglers import Waits, find_stragglers
+from dtprof.analysis.stragglers import bin_width, find_stragglers
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array, Manifest, ProcessExit, RankTables
 
@@ -81,7 +81,7 @@ def summarise(run: Run) -> Summary:
 
     reductions: list[RankReduction] = []
     sums: dict[RowKey, Array] = {}
-    waits = Waits()
+    width = bin_width(used.last - used.first + 1, len(chosen))
     max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
     for rank in chosen:
         reduction = reduce_rank(
@@ -91,9 +91,9 @@ def summarise(run: Run) -> Summary:
             meetings=meetings,
             max_bars=max_bars,
             pipeline_windows=windows_of(pipelines.get(rank), windows),
+            width=width,
         )
         reductions.append(reduction)
-        waits.add(reduction.waits, meetings)
         for key, row in reduction.rows.items():
             sums[key] = add_sums(sums[key], row) if key in sums else row
 
@@ -127,7 +127,7 @@ def summarise(run: Run) -> Summary:
         ranks=tuple(_rank_result(fact, reduction, run) for fact, reduction in zip(facts, reductions, strict=True)),
         collectives=collectives,
         pipeline=pipeline,
-        stragglers=_stragglers(meetings, waits, used, durations),
+        stragglers=_stragglers(facts, reductions, pipelines, used=used, width=width, durations=durations),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_doubts(
             facts=facts,
@@ -254,8 +254,22 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
     )
 
 
-def _stragglers(meetings: Meetings, waits: Waits, used: UsedSteps, durations: Column) -> tuple[StragglerResult, ...]:
+def _stragglers(
+    facts: Sequence[RankFacts],
+    reductions: Sequence[RankReduction],
+    pipelines: Mapping[int, RankPipeline],
+    *,
+    used: UsedSteps,
+    width: int,
+    durations: Column,
+) -> tuple[StragglerResult, ...]:
     if not used.known or not len(durations):
         return ()
-    step_ns = max(1, round(float(np.median(durations))))
-    return find_stragglers(meetings, waits, num_steps=used.last - used.first + 1, step_ns=step_ns)
+    return find_stragglers(
+        [reduction.waits for reduction in reductions if reduction.waits is not None],
+        used=(used.first, used.last),
+        width=width,
+        step_ns=max(1, round(float(np.median(durations)))),
+        stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
+        hosts={fact.rank: fact.host for fact in facts},
+    )

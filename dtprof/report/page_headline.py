@@ -149,7 +149,7 @@ def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> He
         late = "no rank holds the others up" if knows_stragglers(summary) else "for which rank is not known"
         even_out = "Look in the timeline for what differs between ranks within a step."
     else:
-        late = f"rank {worst.rank} arrives last in {format_share(worst.last_share)} of the collectives waited in"
+        late = f"rank {worst.rank} is to blame in {format_share(worst.last_share)} of the steps waited in"
         even_out = f"Compare rank {worst.rank} with the others: its share of the work, its data, its machine."
     hide = "Larger or earlier operations, more overlap with backward, or fewer bytes make it shorter."
     if wait >= MOST * (wait + transfer):

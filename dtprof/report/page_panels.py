@@ -135,7 +135,7 @@ def _render_stragglers(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
         return _render_nothing(_explain_no_straggler(summary))
     columns = [
         number_column("rank", "rank", [one.rank for one in rows], _as_count),
-        number_column("last_share", "arrives last", [one.last_share for one in rows], format_share),
+        number_column("last_share", "to blame in", [one.last_share for one in rows], format_share),
         unit_column("blame", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
         number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
     ]

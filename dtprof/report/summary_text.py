@@ -192,7 +192,7 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
 def _straggler_lines(summary: Summary) -> list[str]:
     if not summary.stragglers:
         return _labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
-    lines = _labelled("stragglers", _straggler(summary.stragglers[0]))
+    lines = _labelled("stragglers", _straggler(summary.stragglers[0]), max_lines=2)
     if len(summary.stragglers) > 1:
         others = ", ".join(f"rank {straggler.rank}" for straggler in summary.stragglers[1:])
         lines += _labelled("", f"also {others}")
@@ -203,7 +203,11 @@ def _straggler(straggler: StragglerResult) -> str:
     blame = straggler.blame_ns_per_step
     cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
     slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
-    return f"rank {straggler.rank}: last in {straggler.last_share:.0%}{cost}{slowdown}"
+    where = f", slow in {straggler.phase.replace('_', ' ')}" if straggler.phase else ""
+    since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
+    cause = f": {straggler.cause}" if straggler.cause else ""
+    share = f"to blame in {straggler.last_share:.0%}"
+    return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 
 
 def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:

@@ -1,6 +1,6 @@
 """Who is a straggler, and who must not be called one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -79,3 +79,88 @@ def test_a_late_root_is_blamed_by_those_who_were_done_before_the_last_rank_came(
             rank.span("optimizer", begin + 90 * MS, begin + STEP)
     (straggler,) = summarise(MemoryRun(ranks)).stragglers
     assert (straggler.rank, straggler.blame_ns_per_step) == (0, 40 * MS)
+
+
+def test_who_paid_and_since_when_is_told() -> None:
+    # Steps are numbered from 1: rank 1 is late from the sixth on. Three ranks wait 20 ms in 7 of 11 used steps.
+    (straggler,) = run_steps(4, lambda rank, step: 20 * MS if rank == 1 and step >= 5 else 0)
+    assert straggler.since_step == 6
+    assert straggler.blame_ns_per_step == 60 * MS * 7 // 11
+    assert [(waiter.rank, waiter.wait_ns) for waiter in straggler.waiters] == [
+        (rank, 20 * MS * 7 // 11) for rank in (0, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize(("phase", "cause"), [("data", "input"), ("garbage_collection", "garbage"), ("forward", None)])
+def test_the_phase_of_the_excess_and_its_cause_are_named(phase: str, cause: str | None) -> None:
+    ranks = [RankBuilder(i, world_size=3) for i in range(3)]
+    for rank in ranks:
+        for step in range(8):
+            begin, late = step * STEP, 20 * MS if rank.rank == 0 else 0
+            rank.span(phase, begin + 5 * MS, begin + 10 * MS + late)
+            rank.span("backward", begin + 10 * MS + late, begin + 50 * MS + late)
+            rank.op("all_reduce", begin + 50 * MS + late, begin + 75 * MS)
+            rank.span("optimizer", begin + 90 * MS, begin + STEP)
+    (straggler,) = summarise(MemoryRun(ranks)).stragglers
+    assert (straggler.rank, straggler.phase, straggler.phases_ns) == (0, phase, {phase: 20 * MS})
+    assert cause is None if straggler.cause is None else straggler.cause.startswith(str(cause))
+
+
+def test_a_rank_that_another_group_held_up_is_not_to_blame() -> None:
+    # tp: {0, 1}, {2, 3}; dp: {0, 2}, {1, 3}. Rank 3 takes 20 ms more before the all_reduce over tp; 2 waits for it
+    # there, and comes late to the one over dp, as 3 does: 0 waits 20 ms for 2, and 1 for 3. All three waits are 3's.
+    ranks = [RankBuilder(i, world_size=4) for i in range(4)]
+    groups = [
+        (rank.group("tp", (0, 1) if rank.rank < 2 else (2, 3)), rank.group("dp", (rank.rank % 2, rank.rank % 2 + 2)))
+        for rank in ranks
+    ]
+    for step in range(8):
+        for rank, (tp, dp) in zip(ranks, groups, strict=True):
+            begin, pair_late = step * STEP, 20 * MS if rank.rank >= 2 else 0
+            late = 20 * MS if rank.rank == 3 else 0
+            rank.op("all_reduce", begin + 20 * MS + late, begin + 21 * MS + pair_late, group=tp)
+            rank.span("backward", begin + 30 * MS + pair_late, begin + 40 * MS + pair_late)
+            rank.op("all_reduce", begin + 41 * MS + pair_late, begin + 62 * MS, group=dp)
+            rank.span("optimizer", begin + 90 * MS, begin + STEP)
+    (straggler,) = summarise(MemoryRun(ranks)).stragglers
+    assert (straggler.rank, straggler.blame_ns_per_step, straggler.last_share) == (3, 60 * MS, 1.0)
+    assert {waiter.rank: waiter.wait_ns for waiter in straggler.waiters} == {0: 20 * MS, 1: 20 * MS, 2: 20 * MS}
+
+
+def run_pipeline(action_ns: Sequence[int], num_steps: int = 8) -> tuple[StragglerResult, ...]:
+    """Run GPipe with two microbatches over stages whose forwards and backwards take these times, then an all_reduce."""
+    num_ranks = len(action_ns)
+    ranks = [RankBuilder(i, world_size=num_ranks) for i in range(num_ranks)]
+    now = [10 * MS] * num_ranks
+    for _ in range(num_steps):
+        for phase, order in (("pp_forward", range(num_ranks)), ("pp_backward", range(num_ranks - 1, -1, -1))):
+            for microbatch in range(2):
+                for at, stage in enumerate(order):
+                    rank = ranks[stage]
+                    if at:
+                        issued, sent = now[stage], now[order[at - 1]]
+                        now[stage] = max(issued, sent + MS // 10)
+                        rank.op("recv", issued, now[stage], peer=order[at - 1], tag=len(phase))
+                    rank.span(phase, now[stage], now[stage] + action_ns[stage], stage=stage, microbatch=microbatch)
+                    now[stage] += action_ns[stage]
+                    if at + 1 < num_ranks:
+                        rank.op("send", now[stage], now[stage], peer=order[at + 1], tag=len(phase))
+        end = max(now) + MS
+        for stage, rank in enumerate(ranks):
+            rank.span("backward", now[stage], now[stage])
+            rank.op("all_reduce", now[stage], end)
+            rank.span("optimizer", end, end + MS)
+            now[stage] = end + MS
+    return summarise(MemoryRun(ranks)).stragglers
+
+
+def test_the_first_stage_of_a_pipeline_comes_last_and_is_not_to_blame() -> None:
+    assert run_pipeline([10 * MS] * 4) == ()
+
+
+def test_a_slow_stage_is_to_blame_for_no_more_than_it_works_longer() -> None:
+    # Stage 1 takes 10 ms more in each of 4 actions: 40 ms a step, and none of the two others waits longer for it.
+    (straggler,) = run_pipeline([10 * MS, 20 * MS, 10 * MS])
+    assert (straggler.rank, straggler.last_share) == (1, 1.0)
+    assert straggler.blame_ns_per_step == 2 * 40 * MS
+    assert straggler.lag_ns_per_step == 40 * MS

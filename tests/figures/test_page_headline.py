@@ -24,8 +24,7 @@ def said(summary: Summary) -> str:
 def test_waits_for_a_straggler_name_it() -> None:
     # waits: 60, 60, 10, 60 of 200 ms: 47.5 / 200 = 24 %; the 20 ms of transfer are not waits
     assert said(summary_of()) == (
-        "Ranks spend 24 % of a step of 200 ms waiting for others; rank 2 arrives last in 86 % of the collectives "
-        "waited in."
+        "Ranks spend 24 % of a step of 200 ms waiting for others; rank 2 is to blame in 86 % of the steps waited in."
     )
 
 
