@@ -82,7 +82,8 @@ def find_killed(job: Job) -> Finding | None:
     explained = job.waited_for() | set(job.own)
     by_signal = {r: -end.status for r, end in job.exits.items() if end.status < 0 and end.status not in TERMINATED}
     by_signal |= {r: end.status - 128 for r, end in job.exits.items() if end.status in (134, 135, 137, 139)}
-    own = {r: s for r, s in by_signal.items() if s == 9 or r not in explained}
+    cancelled = any("CANCELLED" in note.text for note in job.notes("stopped")) and not job.has_table
+    own = {r: s for r, s in by_signal.items() if not cancelled and (s == 9 or r not in explained)}
     ooms = job.notes("oom-kill")
     if not own:
         return _oom_alone(ooms, job) if ooms else _native_alone(job)
@@ -107,7 +108,7 @@ def find_killed(job: Job) -> Finding | None:
     return Finding(
         kind="rank-killed",
         summary=f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} killed by {name}.",
-        culprit_ranks=culprits,
+        culprit_ranks=() if everybody else culprits,
         waiting_ranks=waiting,
         confidence=0.4 if everybody else 0.85,
         call_sites=job.sites(list(waiting)),

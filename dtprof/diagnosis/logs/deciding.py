@@ -22,6 +22,8 @@ def decide_from_logs(facts: Facts, *, earlier: list[Facts], problems: tuple[str,
         reasons = (*reasons, f"an earlier attempt failed, this one shows nothing wrong: {before.summary}")
     if finding is None:
         reasons = (*reasons, *_why_unknown(job))
+    elif not finding.culprit_ranks and not reasons:
+        reasons = ("which rank began it is not in the log",)
     seen = set(job.facts.ranks_named) or set(job.victims) | set(job.own)
     missing = _missing(job, seen)
     if facts.left_out:

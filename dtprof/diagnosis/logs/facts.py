@@ -29,6 +29,9 @@ class Timeout:
     numel_out: int | None = None
     limit_ms: int = 0
     ran_ms: int = 0
+    stream: str = ""
+    rank_in_group: bool = False
+    """Whether `rank` is only the rank in the group: no carrier named the global one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,8 @@ class Progress:
     group: str
     description: str
     group_rank: int
-    work: int
+    work: int | None
+    """Position of the operation that failed; None where the line tells only how far the rank had come."""
     enqueued: int | None
     completed: int | None
 

@@ -24,7 +24,7 @@ WORK = re.compile(
 OF_RANK = re.compile(r"\[Rank (\d{1,7})\] Watchdog caught")
 GROUP = re.compile(r"\[PG (?:ID \S{1,30} PG GUID )?([^\s()\]]{1,80})\s?(?:\(([^)]{0,200})\))? Rank (\d{1,7})\]")
 WORKED = re.compile(r"(?:at NCCL work|by watchdog at work(?: sequence id)?): (\d{1,20})")
-ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d{1,20})")
+ENQUEUED = re.compile(r"[Ll]ast enqueued (?:NCCL )?work: (-?\d{1,20})")
 COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d{1,20})")
 PRINT = re.compile(
     r"Rank (\d{1,7}) is running (inconsistent )?collective: CollectiveFingerPrint\("
@@ -90,15 +90,13 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("store-clients", re.compile(r"waiting for clients\. (?P<ranks>\d{1,7})/(?P<number>\d{1,7}) clients joined")),
     (
         "store-unreachable",
-        re.compile(r"client socket has (?:timed out|failed to connect)|The client socket cannot be initialized"),
+        re.compile(r"client socket has timed out after"),
     ),
-    ("rendezvous", re.compile(r"RendezvousTimeoutError|RendezvousConnectionError|RendezvousClosedError")),
+    ("rendezvous", re.compile(r"RendezvousTimeoutError|RendezvousConnectionError")),
     ("nccl-id", re.compile(r"retrieving ncclUniqueId from \[(?P<ranks>\d{1,7})\] via c10d key-value store.{0,120}")),
     (
         "transport",
-        re.compile(
-            r"NET/IB : Got completion from peer .{0,200}|NET/IB: Got async event.{0,100}|ibv_\w+ failed.{0,100}"
-        ),
+        re.compile(r"NET/IB : Got completion from peer .{0,200}|ibv_\w+ failed.{0,100}"),
     ),
     ("remote-error", re.compile(r"ncclRemoteError|remote process exited or there was a network error")),
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),
@@ -109,8 +107,8 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "oom-kill",
         re.compile(
-            r"oom[-_]kill|OOMKilled|Out of memory: Kill(?:ed)? process|OutOfMemory killer|killed by the OOM"
-            r"|Detected \d+ oom",
+            r"\boom-kill:constraint|OOMKilled|Out of memory: Kill(?:ed)? process|killed by the (?:cgroup )?OOM"
+            r"|Detected [1-9]\d* oom[-_]kill|OOM[- ]Killed|\boom_reaper",
             re.IGNORECASE,
         ),
     ),
@@ -119,7 +117,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "stopped",
         re.compile(
-            r"Received (?P<number>\d{1,3}) death signal, shutting down workers|got signal: (?P<ranks>2|15)\b"
+            r"Received (?P<number>\d{1,3}) death signal, shutting down workers|got signal: (?P<ranks>1|2|15)\b"
             r"|\*\*\* (?:JOB|STEP) .{0,120}CANCELLED AT.{0,100}"
         ),
     ),
@@ -155,7 +153,7 @@ def _read_timeouts(line: Line, order: Order, facts: Facts) -> None:
         named = [int(n) for n in OF_RANK.findall(line.text[: found.start()])]
         group = _group(line.text)
         group_rank = named[-1] if named else (group[2] if group else None)
-        rank = line.rank if line.rank is not None else rank_before(line.text, found.start())
+        rank = _rank_at(line, found.start())
         facts.add(
             Timeout(
                 order=order,
@@ -167,8 +165,16 @@ def _read_timeouts(line: Line, order: Order, facts: Facts) -> None:
                 numel_out=int(found[4]) if found[4] else None,
                 limit_ms=int(found[5]),
                 ran_ms=int(found[6] or found[5]),
+                stream=line.stream,
+                rank_in_group=rank is None,
             )
         )
+
+
+def _rank_at(line: Line, position: int) -> int | None:
+    """Return the global rank a sentence is about: that of the nearest carrier in front of it."""
+    nearest = rank_before(line.text, position)
+    return nearest if nearest is not None else line.rank
 
 
 def _group(text: str) -> tuple[str, str, int] | None:
@@ -178,21 +184,22 @@ def _group(text: str) -> tuple[str, str, int] | None:
 
 def _read_progress(line: Line, facts: Facts) -> None:
     group, worked = _group(line.text), WORKED.search(line.text)
-    if group is None or worked is None:
-        return
     enqueued, completed = ENQUEUED.search(line.text), COMPLETED.search(line.text)
+    if group is None or (worked is None and enqueued is None):
+        return
     done = int(completed[1]) if completed else None
-    rank = line.rank if line.rank is not None else rank_before(line.text, worked.start())
+    most = max(int(found[1]) for found in (worked, enqueued) if found)
+    rank = _rank_at(line, len(line.text))
     facts.add(
         Progress(
             rank=rank,
             group=group[0],
             description=group[1],
             group_rank=group[2],
-            work=int(worked[1]),
+            work=int(worked[1]) if worked else None,
             enqueued=int(enqueued[1]) if enqueued else None,
             # torch 2.3 prints memory that was never set where nothing was completed.
-            completed=done if done is None or done <= int(worked[1]) else None,
+            completed=done if done is None or done <= most else None,
         )
     )
 

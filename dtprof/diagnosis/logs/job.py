@@ -15,10 +15,14 @@ LAUNCHERS = (
 )
 FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
 RAISED_BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|TimeoutError|Rendezvous\w*|Connection\w*Error|BrokenPipeError")
+SAID_BY_C10D = re.compile(
+    r"/gloo/|Timed out waiting \d+ms for|communicator was aborted|Watchdog caught|ncclRemoteError|remote process exited"
+    r"|NCCL error|ProcessGroupNCCL|monitoredBarrier|pair closure|connectFullMesh|store->get|wait timeout after \d+ms"
+    r"|store based barrier on rank|clients joined|client socket has timed out|inconsistent 0 params"
+    r"|Connection closed by peer \["
+)
 LOST_OR_LATE = re.compile(
-    r"Connection (?:closed|reset|refused|aborted)|Broken pipe|Timed out|timed out|[Tt]imeout|communicator was aborted"
-    r"|Watchdog caught|ncclRemoteError|remote process exited|NCCL error|monitoredBarrier|pair closure|Socket closed"
-    r"|connectFullMesh|ProcessGroupNCCL|Application timeout|store->get|Stop_waiting|recvValue|Broken pipe",
+    r"Connection (?:closed|reset|refused|aborted)|Broken pipe|[Tt]imed out|[Tt]imeout|Socket closed"
 )
 MISMATCH = "Detected mismatch between collectives"
 ORDINARY_LINES_AFTER = 25
@@ -74,8 +78,18 @@ class Job:
 
     @property
     def has_table(self) -> bool:
-        """Say whether torchelastic listed every rank that did not end with status 0."""
+        """Say whether torchelastic listed ranks that did not end with status 0."""
         return any(one.from_table for one in self.exits.values())
+
+    def left_in_order(self, ranks: set[int]) -> set[int]:
+        """Return those of the ranks that torchelastic's table of their host would list, had they failed."""
+        spans: dict[str, tuple[int, int]] = {}
+        for one in self.exits.values():
+            if one.from_table and one.local_rank is not None:
+                first, last = spans.get(one.host, (one.rank, one.rank))
+                spans[one.host] = min(first, one.rank - one.local_rank), max(last, one.rank)
+        inside = {rank for rank in ranks if any(first <= rank <= last for first, last in spans.values())}
+        return inside - set(self.exits)
 
     def waited_for(self) -> set[int]:
         """Return ranks that are known to have waited in an operation."""
@@ -98,6 +112,11 @@ def view(facts: Facts) -> Job:
     for chain in _chains(facts.traces):
         _judge(chain, job)
     _name_the_only_one(job)
+    late = {timeout.rank: timeout.order for timeout in reversed(facts.timeouts) if not timeout.rank_in_group}
+    for rank, trace in list(job.own.items()):
+        lost = [one for one in (late.get(rank), job.victims[rank].order if rank in job.victims else None) if one]
+        if any(one.file == trace.order.file and one < trace.order for one in lost):
+            del job.own[rank]  # what a rank raises after its peers were lost is a consequence
     return job
 
 
@@ -149,8 +168,12 @@ def blame(trace: Trace) -> str:
         return "outside"
     if MISMATCH in trace.message:
         return "mismatch"
-    if RAISED_BY_TORCH.fullmatch(name) and LOST_OR_LATE.search(trace.message):
-        return "victim"
+    if RAISED_BY_TORCH.fullmatch(name):
+        in_torch = trace.torch_only or trace.bare
+        if SAID_BY_C10D.search(trace.message) or (
+            in_torch and LOST_OR_LATE.search(trace.message) and "DataLoader" not in trace.message
+        ):
+            return "victim"
     return "own"
 
 

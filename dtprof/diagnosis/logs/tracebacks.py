@@ -118,7 +118,7 @@ class Tracebacks:
             return True
         stream.open = None
         raised = RAISED.match(text)
-        if raised is None:
+        if raised is None or not (raised[2] or raised[1].rpartition(".")[2][:1].isupper()):
             return False
         self._close(current, raised[1], raised[2] or "", stream, line, order)
         return True

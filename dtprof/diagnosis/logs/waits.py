@@ -18,7 +18,7 @@ def find_missed_barrier(job: Job) -> Finding | None:
     if not missed:
         return None
     culprits = tuple(sorted(missed))
-    gone = job.has_table and not missed & set(job.exits)
+    gone = job.left_in_order(missed) == missed
     waiting = tuple(sorted(job.waited_for() - missed))
     elsewhere = {rank: job.victims[rank] for rank in culprits if rank in job.victims and job.victims[rank].call}
     facts = [f"torch's monitored barrier names {rank_list(culprits)}"]
@@ -51,9 +51,14 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     if not fronts:
         return None, ()
     absent = job.known - set(fronts) - set(job.own)
-    exited = {rank for rank in absent if job.has_table and rank not in job.exits}
+    exited = job.left_in_order(absent)
     late = any("imed out" in trace.message or "imeout" in trace.message for trace in fronts.values())
     running = {rank for rank in absent - exited if late}
+    if len(exited or running) > len(fronts):
+        return None, (
+            f"only {rank_list(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
+            "the others may not have come, or it may be one operation too many",
+        )
     if messages := find_messages(job, fronts, exited | running):
         return messages, ()
     ops = {rank: operation(trace.call) or trace.call for rank, trace in fronts.items()}
@@ -64,6 +69,8 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
             f"a peer of {rank_list(sorted(fronts))} went away, and the log does not tell which: "
             f"{rank_list(sorted(absent))} left no exception",
         )
+    if not late:
+        return None, (f"{rank_list(sorted(fronts))} lost a peer, and the log does not tell whose end came first",)
     if len(set(ops.values())) > 1 and all(ops.values()):
         return _parted(job, fronts, ops), ()
     places: dict[int, Hashable] = {rank: trace.site for rank, trace in fronts.items()}
@@ -89,7 +96,7 @@ def _absent(job: Job, fronts: dict[int, Trace], exited: set[int], running: set[i
         summary=f"{capitalised(culprits)} {how}; {wait_words(waiting)} in {_op_words(ops)}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
-        confidence=0.65 if len(culprits) <= len(waiting) else 0.35,
+        confidence=0.65 if len(culprits) < len(waiting) or job.has_table else 0.4,
         op=next(iter(ops)) if len(ops) == 1 else None,
         call_sites=job.sites(list(waiting)),
         evidence=tuple(facts),
