@@ -3,7 +3,9 @@
 Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands for a time that is not known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,8 @@ OPERATION = np.dtype(
         ("wait_ns", "i8"),  # time blocked in waits
         ("done_ns", "i8"),  # UNKNOWN_NS where completion is not known
         ("device_ns", "i8"),  # how long it took on its device; UNKNOWN_NS where that was not measured
-    ]
+    ],
+    align=True,
 )
 SPAN = np.dtype(
     [
@@ -50,7 +53,8 @@ SPAN = np.dtype(
         ("step", "i8"),
         ("begin_ns", "i8"),
         ("end_ns", "i8"),  # UNKNOWN_NS while open
-    ]
+    ],
+    align=True,
 )
 DROPPED = np.dtype(
     [
@@ -65,9 +69,24 @@ DROPPED = np.dtype(
         ("waited_ns", "i8"),
         ("took_ns", "i8"),  # of events seen to complete
         ("nbytes", "i8"),  # of operations, from numel and dtype
-    ]
+    ],
+    align=True,
 )
-SAMPLE = np.dtype([("op", "u2"), ("step", "i8"), ("t_ns", "i8"), ("value", "i8")])
+SAMPLE = np.dtype([("op", "u2"), ("step", "i8"), ("t_ns", "i8"), ("value", "i8")], align=True)
+
+
+def select(rows: Array, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]) -> Array:
+    """Return some rows of a table, as `rows[chosen]` does, which copies field by field and takes 20 times as long."""
+    found: Array = rows.view(f"V{rows.dtype.itemsize}")[chosen].view(rows.dtype)
+    return found
+
+
+def join(parts: Sequence[Array]) -> Array:
+    """Return the rows of several tables of one type one after the other; for the same reason not np.concatenate."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: Array = np.concatenate([rows.view(f"V{rows.dtype.itemsize}") for rows in parts]).view(parts[0].dtype)
+    return joined
 
 
 @dataclass(frozen=True, kw_only=True)

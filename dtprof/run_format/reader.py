@@ -13,23 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof import events, tables
 from dtprof.axes import axis_of
-from dtprof.errors import NewerFormatError, NotARunError
-from dtprof.run_format import archive, device_times, paths, schema, totals
-from dtprof.run_format.archive import RECORD_DTYPE
+from dtprof.errors import NotARunError
+from dtprof.run_format import device_times, paths, schema, totals
 from dtprof.run_format.buckets import Layout, label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
+from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
 
-_NUM_STATES = len(schema.STATES)
-_KINDS = np.array(list(schema.KIND.values()), np.uint8)
-_ITEM_SIZES = np.zeros(256, np.int64)
-_ITEM_SIZES[: len(schema.DTYPES)] = [size for _, size in schema.DTYPES]
-_LONGEST_NS = 2.0**62
 _ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
@@ -142,7 +136,7 @@ def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         problems.append(f"{file} holds {type(document).__name__}, not an object")
         return {}
-    _refuse_newer(document.get("format_version"), file)
+    refuse_newer(document.get("format_version"), file)
     return document
 
 
@@ -167,14 +161,6 @@ def _manifest(document: dict[str, Any] | None) -> Manifest:
     )
 
 
-def _refuse_newer(version: object, file: Path) -> None:
-    if isinstance(version, int) and version > schema.FORMAT_VERSION:
-        raise NewerFormatError(
-            f"{file} is of format {version}; this dtprof reads formats up to {schema.FORMAT_VERSION}: "
-            "read it with the dtprof that wrote it, or a newer one"
-        )
-
-
 def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     """Read one rank folder.
 
@@ -183,21 +169,20 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     """
     problems: list[str] = []
     headers: list[dict[str, Any]] = []
-    parts: list[Array] = []
+    records = Records()
     for segment in paths.segment_files(folder):
-        header, records = _read_segment(segment, problems)
+        header = read_segment(segment, records, problems)
         if header is not None:
             headers.append(header)
-            parts.append(records)
     if not headers:
         problems.append(f"{folder.name} has no readable segment: nothing this rank did is known")
     _note_gaps(folder, headers, problems)
-    records = np.concatenate(parts) if parts else np.zeros(0, RECORD_DTYPE)
     strings = _Strings(folder, problems)
     newest = headers[-1] if headers else {}
     oldest = headers[0] if headers else {}
     process = strings.process
-    operations, spans, samples = _split(records)
+    operations, spans, samples, measured = records.joined()
+    device_times.join(operations, measured)
     names = tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops)
     label_buckets(
         operations, spans, ops=names, groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
@@ -249,57 +234,6 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     )
 
 
-def _read_segment(path: Path, problems: list[str]) -> tuple[dict[str, Any] | None, Array]:
-    none = np.zeros(0, RECORD_DTYPE)
-    where = f"{path.parent.name}/{path.name}"
-    try:
-        data = _segment_bytes(path)
-    except OSError as error:
-        problems.append(f"{where} cannot be read ({error.strerror})")
-        return None, none
-    except ValueError as error:
-        problems.append(f"{where} is {error}: its events are lost")
-        return None, none
-    if len(data) < schema.HEADER_STRUCT.size:
-        problems.append(f"{where} is cut after {len(data)} bytes, inside its header: its events are lost")
-        return None, none
-    values = schema.HEADER_STRUCT.unpack(data[: schema.HEADER_STRUCT.size].tobytes())
-    header = dict(zip((field.name for field in schema.HEADER), values, strict=True))
-    if header["magic"] != schema.MAGIC:
-        problems.append(f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged")
-        return None, none
-    _refuse_newer(header["format_version"], path)
-    if header["byte_order"] != schema.BYTE_ORDER_MARK or header["record_size"] != schema.RECORD_SIZE:
-        problems.append(
-            f"{where} has byte order {header['byte_order']:#x} and records of {header['record_size']} bytes; "
-            f"expected {schema.BYTE_ORDER_MARK:#x} and {schema.RECORD_SIZE}"
-        )
-        return None, none
-    if len(data) < schema.SEGMENT_SIZE:
-        problems.append(f"{where} is cut after {len(data)} of {schema.SEGMENT_SIZE} bytes: later events are lost")
-    body = data[schema.HEADER_SIZE :]
-    count = len(body) // schema.RECORD_SIZE
-    records = body[: count * schema.RECORD_SIZE].view(RECORD_DTYPE)
-    # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
-    records = records[: schema.SEGMENT_CAPACITY]
-    written = records[records["state"] != 0]
-    sound = (written["state"] < _NUM_STATES) & np.isin(written["kind"], _KINDS)
-    if not sound.all():
-        problems.append(f"{where} holds {int((~sound).sum())} damaged records, left out")
-    return header, written[sound]
-
-
-def _segment_bytes(path: Path) -> npt.NDArray[np.uint8]:
-    """Return a segment as it was written, from its archive where it is at rest."""
-    if not paths.is_archive(path):
-        try:
-            return np.fromfile(path, np.uint8)
-        except FileNotFoundError:  # archived since the folder was listed
-            path = paths.archive_of(path)
-    data = np.frombuffer(archive.unpack(path.read_bytes()), np.uint8)
-    return np.concatenate([data, np.zeros(max(0, schema.SEGMENT_SIZE - len(data)), np.uint8)])
-
-
 def _dropped(file: Path, problems: list[str]) -> Array:
     """Return the sums of events that were dropped for want of room."""
     none = np.zeros(0, tables.DROPPED)
@@ -317,7 +251,7 @@ def _dropped(file: Path, problems: list[str]) -> Array:
         )
         return none
     operation = np.isin(table["kind"], (schema.KIND["collective"], schema.KIND["p2p"]))
-    table["nbytes"] = np.where(operation, table["numel"] * _ITEM_SIZES[table["dtype"]], 0)
+    table["nbytes"] = np.where(operation, table["numel"] * ITEM_SIZES[table["dtype"]], 0)
     return table
 
 
@@ -327,65 +261,6 @@ def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str])
     dropped = _int(headers[-1]["dropped"]) if headers else 0
     if gaps and not dropped:
         problems.append(f"{folder.name} lacks {gaps} segment files between the first and the last")
-
-
-def _split(records: Array) -> tuple[Array, Array, Array]:
-    """Turn records into operations, spans and samples, each by time."""
-    issued = records["issued_ns"]
-    if (issued[1:] < issued[:-1]).any():
-        records = records[np.argsort(issued, kind="stable")]
-    kind = records["kind"]
-    is_operation = (kind == schema.KIND["collective"]) | (kind == schema.KIND["p2p"])
-    operations = _operations(records[is_operation])
-    device_times.join(operations, records[kind == schema.KIND["device_time"]])
-    return (
-        operations,
-        _spans(records[kind == schema.KIND["span"]]),
-        _samples(records[kind == schema.KIND["sample"]]),
-    )
-
-
-def _after(records: Array, column: str, known: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return absolute times from offsets to the issue; UNKNOWN_NS where not known."""
-    offsets = records[column]
-    possible = (offsets >= 0) & (offsets < _LONGEST_NS)
-    times = records["issued_ns"].astype(np.int64) + np.where(possible, offsets, 0).astype(np.int64)
-    return np.where(known & possible, times, UNKNOWN_NS)
-
-
-def _operations(records: Array) -> Array:
-    table = np.zeros(len(records), tables.OPERATION)
-    for name in ("op", "kind", "state", "flags", "waits", "dtype", "reduce_op", "thread", "group", "seq", "peer"):
-        table[name] = records[name]
-    for name in ("tag", "site", "step", "issued_ns", "numel"):
-        table[name] = records[name]
-    state = records["state"]
-    table["nbytes"] = table["numel"] * _ITEM_SIZES[records["dtype"]]
-    table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
-    table["wait_begin_ns"] = _after(records, "waited_from", records["waits"] > 0)
-    waited = records["waited_for"]
-    table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
-    table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
-    table["device_ns"] = UNKNOWN_NS
-    return table
-
-
-def _spans(records: Array) -> Array:
-    table = np.zeros(len(records), tables.SPAN)
-    for name in ("op", "state", "flags", "thread", "site", "step"):
-        table[name] = records[name]
-    table["stage"] = records["peer"]
-    table["microbatch"] = records["tag"]
-    table["begin_ns"] = records["issued_ns"]
-    table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
-    return table
-
-
-def _samples(records: Array) -> Array:
-    table = np.zeros(len(records), tables.SAMPLE)
-    table["op"], table["step"] = records["op"], records["step"]
-    table["t_ns"], table["value"] = records["issued_ns"], records["numel"]
-    return table
 
 
 class _Strings:

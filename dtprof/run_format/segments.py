@@ -1,0 +1,223 @@
+"""Read segment files into tables, a few thousand records at a time so that they stay in the processor's cache.
+
+Part of the reader. Damaged records are left out and told of; records that were never written are nothing.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof import tables
+from dtprof.errors import NewerFormatError
+from dtprof.run_format import archive, paths, schema
+from dtprof.run_format.archive import RECORD_DTYPE
+from dtprof.tables import UNKNOWN_NS, Array, join, select
+
+ITEM_SIZES = np.zeros(256, np.int64)
+"""Bytes an element by code of the element type."""
+ITEM_SIZES[: len(schema.DTYPES)] = [size for _, size in schema.DTYPES]
+RECORDS_AT_ONCE = 2048
+_NUM_STATES = len(schema.STATES)
+_IS_KIND = np.zeros(256, np.bool_)
+_IS_KIND[list(schema.KIND.values())] = True
+_LONGEST_NS = 2.0**62
+_SAME_IN_OPERATIONS = (
+    *("op", "kind", "state", "flags", "waits", "dtype", "reduce_op", "thread", "group", "seq", "peer"),
+    *("tag", "site", "step", "issued_ns", "numel"),
+)
+_SAME_IN_SPANS = ("op", "state", "flags", "thread", "site", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What segments hold, by kind; sorted by time once `joined`."""
+
+    operations: list[Array] = field(default_factory=list)
+    spans: list[Array] = field(default_factory=list)
+    samples: list[Array] = field(default_factory=list)
+    device_times: list[Array] = field(default_factory=list)  # as recorded
+
+    def joined(self) -> tuple[Array, Array, Array, Array]:
+        """Return the operations, spans, samples and device times."""
+        return (
+            _by_time(self.operations, tables.OPERATION, "issued_ns"),
+            _by_time(self.spans, tables.SPAN, "begin_ns"),
+            _by_time(self.samples, tables.SAMPLE, "t_ns"),
+            _by_time(self.device_times, RECORD_DTYPE, "issued_ns"),
+        )
+
+
+def read_segment(path: Path, records: Records, problems: list[str]) -> dict[str, Any] | None:
+    """Add the records of a segment, or of its archive, to those read before; return its header, None without one.
+
+    Raises:
+        NewerFormatError: it was written by a newer dtprof.
+    """
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        if not paths.is_archive(path):
+            try:
+                with path.open("rb", buffering=0) as file:
+                    head = file.read(schema.HEADER_SIZE)
+                    size = os.fstat(file.fileno()).st_size
+                    return _take(head, size, _read_chunks(file.fileno()), where, records, problems)
+            except FileNotFoundError:  # archived since the folder was listed
+                path = paths.archive_of(path)
+        data = archive.unpack(path.read_bytes())
+    except OSError as error:
+        problems.append(f"{where} cannot be read ({error.strerror})")
+        return None
+    except ValueError as error:
+        problems.append(f"{where} is {error}: its events are lost")
+        return None
+    body = np.frombuffer(data, np.uint8, offset=schema.HEADER_SIZE)
+    chunks = (body[i : i + _CHUNK_BYTES] for i in range(0, len(body), _CHUNK_BYTES))
+    return _take(data[: schema.HEADER_SIZE], schema.SEGMENT_SIZE, chunks, where, records, problems)
+
+
+_CHUNK_BYTES = RECORDS_AT_ONCE * schema.RECORD_SIZE
+Bytes = npt.NDArray[np.uint8]
+
+
+def _read_chunks(file: int) -> Iterator[Bytes]:
+    """Yield the records of a segment file in pieces; what was never written to on disk is passed over."""
+    end = schema.HEADER_SIZE + schema.SEGMENT_CAPACITY * schema.RECORD_SIZE
+    at = schema.HEADER_SIZE
+    buffer = np.empty(_CHUNK_BYTES, np.uint8)
+    while (at := _next_data(file, at)) < end:
+        count = os.preadv(file, [memoryview(buffer.data)[: end - at]], at)
+        if count <= 0:
+            return
+        yield buffer[:count]
+        at += count
+
+
+def _next_data(file: int, at: int) -> int:
+    """Return where the next record may be: holes of a sparse file hold none."""
+    try:
+        found = os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        return schema.SEGMENT_SIZE if error.errno == errno.ENXIO else at
+    return at + (found - at) // schema.RECORD_SIZE * schema.RECORD_SIZE
+
+
+def _take(
+    head: bytes, size: int, chunks: Iterator[Bytes], where: str, records: Records, problems: list[str]
+) -> dict[str, Any] | None:
+    """Check the header of a segment of `size` bytes and add its records."""
+    if len(head) < schema.HEADER_STRUCT.size:
+        problems.append(f"{where} is cut after {len(head)} bytes, inside its header: its events are lost")
+        return None
+    values = schema.HEADER_STRUCT.unpack(head[: schema.HEADER_STRUCT.size])
+    header = dict(zip((field.name for field in schema.HEADER), values, strict=True))
+    if header["magic"] != schema.MAGIC:
+        problems.append(f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged")
+        return None
+    refuse_newer(header["format_version"], where)
+    if header["byte_order"] != schema.BYTE_ORDER_MARK or header["record_size"] != schema.RECORD_SIZE:
+        problems.append(
+            f"{where} has byte order {header['byte_order']:#x} and records of {header['record_size']} bytes; "
+            f"expected {schema.BYTE_ORDER_MARK:#x} and {schema.RECORD_SIZE}"
+        )
+        return None
+    if size < schema.SEGMENT_SIZE:
+        problems.append(f"{where} is cut after {size} of {schema.SEGMENT_SIZE} bytes: later events are lost")
+    damaged = sum(_take_chunk(chunk, records) for chunk in chunks)
+    if damaged:
+        problems.append(f"{where} holds {damaged} damaged records, left out")
+    return header
+
+
+def refuse_newer(version: object, where: Path | str) -> None:
+    """Refuse a file of a format that this dtprof does not know.
+
+    Raises:
+        NewerFormatError: it is one.
+    """
+    if isinstance(version, int) and version > schema.FORMAT_VERSION:
+        raise NewerFormatError(
+            f"{where} is of format {version}; this dtprof reads formats up to {schema.FORMAT_VERSION}: "
+            "read it with the dtprof that wrote it, or a newer one"
+        )
+
+
+def _take_chunk(chunk: Bytes, records: Records) -> int:
+    """Add the records of a piece of a segment; return how many are damaged."""
+    rows = chunk[: len(chunk) // schema.RECORD_SIZE * schema.RECORD_SIZE].view(RECORD_DTYPE)
+    # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
+    state = np.ascontiguousarray(rows["state"])
+    if not state.all():
+        rows, state = select(rows, state != 0), state[state != 0]
+    kind = np.ascontiguousarray(rows["kind"])
+    sound = (state < _NUM_STATES) & _IS_KIND[kind]
+    damaged = len(rows) - int(np.count_nonzero(sound))
+    if damaged:
+        rows, kind = select(rows, sound), kind[sound]
+    is_operation = kind <= schema.KIND["p2p"]
+    for chosen, into, convert in (
+        (is_operation, records.operations, _operations),
+        (kind == schema.KIND["span"], records.spans, _spans),
+        (kind == schema.KIND["sample"], records.samples, _samples),
+        (kind == schema.KIND["device_time"], records.device_times, np.copy),
+    ):
+        if count := int(np.count_nonzero(chosen)):
+            into.append(convert(rows if count == len(rows) else select(rows, chosen)))
+    return damaged
+
+
+def _by_time(parts: Sequence[Array], dtype: np.dtype[Any], column: str) -> Array:
+    """Return the rows of all parts in order of time."""
+    if not parts:
+        return np.zeros(0, dtype)
+    rows = join(parts)
+    times = np.ascontiguousarray(rows[column])
+    return select(rows, np.argsort(times, kind="stable")) if (times[1:] < times[:-1]).any() else rows
+
+
+def _after(records: Array, column: str, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return absolute times from offsets to the issue; UNKNOWN_NS where not known."""
+    offsets = np.ascontiguousarray(records[column])
+    possible = (offsets >= 0) & (offsets < _LONGEST_NS)
+    if not possible.all():
+        offsets, known = np.where(possible, offsets, 0), known & possible
+    times = records["issued_ns"].astype(np.int64) + offsets.astype(np.int64)
+    return times if known.all() else np.where(known, times, UNKNOWN_NS)
+
+
+def _operations(records: Array) -> Array:
+    table = np.empty(len(records), tables.OPERATION)
+    for name in _SAME_IN_OPERATIONS:
+        table[name] = records[name]
+    state = records["state"]
+    table["nbytes"] = records["numel"].astype(np.int64) * ITEM_SIZES[records["dtype"]]
+    table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
+    table["wait_begin_ns"] = _after(records, "waited_from", records["waits"] > 0)
+    waited = records["waited_for"]
+    table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
+    table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
+    table["device_ns"] = UNKNOWN_NS
+    return table
+
+
+def _spans(records: Array) -> Array:
+    table = np.empty(len(records), tables.SPAN)
+    for name in _SAME_IN_SPANS:
+        table[name] = records[name]
+    table["stage"] = records["peer"]
+    table["microbatch"] = records["tag"]
+    table["begin_ns"] = records["issued_ns"]
+    table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
+    return table
+
+
+def _samples(records: Array) -> Array:
+    table = np.empty(len(records), tables.SAMPLE)
+    table["op"], table["step"] = records["op"], records["step"]
+    table["t_ns"], table["value"] = records["issued_ns"], records["numel"]
+    return table
