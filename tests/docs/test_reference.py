@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from dtprof import errors, settings
+from dtprof.analysis.comparison import VERDICTS, compare_runs
+from dtprof.analysis.comparison_series import TABLES, measure_run
+from dtprof.analysis.results import PARTS
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
+from dtprof.report.comparison_json import comparison_json
 from dtprof.report.summary_json import summary_json
 from dtprof.report.verdict_json import verdict_json
 from dtprof.run_format import document
 from dtprof.tables import Group, Site
+from tests.analysis.noisy_runs import noisy_run
 from tests.docs import embedded_help
 from tests.docs.pages import REPOSITORY, load
 from tests.figures.example_summaries import summary_of
@@ -102,6 +107,19 @@ def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:
 def test_every_key_of_the_summary_is_listed() -> None:
     page = load("docs/reference/summary-json.md").text
     assert [key for key in keys_of(summary_json(summary_of())) if f"`{key}`" not in page] == []
+
+
+def test_every_key_verdict_and_figure_of_a_comparison_is_listed() -> None:
+    run = measure_run(noisy_run(1, num_steps=10))
+    document = comparison_json(compare_runs(run, run))
+    page = load("docs/reference/cli.md").text.partition("\n## dtprof compare\n")[2].partition("\n## ")[0]
+    names = {change.figure.name for change in compare_runs(run, run).changes} - {f"{part}_ns" for part in PARTS}
+    assert len(names) > 5
+    assert [word for word in (*keys_of(document), *VERDICTS, *names, *TABLES) if not is_listed(word, page)] == []
+
+
+def is_listed(word: str, page: str) -> bool:
+    return f"`{word}`" in page or f"`changes[].{word}`" in page
 
 
 def keys_of(document: object) -> set[str]:

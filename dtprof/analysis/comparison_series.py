@@ -1,0 +1,307 @@
+"""The figures of a run step by step, reduced to means that know their noise: what comparisons and limits start from.
+
+Each rank is read twice, one at a time; what is kept are sums over ranks, step by step, and a few numbers a rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis import codes
+from dtprof.analysis.apis import find_apis
+from dtprof.analysis.blocking import find_blocked
+from dtprof.analysis.collectives import split_blocked, time_operations
+from dtprof.analysis.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
+from dtprof.analysis.intervals import Column, Intervals
+from dtprof.analysis.meetings import Meetings, match_operations
+from dtprof.analysis.partition import partition_steps
+from dtprof.analysis.phases import find_phases
+from dtprof.analysis.pipeline import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
+from dtprof.analysis.ranks import RankFacts, survey
+from dtprof.analysis.records import UNNAMED, list_ranks, sound_operations, sound_spans
+from dtprof.analysis.results import PARTS
+from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.summary import Run
+from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
+from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
+
+JOB, COLLECTIVES, RANKS = "job", "collectives", "ranks"
+TABLES = (JOB, COLLECTIVES, RANKS)
+STEP, EXPOSED, BUBBLE_FRACTION = "step_ns", "exposed_ns", "bubble_fraction"
+SAMPLES = (RSS_BYTES, CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES)
+"""Memory that is sampled at each step; peaks are one number a rank."""
+OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
+
+
+class Figure(NamedTuple):
+    """What is measured. Times, bytes and counts are those of a step and a rank: of all ranks their mean."""
+
+    table: str
+    name: str  # ends with its unit: _ns, _bytes, _fraction; `bytes` and `count` of a collective
+    rank: int = -1
+    group: str = ""
+    members: int = 0
+    op: str = ""
+    api: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Return ns, bytes, fraction or count."""
+        return self.name.rsplit("_", 1)[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What one run measured."""
+
+    run: str
+    world_size: int
+    missing_ranks: tuple[int, ...]
+    layout: frozenset[tuple[str, tuple[int, ...]]]  # axis and members of each group of several ranks
+    num_steps: int  # ended on every rank
+    used: tuple[int, int] | None
+    estimates: dict[Figure, Estimate]
+    unknown: dict[Figure, str]  # figures of the run that are not known, and why
+    exposed_fraction: Estimate | None  # of the step, mean over ranks
+    wait_fraction: Estimate | None
+    peak_bytes: dict[int, int]  # by rank
+
+
+@dataclass
+class _Sums:
+    """Sums over ranks, step by step; what is not known on one rank is not known of the job."""
+
+    series: dict[Figure, Series] = field(default_factory=dict)
+    num_ranks: dict[Figure, int] = field(default_factory=dict)
+    unknown: dict[Figure, str] = field(default_factory=dict)
+
+    def add(self, figure: Figure, series: Series) -> None:
+        known = self.series.get(figure)
+        self.series[figure] = series.astype(np.float64) if known is None else known + series
+        self.num_ranks[figure] = self.num_ranks.get(figure, 0) + 1
+
+
+class _Survey(NamedTuple):
+    facts: list[RankFacts]
+    steps: dict[int, RankSteps]
+    meetings: Meetings
+    pipelines: dict[int, RankPipeline]
+
+
+def measure_run(run: Run) -> RunFigures:
+    """Measure a run step by step."""
+    newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
+    chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
+    facts, steps, meetings, pipelines = _survey(run, chosen)
+    used = choose_steps(list(steps.values()))
+    numbers = _common_steps(list(steps.values()), used)
+    windows = find_windows(list(pipelines.values()))
+    sums = _Sums()
+    estimates: dict[Figure, Estimate] = {}
+    stepping = [rank for rank in chosen if len(numbers) and steps[rank].count]
+    for rank in stepping:
+        tables = run.load(rank)
+        own = _measure_rank(tables, steps[rank], numbers, meetings, windows_of(pipelines.get(rank), windows), sums)
+        for figure, series in own.items():
+            estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
+            sums.add(figure, series)
+    _add_bubble(sums, pipelines, windows, numbers)
+    num_stepping = len(stepping)
+    for figure, series in sums.series.items():
+        if figure.table == JOB and figure.name != BUBBLE_FRACTION and sums.num_ranks[figure] < num_stepping:
+            sums.unknown.setdefault(figure, "not every rank measured it")
+        if figure not in sums.unknown:
+            over = sums.num_ranks[figure] if figure.name == BUBBLE_FRACTION else num_stepping
+            estimates[figure] = estimate_mean(series / over)
+    world_size = max([fact.rank + 1 for fact in facts] + [fact.world_size for fact in facts], default=0)
+    return RunFigures(
+        run=str(run.path),
+        world_size=world_size,
+        missing_ranks=tuple(sorted(set(range(min(world_size, 1 << 20))) - set(chosen))),
+        layout=_layout(facts),
+        num_steps=used.count,
+        used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,
+        estimates=estimates,
+        unknown=sums.unknown,
+        exposed_fraction=_fraction(sums, ("exposed_transfer_ns", "exposed_wait_ns")),
+        wait_fraction=_fraction(sums, ("exposed_wait_ns",)),
+        peak_bytes={fact.rank: fact.peak_bytes for fact in facts if fact.peak_bytes is not None},
+    )
+
+
+def _survey(run: Run, ranks: Sequence[int]) -> _Survey:
+    found = _Survey([], {}, Meetings(), {})
+    for rank in ranks:
+        one = survey(run.load(rank))
+        found.facts.append(one.facts)
+        found.steps[rank] = one.steps
+        found.meetings.add(one.meetings)
+        if one.pipeline is not None:
+            found.pipelines[rank] = one.pipeline
+    return found._replace(steps=agree_on_rule(found.steps))
+
+
+def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
+    """Return the used steps whose begin and end every stepping rank knows."""
+    numbers: Column | None = None
+    for steps in ranks:
+        if used.known and steps.count:
+            own = steps.used(used.first, used.last)[0]
+            numbers = own if numbers is None else np.intersect1d(numbers, own)
+    return np.zeros(0, np.int64) if numbers is None else numbers
+
+
+def _measure_rank(
+    tables: RankTables,
+    own: RankSteps,
+    numbers: Column,
+    meetings: Meetings,
+    pipeline_windows: Intervals,
+    sums: _Sums,
+) -> dict[Figure, Series]:
+    """Return the figures of one rank by step, and add its collectives to the sums."""
+    windows = own.windows[np.searchsorted(own.numbers, numbers)]
+    operations, spans = sound_operations(tables), sound_spans(tables)
+    phases = find_phases(tables, spans, own)
+    matched = match_operations(tables, operations)
+    blocked = find_blocked(tables, operations, phases, own)
+    timing = time_operations(operations, matched, meetings, blocked)
+    step = _place(operations["issued_ns"], windows)
+    figures: dict[str, Column | Series] = {STEP: windows[:, 1] - windows[:, 0]}
+    if ((step >= 0) & ~blocked.known & blocked.counts).any():
+        why = f"{list_ranks([tables.rank])} did not see when operations were done"
+        for name in (EXPOSED, *(f"{part}_ns" for part in PARTS)):
+            sums.unknown.setdefault(Figure(JOB, name), why)
+    else:
+        bubbles = find_bubbles(tables, spans, pipeline_windows)
+        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
+        figures |= {f"{part}_ns": column for part, column in parts.items()}
+        figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
+    figures |= _memory(tables, windows)
+    exposed = np.where(blocked.known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
+    seen = (timing.wait != UNKNOWN_NS) & (timing.duration != UNKNOWN_NS)
+    columns = {
+        "exposed_ns": exposed,
+        "wait_ns": np.where(seen, timing.wait, UNKNOWN_NS),
+        "transfer_ns": np.where(seen, timing.duration - timing.wait, UNKNOWN_NS),
+        "bytes": operations["nbytes"],
+        "count": np.ones(len(operations), np.int64),
+    }
+    _add_collectives(tables, operations, step, len(numbers), columns, sums)
+    return {Figure(JOB, name): np.asarray(column, np.float64) for name, column in figures.items()}
+
+
+def _place(times: Column, windows: Intervals) -> Column:
+    """Return in which window each moment lies; -1: in none."""
+    at = np.searchsorted(windows[:, 0], times, "right") - 1
+    return np.where((at >= 0) & (times < windows[:, 1][at]), at, -1)
+
+
+def _memory(tables: RankTables, windows: Intervals) -> dict[str, Series]:
+    """Return the most of each kind of memory that was sampled in each step; nothing where a step has no sample."""
+    found: dict[str, Series] = {}
+    for name in SAMPLES:
+        ids = [i for i, known in enumerate(tables.ops) if known == name]
+        rows = tables.samples[np.isin(tables.samples["op"], ids)]
+        at = _place(rows["t_ns"], windows)
+        most = np.full(len(windows), -1.0)
+        np.maximum.at(most, at[at >= 0], rows["value"][at >= 0].astype(np.float64))
+        if len(rows) and _fill_last(most):
+            found[name] = most
+    return found
+
+
+def _fill_last(most: Series) -> bool:
+    """Say whether all steps have a sample; the last may lack its own, which is taken as the step ends."""
+    if len(most) > 1 and most[-1] < 0:
+        most[-1] = most[-2]
+    return bool((most >= 0).all())
+
+
+def _add_collectives(
+    tables: RankTables,
+    operations: Array,
+    step: Column,
+    num_steps: int,
+    columns: Mapping[str, Column],
+    sums: _Sums,
+) -> None:
+    """Add what one rank's operations of each group, operation and api took in each step."""
+    rows = np.flatnonzero(step >= 0)
+    apis = find_apis(tables, operations)
+    chosen, api = operations[rows], apis.of_operation[rows]
+    is_p2p = chosen["kind"] == codes.POINT_TO_POINT
+    codes_of = (chosen["group"].astype(np.int64) << 40) | (chosen["op"].astype(np.int64) << 24) | api
+    keys, first, inverse = np.unique(codes_of, return_index=True, return_inverse=True)
+    at = inverse.reshape(-1) * num_steps + step[rows]
+    tables_of = {
+        name: (np.bincount(at, column[rows], len(keys) * num_steps).reshape(len(keys), -1), column[rows] == UNKNOWN_NS)
+        for name, column in columns.items()
+    }
+    for i, row in enumerate(first.tolist()):
+        group = tables.groups.get(int(chosen["group"][row]))
+        op = int(chosen["op"][row])
+        key = Figure(
+            COLLECTIVES,
+            "",
+            group=describe_group(group),
+            members=2 if is_p2p[row] else _members(group),
+            op=tables.ops[op] if op < len(tables.ops) else UNNAMED,
+            api=apis.names[int(api[row])],
+        )
+        for name, (table, unknown) in tables_of.items():
+            figure = key._replace(name=name)
+            if unknown.any() and unknown[inverse.reshape(-1) == i].any():
+                sums.unknown.setdefault(figure, "completion was not observed, or not by all members on one clock")
+            sums.add(figure, table[i])
+
+
+def describe_group(group: Group | None) -> str:
+    """Return what a group is known by in any run: its axis or description, its name where it has none."""
+    if group is None:
+        return UNNAMED
+    if group.axis:
+        return group.axis
+    return group.name if group.description in ("", "undefined") else group.description
+
+
+def _members(group: Group | None) -> int:
+    return 0 if group is None else len(group.ranks) or group.size
+
+
+def _add_bubble(
+    sums: _Sums,
+    pipelines: Mapping[int, RankPipeline],
+    windows: Mapping[Key, Window],
+    numbers: Column,
+) -> None:
+    """Add the bubble fraction of each pipeline, step by step."""
+    for key, (steps, intervals) in windows.items():
+        members = [one for one in pipelines.values() if one.key == key]
+        common = np.isin(numbers, steps)
+        if not common.any():
+            continue
+        shown = numbers[common]
+        length = (intervals[:, 1] - intervals[:, 0])[np.searchsorted(steps, shown)]
+        busy = sum(member.busy[np.searchsorted(member.steps, shown)] for member in members)
+        figure = Figure(JOB, BUBBLE_FRACTION)
+        if common.all():
+            sums.add(figure, 1 - busy / (len(members) * np.maximum(length, 1)))
+        else:
+            sums.unknown.setdefault(figure, "the pipeline did not run in every step")
+
+
+def _fraction(sums: _Sums, names: Sequence[str]) -> Estimate | None:
+    figures = [Figure(JOB, name) for name in names]
+    step = sums.series.get(Figure(JOB, STEP))
+    if step is None or any(figure in sums.unknown or figure not in sums.series for figure in figures):
+        return None
+    return estimate_ratio(sum((sums.series[figure] for figure in figures), np.zeros(len(step))), step)
+
+
+def _layout(facts: Sequence[RankFacts]) -> frozenset[tuple[str, tuple[int, ...]]]:
+    return frozenset(
+        (group.axis or "", group.ranks) for fact in facts for group in fact.groups.values() if len(group.ranks) > 1
+    )

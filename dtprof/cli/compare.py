@@ -1,0 +1,87 @@
+"""`dtprof compare`: what differs between two runs beyond their noise."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from dtprof.analysis.comparison_series import RunFigures
+
+DEFAULT_AT_LEAST = "1%"
+EPILOG = """\
+examples:
+  dtprof compare runs/before runs/after
+  dtprof compare runs/before runs/after --json | jq '.changes[] | select(.verdict == "larger")'
+
+How it judges is defined in docs/reference/metrics.md. exit status: 0 compared, whatever the answer; 2 a run cannot be
+read, or dtprof was used wrongly
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="what differs between two runs beyond their noise",
+        description="Compare two runs step by step: step time and its parts, communication, bubbles and memory, of the "
+        "job and of each rank, with intervals; and say how small a difference could have been seen.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_a", type=Path, metavar="A", help="run directory, the earlier one or the baseline")
+    parser.add_argument("run_b", type=Path, metavar="B", help="run directory to compare with it")
+    parser.add_argument(
+        "--at-least",
+        default=DEFAULT_AT_LEAST,
+        metavar="SHARE",
+        help="smaller differences do not count: a share of the step for times, of the figure for sizes (default: 1%%)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison."""
+    at_least = parse_share("--at-least", arguments.at_least)
+
+    from dtprof.analysis.comparison import compare_runs
+    from dtprof.report.comparison_json import comparison_json
+    from dtprof.report.comparison_text import comparison_text
+
+    a, b = measure(arguments.run_a), measure(arguments.run_b)
+    result = compare_runs(a, b, at_least=at_least)
+    print(json.dumps(comparison_json(result), indent=1) if arguments.json else comparison_text(result))
+    return 0
+
+
+def measure(path: Path) -> "RunFigures":
+    """Open a run and measure it step by step.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+    """
+    from dtprof.analysis.comparison_series import measure_run
+    from dtprof.run_format.reader import open_run
+
+    return measure_run(open_run(path))
+
+
+def parse_share(option: str, text: str) -> float:
+    """Return a share from `25%` or `0.25`.
+
+    Raises:
+        UsageError: it is none, or lies outside 0 to 100 %.
+    """
+    number = text.strip()
+    percent = number.endswith("%")
+    try:
+        share = float(number.rstrip("%").rstrip()) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"{option} is {text!r}; expected a share from 0 to 100 %, for example {option} 25% or 0.25")
+    return share
