@@ -170,6 +170,7 @@ class Acting:
 
 def _replace_copies(original: Any, name: str, new: Any) -> None:
     """Replace a function of a module where modules of torch that were imported earlier have it from there."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("torch.distributed") and vars(module).get(name) is original:
+    for module_name in [module_name for module_name in sys.modules if module_name.startswith("torch.distributed")]:
+        module = sys.modules.get(module_name)
+        if module is not None and vars(module).get(name) is original:
             setattr(module, name, new)
