@@ -4,7 +4,7 @@ Readers fill these tables, rules read them. Times are nanoseconds of the clock o
 """
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from dtprof.tables import Site
@@ -46,6 +46,9 @@ class Labels:
 
     def __getitem__(self, number: int) -> Label:
         return self._labels[number]
+
+    def __iter__(self) -> Iterator[Label]:
+        return iter(self._labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def diagnose(paths: Iterable[Path]) -> "Verdict":
     if inputs.dumps:
         from dtprof.diagnosis.dumps.decision import diagnose_dumps
         from dtprof.dumps import Labels
-        from dtprof.importers.flight_recorder import read_dumps
+        from dtprof.importers.dump_files import read_dumps
 
         verdicts.append(diagnose_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels))
     if inputs.logs:
