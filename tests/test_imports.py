@@ -185,7 +185,7 @@ def test_importing_dtprof_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "summary", "report", "diagnose", "compare", "overhead", "inject", "demo"]
+    "command", ["", "run", "summary", "report", "diagnose", "compare", "check", "overhead", "inject", "demo"]
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     loaded = loaded_by("dtprof", *filter(None, [command]), "--help")

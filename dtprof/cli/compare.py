@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.errors import UsageError
+from dtprof.cli.quantities import parse_share
 
 if TYPE_CHECKING:
     from dtprof.analysis.comparison_series import RunFigures
@@ -68,20 +68,3 @@ def measure(path: Path) -> "RunFigures":
     from dtprof.run_format.reader import open_run
 
     return measure_run(open_run(path))
-
-
-def parse_share(option: str, text: str) -> float:
-    """Return a share from `25%` or `0.25`.
-
-    Raises:
-        UsageError: it is none, or lies outside 0 to 100 %.
-    """
-    number = text.strip()
-    percent = number.endswith("%")
-    try:
-        share = float(number.rstrip("%").rstrip()) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError(f"{option} is {text!r}; expected a share from 0 to 100 %, for example {option} 25% or 0.25")
-    return share

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from dtprof import errors, settings
+from dtprof.analysis import limits
 from dtprof.analysis.comparison import VERDICTS, compare_runs
 from dtprof.analysis.comparison_series import TABLES, measure_run
+from dtprof.analysis.limits import Limit, judge_limit
 from dtprof.analysis.results import PARTS
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
+from dtprof.report.check_json import check_json
 from dtprof.report.comparison_json import comparison_json
 from dtprof.report.summary_json import summary_json
 from dtprof.report.verdict_json import verdict_json
@@ -78,7 +81,7 @@ def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
 def kinds_in_source() -> set[str]:
     """Return every kind that a rule can give: its words in kebab case."""
     sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof" / "diagnosis").glob("*.py")]
-    return set(re.findall(r'"([a-z]+(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
+    return set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
 
 
 def test_the_kinds_of_findings_are_those_of_the_rules() -> None:
@@ -116,6 +119,14 @@ def test_every_key_verdict_and_figure_of_a_comparison_is_listed() -> None:
     names = {change.figure.name for change in compare_runs(run, run).changes} - {f"{part}_ns" for part in PARTS}
     assert len(names) > 5
     assert [word for word in (*keys_of(document), *VERDICTS, *names, *TABLES) if not is_listed(word, page)] == []
+
+
+def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
+    judged = judge_limit(Limit(option="--max-step-ms 1", figure="step_ns", most=1.0), measure_run(noisy_run(1)))
+    document = check_json("run", [judged], passed=False, allow_unknown=False)
+    page = load("docs/reference/cli.md").text.partition("\n## dtprof check\n")[2].partition("\n## ")[0]
+    words = {*keys_of(document), *limits.OUTCOMES, *limits.FIGURES, limits.PEAK, limits.SLOWDOWN, limits.FINDINGS}
+    assert sorted(word for word in words - {"schema"} if f"`{word}`" not in page) == []
 
 
 def is_listed(word: str, page: str) -> bool:

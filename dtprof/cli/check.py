@@ -1,0 +1,192 @@
+"""`dtprof check`: hold a run against limits, for continuous integration."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.cli.quantities import parse_milliseconds, parse_share, parse_size
+from dtprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from dtprof.analysis.limits import Limit, LimitResult
+
+EPILOG = """\
+examples:
+  dtprof check runs/now --max-bubble 25% --max-exposed 20% --max-step-ms 300 --no-risk
+  dtprof check runs/now --max-slowdown-against runs/baseline --max-slowdown 5%
+
+A figure that is not known fails, with the reason, unless --allow-unknown is given. Figures: docs/reference/metrics.md.
+exit status: 0 all limits are kept; 1 one is not; 2 a run cannot be read, or dtprof was used wrongly
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """An option that sets the most a figure may be."""
+
+    name: str
+    figure: str
+    metavar: str
+    parse: Callable[[str, str], float]
+    help: str
+
+
+OPTIONS = (
+    _Option(
+        name="--max-step-ms",
+        figure="step_ns",
+        metavar="MS",
+        parse=parse_milliseconds,
+        help="step time, mean over used steps and ranks",
+    ),
+    _Option(
+        name="--max-exposed",
+        figure="exposed_fraction",
+        metavar="SHARE",
+        parse=parse_share,
+        help="share of the step in which ranks do nothing but communicate, waits included",
+    ),
+    _Option(
+        name="--max-wait",
+        figure="wait_fraction",
+        metavar="SHARE",
+        parse=parse_share,
+        help="share of the step in which ranks wait for another to arrive",
+    ),
+    _Option(
+        name="--max-bubble",
+        figure="bubble_fraction",
+        metavar="SHARE",
+        parse=parse_share,
+        help="bubbles of the pipeline, as a share of its windows",
+    ),
+    _Option(
+        name="--max-peak-memory",
+        figure="peak_bytes",
+        metavar="SIZE",
+        parse=parse_size,
+        help="peak memory of any rank, for example 8GiB",
+    ),
+)
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "check",
+        help="hold a run against limits, for continuous integration",
+        description="Hold the figures of a run against limits: say which is exceeded, by how much, and how sure that "
+        "is.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    for option in OPTIONS:
+        parser.add_argument(option.name, metavar=option.metavar, help=option.help)
+    parser.add_argument(
+        "--max-slowdown-against",
+        type=Path,
+        metavar="BASELINE",
+        help="run directory: steps may not be longer than there, beyond the noise of both",
+    )
+    parser.add_argument(
+        "--max-slowdown", metavar="SHARE", help="how much longer steps may be than in BASELINE (default: 0%%)"
+    )
+    parser.add_argument("--no-risk", action="store_true", help="dtprof diagnose may find no error and no warning")
+    parser.add_argument("--allow-unknown", action="store_true", help="a figure that is not known does not fail")
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what came of each limit; 1 where one is not kept."""
+    from dtprof.analysis.limits import Limit
+    from dtprof.report.check_json import check_json
+    from dtprof.report.check_text import check_text
+
+    limits = []
+    for option in OPTIONS:
+        text = getattr(arguments, option.name.removeprefix("--").replace("-", "_"))
+        if text is not None:
+            most = option.parse(option.name, text)
+            limits.append(Limit(option=f"{option.name} {text}", figure=option.figure, most=most))
+    slowdown = _slowdown(arguments)
+    if not (limits or slowdown or arguments.no_risk):
+        raise UsageError("no limit was given; expected at least one, for example: dtprof check RUN --max-step-ms 300")
+    results = _judge(arguments.run_directory, limits, slowdown, arguments.max_slowdown_against)
+    if arguments.no_risk:
+        results.append(_judge_findings(arguments.run_directory))
+    failing = ("failed",) if arguments.allow_unknown else ("failed", "unknown")
+    passed = not any(result.outcome in failing for result in results)
+    name = str(arguments.run_directory)
+    if arguments.json:
+        print(json.dumps(check_json(name, results, passed=passed, allow_unknown=arguments.allow_unknown), indent=1))
+    else:
+        print(check_text(name, results, passed=passed, allow_unknown=arguments.allow_unknown))
+    return 0 if passed else 1
+
+
+def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
+    from dtprof.analysis.limits import SLOWDOWN, Limit
+
+    baseline, text = arguments.max_slowdown_against, arguments.max_slowdown
+    if baseline is None:
+        if text is not None:
+            raise UsageError(
+                "--max-slowdown was given without a baseline; expected --max-slowdown-against BASELINE beside it"
+            )
+        return None
+    most = parse_share("--max-slowdown", text, most=math.inf) if text is not None else 0.0
+    allowed = f" --max-slowdown {text}" if text is not None else ""
+    return Limit(option=f"--max-slowdown-against {baseline}{allowed}", figure=SLOWDOWN, most=most)
+
+
+def _judge(path: Path, limits: "list[Limit]", slowdown: "Limit | None", baseline: Path | None) -> "list[LimitResult]":
+    from dtprof.analysis.limits import judge_limit, judge_slowdown
+    from dtprof.cli.compare import measure
+
+    if not (limits or slowdown):
+        return []
+    figures = measure(path)
+    results = [judge_limit(limit, figures) for limit in limits]
+    if slowdown is not None and baseline is not None:
+        results.append(judge_slowdown(slowdown, figures, measure(baseline)))
+    return results
+
+
+def _judge_findings(path: Path) -> "LimitResult":
+    """Hold the verdict on the run against --no-risk."""
+    from dtprof.analysis.limits import FINDINGS, LimitResult
+    from dtprof.cli.inspection import diagnose_run
+
+    verdict = diagnose_run(path)
+    found = [finding for finding in verdict.findings if finding.severity in ("error", "warning")]
+    if found:
+        more = f"; {len(found) - 1} more: dtprof diagnose" if len(found) > 1 else ""
+        reason = f"{found[0].kind} ({100 * found[0].confidence:.0f} % sure): {found[0].summary}{more}"
+        return LimitResult(
+            option="--no-risk",
+            figure=FINDINGS,
+            unit="findings",
+            limit=0.0,
+            outcome="failed",
+            measured=float(len(found)),
+            sure=found[0].confidence,
+            reason=reason,
+        )
+    unknown = verdict.outcome == "unknown"
+    why = verdict.cannot_tell[0] if verdict.cannot_tell else "dtprof diagnose cannot tell how the job fared"
+    return LimitResult(
+        option="--no-risk",
+        figure=FINDINGS,
+        unit="findings",
+        limit=0.0,
+        outcome="unknown" if unknown else "passed",
+        measured=None if unknown else 0.0,
+        reason=why if unknown else "no error and no warning was found",
+    )

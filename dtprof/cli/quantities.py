@@ -1,0 +1,67 @@
+"""Quantities as they are typed: shares, times, sizes."""
+
+import math
+import re
+
+from dtprof.errors import UsageError
+
+_SIZES = {
+    "B": 1,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+
+def parse_share(option: str, text: str, *, most: float = 1.0) -> float:
+    """Return a share from `25%` or `0.25`.
+
+    Raises:
+        UsageError: it is none, or lies outside 0 to `most`.
+    """
+    number = text.strip()
+    share = _number(number.removesuffix("%").rstrip()) / (100 if number.endswith("%") else 1)
+    if not 0 <= share <= most:
+        upper = f"from 0 to {100 * most:g} %" if math.isfinite(most) else "of 0 % or more"
+        raise UsageError(f"{option} is {text!r}; expected a share {upper}, for example {option} 25% or 0.25")
+    return share
+
+
+def parse_milliseconds(option: str, text: str) -> float:
+    """Return a time in ns from a number of ms.
+
+    Raises:
+        UsageError: it is no number above 0.
+    """
+    value = _number(text.strip())
+    if not 0 < value < math.inf:
+        raise UsageError(
+            f"{option} is {text!r}; expected a number of milliseconds above 0, for example {option} 300 or 12.5"
+        )
+    return value * 1e6
+
+
+def parse_size(option: str, text: str) -> int:
+    """Return a size in bytes from `8GiB`, `512 MiB`, `16GB`.
+
+    Raises:
+        UsageError: it is none above 0, or without a unit.
+    """
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*", text)
+    size = _number(found[1]) * _SIZES.get(found[2].upper(), 0) if found else 0.0
+    if not 0 < size < math.inf:
+        raise UsageError(
+            f"{option} is {text!r}; expected a size above 0 with its unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), "
+            f"for example {option} 8GiB"
+        )
+    return round(size)
+
+
+def _number(text: str) -> float:
+    """Return a plain decimal number; -1 for anything else."""
+    return float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) else -1.0

@@ -1,0 +1,141 @@
+"""`dtprof check` as it is typed: what passes, what fails, what is not known, and what cannot be understood."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtprof.cli.main import main
+from tests.analysis.noisy_runs import build_ranks
+from tests.builders import RankBuilder, write_run
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-in-ci.md"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of 12.2 ms a step, one like it, one 3 ms slower, one of four ranks, one that crashed, and an empty one."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "run", build_ranks(1, num_steps=60))
+    write_run(folder / "alike", build_ranks(2, num_steps=60))
+    write_run(folder / "slower", build_ranks(2, num_steps=60, delay_us=3_000.0))
+    write_run(folder / "wider", build_ranks(2, num_ranks=4))
+    crashed = build_ranks(3)
+    crashed[1].exception(600_000_000)
+    write_run(folder / "crashed", crashed, exit_status=1)
+    write_run(folder / "stepless", [RankBuilder(0, world_size=1)])
+    return folder
+
+
+def check(runs: Path, name: str, *options: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+    status = main(["check", str(runs / name), *options, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "figure", "outcome"),
+    [
+        (["--max-step-ms", "13"], "step_ns", "passed"),
+        (["--max-step-ms", "12"], "step_ns", "failed"),
+        (["--max-exposed", "25%"], "exposed_fraction", "passed"),  # 2.2 of 12.2 ms: 18 %
+        (["--max-exposed", "0.1"], "exposed_fraction", "failed"),
+        (["--max-wait", "5%"], "wait_fraction", "passed"),
+        (["--max-wait", "0%"], "wait_fraction", "failed"),
+        (["--max-peak-memory", "1280MiB"], "peak_bytes", "passed"),  # just so
+        (["--max-peak-memory", "1.2GiB"], "peak_bytes", "failed"),
+        (["--max-bubble", "25%"], "bubble_fraction", "unknown"),
+        (["--no-risk"], "findings", "passed"),
+    ],
+)
+def test_a_figure_is_held_against_its_limit(
+    runs: Path, options: list[str], figure: str, outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, document = check(runs, "run", *options, capsys=capsys)
+    (result,) = document["limits"]
+    assert (result["figure"], result["outcome"]) == (figure, outcome)
+    assert status == (outcome != "passed")
+    assert document["passed"] == (status == 0)
+    assert (result["measured"] is None) == (outcome == "unknown")
+
+
+def test_it_says_how_sure_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = check(runs, "run", "--max-step-ms", "12.19", capsys=capsys)
+    (result,) = document["limits"]
+    assert result["low"] < 12_190_000 < result["high"]
+    assert 0.4 < result["sure"] < 0.9
+    _, document = check(runs, "run", "--max-step-ms", "10", capsys=capsys)
+    assert document["limits"][0]["sure"] > 0.999
+
+
+def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(runs / "run"), "--max-bubble", "25%"]) == 1
+    assert "not known: no pipeline" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", str(runs / "run"), "--max-bubble", "25%", "--allow-unknown"]) == 0
+    assert capsys.readouterr().out.endswith("run: 1 unknown (allowed)\n")
+    options = ("--max-step-ms", "9", "--max-exposed", "9%", "--max-wait", "9%", "--max-bubble", "9%")
+    status, document = check(runs, "stepless", *options, "--max-peak-memory", "1GiB", capsys=capsys)
+    assert status == 1
+    assert {result["outcome"] for result in document["limits"]} == {"unknown"}
+    assert document["limits"][0]["reason"].startswith("no step")
+    assert document["limits"][-1]["reason"] == "memory was not sampled"
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "outcome"),
+    [
+        ("slower", [], "failed"),
+        ("slower", ["--max-slowdown", "10%"], "failed"),  # 3 of 12.2 ms: 25 %
+        ("slower", ["--max-slowdown", "200%"], "passed"),
+        ("alike", [], "passed"),
+        ("wider", [], "unknown"),
+        ("stepless", [], "unknown"),
+    ],
+)
+def test_a_slowdown_fails_where_the_noise_leaves_no_doubt(
+    runs: Path, name: str, allowed: list[str], outcome: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--max-slowdown-against", str(runs / "run"), *allowed]
+    status, document = check(runs, name, *options, capsys=capsys)
+    assert document["limits"][0]["outcome"] == outcome
+    assert status == (outcome != "passed")
+    if outcome == "passed":
+        assert "would have been seen" in document["limits"][0]["reason"]
+
+
+def test_findings_fail_with_what_was_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(runs / "crashed"), "--no-risk"]) == 1
+    assert "FAILED   --no-risk: rank-crashed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "no limit was given"),
+        (["--max-slowdown", "5%"], "without a baseline"),
+        (["--max-step-ms", "fast"], "--max-step-ms is 'fast'; expected a number of milliseconds above 0"),
+        (["--max-step-ms", "0"], "above 0"),
+        (["--max-step-ms", "1e400"], "above 0"),
+        (["--max-bubble", "25percent"], "expected a share from 0 to 100 %"),
+        (["--max-wait", "101%"], "expected a share from 0 to 100 %"),
+        (["--max-peak-memory", "8"], "expected a size above 0 with its unit"),
+        (["--max-peak-memory", "8XB"], "expected a size above 0 with its unit"),
+        (["--max-peak-memory", "1.2.3GiB"], "expected a size above 0 with its unit"),
+        (["--max-slowdown-against", "nowhere"], "nowhere does not exist"),
+        (["--max-slowdown-against", ".", "--max-slowdown", "-5%"], "expected a share of 0 % or more"),
+    ],
+)
+def test_what_cannot_be_understood_ends_with_two(
+    runs: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"{name}={value}" for name, value in zip(options[::2], options[1::2], strict=True)]
+    assert main(["check", str(runs / "run"), *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_page_on_gates_shows_what_is_printed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    assert main(["check", "run", "--max-step-ms", "300", "--max-wait", "1%"]) == 1
+    assert f"```text\n{capsys.readouterr().out}```" in PAGE.read_text(encoding="utf-8")
