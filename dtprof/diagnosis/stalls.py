@@ -43,12 +43,13 @@ def _absent_finding(
     sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
     kind, words, advice, confidence = _what_it_does(absent[0])
     facts = tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8])
+    words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
     name = capitalised(culprits)
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
         summary=f"{name} {words}{at_line(sites.get(culprits[0]))}; {wait_words(here)}"
-        f" for it in {op.op} #{op.seq} of {group_words(group)}.",
+        f" for {'it' if len(absent) == 1 else 'them'} in {op.op} #{op.seq} of {group_words(group)}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=confidence,
@@ -70,7 +71,8 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases:
             return "long-operation", f"is in a long {phase}", advice, 0.8
-    if stack is not None and stack.cpu_share is not None and stack.cpu_share > BUSY:
+    # Runnable counts as busy whatever its share: on a host with too much to do it waits for a core.
+    if stack is not None and (stack.state == "running" or (stack.cpu_share is not None and stack.cpu_share > BUSY)):
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
     seen = stack is not None and bool(stack.frames)
     return (
