@@ -1,0 +1,179 @@
+"""Hand-built jobs that went well: what is found in them all the same, and what must not be."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dtprof import events
+from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis import codes
+from dtprof.diagnosis.evidence import gather
+from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.verdict import decide
+from dtprof.run_format import schema
+from dtprof.tables import Manifest
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import judge, ranks_in_step
+
+SECOND = 1_000_000_000
+
+
+def kinds(ranks: Sequence[RankBuilder]) -> list[str]:
+    verdict = judge(ranks, exit_status=0, stalled=False)
+    assert verdict.outcome == ("healthy" if not verdict.findings else verdict.outcome)
+    return [finding.kind for finding in verdict.findings]
+
+
+def test_codes_are_those_of_the_format() -> None:
+    assert tuple(schema.STATE[n] for n in ("issued", "done", "failed")) == (codes.ISSUED, codes.DONE, codes.FAILED)
+    assert tuple(schema.FLAG[n] for n in ("async", "completion", "skipped")) == (
+        codes.ASYNC,
+        codes.COMPLETION_SEEN,
+        codes.SKIPPED,
+    )
+    assert (schema.KIND["p2p"], schema.NO_CODE) == (codes.POINT_TO_POINT, codes.NONE)
+    assert tuple(name for name, _ in schema.DTYPES) == codes.DTYPES
+    assert schema.REDUCE_OPS == codes.REDUCE_OPS
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "other"),
+    [
+        ("reduce-op-mismatch", {"reduce_op": "sum"}, {"reduce_op": "max"}),
+        ("root-mismatch", {"peer": 0}, {"peer": 1}),
+        ("dtype-mismatch", {"dtype": "float32"}, {"dtype": "int32"}),
+        ("size-mismatch", {"nbytes": 64}, {"nbytes": 32}),
+    ],
+)
+def test_arguments_that_the_back_end_let_pass_are_a_risk(
+    kind: str, usual: dict[str, object], other: dict[str, object]
+) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        given: dict[str, object] = {"reduce_op": "sum", "nbytes": 64} | (other if rank.rank == 1 else usual)
+        name = "broadcast" if kind == "root-mismatch" else "all_reduce"
+        rank.op(name, 3000, 3050, site=rank.site(name, line=60), **given)  # type: ignore[arg-type]
+    verdict = judge(ranks, exit_status=0, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("risk", kind, (1,))
+    assert (finding.waiting_ranks, finding.culprit_call_sites[1].line) == ((), 60)
+    assert any("silently wrong" in fact for fact in finding.evidence)
+
+
+def test_gathers_and_exchanges_of_uneven_size_that_fit_are_healthy() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.op("all_gather", 2000, 2050, nbytes=8 * (rank.rank + 1))
+        rank.op("gather", 2100, 2150, nbytes=8 * (rank.rank + 1), peer=0)
+        rank.sizes[5] = ((rank.rank + 1,) * 3, (1, 2, 3))
+        rank.op("all_to_all", 2200, 2250, nbytes=8, tag=5)
+    assert kinds(ranks) == []
+
+
+def test_an_exchange_in_which_one_expects_less_than_another_sends_is_a_split_mismatch() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.sizes[5] = ((1, 1, 2 if rank.rank == 0 else 1), (1, 1, 1))
+        rank.op("all_to_all", 2200, 2250, nbytes=8, tag=5)
+    finding = judge(ranks, exit_status=0, stalled=False).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("split-size-mismatch", (0, 2))
+
+
+def test_a_call_that_was_refused_before_any_message_shifts_no_position() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        if rank.rank == 1:
+            rank.op("all_reduce", 1000, 1001, state="failed", is_async=True, nbytes=4, dtype="float32")
+        rank.op("broadcast", 1100, 1150, peer=0, nbytes=8)
+        rank.op("all_reduce", 1200, 1250, nbytes=64)
+    assert kinds(ranks) == []
+
+
+def logged(rank: RankBuilder, step: int, t: int) -> None:
+    rank.span(events.BACKWARD, t, t + 5)
+    rank.span(events.OPTIMIZER, t + 6, t + 8)
+    rank.op("all_reduce", t + 10, t + 20, site=rank.site("all_reduce", line=9), nbytes=8, step=step + 1)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_left_a_call_out_and_makes_it_up_later_is_out_of_step(culprit: int, world_size: int) -> None:
+    ranks = [RankBuilder(rank, world_size) for rank in range(world_size)]
+    for rank in ranks:
+        for step in range(10):
+            if rank.rank != culprit or step != 4:
+                logged(rank, step, 100 * step)
+        if rank.rank == culprit:
+            rank.op("all_reduce", 1100, 1120, site=rank.site("all_reduce", line=30), nbytes=8)
+    finding = judge(ranks, exit_status=0, stalled=False).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (culprit,), 4)
+    assert finding.culprit_call_sites[culprit].line == 9
+
+
+def test_ranks_whose_steps_differ_from_the_start_are_in_step() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(10):
+            logged(rank, step + (rank.rank == 0), 100 * step)  # rank 0 made a step of its own before
+    assert kinds(ranks) == []
+
+
+def test_one_call_at_a_line_of_rank_0_alone_is_no_shift() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(10):
+            line = 30 if rank.rank == 0 and step == 4 else 9
+            rank.op("all_reduce", 100 * step, 100 * step + 9, site=rank.site("all_reduce", line=line), nbytes=8, step=0)
+    assert kinds(ranks) == []
+
+
+@pytest.mark.parametrize("waiting", [(True, False, True), (False, False, False), (True, True, True)])
+def test_a_handle_is_said_to_be_dropped_only_where_others_wait_for_theirs(waiting: Sequence[bool]) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank, waits in zip(ranks, waiting, strict=True):
+        for t in (1000, 1200):
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=(t + 1, t + 50) if waits else None, site=site)
+        rank.op("barrier", 1500, 1510)
+    assert kinds(ranks) == (["unwaited-async"] if waiting == (True, False, True) else [])
+
+
+def test_a_rank_late_again_and_again_is_slow_and_one_that_is_hardly_late_is_not() -> None:
+    ranks = ranks_in_step(3, 4)
+    for slowdown, found in ((1.8, ["slow-rank"]), (1.1, [])):
+        straggler = StragglerResult(rank=1, last_share=0.9, slowdown=slowdown, blame_ns_per_step=5_000_000)
+        job = gather(
+            [rank_evidence(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks],
+            world_size=3,
+            manifest=Manifest(exit_status=0, ended_realtime_ns=1),
+            stalled=False,
+            stopped_on_hang_ns=None,
+            find_stragglers=lambda straggler=straggler: (straggler,),
+        )
+        verdict = decide(job, ("run",))
+        assert [finding.kind for finding in verdict.findings] == found
+        assert verdict.outcome == ("slow" if found else "healthy")
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(20, ["long-operation"]), (4, [])])
+def test_checkpoints_in_a_row_that_all_others_wait_for_are_one_long_operation(seconds: int, found: list[str]) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        begin = SECOND
+        if rank.rank == 0:
+            for part in range(4):
+                at = begin + part * seconds * SECOND // 4
+                rank.span(events.CHECKPOINT, at, at + seconds * SECOND // 4 - 1000)
+        rank.op("barrier", begin + (seconds * SECOND if rank.rank == 0 else 5), begin + seconds * SECOND + 9)
+    assert kinds(ranks) == found
+
+
+def test_only_the_newest_operations_are_kept_one_by_one() -> None:
+    ranks = ranks_in_step(2, 2)
+    tables = replace(ranks[0].tables(), world_size=1_000_000)
+    assert len(rank_evidence(tables, exit=None, stack=None, alive=None).operations) == 4
+    many = np.repeat(tables.operations, 100)
+    kept = rank_evidence(replace(tables, operations=many), exit=None, stack=None, alive=None)
+    assert len(kept.operations) == 256

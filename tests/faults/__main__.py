@@ -1,0 +1,81 @@
+"""Run programs of the corpus: `python -m tests.faults [--json] [--keep DIR] [NAME...]`; all where none is named.
+
+Exit status 1 where a verdict is wrong.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dtprof.capture.native import build
+from dtprof.run_format import schema
+from tests.faults import forked_jobs, programs
+from tests.faults.corpus import PROGRAMS
+from tests.faults.forked_jobs import run
+
+AT_ONCE = 3
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    parser.add_argument("--json", action="store_true", help="print {name: [mistake, ...]}")
+    parser.add_argument("--keep", type=Path, help="keep runs and outputs in this directory")
+    parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all")
+    arguments = parser.parse_args()
+    forked_jobs.HANG_AFTER_S = arguments.hang_after
+    programs.load()
+    import torch  # noqa: F401  # once, for all ranks
+
+    library = build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
+    chosen = arguments.names or list(PROGRAMS)
+    with tempfile.TemporaryDirectory() as scratch:
+        results = run_all(chosen, arguments.keep or Path(scratch), library)
+    wrong = {name: mistakes for name, (mistakes, _) in results.items() if mistakes}
+    if arguments.json:
+        print(json.dumps({name: mistakes for name, (mistakes, _) in results.items()}))
+    else:
+        for name, (mistakes, took_s) in results.items():
+            print(f"{'WRONG' if mistakes else 'right'} {name} ({took_s:.1f} s) {'; '.join(mistakes)}")
+        print(f"{len(results) - len(wrong)} of {len(results)} right")
+    return 1 if wrong else 0
+
+
+def run_all(names: list[str], folder: Path, library: str) -> dict[str, tuple[list[str], float]]:
+    """Run programs a few at a time, each supervised by a process of its own."""
+    results: dict[str, tuple[list[str], float]] = {}
+    waiting, running = list(names), {}
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            name = waiting.pop(0)
+            running[supervise(name, folder, library)] = (name, time.monotonic())
+        pid, _ = os.wait()
+        name, begun_s = running.pop(pid)
+        file = folder / f"{name}.json"
+        mistakes = json.loads(file.read_text()) if file.exists() else ["the supervisor failed: see stderr"]
+        results[name] = (mistakes, time.monotonic() - begun_s)
+    return {name: results[name] for name in names}
+
+
+def supervise(name: str, folder: Path, library: str) -> int:
+    """Run one program in a forked process, which leaves its mistakes in a file."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        program = PROGRAMS[name]
+        verdict = run(program, folder / name, library=library)
+        (folder / f"{name}.json").write_text(json.dumps(program.mistakes(verdict)))
+    except BaseException as error:  # noqa: BLE001  # of a forked process: said, then it ends
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(0)
+
+
+sys.exit(main())

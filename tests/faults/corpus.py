@@ -1,0 +1,98 @@
+"""The programs of the corpus and what must be said of each.
+
+A program is a function of its rank; its decorator is its header. `# here` marks the line that must be named, of the
+culprit or of those that wait.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dtprof.diagnosis.findings import Verdict
+
+Body = Callable[[int], object]
+HERE = "# here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program and its verdict."""
+
+    body: Body
+    kind: str | None  # None: nothing must be found
+    culprits: tuple[int, ...]
+    ranks: int
+    joins: bool  # the runner calls init_process_group for it
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.body.__name__
+
+    @property
+    def lines(self) -> set[int]:
+        """The marked lines."""
+        text, first = inspect.getsourcelines(self.body)
+        return {first + i for i, line in enumerate(text) if HERE in line}
+
+    def mistakes(self, verdict: Verdict) -> list[str]:
+        """Return what is wrong with a verdict, a sentence each."""
+        found = [f for f in verdict.findings if f.severity in ("error", "warning")]
+        if self.kind is None:
+            return [f"false alarm: {f.kind}: {f.summary}" for f in found] or (
+                [] if verdict.outcome == "healthy" else [f"outcome {verdict.outcome}: {verdict.cannot_tell}"]
+            )
+        if not found:
+            return [f"nothing found, outcome {verdict.outcome}: {verdict.cannot_tell}"]
+        first, wrong = found[0], []
+        if first.kind != self.kind:
+            wrong.append(f"kind {first.kind}: {first.summary}")
+        if first.culprit_ranks != self.culprits:
+            wrong.append(f"culprits {first.culprit_ranks}: {first.summary}")
+        named = {site.line for site in (*first.call_sites.values(), *first.culprit_call_sites.values())}
+        if self.lines and not named & self.lines:
+            wrong.append(f"lines {sorted(named)}, none of {sorted(self.lines)}")
+        return wrong
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def faulty(kind: str, *culprits: int, ranks: int = 3, joins: bool = True) -> Callable[[Body], Body]:
+    """Declare a program with a fault."""
+    return _declare(kind, culprits, ranks, joins)
+
+
+def healthy(*, ranks: int = 3, joins: bool = True) -> Callable[[Body], Body]:
+    """Declare a program that is right, however odd it looks."""
+    return _declare(None, (), ranks, joins)
+
+
+def _declare(kind: str | None, culprits: tuple[int, ...], ranks: int, joins: bool) -> Callable[[Body], Body]:
+    def declare(body: Body) -> Body:
+        program = Program(body=body, kind=kind, culprits=culprits, ranks=ranks, joins=joins)
+        assert program.name not in PROGRAMS
+        PROGRAMS[program.name] = program
+        return body
+
+    return declare
+
+
+def train(rank: int, steps: int, each: Callable[[int], Any] | None = None, size: int = 8) -> None:
+    """Train a small model by hand: gradients are averaged parameter by parameter, then the step is made."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(size, size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        loss = model(torch.full((2, size), float(rank + 1))).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        if each is not None:
+            each(step)
