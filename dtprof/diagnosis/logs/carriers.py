@@ -63,7 +63,7 @@ def parse_line(raw: str, *, file_key: str, file_rank: int | None) -> Line:
             stream += f" mpi{rank}"
         elif found := ROLE.match(text):
             task = int(found[1]) if task is None else -1  # a task of several processes: neither number is the rank
-            stream += f" {found[0]}"
+            stream += f" {found[0].rstrip()}"
         elif found := TIME.match(text):
             pass
         elif found := POD.match(text) or REPLICA.match(text) or COMPOSE.match(text) or HOST.match(text):

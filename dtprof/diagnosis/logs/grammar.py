@@ -139,7 +139,7 @@ def read_sentences(line: Line, order: Order, facts: Facts) -> None:
         _read_progress(line, facts)
     if "CollectiveFingerPrint(" in text:
         _read_fingerprints(line, order, facts)
-    if "xit" in text or "died with" in text or "terminated with" in text:
+    if any(words in text for words in ("xit", "died with", "terminated with", "srun: error")):
         _read_exits(text, facts)
     for kind, pattern in NOTES:
         if found := pattern.search(text):

@@ -20,6 +20,7 @@ MAX_ATTEMPTS = 1000
 LINE_ENDS = re.compile(rb"[\r\n]+")
 TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
 MAX_TORN_LINES = 5
+MAX_HELD = 10_000
 MANY = 1_000_000
 ATTENTIVE_LINES = 400
 """So many lines after one that tells something are read: tracebacks and tables of many ranks end within them."""
@@ -86,6 +87,7 @@ class LogReader:
         self._attempts = [Facts()]
         self._tracebacks = Tracebacks(self._attempts[-1])
         self._torn: dict[str, tuple[Line, int]] = {}
+        self._newest_torn = ""
         self._line = 0
         self._attentive = 0
         self._chunk = 0
@@ -140,16 +142,25 @@ class LogReader:
             facts.name_rank(line.rank)
         if line.task is not None and len(facts.tasks_named) < MANY:
             facts.tasks_named.add(line.task)
-        if line.stream in self._torn:
-            begun, count = self._torn.pop(line.stream)
+        # A terminal that wraps a line repeats no prefix: the rest belongs to the line before.
+        begun_in = self._newest_torn if line.stream == str(self.number) and self._newest_torn else line.stream
+        self._newest_torn = ""
+        if begun_in in self._torn:
+            begun, count = self._torn.pop(begun_in)
             line = begun._replace(text=f"{begun.text.rstrip()} {line.text.lstrip()}")
             if _is_torn(line.text) and count < MAX_TORN_LINES:
-                self._torn[line.stream] = (line, count + 1)
+                self._hold(line, count + 1)
                 return
-        elif _is_torn(line.text) and len(self._torn) < MANY:
-            self._torn[line.stream] = (line, 1)
+        elif _is_torn(line.text):
+            self._hold(line, 1)
             return
         self._take(line)
+
+    def _hold(self, line: Line, count: int) -> None:
+        if len(self._torn) >= MAX_HELD:
+            self._torn.clear()
+        self._torn[line.stream] = (line, count)
+        self._newest_torn = line.stream
 
     def _take(self, line: Line) -> None:
         if NEW_ATTEMPT.search(line.text) or (NEW_JOB.search(line.text) and self._attempts[-1].failed):

@@ -43,6 +43,7 @@ class _Open:
     rank: int | None
     task: int | None
     from_torch: bool
+    indent: int
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     sources: dict[int, str] = field(default_factory=dict)
 
@@ -100,7 +101,7 @@ class Tracebacks:
         if in_table and stream.entry_rank is not None:
             rank = stream.entry_rank
         certain = line.from_torch or stream.spawned is not None or in_table is not None
-        stream.open = _Open(order, rank, line.task, certain)
+        stream.open = _Open(order, rank, line.task, certain, _indent(line.text))
 
     def _continue(self, text: str, order: Order, stream: _Stream, line: Line) -> bool:
         current = stream.open
@@ -113,7 +114,8 @@ class Tracebacks:
         if not current.frames:
             stream.open = None if text.strip() else current
             return False
-        if MARKS.match(text) or text.startswith(("  [Previous line repeated", "    ")):
+        # Source lines are indented by 4, the exception not at all; a carrier may have taken a space.
+        if MARKS.match(text) or _indent(text) > current.indent + 1:
             current.sources.setdefault(len(current.frames) - 1, text.strip()[:300])
             return True
         stream.open = None
@@ -180,6 +182,10 @@ class Tracebacks:
         else:
             return False
         return True
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
 
 
 def is_library(file: str) -> bool:

@@ -1,0 +1,179 @@
+"""Operations that do not agree, operations that do not meet, ranks that did not join: as logs tell them."""
+
+import pytest
+
+from tests.diagnosis import log_texts as texts
+from tests.diagnosis.log_texts import Diagnose
+
+
+def sides(*prints: str) -> str:
+    """Return the exceptions of ranks that each blame the next."""
+    return "\n".join(texts.mismatch(one, prints[(i + 1) % len(prints)]) for i, one in enumerate(prints))
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        ({"dtype": "Double"}, "dtype-mismatch"),
+        ({"shape": "12"}, "size-mismatch"),
+        ({"op": "ALLGATHER"}, "collective-order-mismatch"),
+    ],
+)
+def test_odd_rank_of_three_is_the_culprit(diagnose_texts: Diagnose, other: dict[str, str], kind: str) -> None:
+    text = sides(texts.fingerprint(0), texts.fingerprint(1, **other), texts.fingerprint(2))  # type: ignore[arg-type]
+    verdict = diagnose_texts(text)
+    (finding,) = verdict.findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, (1,), 5)
+    assert verdict.outcome == "crash"
+
+
+def test_of_two_sides_both_are_named(diagnose_texts: Diagnose) -> None:
+    text = texts.mismatch(texts.fingerprint(1, shape="7, 1435"), texts.fingerprint(2, shape="7, 1436"))
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1, 2))
+
+
+def test_zeros_of_a_peer_that_sent_nothing_are_no_mismatch(diagnose_texts: Diagnose) -> None:
+    empty = "Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=0OpType=GATHER)"
+    text = "\n".join(
+        [
+            texts.mismatch(texts.fingerprint(0, op="BARRIER"), empty),
+            texts.mismatch(texts.fingerprint(1), empty.replace("Rank 1", "Rank 0")),
+            texts.mismatch(texts.fingerprint(2), empty.replace("Rank 1", "Rank 0")),
+        ]
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
+
+
+def test_counters_alone_that_differ_accuse_nobody(diagnose_texts: Diagnose) -> None:
+    one = "Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=1OpType=BARRIER)"
+    verdict = diagnose_texts(texts.mismatch(one, one.replace("Rank 1", "Rank 2").replace("=1Op", "=0Op")))
+    assert verdict.findings == ()
+    assert "false alarm" in " ".join(verdict.cannot_tell)
+
+
+def test_oldest_form_without_a_peer_accuses_nobody(diagnose_texts: Diagnose) -> None:
+    text = (
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running inconsistent collective: "
+        "CollectiveFingerPrint(OpType=BROADCAST, TensorShape=[1], TensorDtypes=Long, TensorDeviceTypes=TensorOptions())"
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert finding.culprit_ranks == ()
+    assert finding.confidence < 0.5
+
+
+def message(rank: int, *, call: str, source: str, line: int) -> str:
+    """Return the traceback of a send or receive that waited in vain."""
+    return texts.traceback(texts.GLOO_LATE, line=line, source=source, call=call, prefix=f"[rank{rank}]: ")
+
+
+def test_send_and_receive_with_other_tags_do_not_meet(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        [
+            message(0, call="send", source="if rank == 0: dist.send(x, 1, tag=3)", line=30),
+            message(1, call="recv", source="else: dist.recv(x, src=0, tag=4)  # (the answer)", line=32),
+        ]
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-tag-mismatch", (0, 1))
+    assert finding.culprit_call_sites[1].line == 32
+
+
+def test_two_that_both_receive_wait_in_a_circle(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(message(r, call="recv", source=f"dist.recv(x, {1 - r})", line=30 + r) for r in (0, 1))
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (0, 1))
+
+
+def test_receiver_that_takes_no_part_is_the_culprit(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        [
+            message(0, call="send", source="dist.send(x, 1)", line=30),
+            message(2, call="barrier", source="dist.barrier()", line=40),
+            texts.table({0: 1, 1: -15, 2: 1}, first=0),
+        ]
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("p2p-unmatched", (1,), "send")
+
+
+def test_odd_operation_among_tracebacks_is_the_culprits(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        message(r, call="all_gather" if r == 1 else "all_reduce", source="f(t)", line=31 if r == 1 else 30)
+        for r in range(3)
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (1,))
+
+
+def test_ranks_alike_in_everything_accuse_nobody(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(message(r, call="all_reduce", source="dist.all_reduce(t)", line=30) for r in range(3))
+    verdict = diagnose_texts(text)
+    assert verdict.findings[0].culprit_ranks == ()
+    assert verdict.findings[0].confidence < 0.5
+
+
+def test_monitored_barrier_names_who_did_not_come(diagnose_texts: Diagnose) -> None:
+    text = (
+        "[rank0]:[E1121 10:00:00.1 ProcessGroupGloo.cpp:67] [Rank 0]: Ranks 4, 5 failed to pass monitoredBarrier\n"
+        "[rank2]:[E1121 10:00:00.2 ProcessGroupGloo.cpp:67] Rank 2 successfully reached monitoredBarrier, but received "
+        "errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert finding.culprit_ranks == (4, 5)
+
+
+def test_barriers_that_point_at_each_other_accuse_nobody(diagnose_texts: Diagnose) -> None:
+    text = (
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+        "from rank 0. Please check rank 0 logs for faulty rank.\n"
+        "RuntimeError: Rank 0 timed out in monitoredBarrier waiting for rank 1"
+    )
+    verdict = diagnose_texts(text)
+    assert verdict.findings == ()
+    assert verdict.outcome == "hang"
+
+
+def test_gloo_that_received_too_much_names_the_rank_that_lived(diagnose_texts: Diagnose) -> None:
+    abort = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail at "
+        "../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 80 vs 40. "
+    )
+    late = texts.traceback(texts.GLOO_LOST, line=30, source="f(t)", call="all_to_all_single", prefix="[rank1]: ")
+    text = "\n".join([abort, abort, late, texts.table({0: -6, 1: -15, 2: -6}, first=0)])
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("split-size-mismatch", (1,))
+
+
+def test_store_key_names_the_rank_that_never_joined(diagnose_texts: Diagnose) -> None:
+    error = "torch.distributed.DistStoreError: wait timeout after 8000ms, keys: /default_pg/0//cpu//0/1"
+    text = texts.traceback(error, line=12, source="dist.init_process_group()", prefix="[rank0]: ")
+    verdict = diagnose_texts(text)
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-never-joined", (1,))
+
+
+def test_store_barrier_names_the_only_rank_that_did_not_report(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        f"RuntimeError: Timed out initializing process group in store based barrier on rank: {r}, for key: "
+        "store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)"
+        for r in (0, 1, 3)
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-never-joined", (2,))
+
+
+def test_count_of_clients_alone_names_nobody(diagnose_texts: Diagnose) -> None:
+    text = "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/4 clients joined."
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-never-joined", ())
+
+
+def test_failed_transport_is_no_ranks_fault(diagnose_texts: Diagnose) -> None:
+    text = (
+        "node1:12:34 [0] transport/net_ib.cc:95 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4000> with "
+        "status=12 opcode=0 len=0 vendor err 129"
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("backend-stall", ())
