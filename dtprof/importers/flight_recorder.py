@@ -83,7 +83,7 @@ def _document(path: Path, data: bytes) -> dict[str, Any]:
         raise NotADumpError(
             f"{path} is no Flight Recorder dump: as JSON, {reason}. Expected the file that torch wrote; copy it again."
         ) from None
-    if isinstance(found, list):
+    if isinstance(found, list) and found and isinstance(found[0], dict):
         found = {"entries": found, "version": "1"}
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
         keys = ", ".join(str(key)[:30] for key in list(found)[:5] if isinstance(key, str)) if _is_dict(found) else ""
@@ -136,6 +136,11 @@ class _Reading:
                 newest_ns = created
             if type(ended) is int and last_done_ns < ended < MAX_SEQ:
                 last_done_ns = ended
+        if entries and self._malformed == len(entries):
+            raise NotADumpError(
+                f"{self._path} has {len(entries)} entries, none of which names an operation; expected those of torch's "
+                "Flight Recorder. Give the file as torch wrote it."
+            )
         groups = self._groups(document.get("pg_config"))
         status = self._status(document.get("pg_status"), groups)
         problems = [f"{self._path.name}: {self._malformed} of {len(entries)} entries are malformed and were left out"]
@@ -178,6 +183,9 @@ class _Reading:
             done = get("retired") is True
         if op == "coalesced":
             self._close(group, seq, p2p=p2p, done=done)
+            track = self._tracks.get(group)
+            if not p2p and track is not None and seq == track[0]:
+                track[1][0] = NO_LABEL  # the first of those issued together may have been overwritten in the ring
             if done or any(p.group == group and p.seq == seq and p.p2p == p2p for p in self._pending[-1:]):
                 return None
         site = self._site(get("frames"))

@@ -19,8 +19,9 @@ def absent_finding(job: Job, waits: Waits, culprits: tuple[int, ...]) -> Finding
     first = _telling(waits, culprits)
     if isinstance(first, Meeting):
         return _unmatched(job, waits, first, culprits)
-    members = len(first.key.ranks)
-    if set(culprits) <= set(first.absent) and 2 * len(first.absent) > members and members > 2:
+    members = sum(rank in job.dumps for rank in first.key.ranks)
+    idle = [rank for rank in first.absent if rank in job.dumps]
+    if set(culprits) <= set(idle) and 2 * len(idle) > members > 2:
         return _alone(job, first)
     return _never_entered(job, waits, first, culprits)
 
@@ -102,12 +103,13 @@ def _facts(job: Job, waits: Waits, front: Front, culprits: tuple[int, ...]) -> l
 def _alone(job: Job, front: Front) -> Finding:
     """Return the finding for a collective that only a minority of its group came to."""
     waiting = tuple(sorted(front.waiting))
+    absent = [rank for rank in front.absent if rank in job.dumps]
     group = job.group(front.key)
     op = front.first
     return Finding(
         kind="collective-order-mismatch",
         summary=f"{capitalised(waiting)} made {op.op} #{front.seq} of {group_words(group)}{at_line(op.site)} alone: "
-        f"{rank_list(front.absent)} never came to it and wait for nothing.",
+        f"{rank_list(absent)} never came to it and wait for nothing.",
         culprit_ranks=waiting,
         waiting_ranks=waiting,
         confidence=0.6,
@@ -117,7 +119,7 @@ def _alone(job: Job, front: Front) -> Finding:
         call_sites=sites(front.waiting),
         culprit_call_sites=sites(front.waiting),
         evidence=(
-            f"{len(front.absent)} of {len(front.key.ranks)} members did not come: more probably the call is one too "
+            f"{len(absent)} of {len(front.key.ranks)} members did not come: more probably the call is one too "
             "many here than one too few there",
         ),
         advice=("Look for a branch around this call that only these ranks take; else take stacks of the others.",),

@@ -48,17 +48,12 @@ def find_mismatches(job: Job) -> list[Parting]:
 
 def _first_mismatch(job: Job, key: GroupKey, tracks: dict[int, Track]) -> Parting | None:
     for seq in sorted(_positions_of_conflict(job, tracks)):
-        labels = {rank: job.labels[number] for rank, track in tracks.items() if (number := _at(track, seq)) != NO_LABEL}
+        labels = {rank: job.labels[number] for rank, track in tracks.items() if (number := track.at(seq)) != NO_LABEL}
         for kind, name, words in _KINDS:
             values = {rank: value for rank, label in labels.items() if (value := getattr(label, name)) not in (-1, "")}
             if len(set(values.values())) > 1:
                 return _parting(job, key, tracks, seq=seq, kind=kind, labels=labels, values=values, words=words)
     return None
-
-
-def _at(track: Track, seq: int) -> int:
-    """Return a label, but not the oldest of a ring: of operations issued together the first may be overwritten."""
-    return track.at(seq) if seq > track.first or seq <= 1 else NO_LABEL
 
 
 def _positions_of_conflict(job: Job, tracks: dict[int, Track]) -> set[int]:
