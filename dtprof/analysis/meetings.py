@@ -16,7 +16,7 @@ from dtprof.analysis.apis import Apis
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.records import UNNAMED
 from dtprof.events import POINT_TO_POINT
-from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
 MEETING = np.dtype(
     [
@@ -34,7 +34,8 @@ MEETING = np.dtype(
         ("mixed_ops", "?"),
         ("host", "i4"),
         ("mixed_hosts", "?"),
-    ]
+    ],
+    align=True,
 )
 FAR = np.iinfo(np.int64).max
 NOBODY = np.iinfo(np.int32).max
@@ -125,7 +126,7 @@ class Meetings:
         apis = np.array([self.apis.number(name) for name in rank.apis], np.int32)
         host = self.hosts.number(rank.boot_id)
         for family, own in rank.rows.items():
-            rows = own.copy()
+            rows = select(own, np.arange(len(own)))
             rows["op"], rows["api"], rows["host"] = ops[own["op"]], apis[own["api"]], host
             known = self.tables.get(family)
             self.tables[family] = rows if known is None else merge(known, rows)
@@ -211,9 +212,10 @@ def duration_of(operations: Array) -> Column:
 def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
     """Describe the operations of one rank for the meeting with the other ranks."""
     rows: dict[Family, Array] = {}
+    duration = np.where(operations["done_ns"] != UNKNOWN_NS, duration_of(operations), FAR)
     for family, some in matched.rows.items():
         row = np.repeat(_NEUTRAL, len(some))
-        start, done = operations["issued_ns"][some], operations["done_ns"][some]
+        start = operations["issued_ns"][some]
         row["seq"] = matched.seqs[family]
         row["num_seen"] = 1
         row["first_start"] = row["last_start"] = start
@@ -223,7 +225,7 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
             has_root = (root >= 0) & (root < len(family.ranks))
             row["root_rank"][has_root] = np.array(family.ranks, np.int64)[root[has_root]]
             row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
-        row["min_duration"] = np.where(done != UNKNOWN_NS, duration_of(operations[some]), FAR)
+        row["min_duration"] = duration[some]
         row["op"] = np.minimum(operations["op"][some], len(tables.ops))
         row["api"] = apis.of_operation[some]
         row["host"] = 0
@@ -242,13 +244,14 @@ def merge(a: Array, b: Array) -> Array:
 def _expand(rows: Array, seqs: Column) -> Array:
     table = np.repeat(_NEUTRAL, len(seqs))
     table["seq"] = seqs
-    table[np.searchsorted(seqs, rows["seq"])] = rows
+    whole = f"V{MEETING.itemsize}"
+    table.view(whole)[np.searchsorted(seqs, rows["seq"])] = rows.view(whole)
     return table
 
 
 def _combine(a: Array, b: Array) -> Array:
     """Combine row by row."""
-    out = a.copy()
+    out = select(a, np.arange(len(a)))
     out["num_seen"] += b["num_seen"]
     out["first_start"] = np.minimum(a["first_start"], b["first_start"])
     out["last_start"] = np.maximum(a["last_start"], b["last_start"])

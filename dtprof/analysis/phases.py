@@ -10,7 +10,7 @@ from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
 from dtprof.analysis.records import ENDED, spans_of, times_of
 from dtprof.analysis.steps import RankSteps
-from dtprof.tables import Array, RankTables
+from dtprof.tables import Array, RankTables, select
 
 ORDER = (
     events.GARBAGE_COLLECTION,
@@ -37,7 +37,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
     A forward span that failed may end when the next one begins, not when it failed: it is left out.
     """
-    own = spans[np.isin(spans["thread"], steps.threads)]
+    own = select(spans, np.isin(spans["thread"], steps.threads))
 
     def intervals(phase: str) -> Intervals:
         parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else ENDED))]
@@ -56,7 +56,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
 def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
     """Return the intervals of the phases that the program itself named, on the threads that run the steps."""
-    own = spans[np.isin(spans["thread"], steps.threads)]
+    own = select(spans, np.isin(spans["thread"], steps.threads))
     names = dict.fromkeys(name for name in tables.ops if name.startswith(events.USER_PHASE))
     return {name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, ENDED))) for name in names}
 

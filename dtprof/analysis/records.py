@@ -9,7 +9,7 @@ import numpy as np
 
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
-from dtprof.tables import UNKNOWN_NS, Array, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 MAX_TIME_NS = 1 << 60
 """36 years of uptime: no host clock goes further, and sums of differences stay within 64 bits."""
@@ -32,7 +32,7 @@ def sound_operations(tables: RankTables) -> Array:
     failed = rows["state"] == codes.FAILED
     if possible.all() and not failed.any():
         return rows
-    sound: Array = rows[possible]
+    sound = select(rows, possible)
     sound["done_ns"][failed[possible]] = UNKNOWN_NS
     return sound
 
@@ -42,7 +42,7 @@ def sound_spans(tables: RankTables) -> Array:
     rows = tables.spans
     ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
     possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)
-    return rows if possible.all() else rows[possible]
+    return rows if possible.all() else select(rows, possible)
 
 
 def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
@@ -50,8 +50,7 @@ def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[in
     ids = [i for i, name in enumerate(tables.ops) if name == phase]
     chosen: Mask = np.isin(spans["op"], ids) & np.isin(spans["state"], list(states))
     chosen &= spans["end_ns"] != UNKNOWN_NS
-    rows: Array = spans[chosen]
-    return rows
+    return select(spans, chosen)
 
 
 def times_of(spans: Array) -> Intervals:
