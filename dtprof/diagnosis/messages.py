@@ -17,7 +17,7 @@ def find_message_fault(
     return (
         _other_tag(evidence, unmet)
         or _cycle(evidence, waits, cycle)
-        or _other_size(evidence)
+        or find_broken_message(evidence)
         or _unmatched(evidence, unmet, waits)
     )
 
@@ -143,7 +143,7 @@ def _cycle(evidence: Evidence, waits: dict[int, tuple[Wait, ...]], cycle: tuple[
     )
 
 
-def _other_size(evidence: Evidence) -> Finding | None:
+def find_broken_message(evidence: Evidence) -> Finding | None:
     """Return the finding for a message that met, with another size at its other end, and did not end well."""
     for rank in evidence.ranks.values():
         for mine in rank.open_operations:

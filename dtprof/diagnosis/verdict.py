@@ -8,7 +8,7 @@ from dtprof.diagnosis.evidence import Evidence
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
 from dtprof.diagnosis.handles import find_unwaited
-from dtprof.diagnosis.messages import find_message_fault, find_odd_sizes
+from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
 from dtprof.diagnosis.programs import find_creation_mismatch, find_pipeline_mismatch, find_uneven_inputs
 from dtprof.diagnosis.shifts import find_shift
 from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
@@ -49,6 +49,7 @@ def _first_cause(evidence: Evidence) -> Finding | None:
         return None if _ended_well(evidence) else endings.find_late_death(evidence)
     parted = _find_parted(evidence)
     if death is not None:
+        parted = parted or find_broken_message(evidence)
         # A back end may abort the process that receives what does not fit: then the end is a consequence.
         return death if parted is None else replace(parted, evidence=(*parted.evidence, death.summary))
     cause = parted or _find_held_up(evidence, exited) or endings.find_late_death(evidence)

@@ -4,6 +4,7 @@ Exit status 1 where a verdict is wrong.
 """
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -18,6 +19,8 @@ from tests.faults.corpus import PROGRAMS
 from tests.faults.forked_jobs import run
 
 AT_ONCE = 3
+LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.optim", "torch.utils.data")
+"""What training imports after it has begun."""
 
 
 def main() -> int:
@@ -30,7 +33,8 @@ def main() -> int:
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
     programs.load()
-    import torch  # noqa: F401  # once, for all ranks
+    for module in LATE_IMPORTS:
+        importlib.import_module(module)  # once, for all ranks
 
     library = build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
     chosen = arguments.names or list(PROGRAMS)
