@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
 from dtprof.diagnosis.logs import crashes, mismatches, network, waits, watchdog
-from dtprof.diagnosis.logs.facts import Facts
+from dtprof.diagnosis.logs.facts import MAX_RANK, Facts
 from dtprof.diagnosis.logs.job import Job, view
 
 CRASHES = ("rank-crashed", "rank-killed")
@@ -106,7 +106,7 @@ def _outcome(job: Job, finding: Finding | None) -> str:
 
 def _missing(job: Job, seen: set[int]) -> tuple[int, ...]:
     size = max(job.facts.world_size, max(job.known, default=-1) + 1)
-    return tuple(rank for rank in range(min(size, 100_000)) if rank not in seen)
+    return tuple(rank for rank in range(min(size, MAX_RANK)) if rank not in seen)
 
 
 def _why_unknown(job: Job) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ MAX_FACTS = 20_000
 """Of one kind. What comes later is counted, not kept."""
 
 
+MAX_RANK = 100_000
+"""A higher number is no rank: something else stood where a rank is named."""
+
+
 class Order(NamedTuple):
     """Where in the input something stood: lines of one file are in the order of time."""
 
@@ -151,7 +155,7 @@ class Facts:
 
     def name_rank(self, rank: int) -> None:
         """Note that a rank of this number exists."""
-        if len(self.ranks_named) < MAX_FACTS:
+        if 0 <= rank < MAX_RANK:
             self.ranks_named.add(rank)
 
     def merge(self, other: "Facts") -> None:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from dtprof.diagnosis.logs.facts import Exit, Facts, Note, Trace
+from dtprof.diagnosis.logs.facts import MAX_RANK, Exit, Facts, Note, Trace
 from dtprof.tables import Group, Site
 
 LAUNCHERS = (
@@ -74,7 +74,7 @@ class Job:
     def known(self) -> set[int]:
         """Ranks that the log names, or that exist because a higher one does."""
         named = self.facts.ranks_named | set(self.exits) | set(self.victims) | set(self.own)
-        return set(range(min(max(named, default=-1) + 1, 1_000_000)))
+        return set(range(max((rank for rank in named if rank < MAX_RANK), default=-1) + 1))
 
     @property
     def has_table(self) -> bool:

@@ -123,8 +123,8 @@ def find_size_conflict(job: Job) -> Finding | None:
     if not conflicts:
         return None
     aborted = {rank for rank, end in job.exits.items() if end.status == -6}
-    others = sorted(job.known - aborted)
-    odd = tuple(others) if len(others) == 1 and len(aborted) > 1 else ()
+    others = sorted(job.known - aborted) if len(aborted) > 1 else []
+    odd = tuple(others) if len(others) == 1 else ()
     calls = {trace.call for trace in [*job.victims.values(), *job.victims_unknown]}
     split = any(call.startswith("all_to_all") for call in calls)
     ops = {op for call in calls if (op := operation(call))} - {"barrier"}
