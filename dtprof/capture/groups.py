@@ -1,7 +1,7 @@
 """Describe a process group: what its own object says, and what only torch.distributed knows."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dtprof import fence
@@ -10,6 +10,8 @@ from dtprof.capture.entries import entry
 
 _NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
 """Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
+MAX_LISTED = 16
+"""Members of a group that are written one by one, where a larger group may be a range."""
 _GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
 """Attributes of the grid of a DeepSpeed pipeline, which `deepspeed.utils.groups.mpu` holds."""
 
@@ -66,10 +68,19 @@ def _members_entry(group_id: int, name: str) -> str:
         "group",
         id=group_id,
         name=name,
-        ranks=c10d.get_process_group_ranks(group),
+        **members_of(c10d.get_process_group_ranks(group)),
         backend=backend,
         timeout_s=_timeout_s(group),
     )
+
+
+def members_of(ranks: Sequence[int]) -> dict[str, list[int]]:
+    """Return the field of an entry that says which ranks are in a group; a long list of them is a range where it can be."""
+    if len(ranks) > MAX_LISTED:
+        stride = ranks[1] - ranks[0]
+        if list(ranks) == [ranks[0] + stride * i for i in range(len(ranks))]:
+            return {"range": [ranks[0], len(ranks), stride]}
+    return {"ranks": list(ranks)}
 
 
 def _group_named(name: str) -> Any:

@@ -4,6 +4,7 @@ What cannot be read becomes a sentence in `problems`; only a path that holds no 
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -24,6 +25,8 @@ from dtprof.run_format.node_reader import NodeSamples, read_node_samples
 from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
 from dtprof.tables import UNKNOWN_NS, Array, Group, Manifest, ProcessExit, RankTables, Site
 
+MAX_MEMBERS = 1 << 20
+"""Members that a group can have."""
 _ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
@@ -380,7 +383,7 @@ class _Strings:
 
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
-        ranks = tuple(map(int, row["ranks"])) if "ranks" in row else known.ranks if known else ()
+        ranks = _members(row) or (known.ranks if known else ())
         self.groups[int(row["id"])] = Group(
             name=str(row["name"]),
             description=str(row.get("description", known.description if known else "")),
@@ -389,6 +392,26 @@ class _Strings:
             backend=row.get("backend", known.backend if known else None),
             timeout_s=row.get("timeout_s", known.timeout_s if known else None),
         )
+
+
+def _members(row: dict[str, Any]) -> tuple[int, ...]:
+    """Return the global ranks in a group; the same tuple for all ranks of the run, which may be as many."""
+    if "range" in row:
+        first, count, stride = map(int, row["range"])
+        if not 0 <= count <= MAX_MEMBERS:
+            raise ValueError(count)
+        return _ranks_in_range(first, count, stride)
+    return _shared(tuple(map(int, row.get("ranks", ()))))
+
+
+@functools.lru_cache(maxsize=64)
+def _ranks_in_range(first: int, count: int, stride: int) -> tuple[int, ...]:
+    return _shared(tuple(first + stride * i for i in range(count)))
+
+
+@functools.lru_cache(maxsize=65_536)
+def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return ranks
 
 
 def _mesh(row: dict[str, Any]) -> tables.Mesh:

@@ -198,7 +198,8 @@ STRING_ENTRIES = {
     "label": "id, api, text, module, stage, microbatch: the part of a framework on whose behalf an operation is made, "
     "like `fsdp all-gather of layers.4`; what does not apply is left out",
     "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
-    "entry of the same id adds what became known",
+    "entry of the same id adds what became known; instead of `ranks`, the global ranks in order, there may be `range`: "
+    "the first, how many, and the distance from each to the next",
     "axis": "group, axis, by: a group of this name serves the axis (dp, tp, pp), as its user `by` says",
     "mesh": "device_type, names, shape, coordinate, groups, flattened: a device mesh; per dimension the name (none for "
     "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "

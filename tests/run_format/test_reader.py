@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from segments import fill_up, record, write_rank
 
+from dtprof.capture.groups import members_of
 from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.run_format import paths, schema
 from dtprof.run_format.reader import open_run
@@ -278,3 +279,15 @@ def test_user_frame_of_an_exception_may_be_unknown(tmp_path: Path) -> None:
     first, second = open_run(tmp_path).load(0).exceptions
     assert first.frame is None
     assert second.frame == Site(file="a.py", line=0, function="f")
+
+
+def test_members_of_a_large_group_are_a_range(tmp_path: Path) -> None:
+    ranks = range(3, 3 + 4 * 32, 4)
+    folder = tmp_path / "run" / "rank-00003.0"
+    folder.mkdir(parents=True)
+    entry = {"k": "group", "id": 0, "name": "dp0", "description": "mesh_dp", "size": 32, **members_of(ranks)}
+    (folder / "strings.jsonl").write_text(json.dumps(entry) + "\n")
+    assert entry["range"] == [3, 32, 4]
+    assert open_run(tmp_path / "run").load(3).groups[0].ranks == tuple(ranks)
+    assert members_of([*range(20), 30]) == {"ranks": [*range(20), 30]}
+    assert members_of([0, 1]) == {"ranks": [0, 1]}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from dtprof import events
+from dtprof.capture.groups import members_of
 from dtprof.run_format import clocks, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE, archive_segment
 from dtprof.tables import Array
@@ -172,7 +173,7 @@ def _strings(job: Job, rank: int, names: Sequence[str], records: Array) -> list[
                 "description": "default_pg" if axis == WORLD else f"mesh_{axis}",
                 "size": len(ranks),
                 "rank": ranks.index(rank),
-                "ranks": list(ranks),
+                **members_of(ranks),
                 "backend": "gloo",
                 "timeout_s": 1800.0,
             }
