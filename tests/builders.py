@@ -24,6 +24,7 @@ import numpy as np
 from dtprof import events, tables
 from dtprof.axes import axis_of
 from dtprof.run_format import paths, schema
+from dtprof.run_format.clocks import HostClock
 from dtprof.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
 
 START_NS = 1_000_000_000
@@ -274,6 +275,7 @@ class MemoryRun:
     manifest: Manifest = field(default_factory=Manifest)
     exits: dict[int, ProcessExit] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    clocks: dict[str, HostClock] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Sort by rank and attempt."""
@@ -281,6 +283,10 @@ class MemoryRun:
         self.folders: dict[int, list[tuple[int, Path]]] = {}
         for rank, attempt in sorted(self._tables):
             self.folders.setdefault(rank, []).append((attempt, Path(paths.rank_folder_name(rank, attempt))))
+
+    def host_clocks(self) -> dict[str, HostClock]:
+        """Return the clocks measured, by host."""
+        return self.clocks
 
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Return the tables of one rank."""

@@ -37,13 +37,17 @@ class WaitGraph:
     @property
     def waits(self) -> Cells:
         """Return how long each cell waited."""
-        return np.bincount(self.waiter, self.waited, len(self.excess))
+        return _sum(self.waiter, self.waited, len(self.excess))
 
     @property
     def kept(self) -> Cells:
         """Return which share of what lands at a cell stays there."""
         total = self.excess + self.waits
         return np.divide(self.excess, total, out=np.zeros_like(total), where=total > 0)
+
+
+def _sum(cell: Column, values: Cells, num_cells: int) -> Cells:
+    return np.bincount(cell, values, num_cells).astype(np.float64, copy=False)
 
 
 def find_excess(work: Cells) -> Cells:
@@ -80,13 +84,13 @@ def pass_back(graph: WaitGraph) -> Cells:
     """Return the waits of others that stay with each cell, the bound by its excess not yet applied; flat."""
     kept, waits = graph.kept, graph.waits
     share = graph.waited / np.maximum(waits[graph.waiter], 1)
-    landed = np.bincount(graph.culprit, graph.waited, len(kept))
+    landed = _sum(graph.culprit, graph.waited, len(kept))
     blame = np.zeros(len(kept))
     limit = LEFT_OVER * float(landed.sum())
     for _ in range(MAX_ROUNDS):
         blame += landed * kept
         going = landed * (1 - kept)
-        landed = np.bincount(graph.culprit, going[graph.waiter] * share, len(kept))
+        landed = _sum(graph.culprit, going[graph.waiter] * share, len(kept))
         if float(landed.sum()) <= limit:
             break
     return blame
@@ -98,12 +102,12 @@ def trace_forward(graph: WaitGraph, is_culprit: npt.NDArray[np.bool_]) -> Cells:
     share = graph.waited / np.maximum(waits[graph.waiter], 1)
     ends_there = np.where(is_culprit, kept, 0.0)
     for _ in range(MAX_ROUNDS):
-        onward = np.bincount(graph.waiter, share * ends_there[graph.culprit], len(kept))
+        onward = _sum(graph.waiter, share * ends_there[graph.culprit], len(kept))
         following = np.where(is_culprit, kept, 0.0) + (1 - kept) * onward
         if float(np.abs(following - ends_there).max(initial=0.0)) <= LEFT_OVER:
             break
         ends_there = following
-    return np.bincount(graph.waiter, graph.waited * ends_there[graph.culprit], len(kept))
+    return _sum(graph.waiter, graph.waited * ends_there[graph.culprit], len(kept))
 
 
 def find_onset(series: Cells) -> int:

@@ -7,11 +7,12 @@ import numpy as np
 
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.blocking import Blocked
+from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
 from dtprof.analysis.meetings import Family, Matched, Meetings, duration_of
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import CollectiveResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -32,6 +33,7 @@ class Timing:
     exposed_transfer: Column
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: int  # operations that meet a different operation at the same position
+    in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
 
 
 class RowKey(NamedTuple):
@@ -61,8 +63,19 @@ ROW_SUMS = np.dtype(
 )
 
 
-def time_operations(operations: Array, matched: Matched, meetings: Meetings, blocked: Blocked) -> Timing:
-    """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank."""
+def time_operations(
+    operations: Array,
+    matched: Matched,
+    meetings: Meetings,
+    blocked: Blocked,
+    *,
+    rank: int = -1,
+    errors: ClockErrors = ONE_CLOCK,
+) -> Timing:
+    """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank.
+
+    Where that lies within the error of the clocks, who came last is not known, and durations tell.
+    """
     done, duration = operations["done_ns"], duration_of(operations)
     # On a device it starts when the device comes to it. When it was done is known too roughly to compare between ranks:
     # there, durations tell who waited.
@@ -71,7 +84,7 @@ def time_operations(operations: Array, matched: Matched, meetings: Meetings, blo
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
     culprit = np.full(len(operations), -1, np.int64)
-    mixed = 0
+    mixed, in_doubt = 0, 0
     for family, rows in matched.rows.items():
         if family.members <= 1:
             source[rows] = EXACT
@@ -83,18 +96,31 @@ def time_operations(operations: Array, matched: Matched, meetings: Meetings, blo
         estimated = (met["num_seen"] >= 2) & (met["num_seen"] <= family.members) & ~differs & ~exact
         estimated &= duration[rows] != UNKNOWN_NS
         arrived, for_root = _exact_arrival(meetings, family, met, start[rows], done[rows])
-        culprit[rows] = np.where(exact, np.where(for_root, met["root_rank"], met["last_rank"]), -1)
+        last = np.where(for_root, met["root_rank"], met["last_rank"])
+        doubtful = exact & (arrived - start[rows] < errors.between(rank, last)) & (duration[rows] != UNKNOWN_NS)
+        exact, estimated = exact & ~doubtful, estimated | doubtful
+        in_doubt += int(doubtful.sum())
+        culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], duration[rows])
         arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, start[rows]))
         source[rows] = np.where(exact, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
-    return _split(start, duration, arrival=arrival, source=source, culprit=culprit, blocked=blocked, mixed=mixed)
+    return _split(
+        start,
+        duration,
+        arrival=arrival,
+        source=source,
+        culprit=culprit,
+        blocked=blocked,
+        mixed=mixed,
+        in_doubt=in_doubt,
+    )
 
 
 def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
     """Return the meetings of a rank's operations in one family, in the order of its rows."""
     table, seqs = meetings.tables[family], matched.seqs[family]
-    return table if np.array_equal(table["seq"], seqs) else table[np.searchsorted(table["seq"], seqs)]
+    return table if np.array_equal(table["seq"], seqs) else select(table, np.searchsorted(table["seq"], seqs))
 
 
 def _exact_arrival(meetings: Meetings, family: Family, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
@@ -128,6 +154,7 @@ def _split(
     culprit: Column,
     blocked: Blocked,
     mixed: int,
+    in_doubt: int,
 ) -> Timing:
     known = source != NOT_KNOWN
     wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)
@@ -150,6 +177,7 @@ def _split(
         exposed_transfer=after,
         exposed_in_flight=in_flight,
         mixed=mixed,
+        in_doubt=in_doubt,
     )
 
 
@@ -196,7 +224,8 @@ def sum_rows(
         codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
         table = np.zeros(len(codes), ROW_SUMS)
         for name, values in _columns(operations["nbytes"][rows], rows, counted, timing, blocked).items():
-            np.add.at(table[name], place, values)
+            np.add.at(column := np.zeros(len(codes), np.int64), place, values.astype(np.int64, copy=False))
+            table[name] = column
         for position, code in enumerate(codes.tolist()):
             row = table[position : position + 1]
             key = RowKey(family._replace(sender=-1, receiver=-1), op_names[code >> 32], api_names[code & 0xFFFFFFFF])

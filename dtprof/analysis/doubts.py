@@ -1,11 +1,13 @@
 """What the records of a run could not tell, a sentence each; each begins with what it is about."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from dtprof.analysis.alignment import Clocks, worst_error_ns
 from dtprof.analysis.ranks import RankFacts, RankReduction
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps import UsedSteps
+from dtprof.formatting import format_ns
 
 MAX_PROBLEMS = 20
 NO_BUSBW = ("gather", "scatter")
@@ -23,12 +25,14 @@ def list_doubts(
     stale: Sequence[int],
     restarts: int,
     pipeline: Sequence[str],
+    clocks: Clocks,
+    boots: Mapping[int, str],
 ) -> tuple[str, ...]:
     """Return every reason why a figure is missing or may be wrong, gravest first."""
     return (
         *_of_records(facts, missing, run_problems, stale, restarts),
         *used.doubts,
-        *_of_clocks(one_clock),
+        *_of_clocks(one_clock, clocks, boots, sum(reduction.in_doubt for reduction in reductions)),
         *_of_operations(facts, reductions, collectives),
         *_of_memory(facts),
         *pipeline,
@@ -71,13 +75,28 @@ def _of_records(
     return doubts
 
 
-def _of_clocks(one_clock: bool) -> list[str]:
-    if one_clock:
-        return []
-    return [
-        "clock_error_ns: several hosts took part and their clocks are not aligned; across hosts waits are estimated "
-        "from durations, stragglers and the timeline are left out"
-    ]
+def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], in_doubt: int) -> list[str]:
+    doubts = []
+    if not one_clock:
+        unknown = [rank for rank, boot in boots.items() if boot not in clocks.errors_ns]
+        doubts.append(
+            f"clock_error_ns: the clocks of the hosts of {list_ranks(unknown or boots)} are not aligned with the "
+            "others; across them waits are estimated from durations, stragglers count only where clocks are, and the "
+            "timeline is left out"
+        )
+    for boot, beyond_ns in clocks.contradicted.items():
+        ranks = [rank for rank, own in boots.items() if own == boot]
+        doubts.append(
+            f"clock_error_ns: the records of {list_ranks(ranks)} contradict what is known of the clock of their host "
+            f"by {format_ns(int(beyond_ns))}; it may have jumped. It was aligned by the records as far as possible"
+        )
+    if in_doubt:
+        error = format_ns(worst_error_ns(clocks, boots.values()))
+        doubts.append(
+            f"wait_ns: {in_doubt:,} waits across hosts are smaller than the error of the clocks, up to {error}: who "
+            "came last there is not known; the shortest duration seen stands for the transfer"
+        )
+    return doubts
 
 
 def _of_operations(
@@ -103,7 +122,7 @@ def _of_operations(
             f"collectives: {mixed:,} operations met a different operation at the same position of their group; "
             "waits of these are not known. Run dtprof diagnose"
         )
-    estimated = sum(reduction.estimated for reduction in reductions)
+    estimated = sum(reduction.estimated - reduction.in_doubt for reduction in reductions)
     if estimated:
         doubts.append(
             f"wait_ns: for {estimated:,} operations not every member's arrival is known on one clock; the shortest "

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtprof.analysis.alignment import collect_marks
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.blocking import find_blocked
+from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.analysis.collectives import (
     ESTIMATED,
     NOT_KNOWN,
@@ -19,7 +21,7 @@ from dtprof.analysis.collectives import (
     time_operations,
 )
 from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
-from dtprof.analysis.meetings import Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_phases, find_user_phases
@@ -73,6 +75,7 @@ class Survey:
     steps: RankSteps
     meetings: RankMeetings
     pipeline: RankPipeline | None
+    marks: dict[Family, Array]  # for the alignment of clocks; empty where that is not asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +95,10 @@ class RankReduction:
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
     mixed: int  # operations that met a different one
+    in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
 
 
-def survey(tables: RankTables) -> Survey:
+def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
     """Look through the records of one rank."""
     operations, spans = sound_operations(tables), sound_spans(tables)
     matched = match_operations(tables, operations)
@@ -108,6 +112,7 @@ def survey(tables: RankTables) -> Survey:
         steps=steps,
         meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
         pipeline=find_pipeline(tables, spans, steps),
+        marks=collect_marks(tables, operations, matched) if several_clocks else {},
     )
 
 
@@ -153,18 +158,20 @@ def reduce_rank(
     max_bars: int,
     pipeline_windows: Intervals = NO_INTERVALS,
     width: int = 1,
+    errors: ClockErrors = ONE_CLOCK,
 ) -> RankReduction:
     """Sum up the used steps of one rank; all it did where no steps are used.
 
     Parameters:
         width: steps a bin, for what is kept bin by bin.
+        errors: of the clocks of the ranks against each other.
     """
     operations, spans = sound_operations(tables), sound_spans(tables)
     apis = find_apis(tables, operations)
     matched = match_operations(tables, operations)
     phases = find_phases(tables, spans, own)
     blocked = find_blocked(tables, operations, phases, own)
-    timing = time_operations(operations, matched, meetings, blocked)
+    timing = time_operations(operations, matched, meetings, blocked, rank=tables.rank, errors=errors)
 
     numbers, windows = own.used(used.first, used.last)
     step = _step_of(operations["issued_ns"], numbers, windows, used.first)
@@ -218,6 +225,7 @@ def reduce_rank(
         estimated=int((chosen & (timing.source == ESTIMATED)).sum()),
         not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
         mixed=timing.mixed,
+        in_doubt=timing.in_doubt,
     )
 
 

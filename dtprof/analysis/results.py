@@ -36,6 +36,16 @@ PHASES = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockResult:
+    """The clock of one host against that of the reference."""
+
+    host: str
+    offset_ns: int | None  # added to its times, in the middle of the run; None where it is not aligned
+    error_ns: int | None
+    by: str | None  # "round trips", "records", "round trips and records"; None: it is the reference, or not aligned
+
+
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """Median and tenth and ninetieth percentile of a quantity."""
 
@@ -216,3 +226,4 @@ class Summary:
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None
     cannot_tell: tuple[str, ...]
+    clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several

@@ -2,11 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from dtprof.analysis.alignment import (
+    Clocks,
+    Marks,
+    MeasuredClock,
+    find_measured,
+    list_clocks,
+    state_errors,
+    tighten,
+    worst_error_ns,
+)
 from dtprof.analysis.collectives import RowKey, add_sums, list_collectives
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
@@ -15,6 +26,7 @@ from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank, survey
 from dtprof.analysis.results import (
+    ClockResult,
     GroupResult,
     Overhead,
     RankResult,
@@ -58,26 +70,72 @@ class Run(Protocol):
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Read one rank."""
 
+    def host_clocks(self) -> Mapping[str, MeasuredClock]:
+        """Return the clocks that launchers measured, by host name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Surveys:
+    """The first map of all ranks, on the clock of the reference as far as clocks are aligned."""
+
+    facts: list[RankFacts]
+    steps: dict[int, RankSteps]
+    meetings: Meetings
+    pipelines: dict[int, RankPipeline]
+    clocks: Clocks
+    boots: dict[int, str]  # by rank, as recorded
+
+    @property
+    def one_clock(self) -> bool:
+        """Say whether all ranks are on one clock."""
+        return len({fact.boot_id for fact in self.facts}) <= 1
+
+
+def _survey(run: Run, ranks: Sequence[int]) -> _Surveys:
+    """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did."""
+    measured = run.host_clocks()
+    several = len(run.manifest.hosts) != 1 or len(measured) > 1
+    found, marks = _survey_on(run, ranks, find_measured(measured), several_clocks=several)
+    if len(set(found.boots.values())) < 2:
+        return found
+    spans: dict[str, tuple[int, int]] = {}
+    for fact in found.facts:
+        if 0 < fact.first_ns <= fact.last_ns:
+            first, last = spans.get(found.boots[fact.rank], (fact.first_ns, fact.last_ns))
+            spans[found.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
+    clocks = tighten(found.clocks, marks, spans)
+    if clocks.corrections:
+        return _survey_on(run, ranks, clocks, several_clocks=False)[0]
+    return replace(found, clocks=clocks)
+
+
+def _survey_on(run: Run, ranks: Sequence[int], clocks: Clocks, *, several_clocks: bool) -> tuple[_Surveys, Marks]:
+    surveys = _Surveys(facts=[], steps={}, meetings=Meetings(), pipelines={}, clocks=clocks, boots={})
+    marks = Marks()
+    for rank in ranks:
+        tables = run.load(rank)
+        surveys.boots[rank] = tables.boot_id
+        seen = survey(clocks.align(tables), several_clocks=several_clocks)
+        surveys.facts.append(seen.facts)
+        surveys.steps[rank] = seen.steps
+        surveys.meetings.add(seen.meetings)
+        marks.add(tables.boot_id, seen.marks)
+        if seen.pipeline is not None:
+            surveys.pipelines[rank] = seen.pipeline
+    return surveys, marks
+
 
 def summarise(run: Run) -> Summary:
-    """Summarise a run. Each rank is read twice, one at a time."""
+    """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned."""
     newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
     chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-    facts: list[RankFacts] = []
-    steps: dict[int, RankSteps] = {}
-    meetings = Meetings()
-    pipelines: dict[int, RankPipeline] = {}
-    for rank in chosen:
-        seen = survey(run.load(rank))
-        facts.append(seen.facts)
-        steps[rank] = seen.steps
-        meetings.add(seen.meetings)
-        if seen.pipeline is not None:
-            pipelines[rank] = seen.pipeline
-    steps = agree_on_rule(steps)
+    surveys = _survey(run, chosen)
+    facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
+    steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     windows = find_windows(list(pipelines.values()))
-    one_clock = len({fact.boot_id for fact in facts}) <= 1
+    one_clock = surveys.one_clock
+    errors = state_errors(clocks, surveys.boots)
 
     reductions: list[RankReduction] = []
     sums: dict[RowKey, Array] = {}
@@ -85,13 +143,14 @@ def summarise(run: Run) -> Summary:
     max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
     for rank in chosen:
         reduction = reduce_rank(
-            run.load(rank),
+            clocks.align(run.load(rank)),
             own=steps[rank],
             used=used,
             meetings=meetings,
             max_bars=max_bars,
             pipeline_windows=windows_of(pipelines.get(rank), windows),
             width=width,
+            errors=errors,
         )
         reductions.append(reduction)
         for key, row in reduction.rows.items():
@@ -114,7 +173,7 @@ def summarise(run: Run) -> Summary:
         missing_ranks=missing,
         dropped_events=sum(fact.dropped_events for fact in facts),
         events=sum(fact.events for fact in facts),
-        clock_error_ns=0 if one_clock and facts else None,
+        clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
         wall_ns=_wall_ns(facts),
         overhead=_overhead(facts, reductions),
         groups=_list_groups(facts),
@@ -140,8 +199,22 @@ def summarise(run: Run) -> Summary:
             stale=sorted(set(run.folders) - set(chosen)),
             restarts=newest,
             pipeline=pipeline_doubts,
+            clocks=clocks,
+            boots=surveys.boots,
         ),
+        clocks=_list_clocks(surveys),
     )
+
+
+def _list_clocks(surveys: _Surveys) -> tuple[ClockResult, ...]:
+    boots = surveys.boots
+    if len(set(boots.values())) < 2:
+        return ()
+    middle = [
+        (fact.first_ns + fact.last_ns) // 2 for fact in surveys.facts if boots[fact.rank] in surveys.clocks.errors_ns
+    ]
+    hosts = {boots[fact.rank]: fact.host for fact in reversed(surveys.facts)}
+    return list_clocks(surveys.clocks, hosts, int(np.median(middle)) if middle else 0)
 
 
 def _max_bars(num_ranks: int) -> int:

@@ -29,6 +29,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "dropped_events": summary.dropped_events,
         "clock_error_ns": summary.clock_error_ns,
         "wall_ns": summary.wall_ns,
+        "clocks": [asdict(clock) for clock in summary.clocks],
         "overhead": asdict(summary.overhead),
         "groups": [
             {"name": group.name, "description": group.description, "ranks": list(group.ranks), "axis": group.axis}

@@ -1,0 +1,29 @@
+"""By how much the clocks of two ranks may be apart once they are aligned."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.intervals import Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockErrors:
+    """By how much the clocks of two ranks may be apart."""
+
+    clock: Column  # of each rank from 0 on, -1 not known
+    error_ns: Column  # of each clock
+
+    def between(self, rank: int, others: Column) -> Column:
+        """Return the error between one rank and others; 0 on one clock."""
+        if not len(self.error_ns) or rank >= len(self.clock):
+            return np.zeros(len(others), np.int64)
+        known = (others >= 0) & (others < len(self.clock))
+        theirs = np.where(known, self.clock[np.where(known, others, 0)], -1)
+        mine = int(self.clock[rank])
+        error = self.error_ns[theirs] + self.error_ns[mine]
+        return np.where((theirs >= 0) & (theirs != mine) & (mine >= 0), error, 0)
+
+
+ONE_CLOCK = ClockErrors(clock=np.zeros(0, np.int64), error_ns=np.zeros(0, np.int64))
+"""Of a run on one host."""
