@@ -21,7 +21,7 @@ def decide_from_logs(facts: Facts, *, earlier: list[Facts], problems: tuple[str,
     elif earlier and (before := _newest_cause(earlier)) is not None:
         reasons = (*reasons, f"an earlier attempt failed, this one shows nothing wrong: {before.summary}")
     if finding is None:
-        reasons = (*reasons, *_why_unknown(job))
+        reasons = (*reasons, *_why_unknown(job, told=bool(reasons)))
     elif not finding.culprit_ranks and not reasons:
         reasons = ("which rank began it is not in the log",)
     seen = set(job.facts.ranks_named) or set(job.victims) | set(job.own)
@@ -109,7 +109,7 @@ def _missing(job: Job, seen: set[int]) -> tuple[int, ...]:
     return tuple(rank for rank in range(min(size, MAX_RANK)) if rank not in seen)
 
 
-def _why_unknown(job: Job) -> tuple[str, ...]:
+def _why_unknown(job: Job, *, told: bool) -> tuple[str, ...]:
     reasons: list[str] = []
     stopped = job.notes("stopped")
     if stopped:
@@ -126,7 +126,7 @@ def _why_unknown(job: Job) -> tuple[str, ...]:
         reasons.append(f"{rank_list([end.rank for end in failed])} failed, and no line tells why")
     if job.notes("failed", "system-error", "native-crash") and not reasons:
         reasons.append("the job failed, and no line tells why: keep the output of every rank")
-    if not reasons:
+    if not reasons and not told:
         reasons.append(
             "nothing in the log tells of a failure; whether a job that still runs hangs silently, it cannot show"
         )
