@@ -64,3 +64,9 @@ class MissingDependencyError(DtprofError):
     """An optional package is needed for what was asked."""
 
     slug = "missing-dependency"
+
+
+class NothingToShowError(DtprofError):
+    """The run holds nothing that the figure could show."""
+
+    slug = "nothing-to-show"

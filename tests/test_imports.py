@@ -27,6 +27,7 @@ ALLOWED = {
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures"},
     "export": {"base", "analysis", "diagnosis"},
+    "api": {ANY},
     "cli": {ANY},
     "reference_trainer": {"base", "numpy", "tokenizers", "torch"},
 }
@@ -37,12 +38,14 @@ ALLOWED_BESIDES = {
     "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it
     "dtprof/run_format/buckets.py": {"numpy"},  # part of the reader
     "dtprof/run_format/device_times.py": {"numpy"},  # part of the reader
+    "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
     "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
     "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},
     "dtprof/auto.py": {"run_format", "dtprof.capture.native.build"},  # does what the launcher does
     "dtprof/__main__.py": {"cli"},  # is the command
+    "dtprof/__init__.py": {"api"},  # for types; loaded when it is first used
 }
 LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (
     "dtprof/capture/bootstrap/sitecustomize.py",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof import errors, settings
+from dtprof import api, errors, settings
 from dtprof.analysis import limits
 from dtprof.analysis.comparison import VERDICTS, compare_runs
 from dtprof.analysis.comparison_series import TABLES, measure_run
@@ -22,7 +22,7 @@ from dtprof.report.verdict_json import verdict_json
 from dtprof.run_format import document
 from dtprof.tables import Group, Site
 from tests.analysis.noisy_runs import noisy_run
-from tests.docs import embedded_help
+from tests.docs import embedded_help, embedded_tables
 from tests.docs.pages import REPOSITORY, load
 from tests.figures.example_summaries import summary_of
 
@@ -127,6 +127,13 @@ def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
     page = load("docs/reference/cli.md").text.partition("\n## dtprof check\n")[2].partition("\n## ")[0]
     words = {*keys_of(document), *limits.OUTCOMES, *limits.FIGURES, limits.PEAK, limits.SLOWDOWN, limits.FINDINGS}
     assert sorted(word for word in words - {"schema"} if f"`{word}`" not in page) == []
+
+
+def test_the_schemas_of_tables_are_those_of_the_api() -> None:
+    page = load("docs/reference/python-api.md").text
+    assert embedded_tables.shown(page) == [*api.RECORDS, *api.RESULTS]
+    assert page == embedded_tables.refresh(page), "run: python -m tests.docs.embedded_tables"
+    assert [name for name in api.FIGURES if f"`{name}`" not in page] == []
 
 
 def is_listed(word: str, page: str) -> bool:

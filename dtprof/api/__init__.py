@@ -1,0 +1,153 @@
+"""The Python API: open a run, and get the results of the commands as typed objects and tables.
+
+`import dtprof` loads nothing of this before `dtprof.open_run` is used.
+"""
+
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dtprof.errors import NothingToShowError, UsageError
+from dtprof.run_format import reader
+
+if TYPE_CHECKING:
+    from dtprof.analysis.comparison import Comparison
+    from dtprof.analysis.comparison_series import RunFigures
+    from dtprof.analysis.results import Summary
+    from dtprof.api.table import Column, Table
+    from dtprof.diagnosis.findings import Verdict
+
+RECORDS = ("operations", "spans", "samples")
+RESULTS = ("steps", "ranks", "collectives", "groups", "stragglers")
+FIGURES = ("step_times", "step_parts", "step_phases", "timeline")
+
+
+class Run:
+    """A run on disk. Everything is computed when it is asked for first, and kept but for tables of records."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the run directory; use `dtprof.open_run`."""
+        self._opened = reader.open_run(path)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._opened.path
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks that left a log, ascending."""
+        return tuple(self._opened.ranks)
+
+    def summary(self) -> "Summary":
+        """Return what `dtprof summary` says; docs/reference/metrics.md defines its figures."""
+        return self._summary
+
+    @cached_property
+    def _summary(self) -> "Summary":
+        from dtprof.analysis.summary import summarise
+
+        return summarise(self._opened)
+
+    def diagnose(self) -> "Verdict":
+        """Return what `dtprof diagnose` says. Asked anew each time: a job may be running."""
+        from dtprof.cli.inspection import diagnose_run
+
+        return diagnose_run(self.path)
+
+    def compare(self, other: "Run", *, at_least: float = 0.01) -> "Comparison":
+        """Return what `dtprof compare` says of this run, A, and another, B.
+
+        Raises:
+            UsageError: `at_least` lies outside 0 to 1.
+        """
+        from dtprof.analysis.comparison import compare_runs
+
+        if not 0 <= at_least <= 1:
+            raise UsageError(f"at_least is {at_least!r}; expected a share from 0 to 1, for example 0.01")
+        return compare_runs(self._figures, other._figures, at_least=at_least)
+
+    @cached_property
+    def _figures(self) -> "RunFigures":
+        from dtprof.analysis.comparison_series import measure_run
+
+        return measure_run(self._opened)
+
+    def table(self, name: str, *, ranks: Iterable[int] | None = None) -> "Table":
+        """Return a table: records as they are ("operations", "spans", "samples"), or results.
+
+        Records of all ranks are read into memory unless `ranks` names some: about 200 bytes an operation.
+
+        Raises:
+            UsageError: there is no such table or rank, or `ranks` is given for results.
+        """
+        if name in RESULTS:
+            if ranks is not None:
+                raise UsageError(f"table {name!r} is a result of all ranks; expected `ranks` with records only")
+            from dtprof.api.results import tabulate_results
+
+            return tabulate_results(name, self._summary)
+        if name not in RECORDS:
+            raise UsageError(f"there is no table {name!r}; expected one of {', '.join((*RECORDS, *RESULTS))}")
+        from dtprof.api.records import read_records
+
+        chosen = list(self.ranks) if ranks is None else list(ranks)
+        missing = sorted(set(chosen) - set(self.ranks))
+        if missing:
+            raise UsageError(f"rank {missing[0]} left no log; expected ranks of {list(self.ranks)}")
+        return read_records(name, (self._opened.load(rank) for rank in chosen))
+
+    def figure(self, name: str) -> Any:
+        """Return a Plotly figure of the report: "step_times", "step_parts", "step_phases", "timeline".
+
+        Raises:
+            UsageError: there is no such figure.
+            NothingToShowError: the run holds nothing to draw.
+        """
+        if name not in FIGURES:
+            raise UsageError(f"there is no figure {name!r}; expected one of {', '.join(FIGURES)}")
+        from importlib import import_module
+
+        draw = getattr(import_module(f"dtprof.figures.{name}"), f"draw_{name}")
+        drawn = draw(self._summary)
+        if not hasattr(drawn, "figure"):
+            raise NothingToShowError(f"{drawn.why} {drawn.remedy}")
+        return drawn.figure
+
+    def __repr__(self) -> str:
+        """Return where it lies and how many ranks left a log."""
+        return f"<dtprof run {str(self.path)!r}: {len(self.ranks)} ranks>"
+
+    def _repr_html_(self) -> str:
+        """Return the summary for a notebook."""
+        from dtprof.report.summary_text import summary_text
+
+        return f"<pre>{escape(summary_text(self._summary))}</pre>"
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run directory.
+
+    Raises:
+        NotARunError: the path does not exist, or holds nothing that dtprof wrote.
+        NewerFormatError: it was written by a newer dtprof.
+    """
+    return Run(Path(path))
+
+
+def schema(table: str) -> "tuple[Column, ...]":
+    """Return the columns of a table without a run.
+
+    Raises:
+        UsageError: there is no such table.
+    """
+    from dtprof.api import records, results
+
+    if table in RECORDS:
+        return records.RECORDS[table][0]
+    if table in RESULTS:
+        return results.RESULTS[table][0]
+    raise UsageError(f"there is no table {table!r}; expected one of {', '.join((*RECORDS, *RESULTS))}")
