@@ -54,10 +54,21 @@ def read_dump(path: Path, labels: Labels, *, is_user: Callable[[str], bool] | No
         data = path.read_bytes()
     except OSError as error:
         raise NotADumpError(f"{path} cannot be read: {error.strerror}. Give a file that you may read.") from None
+    return dump_from(data, path, labels, written_ns=status.st_mtime_ns, is_user=is_user)
+
+
+def dump_from(
+    data: bytes, path: Path, labels: Labels, *, written_ns: int, is_user: Callable[[str], bool] | None = None
+) -> Dump:
+    """Read what a file holds.
+
+    Raises:
+        NotADumpError: it is something else.
+    """
     was_enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # millions of small containers that live until the end: looking at them again and again is in vain
     try:
-        return _Reading(path, labels, is_user or is_user_file).dump(_document(path, data), status.st_mtime_ns)
+        return _Reading(path, labels, is_user or is_user_file).dump(_document(path, data), written_ns)
     finally:
         if was_enabled:
             gc.enable()
