@@ -75,7 +75,7 @@ def _members_entry(group_id: int, name: str) -> str:
 
 
 def members_of(ranks: Sequence[int]) -> dict[str, list[int]]:
-    """Return the field of an entry that says which ranks are in a group; a long list of them is a range where it can be."""
+    """Return the field of an entry that says which ranks are in a group: a range for many at equal distances."""
     if len(ranks) > MAX_LISTED:
         stride = ranks[1] - ranks[0]
         if list(ranks) == [ranks[0] + stride * i for i in range(len(ranks))]:
