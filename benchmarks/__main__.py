@@ -5,7 +5,7 @@ import sys
 
 from benchmarks import pairs
 
-ALL = ("startup", "launch_cost", "label_cost", "hook_cost", "step_cost", "trainer_speed")
+ALL = ("startup", "launch_cost", "label_cost", "hook_cost", "step_cost", "analysis_speed", "trainer_speed")
 
 
 def main(names: list[str]) -> int:
