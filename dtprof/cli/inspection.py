@@ -35,7 +35,7 @@ def collect(run: reader.Run) -> facts.Evidence:
         exit_record = run.exits.get(tables.pid)
         alive = None
         if tables.boot_id == writer.boot_id() and exit_record is None:
-            alive = _is_alive(tables.pid, run.path)
+            alive = is_alive(tables.pid, run.path)
         stack = stacks.get(tables.pid)
         ranks.append(rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))
         problems += tables.problems
@@ -73,7 +73,7 @@ def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: in
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
 
 
-def _is_alive(pid: int, run: Path) -> bool:
+def is_alive(pid: int, run: Path) -> bool:
     """Say whether the process is still there and belongs to this run."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()

@@ -1,6 +1,7 @@
 """Take the stacks and process states of the ranks on this host, from outside, without stopping them for long."""
 
 import contextlib
+import functools
 import json
 import shutil
 import subprocess
@@ -27,15 +28,15 @@ def find_py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def sample(pids: Iterable[int], node_folder: Path) -> dict[str, Any]:
-    """Return, and keep in the run, what every process is doing now.
+def sample(pids: Iterable[int], node_folder: Path | None, *, native: bool = False) -> dict[str, Any]:
+    """Return what every process is doing now, with `native` in C and C++ code, too; keep it in the folder of the node.
 
     For each pid: `state` (psutil's word), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name
     and frames, innermost first) or `reason` why there is no stack.
     """
     chosen = list(pids)
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        processes = dict(zip(chosen, pool.map(_describe, chosen), strict=True))
+        processes = dict(zip(chosen, pool.map(functools.partial(_describe, native=native), chosen), strict=True))
     document: dict[str, Any] = {
         "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         "processes": {str(pid): facts for pid, facts in processes.items()},
@@ -45,12 +46,13 @@ def sample(pids: Iterable[int], node_folder: Path) -> dict[str, Any]:
     for pid, facts in processes.items():
         before, after = first[pid], _cpu_s(pid)
         facts["cpu_share"] = None if before is None or after is None else round((after - before) / CPU_WINDOW_S, 3)
-    with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
-        writer.write_json(node_folder / paths.STACKS, document)
+    if node_folder is not None:
+        with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
+            writer.write_json(node_folder / paths.STACKS, document)
     return document
 
 
-def _describe(pid: int) -> dict[str, Any]:
+def _describe(pid: int, *, native: bool) -> dict[str, Any]:
     try:
         state = psutil.Process(pid).status()
     except psutil.Error:
@@ -60,20 +62,23 @@ def _describe(pid: int) -> dict[str, Any]:
     spy = find_py_spy()
     if spy is None:
         return {"state": state, "reason": "py-spy is not installed"}
+    threads, reason = _dump([spy, "dump", "--json", "--pid", str(pid), *(["--native"] if native else [])])
+    if threads is None and native:
+        threads, _ = _dump([spy, "dump", "--json", "--pid", str(pid)])  # better than none
+    if threads is None:
+        return {"state": state, "reason": f"py-spy could not read it: {reason}"}
+    return {"state": state, "threads": threads}
+
+
+def _dump(command: list[str]) -> tuple[Any, str]:
+    """Return what py-spy read, else None and why."""
     try:
-        result = subprocess.run(
-            [spy, "dump", "--json", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            timeout=DUMP_TIMEOUT_S,
-            check=False,
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
         if result.returncode == 0:
-            return {"state": state, "threads": json.loads(result.stdout)}
-        reason = (result.stderr.strip().splitlines() or ["no answer"])[-1]
+            return json.loads(result.stdout), ""
+        return None, (result.stderr.strip().splitlines() or ["no answer"])[-1]
     except (subprocess.TimeoutExpired, ValueError, OSError) as error:
-        reason = str(error)
-    return {"state": state, "reason": f"py-spy could not read it: {reason}"}
+        return None, str(error)
 
 
 def _cpu_s(pid: int) -> float | None:

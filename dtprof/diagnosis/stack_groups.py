@@ -1,0 +1,141 @@
+"""Merge the stacks of many ranks: which ranks do the same, and where the others part from them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAIN_THREAD = "MainThread"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One frame of a stack; `line` is 0 in native code."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is native code without a name: its address differs from process to process, and says nothing."""
+        return self.function.startswith("0x")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thread:
+    """One thread of a rank; frames innermost first."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    is_active: bool = False
+    has_gil: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """What one rank was seen doing from outside; `reason` says why there are no threads."""
+
+    rank: int
+    pid: int
+    state: str = ""
+    cpu_share: float | None = None  # of one core
+    threads: tuple[Thread, ...] = ()
+    reason: str = ""
+
+    @property
+    def main(self) -> Thread | None:
+        """The main thread; the first where none is called so."""
+        named = (thread for thread in self.threads if thread.name == MAIN_THREAD)
+        return next(named, self.threads[0] if self.threads else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackGroup:
+    """Ranks whose main threads stand at the same line; `frames` innermost first.
+
+    `shared` is how many of the outermost frames the group has in common with the largest group: 0 where it is that.
+    """
+
+    ranks: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    shared: int = 0
+
+
+def read_stacks(document: Mapping[str, Any], ranks: Mapping[int, int]) -> list[RankStack]:
+    """Return the stacks of a document as `launch.stacks` writes it.
+
+    Args:
+        document: facts by pid under `processes`; what is damaged there is left out.
+        ranks: by pid the rank, of the processes wanted.
+    """
+    processes = document.get("processes")
+    found = []
+    for pid, facts in processes.items() if isinstance(processes, dict) else ():
+        if not str(pid).isdigit() or int(pid) not in ranks or not isinstance(facts, dict):
+            continue
+        threads = facts.get("threads")
+        share = facts.get("cpu_share")
+        found.append(
+            RankStack(
+                rank=ranks[int(pid)],
+                pid=int(pid),
+                state=str(facts.get("state") or ""),
+                cpu_share=float(share) if isinstance(share, int | float) else None,
+                threads=tuple(map(_thread, threads)) if isinstance(threads, list) else (),
+                reason=str(facts.get("reason") or ""),
+            )
+        )
+    return sorted(found, key=lambda stack: (stack.rank, stack.pid))
+
+
+def _thread(facts: Any) -> Thread:
+    facts = facts if isinstance(facts, dict) else {}
+    frames = facts.get("frames")
+    return Thread(
+        name=str(facts.get("thread_name") or "unnamed"),
+        frames=tuple(frame for frame in map(_frame, frames) if not frame.is_unknown)
+        if isinstance(frames, list)
+        else (),
+        is_active=bool(facts.get("active")),
+        has_gil=bool(facts.get("owns_gil")),
+    )
+
+
+def _frame(facts: Any) -> Frame:
+    facts = facts if isinstance(facts, dict) else {}
+    line = facts.get("line")
+    return Frame(
+        function=str(facts.get("name") or "?"),
+        file=str(facts.get("filename") or facts.get("module") or "?"),
+        line=line if isinstance(line, int) else 0,
+    )
+
+
+def group_stacks(stacks: Iterable[RankStack]) -> list[StackGroup]:
+    """Put ranks with equal stacks of the main thread together; the fewest ranks first, who differ from the rest."""
+    ranks_of: dict[tuple[Frame, ...], list[int]] = {}
+    for stack in stacks:
+        if stack.main is not None:
+            ranks_of.setdefault(stack.main.frames, []).append(stack.rank)
+    ordered = sorted(ranks_of, key=lambda frames: (len(ranks_of[frames]), ranks_of[frames]))
+    if not ordered:
+        return []
+    largest = ordered[-1]
+    return [
+        StackGroup(
+            ranks=tuple(ranks_of[frames]),
+            frames=frames,
+            shared=0 if frames is largest else _num_shared(frames, largest),
+        )
+        for frames in ordered
+    ]
+
+
+def _num_shared(a: Sequence[Frame], b: Sequence[Frame]) -> int:
+    """Return how many of the outermost frames two stacks have in common."""
+    count = 0
+    for one, other in zip(reversed(a), reversed(b), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
