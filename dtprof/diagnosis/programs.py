@@ -61,19 +61,31 @@ def find_uneven_inputs(evidence: Evidence, cause: Finding) -> Finding:
     )
 
 
+def find_other_plans(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks of a pipeline whose schedules are not those of the others."""
+    plans = _plans(evidence)
+    if len(plans) < 2 or len(plans) < len(evidence.ranks) or len(set(plans.values())) < 2:
+        return None
+    words = {rank: f"{schedule} with {number} microbatches" for rank, (schedule, number) in plans.items()}
+    return _pipeline_finding(evidence, words)
+
+
+def _plans(evidence: Evidence) -> dict[int, tuple[str, int]]:
+    return {
+        rank.rank: (rank.passes[-1].plan.schedule, rank.passes[-1].plan.num_microbatches)
+        for rank in evidence.ranks.values()
+        if rank.passes and rank.passes[-1].plan is not None
+    }
+
+
 def find_pipeline_mismatch(evidence: Evidence) -> Finding | None:
     """Return the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
+    if (other := find_other_plans(evidence)) is not None:
+        return other
     ranks = {rank.rank: rank for rank in evidence.ranks.values() if rank.passes}
+    plans = _plans(evidence)
     if len(ranks) < 2 or len(ranks) < len(evidence.ranks):
         return None
-    plans = {
-        rank: (own.passes[-1].plan.schedule, own.passes[-1].plan.num_microbatches)
-        for rank, own in ranks.items()
-        if own.passes[-1].plan is not None
-    }
-    if len(set(plans.values())) > 1 and len(plans) == len(ranks):
-        words = {rank: f"{schedule} with {number} microbatches" for rank, (schedule, number) in plans.items()}
-        return _pipeline_finding(evidence, words)
     ran = {}
     for rank, own in ranks.items():
         ended = [one for one in own.passes if one.ended]

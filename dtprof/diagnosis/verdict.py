@@ -9,7 +9,12 @@ from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
 from dtprof.diagnosis.handles import find_unwaited
 from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
-from dtprof.diagnosis.programs import find_creation_mismatch, find_pipeline_mismatch, find_uneven_inputs
+from dtprof.diagnosis.programs import (
+    find_creation_mismatch,
+    find_other_plans,
+    find_pipeline_mismatch,
+    find_uneven_inputs,
+)
 from dtprof.diagnosis.shifts import find_shift
 from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
 from dtprof.diagnosis.waits import Wait, find_cycle, find_waits
@@ -43,7 +48,8 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
 def _first_cause(evidence: Evidence) -> Finding | None:
     death = endings.find_death(evidence)
     if death is not None and not endings.died_in_operation(evidence, death):
-        return death
+        other = find_other_plans(evidence)
+        return death if other is None else replace(other, evidence=(*other.evidence, death.summary))
     exited = endings.find_exited(evidence)
     if death is None and exited is None and not evidence.stalled:
         return None if _ended_well(evidence) else endings.find_late_death(evidence)

@@ -1,0 +1,69 @@
+"""The corpus: kind, culprits and line of every faulty program, and nothing on the sound ones.
+
+All of them by `python -m tests.faults`; here those that together reach every rule on real records.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.jobs import REPOSITORY
+
+pytestmark = pytest.mark.jobs
+
+IN_THE_GATE = (
+    "skip_of_a_group_of_its_own",
+    "skip_made_good_at_the_end",
+    "barrier_on_rank_0_alone",
+    "one_number_more",
+    "maximum_for_sum",
+    "splits_that_do_not_fit",
+    "ring_that_receives_first",
+    "other_tags",
+    "a_message_nobody_sends",
+    "a_smaller_buffer",
+    "a_larger_buffer",
+    "two_groups_in_opposite_order",
+    "opposite_order_that_went_well",
+    "the_wrong_handle_at_one_step",
+    "a_group_that_one_rank_does_not_make",
+    "a_handle_that_one_rank_drops",
+    "fewer_batches",
+    "stopped",
+    "splits_that_fit",
+    "lines_that_differ_by_rank",
+    "objects_of_uneven_size",
+    "refused_on_one_rank_and_caught",
+    "reductions_to_one_rank",
+    "ring_of_batched_messages",
+    "from_any_source",
+    "pairs_and_quartets",
+    "a_rank_that_ends_early_with_nothing_left_to_do",
+    "futures_instead_of_waits",
+)
+
+
+@pytest.fixture(scope="module")
+def mistakes() -> dict[str, list[str]]:
+    """Run all of the gate's programs, a few at a time, forked from one process."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.faults", "--json", *IN_THE_GATE],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert result.stdout, result.stderr
+    found: dict[str, list[str]] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.timeout(850)
+@pytest.mark.parametrize("name", IN_THE_GATE)
+def test_the_verdict_on_a_program_of_the_corpus_is_right(name: str, mistakes: dict[str, list[str]]) -> None:
+    assert mistakes[name] == []
