@@ -1,6 +1,7 @@
 """The figures of a run step by step, reduced to means that know their noise: what comparisons and limits start from.
 
-Each rank is read twice, one at a time; what is kept are sums over ranks, step by step, and a few numbers a rank.
+Each rank is read as often as for the summary, one at a time; what is kept are sums over ranks, step by step, and a few
+numbers a rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,12 @@ from dtprof.analysis.meetings import Meetings, match_operations
 from dtprof.analysis.partition import partition_steps
 from dtprof.analysis.phases import find_phases
 from dtprof.analysis.pipeline import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
-from dtprof.analysis.ranks import RankFacts, survey
+from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.records import UNNAMED, list_ranks, sound_operations, sound_spans
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.summary import Run
+from dtprof.analysis.summary import _survey as survey_run
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 
@@ -83,18 +85,13 @@ class _Sums:
         self.num_ranks[figure] = self.num_ranks.get(figure, 0) + 1
 
 
-class _Survey(NamedTuple):
-    facts: list[RankFacts]
-    steps: dict[int, RankSteps]
-    meetings: Meetings
-    pipelines: dict[int, RankPipeline]
-
-
 def measure_run(run: Run) -> RunFigures:
     """Measure a run step by step."""
     newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
     chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-    facts, steps, meetings, pipelines = _survey(run, chosen)
+    surveys = survey_run(run, chosen)
+    facts, meetings, pipelines = surveys.facts, surveys.meetings, surveys.pipelines
+    steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     numbers = _common_steps(list(steps.values()), used)
     windows = find_windows(list(pipelines.values()))
@@ -102,7 +99,7 @@ def measure_run(run: Run) -> RunFigures:
     estimates: dict[Figure, Estimate] = {}
     stepping = [rank for rank in chosen if len(numbers) and steps[rank].count]
     for rank in stepping:
-        tables = run.load(rank)
+        tables = surveys.clocks.align(run.load(rank))
         own = _measure_rank(tables, steps[rank], numbers, meetings, windows_of(pipelines.get(rank), windows), sums)
         for figure, series in own.items():
             estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
@@ -129,18 +126,6 @@ def measure_run(run: Run) -> RunFigures:
         wait_fraction=_fraction(sums, ("exposed_wait_ns",)),
         peak_bytes={fact.rank: fact.peak_bytes for fact in facts if fact.peak_bytes is not None},
     )
-
-
-def _survey(run: Run, ranks: Sequence[int]) -> _Survey:
-    found = _Survey([], {}, Meetings(), {})
-    for rank in ranks:
-        one = survey(run.load(rank))
-        found.facts.append(one.facts)
-        found.steps[rank] = one.steps
-        found.meetings.add(one.meetings)
-        if one.pipeline is not None:
-            found.pipelines[rank] = one.pipeline
-    return found._replace(steps=agree_on_rule(found.steps))
 
 
 def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:

@@ -5,6 +5,7 @@ import pytest
 from dtprof.analysis.comparison import AT_LEAST, Change, Comparison, compare_runs
 from dtprof.analysis.comparison_series import COLLECTIVES, JOB, RANKS, Figure, measure_run
 from dtprof.analysis.results import PARTS
+from dtprof.analysis.summary import summarise
 from tests.analysis.noisy_runs import noisy_run
 from tests.builders import MemoryRun, RankBuilder
 
@@ -53,6 +54,20 @@ def test_means_are_those_of_the_steps() -> None:
     assert figures.wait_fraction.mean == pytest.approx(0.05)
     assert figures.estimates[Figure(COLLECTIVES, "bytes", group="default_pg", members=2, op="all_reduce")].mean == 4096
     assert figures.used == (2, 12)
+
+
+def test_means_agree_with_the_summary() -> None:
+    run = noisy_run(3, num_ranks=4)
+    figures, summary = measure_run(run), summarise(run)
+    assert figures.used == summary.steps.used
+    for rank in summary.ranks:
+        assert rank.partition_ns is not None
+        for part, mean in {**rank.partition_ns, "step": rank.step_ns}.items():
+            assert figures.estimates[Figure(RANKS, f"{part}_ns", rank=rank.rank)].mean == pytest.approx(mean, abs=2)
+    (row,) = summary.collectives
+    exposed = Figure(COLLECTIVES, "exposed_ns", group="default_pg", members=4, op="all_reduce", api="all_reduce")
+    assert figures.estimates[exposed].mean == pytest.approx(row.exposed_ns, abs=2)
+    assert figures.peak_bytes == {rank.rank: rank.peak_bytes for rank in summary.ranks}
 
 
 def test_pairs_of_runs_of_one_job_raise_few_false_alarms() -> None:
