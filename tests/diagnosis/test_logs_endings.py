@@ -161,3 +161,12 @@ def test_new_job_in_the_same_file_is_the_one_that_counts(diagnose_texts: Diagnos
     verdict = diagnose_texts(f"{old}\n{start}\n{ORDINARY}")
     assert verdict.findings == ()
     assert any("earlier" in reason for reason in verdict.cannot_tell)
+
+
+def test_one_rank_that_waits_while_most_are_silent_accuses_nobody(diagnose_texts: Diagnose) -> None:
+    text = gloo(2, texts.GLOO_LATE, call="barrier") + "\n" + texts.table({0: -15, 1: -15, 2: 1}, first=2)
+    verdict = diagnose_texts(text)
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.culprit_ranks, finding.waiting_ranks) == ("hang", (), (2,))
+    assert finding.confidence < 0.5
+    assert len(verdict.cannot_tell) == 1

@@ -122,9 +122,9 @@ def _why_unknown(job: Job, *, told: bool) -> tuple[str, ...]:
     if hints := job.hints:
         reasons.append(f"the log says {hints[0].type}: {hints[0].message[:120]}, without a traceback or a rank")
     failed = [end for end in job.exits.values() if end.status != 0]
-    if failed and not reasons:
+    if failed and not reasons and not told:
         reasons.append(f"{rank_list([end.rank for end in failed])} failed, and no line tells why")
-    if job.notes("failed", "system-error", "native-crash") and not reasons:
+    if job.notes("failed", "system-error", "native-crash") and not reasons and not told:
         reasons.append("the job failed, and no line tells why: keep the output of every rank")
     if not reasons and not told:
         reasons.append(

@@ -55,10 +55,11 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     late = any("imed out" in trace.message or "imeout" in trace.message for trace in fronts.values())
     running = {rank for rank in absent - exited if late}
     if len(exited or running) > len(fronts):
-        return None, (
+        reason = (
             f"only {rank_list(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
-            "the others may not have come, or it may be one operation too many",
+            "the others may not have come, or it may be one operation too many"
         )
+        return (_nobody(job, fronts) if late else None), (reason,)
     if messages := find_messages(job, fronts, exited | running):
         return messages, ()
     ops = {rank: operation(trace.call) or trace.call for rank, trace in fronts.items()}
@@ -77,6 +78,22 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     if len(set(places.values())) > 1:
         return _other_lines(job, fronts, places), ()
     return _all_alike(job, fronts, late)
+
+
+def _nobody(job: Job, fronts: dict[int, Trace]) -> Finding:
+    """Return the finding that says who waited where, and accuses nobody."""
+    waiting = tuple(sorted(fronts))
+    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{wait_words(waiting).capitalize()} in {_op_words(ops)} in vain; for whom is not in the log.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        confidence=0.2,
+        op=next(iter(ops)) if len(ops) == 1 else None,
+        call_sites=job.sites(list(waiting)),
+        advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
+    )
 
 
 def _absent(job: Job, fronts: dict[int, Trace], exited: set[int], running: set[int]) -> Finding:
