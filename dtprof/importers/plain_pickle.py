@@ -36,14 +36,6 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants to load {module[:60]}.{name[:60]}, which a plain pickle never does")
 
 
-class _Source:
-    """A file without `readinto`: filling a bytearray in place, the unpickler complains on stderr when cut off."""
-
-    def __init__(self, data: bytes) -> None:
-        buffered = io.BufferedReader(io.BytesIO(data))
-        self.read, self.readline, self.peek = buffered.read, buffered.readline, buffered.peek
-
-
 def read_plain_pickle(data: bytes) -> Any:
     """Return the value that a pickle holds.
 
@@ -52,8 +44,9 @@ def read_plain_pickle(data: bytes) -> Any:
     """
     allowance = min(MAX_ALLOWANCE_BYTES, ALLOWANCE_BYTES + BYTES_FOR_ONE * len(data))
     try:
-        with bounded_memory(allowance):
-            return _PlainUnpickler(_Source(data)).load()
+        # Refused a bytearray's memory, CPython complains on stderr besides raising.
+        with bounded_memory(allowance), contextlib.redirect_stderr(io.StringIO()):
+            return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()
     except MemoryError:
         raise PlainPickleError(f"it wants more than {allowance >> 20} MiB for {len(data)} bytes") from None
     except _FAILURES as error:
