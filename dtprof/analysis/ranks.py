@@ -20,6 +20,7 @@ from dtprof.analysis.collectives import (
     sum_rows,
     time_operations,
 )
+from dtprof.analysis.critical_path import RankPath, collect_path
 from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
@@ -95,6 +96,7 @@ class RankReduction:
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
     mixed: int  # operations that met a different one
+    path: RankPath | None = None  # for the critical path
     in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
 
 
@@ -159,11 +161,13 @@ def reduce_rank(
     pipeline_windows: Intervals = NO_INTERVALS,
     width: int = 1,
     errors: ClockErrors = ONE_CLOCK,
+    max_hops: int = 0,
 ) -> RankReduction:
     """Sum up the used steps of one rank; all it did where no steps are used.
 
     Parameters:
         width: steps a bin, for what is kept bin by bin.
+        max_hops: operations to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
     operations, spans = sound_operations(tables), sound_spans(tables)
@@ -177,7 +181,7 @@ def reduce_rank(
     step = _step_of(operations["issued_ns"], numbers, windows, used.first)
     chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
     unobserved = chosen & ~blocked.known
-    parts, waits = None, None
+    parts, waits, path = None, None, None
     if len(windows) and not (unobserved & blocked.counts).any():
         bubbles = find_bubbles(tables, spans, pipeline_windows)
         stretches = split_blocked(blocked, timing, blocked.counts)
@@ -192,6 +196,17 @@ def reduce_rank(
             step=step,
             width=width,
         )
+        if max_hops:
+            path = collect_path(
+                tables,
+                operations,
+                matched=matched,
+                timing=timing,
+                blocked=blocked,
+                phases=phases,
+                steps=(numbers, windows),
+                max_rows=max_hops,
+            )
     return RankReduction(
         rank=tables.rank,
         step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,
@@ -210,6 +225,7 @@ def reduce_rank(
             blocked=blocked,
         ),
         waits=waits,
+        path=path,
         bars=collect_bars(
             tables,
             operations,

@@ -144,6 +144,35 @@ class StragglerResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PathOperation:
+    """Transfers of one operation of one group on the critical path of a step."""
+
+    op: str
+    group: str
+    transfer_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathRank:
+    """Work of one rank on the critical path of a step."""
+
+    rank: int
+    work_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticalPathResult:
+    """What must get faster for the step to get faster; work by phase and transfers sum to the step, rounded down."""
+
+    steps: int  # that were looked at
+    step_ns: int  # from the end of the last rank to the end of the last rank, mean
+    phases_ns: dict[str, int]  # work, by phase; `communication` is time blocked by what nothing is known of
+    transfer_ns: int
+    operations: tuple[PathOperation, ...]  # the longest transfers
+    ranks: tuple[PathRank, ...]  # those with most work on it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interval:
     """One bar of the timeline."""
 
@@ -226,4 +255,5 @@ class Summary:
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None
     cannot_tell: tuple[str, ...]
+    critical_path: CriticalPathResult | None = None
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several

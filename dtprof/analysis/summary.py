@@ -19,6 +19,7 @@ from dtprof.analysis.alignment import (
     worst_error_ns,
 )
 from dtprof.analysis.collectives import RowKey, add_sums, list_collectives
+from dtprof.analysis.critical_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
 from dtprof.analysis.intervals import Column
@@ -27,6 +28,7 @@ from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelin
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank, survey
 from dtprof.analysis.results import (
     ClockResult,
+    CriticalPathResult,
     GroupResult,
     Overhead,
     RankResult,
@@ -151,6 +153,7 @@ def summarise(run: Run) -> Summary:
             pipeline_windows=windows_of(pipelines.get(rank), windows),
             width=width,
             errors=errors,
+            max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
         )
         reductions.append(reduction)
         for key, row in reduction.rows.items():
@@ -202,8 +205,14 @@ def summarise(run: Run) -> Summary:
             clocks=clocks,
             boots=surveys.boots,
         ),
+        critical_path=_critical_path(reductions),
         clocks=_list_clocks(surveys),
     )
+
+
+def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:
+    paths = [reduction.path for reduction in reductions if reduction.path is not None]
+    return find_critical_path(paths) if len(paths) == len(reductions) else None
 
 
 def _list_clocks(surveys: _Surveys) -> tuple[ClockResult, ...]:

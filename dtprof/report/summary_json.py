@@ -44,6 +44,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "collectives": [asdict(row) for row in summary.collectives],
         "pipeline": asdict(summary.pipeline) if summary.pipeline is not None else None,
         "stragglers": [asdict(straggler) for straggler in summary.stragglers],
+        "critical_path": asdict(summary.critical_path) if summary.critical_path is not None else None,
         "cannot_tell": list(summary.cannot_tell),
     }
 

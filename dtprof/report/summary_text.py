@@ -5,7 +5,15 @@ import textwrap
 from collections.abc import Sequence
 from statistics import median
 
-from dtprof.analysis.results import PARTS, CollectiveResult, PipelineResult, RankResult, StragglerResult, Summary
+from dtprof.analysis.results import (
+    PARTS,
+    CollectiveResult,
+    CriticalPathResult,
+    PipelineResult,
+    RankResult,
+    StragglerResult,
+    Summary,
+)
 from dtprof.formatting import (
     UNKNOWN,
     format_bytes,
@@ -32,6 +40,7 @@ def summary_text(summary: Summary) -> str:
     tail = [
         *_pipeline_lines(summary.pipeline),
         *_straggler_lines(summary),
+        *_path_lines(summary.critical_path),
         *_memory_lines(summary.ranks),
         *_quality_lines(summary),
     ]
@@ -207,7 +216,19 @@ def _straggler(straggler: StragglerResult) -> str:
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     share = f"to blame in {straggler.last_share:.0%}"
-    return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
+    text = f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}"
+    return text + cause if len(text + cause) <= 2 * (WIDTH - LABEL) - 10 else text
+
+
+def _path_lines(path: CriticalPathResult | None) -> list[str]:
+    """Return the largest pieces of the critical path and the rank most on it."""
+    if path is None or path.step_ns <= 0 or (len(path.ranks) < 2 and not path.transfer_ns):
+        return []
+    pieces = [(ns, phase.replace("_", " ")) for phase, ns in path.phases_ns.items()]
+    pieces += [(one.transfer_ns, one.op) for one in path.operations]
+    shown = ", ".join(f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns)
+    most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
+    return _labelled("crit. path", shown + most)
 
 
 def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
