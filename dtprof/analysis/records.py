@@ -4,8 +4,10 @@ A file cut short or damaged may hold any value; what cannot be a time is left ou
 """
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
@@ -48,9 +50,17 @@ def sound_spans(tables: RankTables) -> Array:
 def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
     """Return the spans of one phase that have ended in one of these states."""
     ids = [i for i, name in enumerate(tables.ops) if name == phase]
-    chosen: Mask = np.isin(spans["op"], ids) & np.isin(spans["state"], list(states))
+    chosen = is_any(spans["op"], ids) & is_any(spans["state"], states)
     chosen &= spans["end_ns"] != UNKNOWN_NS
     return select(spans, chosen)
+
+
+def is_any(column: npt.NDArray[np.integer[Any]], values: Iterable[int]) -> Mask:
+    """Say which rows hold one of a few values, as np.isin does, which takes longer for short columns."""
+    found = np.zeros(len(column), np.bool_)
+    for value in values:
+        found |= column == value
+    return found
 
 
 def times_of(spans: Array) -> Intervals:
