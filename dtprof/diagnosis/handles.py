@@ -1,5 +1,7 @@
 """Asynchronous operations whose handle one rank never waited for, where its peers did."""
 
+from itertools import islice
+
 import numpy as np
 
 from dtprof.diagnosis import codes
@@ -11,6 +13,8 @@ from dtprof.tables import Array
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
+MAX_PEERS = 8
+"""Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
 
 def find_unwaited(evidence: Evidence) -> list[Finding]:
@@ -18,7 +22,7 @@ def find_unwaited(evidence: Evidence) -> list[Finding]:
     found: dict[tuple[object, int], Finding] = {}
     for group, tables in group_tables(evidence).items():
         for rank, table in tables.items():
-            others = {r: other for r, other in tables.items() if r != rank}
+            others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
             for operation, count, waiting in _dropped(evidence, rank, table, others):
                 key = (operation.site, rank)
                 if key not in found:

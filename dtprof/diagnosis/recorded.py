@@ -158,17 +158,21 @@ def _count_messages(
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     if not len(messages):
         return nth, channels
-    sends = {i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]}
-    for i in messages.tolist():
-        row = rows[i]
-        group = keys.get(int(row["group"]))
-        if group is None:
-            continue
-        peer = int(row["peer"])
-        rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-        channel = Channel(group, rank, int(row["tag"]), int(row["op"]) in sends)
-        nth[i] = channels.get(channel, 0)
-        channels[channel] = int(nth[i]) + 1
+    own = rows[messages]
+    sending = [i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]]
+    sends = np.isin(own["op"], sending)
+    key = own["group"].astype(np.uint64) << np.uint64(48)
+    key |= ((own["peer"] + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
+    key |= (sends.astype(np.uint64) << np.uint64(32)) | (own["tag"].astype(np.uint64) & np.uint64(0xFFFFFFFF))
+    order = np.argsort(key, kind="stable")
+    _, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    nth[messages[order]] = np.arange(len(order)) - np.repeat(first, count)
+    for at, number in zip(order[first].tolist(), count.tolist(), strict=True):
+        group, peer = keys.get(int(own["group"][at])), int(own["peer"][at])
+        if group is not None:
+            rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+            channel = Channel(group, rank, int(own["tag"][at]), bool(sends[at]))
+            channels[channel] = channels.get(channel, 0) + number
     return nth, channels
 
 
