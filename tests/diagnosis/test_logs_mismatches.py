@@ -177,3 +177,35 @@ def test_failed_transport_is_no_ranks_fault(diagnose_texts: Diagnose) -> None:
     )
     (finding,) = diagnose_texts(text).findings
     assert (finding.kind, finding.culprit_ranks) == ("backend-stall", ())
+
+
+@pytest.mark.parametrize(("group_rank", "culprits"), [(3, (0,)), (1, ())])
+def test_rank_of_a_group_that_gave_no_communicator_is_named_where_it_is_the_global_one(
+    diagnose_texts: Diagnose, group_rank: int, culprits: tuple[int, ...]
+) -> None:
+    error = (
+        f"torch.distributed.DistBackendError: [{group_rank}] is setting up NCCL communicator and retrieving "
+        "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout"
+    )
+    text = texts.traceback(error, line=12, source="dist.barrier()", call="barrier", prefix="[rank3]: ")
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", culprits)
+
+
+def test_barrier_of_a_later_group_is_about_that_group(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        f"RuntimeError: Timed out initializing process group in store based barrier on rank: {r}, for key: "
+        "store_based_barrier_key:5 (world_size=4, worker_count=3, timeout=0:30:00)"
+        for r in (0, 1, 3)
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks) == ("group-creation-mismatch", (2,))
+
+
+def test_rank_past_a_broadcast_may_only_be_ahead(diagnose_texts: Diagnose) -> None:
+    text = "\n".join(
+        message(r, call="barrier" if r == 1 else "broadcast", source="f(t)", line=31 if r == 1 else 30)
+        for r in range(3)
+    )
+    (finding,) = diagnose_texts(text).findings
+    assert finding.confidence < 0.5

@@ -93,7 +93,8 @@ def _mismatch(
         + (f", against {_words(prints[others[0]])}." if others else "."),
         culprit_ranks=culprits,
         waiting_ranks=tuple(sorted(others)),
-        confidence=0.85 if len(prints) > 2 or kind != "collective-order-mismatch" else 0.7,
+        # Both sides of different operations stand for one that went astray: which is a guess.
+        confidence=0.85 if not split or kind != "collective-order-mismatch" else 0.5,
         op=operation(first.op),
         seq=first.seq,
         call_sites=job.sites(others),

@@ -8,6 +8,7 @@ from dtprof.diagnosis.logs.job import Job, operation
 from dtprof.diagnosis.logs.messages import find_messages
 from dtprof.diagnosis.logs.mismatches import odd_ones
 
+ONE_SIDED = {"broadcast", "reduce", "gather", "scatter"}
 STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
 
 
@@ -130,6 +131,9 @@ def _parted(job: Job, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
     facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
     if split:
         facts.append("as many ranks stand on either side: who of them is wrong is not told")
+    one_sided = bool(ONE_SIDED & set(ops.values()))
+    if one_sided:
+        facts.append("in these operations some ranks end before others: who is in another one may only be ahead")
     if one_line:
         facts.append("all are at one line: the odd one may only be behind, for a reason that the log does not show")
     words = ", ".join(sorted({ops[rank] for rank in culprits}))
@@ -139,7 +143,7 @@ def _parted(job: Job, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
         summary=f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} in {words}{against}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
-        confidence=0.35 if one_line else 0.5 if split else 0.6,
+        confidence=0.35 if one_line else 0.4 if one_sided else 0.5 if split else 0.6,
         op=operation(fronts[waiting[0] if waiting else culprits[0]].call),
         call_sites=job.sites(list(waiting)),
         culprit_call_sites=job.sites(list(culprits)),
