@@ -31,6 +31,11 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     return Apis(names=tuple(names), of_operation=numbers[place])
 
 
+def name_site(tables: RankTables, site: int) -> str:
+    """Return the short name of what was called at a site of one rank."""
+    return _name(tables.sites.get(site), uses_ddp="ddp" in tables.features)
+
+
 def _name(site: Site | None, *, uses_ddp: bool) -> str:
     """Return the framework on whose behalf a call was made, else the short name of what the user called."""
     if site is None:

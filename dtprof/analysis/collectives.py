@@ -48,6 +48,8 @@ ROW_SUMS = np.dtype(
     [
         ("records", "i8"),  # operations times ranks
         ("count", "i8"),  # each operation once
+        ("of_lowest", "i8"),  # records of the lowest member of the group; of messages all
+        ("dropped", "i8"),  # of the records those of which only sums are left
         ("nbytes", "i8"),
         ("timed", "i8"),  # records whose duration is known
         ("duration", "i8"),
@@ -221,9 +223,12 @@ def sum_rows(
             met = find_met(meetings, family, matched)
             op, api, counted = met["op"][inside], met["api"][inside], met["first_rank"][inside] == tables.rank
             op_names, api_names = tuple(meetings.ops.names), tuple(meetings.apis.names)
+        is_lowest = family.is_p2p or tables.rank == min(family.ranks, default=-1)
         codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
         table = np.zeros(len(codes), ROW_SUMS)
-        for name, values in _columns(operations["nbytes"][rows], rows, counted, timing, blocked).items():
+        for name, values in _columns(
+            operations["nbytes"][rows], rows, counted, timing, blocked, is_lowest=is_lowest
+        ).items():
             np.add.at(column := np.zeros(len(codes), np.int64), place, values.astype(np.int64, copy=False))
             table[name] = column
         for position, code in enumerate(codes.tolist()):
@@ -244,7 +249,9 @@ def _number_distinct(values: Column) -> tuple[Column, Column]:
     return distinct, inverse
 
 
-def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
+def _columns(
+    nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocked: Blocked, *, is_lowest: bool
+) -> dict[str, Column | Mask]:
     duration, wait = timing.duration[rows], timing.wait[rows]
     timed, split = duration != UNKNOWN_NS, wait != UNKNOWN_NS
     seen = timed & blocked.known[rows]
@@ -252,6 +259,7 @@ def _columns(nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocke
     return {
         "records": np.ones(len(rows), np.int64),
         "count": counted,
+        "of_lowest": np.full(len(rows), is_lowest),
         "nbytes": nbytes,
         "timed": timed,
         "duration": np.where(timed, duration, 0),
@@ -303,7 +311,9 @@ def _result(key: RowKey, row: np.void) -> CollectiveResult:
         group=key.family.group,
         op=key.op,
         api=key.api or None,
-        count=max(int(row["count"]), 1),
+        # An operation may be dropped by one rank and kept by another: then the lowest has seen each once, too.
+        count=max(int(row["of_lowest"]) if row["dropped"] else 0, int(row["count"]), 1),
+        dropped_records=int(row["dropped"]),
         bytes=int(row["nbytes"]) // int(row["records"]),
         duration_ns=_mean(row["duration"], row["timed"]),
         wait_ns=_mean(row["wait"], row["split"]),

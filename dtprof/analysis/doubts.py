@@ -134,6 +134,12 @@ def _of_operations(
             f"wait_ns: of {not_known:,} operations the other members' records are missing; all their exposed time "
             "counts as exposed_wait"
         )
+    dropped = sum(row.dropped_records for row in collectives)
+    if dropped:
+        doubts.append(
+            f"collectives: of {dropped:,} records only sums are left (--max-log-mb); they are in count and bytes, also "
+            "those outside the used steps, and in no time"
+        )
     unmatched = sum(fact.unmatched for fact in facts)
     if unmatched:
         doubts.append(

@@ -136,7 +136,7 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     """Place every operation of one rank in its family."""
     rows: dict[Family, Column] = {}
     seqs: dict[Family, Column] = {}
-    families = _families(tables.groups)
+    families = find_families(tables.groups)
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     order = np.lexsort((operations["seq"], operations["group"], is_p2p))
     group = operations["group"][order].astype(np.int64) + (is_p2p[order].astype(np.int64) << 16)
@@ -157,7 +157,7 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     return Matched(rows=rows, seqs=seqs, unmatched=unmatched)
 
 
-def _families(groups: Mapping[int, Group]) -> dict[int, Family]:
+def find_families(groups: Mapping[int, Group]) -> dict[int, Family]:
     """Return the family of each group's collectives; a group made again under the same name counts apart."""
     families: dict[int, Family] = {}
     seen: dict[tuple[str, tuple[int, ...]], int] = {}

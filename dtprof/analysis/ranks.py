@@ -21,6 +21,7 @@ from dtprof.analysis.collectives import (
     time_operations,
 )
 from dtprof.analysis.critical_path import RankPath, collect_path
+from dtprof.analysis.dropped import sum_dropped
 from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
@@ -90,6 +91,7 @@ class RankReduction:
     user_phases_ns: dict[str, int] | None
     events_per_step: float | None
     rows: dict[RowKey, Array]
+    dropped: dict[RowKey, Array]  # of operations of which only sums are left
     waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
     unobserved: int  # operations in the used steps whose completion is not observed
@@ -224,6 +226,7 @@ def reduce_rank(
             timing=timing,
             blocked=blocked,
         ),
+        dropped=sum_dropped(tables),
         waits=waits,
         path=path,
         bars=collect_bars(

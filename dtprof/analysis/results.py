@@ -117,6 +117,7 @@ class CollectiveResult:
     exposed_ns: int | None
     overlap: float | None
     busbw_gb_per_s: float | None
+    dropped_records: int = 0  # of all ranks; they are in count and bytes, from anywhere in the run, and in nothing else
 
 
 @dataclass(frozen=True, kw_only=True)

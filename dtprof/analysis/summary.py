@@ -156,8 +156,9 @@ def summarise(run: Run) -> Summary:
             max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
         )
         reductions.append(reduction)
-        for key, row in reduction.rows.items():
-            sums[key] = add_sums(sums[key], row) if key in sums else row
+        for rows in (reduction.rows, reduction.dropped):
+            for key, row in rows.items():
+                sums[key] = add_sums(sums[key], row) if key in sums else row
 
     world_size = _world_size(facts)
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
