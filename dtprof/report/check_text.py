@@ -40,7 +40,7 @@ def _describe(result: LimitResult) -> str:
     text = f"{'step time' if result.figure == SLOWDOWN else 'measured'} {_format(result.measured, result)}"
     if result.low is not None and result.high is not None:
         text += f" ({_format(result.low, result)} to {_format(result.high, result)})"
-    text += f", limit {_format(result.limit, result)}"
+    text += f", limit {_format(result.limit, result).removeprefix('+')}"
     if result.sure is not None:
         sure = f"more than {100 * result.sure:.0f}" if result.figure == SLOWDOWN else _sure(result.sure)
         text += f"; {sure} % sure"

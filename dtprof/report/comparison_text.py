@@ -96,16 +96,22 @@ def _table_lines(result: Comparison, table: str) -> list[str]:
     left = [change for change in changes if change not in shown]
     differing = sum(change.differs for change in left)
     if differing:
-        lines += [f"{_TABLE_NAMES[table]}: {differing} more differ: --json"]
-    if quiet := sum(change.verdict in ("none", "negligible") for change in left):
-        lines += _sentence(
-            f"{_TABLE_NAMES[table]}: {'' if shown else NO_DIFFERENCE + ' in '}{quiet} "
-            f"{'other ' if shown else ''}figures{f': {NO_DIFFERENCE}' if shown else ''}"
-        )
+        lines += [f"{_TABLE_NAMES[table]}, {differing} more differ: --json"]
+    quiet = [change for change in left if change.verdict in ("none", "negligible")]
+    if quiet:
+        said = NO_DIFFERENCE
+        if any(change.verdict == "negligible" for change in quiet):
+            said += f", or less than {_percent(result.at_least)}"
+        other = "other " if shown else ""
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(quiet), other + 'figure')}: {said}")
     unknown = [change for change in left if change.verdict == "unknown" and change.figure.name != PEAK]
     if unknown:
-        lines += _sentence(f"{_TABLE_NAMES[table]}: {len(unknown)} figures not judged: {unknown[0].reason}")
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(unknown), 'figure')} not judged: {unknown[0].reason}")
     return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _sentence(text: str) -> list[str]:
