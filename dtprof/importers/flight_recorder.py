@@ -207,7 +207,7 @@ class _Reading:
             dtype = first_text(get("input_dtypes")) or first_text(get("output_dtypes"))
         if p2p or (p2p_seq and integer(p2p_seq) > 0):
             self._p2p_groups.add(group)
-        if self._issued.get(group, 0) < collective_seq:
+        if self._issued.setdefault(group, 0) < collective_seq:
             self._issued[group] = collective_seq
         if peers is not None:
             self._p2p_counts[group, op, peers] = self._p2p_counts.get((group, op, peers), 0) + 1

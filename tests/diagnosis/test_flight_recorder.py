@@ -252,3 +252,12 @@ def test_older_transfer_explains_why_all_in_does_not_end(tmp_path: Path) -> None
     ranks[2].op("all_reduce").entries.clear()
     (finding,) = verdict_on(write(tmp_path, ranks)).findings
     assert finding.culprit_ranks == (2,)
+
+
+def test_transfer_that_has_ended_on_the_other_side_only_is_the_device_of_this_one(tmp_path: Path) -> None:
+    ranks = job(2)
+    ranks[0].op("send 0->1").op("send 0->1")
+    ranks[1].op("recv 1<-0").op("recv 1<-0", done=False)
+    ranks[0].op("all_reduce", done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert finding.culprit_ranks == (1,)

@@ -143,6 +143,11 @@ def test_first_version_was_a_list_with_other_names(tmp_path: Path) -> None:
     assert finding.culprit_ranks == (1,)
 
 
+def test_entry_without_a_position_or_a_group_is_no_reason_to_fail(tmp_path: Path) -> None:
+    (tmp_path / "dump_0").write_bytes(pickle.dumps({"entries": [{"profiling_name": "nccl:all_reduce"}]}, protocol=2))
+    assert verdict_on([tmp_path / "dump_0"]).ranks_seen == (0,)
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),

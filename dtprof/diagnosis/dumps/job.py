@@ -10,8 +10,8 @@ from dtprof.errors import NotADumpError
 from dtprof.tables import Group, Site
 
 STALE_NS = 3600 * 10**9
-MOVING_NS = 2 * 10**9
-"""A dump written so soon after an operation was seen to end shows a job that goes on."""
+MOVING_NS = 10 * 10**9
+"""Dumps written so soon after operations were seen to end, on every rank, show a job that goes on."""
 COUNTING_BACKENDS = {"nccl", "xccl", "hccl"}
 """Back ends whose `pg_status` counts as the entries do."""
 
@@ -46,7 +46,8 @@ class Job:
     @property
     def moving(self) -> bool:
         """Say whether operations still ended when the dumps were written."""
-        return any(d.last_done_ns and abs(d.written_ns - d.last_done_ns) < MOVING_NS for d in self.dumps.values())
+        ages = [dump.written_ns - dump.last_done_ns for dump in self.dumps.values() if dump.last_done_ns]
+        return bool(ages) and all(0 <= age < MOVING_NS for age in ages)
 
     def key(self, rank: int, name: str) -> GroupKey:
         """Return the group that a rank means by a name."""

@@ -1,7 +1,7 @@
 """Everyone came, and yet it does not end: a rank's device, the inside of a call, the network, sizes that do not fit."""
 
 from collections import Counter
-from itertools import combinations
+from itertools import chain, combinations
 
 from dtprof.diagnosis.dumps.job import Job, sites
 from dtprof.diagnosis.dumps.waits import Front, Meeting, Waits
@@ -43,14 +43,12 @@ def stall_finding(job: Job, waits: Waits, ranks: list[int]) -> Finding | None:
     fronts = [front for front in waits.fronts if not front.absent]
     if (inverted := _inverted(job, fronts)) is not None:
         return inverted
-    for front in fronts:
-        if not set(ranks) & set(front.waiting):
-            continue
-        return _one_sided(job, front) or _stalled(job, front)
-    for meeting in waits.meetings:
-        if meeting.met and {meeting.source, meeting.target} & set(ranks):
-            return _pair_stalled(job, meeting)
-    return None
+    theirs = [front for front in fronts if set(ranks) & set(front.waiting)]
+    pairs = [m for m in waits.meetings if m.met and {m.source, m.target} & set(ranks)]
+    lopsided = (finding for front in theirs if (finding := _one_sided(job, front)) is not None)
+    behind = (_behind(job, meeting) for meeting in pairs if meeting.send is None or meeting.recv is None)
+    plain = (_stalled(job, front) for front in theirs)
+    return next(chain(lopsided, behind, plain, (_pair_stalled(job, meeting) for meeting in pairs)), None)
 
 
 def _one_sided(job: Job, front: Front) -> Finding | None:
@@ -129,6 +127,24 @@ def _pair_stalled(job: Job, meeting: Meeting) -> Finding:
         call_sites={meeting.waiter: here.site} if here.site else {},
         evidence=("sizes agree, and neither rank waits for anything older",),
         advice=("Look at the link between the two hosts and at the back end's own log.",),
+    )
+
+
+def _behind(job: Job, meeting: Meeting) -> Finding:
+    """Return the finding for a transfer that has ended on the other side only."""
+    here, other = meeting.first, meeting.target if meeting.send is not None else meeting.source
+    return Finding(
+        kind="rank-stuck",
+        summary=f"Rank {meeting.waiter} does not finish its {here.op} #{here.seq}{at_line(here.site)} "
+        f"({group_words(job.group(meeting.key))}) on its own device; the other side, rank {other}, has ended.",
+        culprit_ranks=(meeting.waiter,),
+        confidence=0.6,
+        group=job.group(meeting.key),
+        op=here.op,
+        seq=here.seq,
+        culprit_call_sites={meeting.waiter: here.site} if here.site else {},
+        evidence=(f"rank {other} issued as many transfers with it, and its part of this one has ended",),
+        advice=("Look at the device of this rank (Xid errors, a kernel that never ends) and at its native stack.",),
     )
 
 
