@@ -170,3 +170,10 @@ def test_one_rank_that_waits_while_most_are_silent_accuses_nobody(diagnose_texts
     assert (verdict.outcome, finding.culprit_ranks, finding.waiting_ranks) == ("hang", (), (2,))
     assert finding.confidence < 0.5
     assert len(verdict.cannot_tell) == 1
+
+
+def test_all_that_the_table_lists_lost_a_peer_that_it_does_not_list(diagnose_texts: Diagnose) -> None:
+    text = "\n".join([gloo(0, texts.GLOO_LOST), gloo(1, texts.GLOO_LOST), texts.table({0: 1, 1: 1}, first=0)])
+    (finding,) = diagnose_texts(text).findings
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (), (0, 1))
+    assert finding.confidence < 0.5

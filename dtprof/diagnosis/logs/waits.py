@@ -72,7 +72,8 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
             f"{rank_list(sorted(absent))} left no exception",
         )
     if not late:
-        return None, (f"{rank_list(sorted(fronts))} lost a peer, and the log does not tell whose end came first",)
+        reason = f"{rank_list(sorted(fronts))} lost a peer, and the log does not tell whose end came first"
+        return (_unnamed_left(job, fronts) if set(job.exits) == set(fronts) else None), (reason,)
     if len(set(ops.values())) > 1 and all(ops.values()):
         return _parted(job, fronts, ops), ()
     places: dict[int, Hashable] = {rank: trace.site for rank, trace in fronts.items()}
@@ -94,6 +95,25 @@ def _nobody(job: Job, fronts: dict[int, Trace]) -> Finding:
         op=next(iter(ops)) if len(ops) == 1 else None,
         call_sites=job.sites(list(waiting)),
         advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
+    )
+
+
+def _unnamed_left(job: Job, fronts: dict[int, Trace]) -> Finding | None:
+    """Return the finding for jobs whose listed ranks all lost a peer: it is none of them."""
+    if not job.has_table:
+        return None
+    waiting = tuple(sorted(fronts))
+    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    return Finding(
+        kind="rank-exited",
+        summary=f"A rank that the log does not name left; {rank_list(waiting)} lost it in {_op_words(ops)}.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        confidence=0.4,
+        op=next(iter(ops)) if len(ops) == 1 else None,
+        call_sites=job.sites(list(waiting)),
+        evidence=("every rank in torchrun's table failed because a peer was gone, none by itself",),
+        advice=(f"Look at ranks above {max(waiting)} that ended with status 0, and at other hosts.",),
     )
 
 
