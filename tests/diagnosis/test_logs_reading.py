@@ -1,6 +1,7 @@
 """Carriers, files, attempts, sizes and junk: what stands around the lines that matter."""
 
 import gzip
+import re
 import resource
 from pathlib import Path
 
@@ -147,6 +148,18 @@ def test_long_log_takes_bounded_memory(tmp_path: Path) -> None:
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 40_000
     assert path.stat().st_size > 60_000_000
+
+
+def test_every_kind_given_is_described() -> None:
+    root = Path(__file__).parents[2]
+    sources = "\n".join(path.read_text() for path in (root / "dtprof/diagnosis/logs").glob("*.py"))
+    kinds = set(
+        re.findall(r'kind="([\w-]+)"|_finding\(job, fronts, "([\w-]+)"|"([\w-]+)" if \w+ else "([\w-]+)"', sources)
+    )
+    named = {kind for found in kinds for kind in found if "-" in kind}
+    assert len(named) >= 8
+    page = (root / "docs/reference/diagnose.md").read_text()
+    assert sorted(kind for kind in named if f"\n### {kind}\n" not in page) == []
 
 
 PIECES = [
