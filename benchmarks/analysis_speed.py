@@ -84,9 +84,8 @@ def fit(folder: Path) -> None:
         seconds.append(found[len(found) // 2].cpu_s)
     slope, start = np.polyfit(events, seconds, 1)
     off = max(abs(start + slope * n - s) / s for n, s in zip(events, seconds, strict=True))
-    power = np.polyfit(np.log(events), np.log(seconds), 1)[0]
     print(f"summary of 8 ranks with {LINE} events each: {', '.join(f'{s:.2f}' for s in seconds)} s of processor time")
-    print(f"  line: {start:.2f} s and {slope * 1e6:.2f} us an event; off by {off:.0%} at most; power law {power:.2f}")
+    print(f"  line: {start:.2f} s and {slope * 1e6:.2f} us an event; off by {off:.0%} at most")
 
 
 def main() -> None:

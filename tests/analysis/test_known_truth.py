@@ -114,8 +114,8 @@ def test_archived_segments_give_the_same_summary(tmp_path: Path) -> None:
     assert dataclasses.replace(archived, run=plain.run) == plain
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_measured_clocks_are_off_by_no_more_than_their_error(seed: int, tmp_path: Path) -> None:
+def draw_skewed_job(seed: int) -> Job:
+    """Return a job on four hosts whose clocks are up to a second apart and drift, with a slow rank."""
     random = np.random.default_rng(seed)
     clocks = {
         host: HostClock(
@@ -125,7 +125,12 @@ def test_measured_clocks_are_off_by_no_more_than_their_error(seed: int, tmp_path
         )
         for host in range(4)
     }
-    job = Job(dp=8, steps=6, jitter=0.05, ranks_per_host=2, clocks=clocks, seed=seed)
+    return Job(dp=8, steps=8, jitter=0.05, ranks_per_host=2, clocks=clocks, seed=seed, slow={5: 1.5})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_measured_clocks_are_off_by_no_more_than_their_error(seed: int, tmp_path: Path) -> None:
+    job = draw_skewed_job(seed)
     truth = generate(tmp_path / "run", job)
     known = host_clocks(tmp_path / "run")
     assert sorted(known) == ["host-0", "host-1", "host-2", "host-3"]
@@ -134,3 +139,17 @@ def test_measured_clocks_are_off_by_no_more_than_their_error(seed: int, tmp_path
         for moment in truth.end[:, 2 * host].tolist():
             own, reference = (job.show(moment, on) for on in (host, 0))
             assert abs(own + clock.offset_at(own) - reference) <= clock.error_at(own)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_partition_across_hosts_is_true_within_the_clock_error(seed: int, tmp_path: Path) -> None:
+    summary, truth = analyse(tmp_path / "run", draw_skewed_job(seed))
+    assert summary.clock_error_ns is not None
+    assert 0 < summary.clock_error_ns < 200_000  # clocks are a second apart
+    assert [found.rank for found in summary.stragglers] == [5]
+    assert summary.steps.used is not None
+    for rank in summary.ranks:
+        assert rank.partition_ns is not None
+        assert sum(rank.partition_ns.values()) == rank.step_ns
+        for part, expected in truth.mean_parts(rank.rank, *summary.steps.used).items():
+            assert rank.partition_ns[part] == pytest.approx(expected, abs=summary.clock_error_ns), (rank.rank, part)
