@@ -5,7 +5,16 @@ import sys
 
 from benchmarks import pairs
 
-ALL = ("startup", "launch_cost", "label_cost", "hook_cost", "step_cost", "analysis_speed", "trainer_speed")
+ALL = (
+    "startup",
+    "launch_cost",
+    "label_cost",
+    "hook_cost",
+    "step_cost",
+    "analysis_speed",
+    "trainer_speed",
+    "flight_recorder",
+)
 
 
 def main(names: list[str]) -> int:
