@@ -24,8 +24,7 @@ from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.records import UNNAMED, list_ranks, sound_operations, sound_spans
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.summary import Run
-from dtprof.analysis.summary import _survey as survey_run
+from dtprof.analysis.summary import Run, survey_run
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 

@@ -77,7 +77,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Surveys:
+class Surveys:
     """The first map of all ranks, on the clock of the reference as far as clocks are aligned."""
 
     facts: list[RankFacts]
@@ -93,7 +93,7 @@ class _Surveys:
         return len({fact.boot_id for fact in self.facts}) <= 1
 
 
-def _survey(run: Run, ranks: Sequence[int]) -> _Surveys:
+def survey_run(run: Run, ranks: Sequence[int]) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did."""
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1
@@ -111,8 +111,8 @@ def _survey(run: Run, ranks: Sequence[int]) -> _Surveys:
     return replace(found, clocks=clocks)
 
 
-def _survey_on(run: Run, ranks: Sequence[int], clocks: Clocks, *, several_clocks: bool) -> tuple[_Surveys, Marks]:
-    surveys = _Surveys(facts=[], steps={}, meetings=Meetings(), pipelines={}, clocks=clocks, boots={})
+def _survey_on(run: Run, ranks: Sequence[int], clocks: Clocks, *, several_clocks: bool) -> tuple[Surveys, Marks]:
+    surveys = Surveys(facts=[], steps={}, meetings=Meetings(), pipelines={}, clocks=clocks, boots={})
     marks = Marks()
     for rank in ranks:
         tables = run.load(rank)
@@ -131,7 +131,7 @@ def summarise(run: Run) -> Summary:
     """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned."""
     newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
     chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-    surveys = _survey(run, chosen)
+    surveys = survey_run(run, chosen)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
@@ -216,7 +216,7 @@ def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | 
     return find_critical_path(paths) if len(paths) == len(reductions) else None
 
 
-def _list_clocks(surveys: _Surveys) -> tuple[ClockResult, ...]:
+def _list_clocks(surveys: Surveys) -> tuple[ClockResult, ...]:
     boots = surveys.boots
     if len(set(boots.values())) < 2:
         return ()
