@@ -42,6 +42,14 @@ class GroupKey:
     ranks: tuple[int, ...]
     occurrence: int
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ranks, self.occurrence))
+
+    def __hash__(self) -> int:
+        """Return the hash, computed once: groups have many ranks, and are looked up often."""
+        return self._hash
+
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:

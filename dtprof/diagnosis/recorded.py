@@ -1,5 +1,6 @@
 """From the tables of one rank to the evidence that the rules look at."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
@@ -112,6 +113,12 @@ def rank_evidence(
     )
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
+    """Return one and the same object for every rank that knows the group: comparing it costs nothing then."""
+    return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
+
+
 def _group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
     keys: dict[int, GroupKey] = {}
     groups: dict[GroupKey, Group] = {}
@@ -119,7 +126,7 @@ def _group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey,
     for group_id in sorted(tables.groups):
         group = tables.groups[group_id]
         name = (group.name, group.ranks)
-        key = GroupKey(name=group.name, ranks=group.ranks, occurrence=seen.get(name, 0))
+        key = _key(group.name, group.ranks, seen.get(name, 0))
         seen[name] = key.occurrence + 1
         keys[group_id] = key
         groups[key] = group

@@ -7,6 +7,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -38,8 +39,12 @@ def main() -> int:
 
     library = build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
     chosen = arguments.names or list(PROGRAMS)
-    with tempfile.TemporaryDirectory() as scratch:
-        results = run_all(chosen, arguments.keep or Path(scratch), library)
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="corpus-"))
+    try:
+        results = run_all(chosen, folder, library)
+    finally:
+        if arguments.keep is None:
+            shutil.rmtree(folder)
     wrong = {name: mistakes for name, (mistakes, _) in results.items() if mistakes}
     if arguments.json:
         print(json.dumps({name: mistakes for name, (mistakes, _) in results.items()}))
