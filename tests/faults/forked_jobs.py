@@ -153,7 +153,6 @@ def _judge(run: Path) -> watcher.Verdict:
 
 def _send_all(pids: set[int], number: int) -> None:
     for pid in pids:
-        _send(pid, signal.SIGCONT)
         _send(pid, number)
 
 
