@@ -18,6 +18,7 @@ from dtprof.cli.main import main
 from dtprof.diagnosis.dumps.decision import diagnose_dumps
 from dtprof.dumps import Labels
 from dtprof.errors import DtprofError, NotADumpError
+from dtprof.importers import dump_files
 from dtprof.importers.dump_files import read_dumps
 from tests.diagnosis.dump_builder import job, verdict_on, write
 
@@ -221,3 +222,16 @@ def test_diagnosing_dumps_loads_no_torch(tmp_path: Path) -> None:
 def test_errors_are_of_one_tree() -> None:
     assert issubclass(NotADumpError, DtprofError)
     assert NotADumpError.exit_status == 2
+
+
+def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [rank.op("all_reduce", line=3 + rank.rank % 2) for rank in job(20)]
+    for rank in ranks:
+        rank.op("all_reduce", line=9, done=False, dtype="Half" if rank.rank == 17 else "Float")
+    paths = write(tmp_path, ranks)
+    paths[4].write_bytes(b"\x80\x02}")
+    alone = verdict_on(paths)
+    monkeypatch.setattr(dump_files, "MANY_BYTES", 0)
+    monkeypatch.setattr(dump_files.os, "sched_getaffinity", lambda _: {0, 1})
+    assert verdict_on(paths) == alone
+    assert alone.findings[0].culprit_ranks == (17,)
