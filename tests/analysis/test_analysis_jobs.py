@@ -77,3 +77,31 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
     assert row.exposed_ns is not None
     assert row.exposed_ns <= timed
     assert row.exposed_ns == pytest.approx(timed, abs=2e6)
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("layout", "fault", "rank", "phase", "delay_ms", "tolerance"),
+    [
+        ([], "slow-rank:rank=1,ms=1000", 1, "other", 1000, 0.1),
+        # In each of four microbatches; less what the head of the model makes the other stage slower.
+        (["--pp", "2"], "slow-stage:rank=0,ms=250", 0, "forward", 4 * 250, 0.3),
+    ],
+)
+def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
+    layout: list[str], fault: str, rank: int, phase: str, delay_ms: int, tolerance: float, tmp_path: Path
+) -> None:
+    # The first stage waits for gradients and comes last to the all_reduce of every healthy step, too.
+    run = tmp_path / "run"
+    options = ["--preset", "tiny", "--steps", "8", *layout, "--fault", fault]
+    jobs.recorded(run, jobs.torchrun(2, "-m", "reference_trainer", *options))
+    summary = summarise(open_run(run))
+    (straggler,) = summary.stragglers
+    assert (straggler.rank, straggler.phase) == (rank, phase)
+    assert straggler.blame_ns_per_step == pytest.approx(delay_ms * 1e6, rel=tolerance)
+    assert [(waiter.rank, waiter.wait_ns) for waiter in straggler.waiters] == [(1 - rank, straggler.blame_ns_per_step)]
+    waits = summary.ranks[1 - rank].partition_ns
+    assert waits is not None
+    assert waits["exposed_wait"] + waits["bubble"] >= (1 - tolerance) * delay_ms * 1e6
+    assert summary.critical_path is not None
+    assert summary.critical_path.ranks[0].rank == rank
