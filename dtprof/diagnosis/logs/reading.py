@@ -126,6 +126,8 @@ class LogReader:
             return
         for raw in LINE_ENDS.split(chunk):
             self._line += 1
+            if b"NCCL INFO" in raw:
+                continue  # verbose logs are mostly these, and no rule reads them
             if any(word in raw for word in BYTE_WORDS):
                 self._attentive = ATTENTIVE_LINES
             # After an exception every line counts: a program that goes on has handled it.
