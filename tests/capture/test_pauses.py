@@ -63,7 +63,8 @@ def test_times_kept_are_bounded_and_stay_in_order(pauses: Any) -> None:
 
 
 def collect_and_wait() -> None:
-    """Give the signal a long collection to come in, and time after it."""
+    """Give a signal a long collection to come in, and time after it."""
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
     gc.collect()
     time.sleep(10)
 
@@ -75,7 +76,6 @@ def test_exception_of_a_signal_handler_during_a_collection_comes_out() -> None:
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
         with pytest.raises(Timeout):
             collect_and_wait()
     finally:

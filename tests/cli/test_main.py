@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def test_help_of_every_command_shows_an_example(name: str, capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
-    assert f"  dtprof {name}" in capsys.readouterr().out.split("example")[1]
+    _, _, examples = re.split(r"^(examples?):$", capsys.readouterr().out, maxsplit=1, flags=re.MULTILINE)
+    assert f"  dtprof {name}" in examples
 
 
 def test_every_command_is_a_file_of_its_own() -> None:
