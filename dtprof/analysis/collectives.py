@@ -33,7 +33,7 @@ class Timing:
     exposed_transfer: Column
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: int  # operations that meet a different operation at the same position
-    in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
+    in_doubt: Mask  # operations whose wait is smaller than the error of the clocks
 
 
 class RowKey(NamedTuple):
@@ -86,7 +86,8 @@ def time_operations(
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
     culprit = np.full(len(operations), -1, np.int64)
-    mixed, in_doubt = 0, 0
+    in_doubt = np.zeros(len(operations), np.bool_)
+    mixed = 0
     for family, rows in matched.rows.items():
         if family.members <= 1:
             source[rows] = EXACT
@@ -101,7 +102,7 @@ def time_operations(
         last = np.where(for_root, met["root_rank"], met["last_rank"])
         doubtful = exact & (arrived - start[rows] < errors.between(rank, last)) & (duration[rows] != UNKNOWN_NS)
         exact, estimated = exact & ~doubtful, estimated | doubtful
-        in_doubt += int(doubtful.sum())
+        in_doubt[rows] = doubtful
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], duration[rows])
@@ -156,7 +157,7 @@ def _split(
     culprit: Column,
     blocked: Blocked,
     mixed: int,
-    in_doubt: int,
+    in_doubt: Mask,
 ) -> Timing:
     known = source != NOT_KNOWN
     wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)

@@ -244,7 +244,7 @@ def reduce_rank(
         estimated=int((chosen & (timing.source == ESTIMATED)).sum()),
         not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
         mixed=timing.mixed,
-        in_doubt=timing.in_doubt,
+        in_doubt=int((chosen & timing.in_doubt).sum()),
     )
 
 
