@@ -273,7 +273,7 @@ def test_output_that_is_taken_is_refused(refused: Callable[..., str], tmp_path: 
     assert "(Not a directory)" in refused("run", "-o", "run/run.json/new", "--", "true", status=2)
 
 
-@pytest.mark.parametrize("command", ["summary", "report", "diagnose"])
+@pytest.mark.parametrize("command", ["summary", "report", "stacks"])
 def test_what_is_no_run_is_refused_by_every_command_that_reads_one(
     refused: Callable[..., str], tmp_path: Path, command: str
 ) -> None:
@@ -285,6 +285,18 @@ def test_what_is_no_run_is_refused_by_every_command_that_reads_one(
     newer = write_run(tmp_path / "newer", [RankBuilder(0, world_size=1)])
     (newer / "run.json").write_text(json.dumps({"format_version": 99}))
     assert "is of format 99; this dtprof reads formats up to 1" in refused(command, "newer", status=2)
+
+
+def test_diagnose_says_what_it_reads(refused: Callable[..., str], tmp_path: Path) -> None:
+    expected = "Expected a run directory, Flight Recorder dumps or job logs."
+    assert f"dtprof diagnose: gone does not exist. {expected}" in refused("diagnose", "gone", status=2)
+    (tmp_path / "empty").mkdir()
+    assert "empty holds no run: neither run.json nor" in refused("diagnose", "empty", status=2)
+    (tmp_path / "file").write_bytes(b"PK\x03\x04" + bytes(range(256)))
+    assert expected in refused("diagnose", "file", status=2)
+    newer = write_run(tmp_path / "newer", [RankBuilder(0, world_size=1)])
+    (newer / "run.json").write_text(json.dumps({"format_version": 99}))
+    assert "is of format 99; this dtprof reads formats up to 1" in refused("diagnose", "newer", status=2)
 
 
 def test_reader_of_our_output_may_go_away(tmp_path: Path) -> None:
