@@ -27,7 +27,7 @@ def run_group_methods(at, world):
     at.call("Backend.allreduce", lambda: world._get_backend(torch.device("cpu")).allreduce([ones()]).wait())
 
 
-def run_groups_and_meshes(at, oracle):
+def run_groups_and_meshes(at):
     pair = dist.new_group([0, 1], group_desc="pair")
     at.call("new_group", lambda: dist.all_reduce(ones(), group=pair))
     at.call("new_group, its creation", lambda: dist.new_group([0, 1]))
@@ -35,9 +35,7 @@ def run_groups_and_meshes(at, oracle):
     at.call("new_subgroups_by_enumeration", lambda: dist.all_reduce(ones(), group=listed))
     own, _ = dist.new_subgroups(group_size=1)
     at.call("new_subgroups", lambda: dist.all_reduce(ones(), group=own))
-    split = dist.group.WORLD.split_group([0, 1], group_name="split", group_desc="split")
-    oracle.watch(split)
-    at.call("ProcessGroup.split_group", lambda: dist.all_reduce(ones(), group=split))
+    # Not ProcessGroup.split_group: in one run of a dozen, gloo never connects the ranks of the group (torch 2.13.0).
     mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("dp", "tp"))
     at.call("mesh", lambda: dist.all_reduce(ones(), group=mesh["tp"].get_group()))
     at.call("mesh, dimension of one rank", lambda: dist.all_reduce(ones(), group=mesh.get_group("dp")))
@@ -124,7 +122,7 @@ def run_wrappers(at):
 def run_calls_in_context(oracle, rank):
     world = dist.group.WORLD
     run_group_methods(Section(oracle, rank, "Methods of a group"), world)
-    run_groups_and_meshes(Section(oracle, rank, "Groups and meshes"), oracle)
+    run_groups_and_meshes(Section(oracle, rank, "Groups and meshes"))
     run_functional(Section(oracle, rank, "Functional collectives"), world)
     run_differentiable(Section(oracle, rank, "Differentiable collectives, forward and backward"), world)
     run_wrappers(Section(oracle, rank, "Wrappers"))
