@@ -1,5 +1,6 @@
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -209,10 +210,13 @@ def test_loader_gives_some_steps_before_it_hangs() -> None:
 def test_memory_that_leaks_is_resident() -> None:
     fault = MemoryLeak(rank=0, mb=16)
     attach(fault)
-    before = psutil.Process().memory_info().rss
-    for step in range(1, 5):
+    growths = []
+    for step in range(1, 6):
+        before = psutil.Process().memory_info().rss
         fault.after_step(step)
-    assert psutil.Process().memory_info().rss - before >= 60 * 2**20
+        growths.append(psutil.Process().memory_info().rss - before)
+    # The median: a kernel may take back pages of the process meanwhile. Memory let go would not grow a second time.
+    assert statistics.median(growths) >= 15 * 2**20
 
 
 def test_all_reduce_is_put_back_behind_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
