@@ -6,7 +6,6 @@ step; where the launcher says which rank a process is, also by a batch of data o
 """
 
 import ctypes
-import functools
 import inspect
 import multiprocessing
 import os
@@ -169,30 +168,6 @@ class Process:
         init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
         c10d.init_process_group = init_process_group
         dist.init_process_group = init_process_group
-        for name in ("new_group", "split_group"):
-            self._hook_creation(name, (c10d, dist, sys.modules.get("torch.distributed.device_mesh")))
-
-    @fence.fenced("the creation of groups")
-    def _hook_creation(self, name: str, modules: tuple[Any, ...]) -> None:
-        """Record when a rank makes a group: a rank that does not, where others do, holds them up."""
-        original = getattr(modules[0], name)
-
-        @functools.wraps(original)
-        def create(*arguments: Any, **options: Any) -> Any:
-            recorder = self._recorder
-            span = _begin_creation(recorder)
-            failed = True
-            try:
-                result = original(*arguments, **options)
-                failed = False
-                return result
-            finally:
-                if recorder is not None and span:
-                    _end_creation(recorder, span, failed)
-
-        for module in modules:
-            if getattr(module, name, None) is original:
-                setattr(module, name, create)
 
     @fence.fenced("init_process_group")
     def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:
@@ -221,16 +196,6 @@ class Process:
                 self._recorder.end_span(span, failed, 0, False)
             if not failed:
                 self._recorder.write_entry(entry("feature", name=f"backend:{dist.get_backend()}"))
-
-
-@fence.fenced("the creation of a group")
-def _begin_creation(recorder: Recorder | None) -> int:
-    return recorder.begin_span(recorder.name_id(events.NEW_GROUP), False) if recorder is not None else 0
-
-
-@fence.fenced("the creation of a group")
-def _end_creation(recorder: Recorder, span: int, failed: bool) -> None:
-    recorder.end_span(span, failed, 0, False)
 
 
 @fence.fenced("the stack of this process", "may not be readable")

@@ -19,7 +19,7 @@ class Categories:
         """Know no model yet; `live_bytes` tells what is allocated where the model lies."""
         self._forward = forward
         self._live_bytes = live_bytes
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self.optimizers: dict[int, weakref.ref[Any]] = {}  # by id
         self.watching = False
         self._baseline: int | None = None
         self._activations: int | None = None
@@ -31,7 +31,7 @@ class Categories:
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer."""
-        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self.optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:
@@ -62,7 +62,7 @@ class Categories:
 
     def held(self) -> dict[str, int]:
         """Return what parameters, gradients, optimizer state and communication take now."""
-        optimizers, parameters = live(self._optimizers), list(self._parameters())
+        optimizers, parameters = live(self.optimizers), list(self._parameters())
         if not parameters:
             return {}
         device = parameters[0].device.type
@@ -95,7 +95,7 @@ class Categories:
 
     def _parameters(self) -> Iterator[Any]:
         """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
-        for optimizer in live(self._optimizers):
+        for optimizer in live(self.optimizers):
             for group in optimizer.param_groups:
                 yield from group["params"]
         for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):

@@ -202,7 +202,6 @@ class Roots:
         self._candidates: dict[int, weakref.ref[Any]] = {}
         self._restore: Callable[[], None] | None = None
         self._searches = 0
-        self._optimizers: set[int] = set()
         self._classes: dict[
             type, set[int]
         ] = {}  # by class the ids of the models; a set of modules would call their code
@@ -231,11 +230,9 @@ class Roots:
         self._restore = restore
 
     def search(self, optimizer: Any) -> None:
-        """Find the models whose parameters this optimizer steps, at its first step."""
-        if self._restore is None or id(optimizer) in self._optimizers:
-            return
-        self._optimizers.add(id(optimizer))
-        self._find(optimizer)
+        """Find the models whose parameters this optimizer steps; called at its first step."""
+        if self._restore is not None:
+            self._find(optimizer)
 
     @fence.fenced("the forward pass of a model without a wrapper")
     def _find(self, optimizer: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from dtprof import events, fence, marks
 from dtprof.capture.exhaustion import Exhaustion
 from dtprof.capture.forward import Forward
-from dtprof.capture.frameworks.imports import after_import
+from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.memory import Memory
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
@@ -71,6 +71,7 @@ class Phases:
         spans.around(torch, "load", events.CHECKPOINT, outermost=True, not_from=pickling)
         for module, names in CHECKPOINTS.items():
             after_import(module, functools.partial(self._hook_checkpoints, names))
+        after_import("torch.distributed.distributed_c10d", self._hook_groups)
         self._hook_recomputation(torch.utils.checkpoint)
         after_import("torch._dynamo.callback", self._hook_compiler)
         self._steps.install()
@@ -87,6 +88,15 @@ class Phases:
             watched = self._spans.around(module, name, events.CHECKPOINT, outermost=True)
             if watched is not None and getattr(package, name, None) is original:
                 setattr(package, name, watched)
+
+    @fence.fenced("the creation of groups")
+    def _hook_groups(self, module: Any) -> None:
+        """Record when a rank makes a group: a rank that does not, where others do, holds them up."""
+        for name in ("new_group", "split_group"):
+            original = getattr(module, name, None)
+            watched = self._spans.around(module, name, events.NEW_GROUP)
+            if watched is not None:
+                replace_copies(original, name, watched)
 
     def _hook_recomputation(self, checkpoint: Any) -> None:
         """See what activation checkpointing computes again, with and without re-entering autograd."""

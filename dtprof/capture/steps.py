@@ -1,6 +1,5 @@
 """Count steps: by the optimizers of the program, or where it says so itself by dtprof.step()."""
 
-import weakref
 from typing import Any
 
 from dtprof import events, fence
@@ -22,7 +21,7 @@ class Steps:
         self._backward_since_step = False
         self._optimizer_spans: list[int] = []
         self._seen = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = memory.categories.optimizers
 
     @fence.fenced("steps")
     def install(self) -> None:
@@ -40,7 +39,7 @@ class Steps:
 
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._forward.close()
-        known = self._known.get(id(optimizer))
+        known = self._optimizers.get(id(optimizer))
         if known is None or known() is None:
             self._see(optimizer)
         self._optimizer_spans.append(self._spans.begin(events.OPTIMIZER) or 0)
@@ -48,7 +47,6 @@ class Steps:
     @fence.fenced("the model of an optimizer")
     def _see(self, optimizer: Any) -> None:
         """Find the model of an optimizer that steps for the first time."""
-        self._known[id(optimizer)] = weakref.ref(optimizer)
         self._memory.see_optimizer(optimizer)
         self._forward.roots.search(optimizer)
 

@@ -99,7 +99,10 @@ def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
     (straggler,) = summary.stragglers
     assert (straggler.rank, straggler.phase) == (rank, phase)
     assert straggler.blame_ns_per_step == pytest.approx(delay_ms * 1e6, rel=tolerance)
-    assert [(waiter.rank, waiter.wait_ns) for waiter in straggler.waiters] == [(1 - rank, straggler.blame_ns_per_step)]
+    (waiter,) = straggler.waiters
+    assert waiter.rank == 1 - rank
+    # Not the same to the nanosecond: where both ranks wait within one step, part of the blame is passed on to the other.
+    assert waiter.wait_ns == pytest.approx(straggler.blame_ns_per_step, rel=0.02)
     waits = summary.ranks[1 - rank].partition_ns
     assert waits is not None
     assert waits["exposed_wait"] + waits["bubble"] >= (1 - tolerance) * delay_ms * 1e6

@@ -2,14 +2,13 @@
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from dtprof import fence
 from dtprof.capture.entries import entry, timed_entry
-from dtprof.capture.frameworks.imports import after_import
+from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.labels import Describe, Labels
 from dtprof.capture.recorder import Recorder
 
@@ -160,17 +159,9 @@ class Acting:
         new = make(original)
         setattr(owner, name, staticmethod(new) if is_static else new)
         if isinstance(owner, ModuleType):
-            _replace_copies(original, name, new)
+            replace_copies(original, name, new)
 
     def _note(self, text: str) -> None:
         self._missing.append(text)
         if self._labels is not None:
             self._labels.recorder.write_entry(timed_entry("note", text=text))
-
-
-def _replace_copies(original: Any, name: str, new: Any) -> None:
-    """Replace a function of a module where modules of torch that were imported earlier have it from there."""
-    for module_name in [module_name for module_name in sys.modules if module_name.startswith("torch.distributed")]:
-        module = sys.modules.get(module_name)
-        if module is not None and vars(module).get(name) is original:
-            setattr(module, name, new)

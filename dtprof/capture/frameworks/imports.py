@@ -74,3 +74,11 @@ def after_import(name: str, hook: Hook) -> None:
     _finder.hooks.setdefault(name, []).append(hook)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+def replace_copies(original: Any, name: str, new: Any) -> None:
+    """Replace a function of a module where modules of torch that were imported earlier have it from there."""
+    for module_name in [module_name for module_name in sys.modules if module_name.startswith("torch.distributed")]:
+        module = sys.modules.get(module_name)
+        if module is not None and vars(module).get(name) is original:
+            setattr(module, name, new)
