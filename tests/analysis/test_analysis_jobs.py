@@ -101,7 +101,7 @@ def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
     assert straggler.blame_ns_per_step == pytest.approx(delay_ms * 1e6, rel=tolerance)
     (waiter,) = straggler.waiters
     assert waiter.rank == 1 - rank
-    # Not the same to the nanosecond: where both ranks wait within one step, part of the blame is passed on to the other.
+    # Not the same to the nanosecond: where both ranks wait within one step, some blame is passed on to the other.
     assert waiter.wait_ns == pytest.approx(straggler.blame_ns_per_step, rel=0.02)
     waits = summary.ranks[1 - rank].partition_ns
     assert waits is not None
