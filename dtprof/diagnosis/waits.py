@@ -3,9 +3,9 @@
 A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dtprof.diagnosis.components import find_closed_sets
 from dtprof.diagnosis.evidence import Channel, Evidence, Operation
 
 
@@ -78,31 +78,11 @@ def find_cycle(waits: dict[int, tuple[Wait, ...]]) -> tuple[int, ...]:
     stuck = set(waits)
     while free := {rank for rank in stuck if not any(_is_held(wait, stuck) for wait in waits[rank])}:
         stuck -= free
-    if not stuck:
-        return ()
-    # Of those, what every walk ends in: the terminal strongly connected component with the lowest rank.
-    reach = {rank: _reachable(rank, waits, stuck) for rank in stuck}
-    last = [rank for rank in sorted(stuck) if all(rank in reach[other] for other in reach[rank])]
-    return tuple(sorted(reach[last[0]])) if last else ()
+    edges = {rank: {r for wait in waits[rank] for r in wait.awaited if r in stuck} for rank in sorted(stuck)}
+    return min(find_closed_sets(edges), default=())
 
 
 def _is_held(wait: Wait, stuck: set[int]) -> bool:
     """Say whether a wait cannot end while these ranks are stuck."""
     held = [rank in stuck for rank in wait.awaited]
     return bool(held) and (all(held) if wait.any_of_them else any(held))
-
-
-def _reachable(rank: int, waits: dict[int, tuple[Wait, ...]], stuck: set[int]) -> set[int]:
-    found: set[int] = set()
-    ahead = [rank]
-    while ahead:
-        for wait in waits[ahead.pop()]:
-            new = [other for other in wait.awaited if other in stuck and other not in found]
-            found.update(new)
-            ahead += new
-    return found
-
-
-def awaited_of(waits: Iterable[Wait]) -> set[int]:
-    """Return all ranks that somebody waits for."""
-    return {rank for wait in waits for rank in wait.awaited}

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from dtprof.diagnosis.components import find_closed_sets
 from dtprof.diagnosis.dumps.job import GroupKey, Job
 from dtprof.dumps import Pending
 
@@ -70,45 +71,7 @@ class Waits:
 
     def cycle(self) -> tuple[int, ...]:
         """Return the ranks of a smallest set that wait for one another and for nobody else, empty for none."""
-        backward: dict[int, list[int]] = {}
-        for rank, edges in self.edges.items():
-            for on in edges:
-                backward.setdefault(on, []).append(rank)
-        found: list[tuple[int, ...]] = []
-        taken: set[int] = set()
-        for root in reversed(self._in_order_of_leaving()):
-            if root in taken:
-                continue
-            part, todo = {root}, [root]
-            while todo:
-                for rank in backward.get(todo.pop(), ()):
-                    if rank not in taken and rank not in part:
-                        part.add(rank)
-                        todo.append(rank)
-            taken |= part
-            if len(part) > 1 and all(on in part for rank in part for on in self.edges.get(rank, ())):
-                found.append(tuple(sorted(part)))
-        return min(found, key=len, default=())
-
-    def _in_order_of_leaving(self) -> list[int]:
-        """Return the ranks in the order in which a depth-first walk leaves them."""
-        left: list[int] = []
-        entered: set[int] = set()
-        for start in self.edges:
-            if start in entered:
-                continue
-            entered.add(start)
-            path = [(start, iter(self.edges[start]))]
-            while path:
-                rank, onward = path[-1]
-                following = next((on for on in onward if on not in entered), None)
-                if following is None:
-                    left.append(rank)
-                    path.pop()
-                else:
-                    entered.add(following)
-                    path.append((following, iter(self.edges.get(following, ()))))
-        return left
+        return min((found for found in find_closed_sets(self.edges) if len(found) > 1), key=len, default=())
 
 
 def find_waits(job: Job) -> Waits:
