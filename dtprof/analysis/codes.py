@@ -1,9 +1,9 @@
-"""The codes of records that analysis needs, equal to those of the format of runs (a test compares them).
+"""The codes of records that analysis and diagnosis need, equal to those of the format of runs (tests compare them).
 
-Analysis imports nothing of the format, so that tables from anywhere can be analysed.
+Neither imports anything of the format, so that tables from anywhere can be read.
 """
 
 COLLECTIVE, POINT_TO_POINT = 1, 2
 ISSUED, RETURNED, DONE, FAILED = 1, 2, 3, 4
-COMPLETION_SEEN = 2
-INFERRED_SITE = 16
+ASYNC, COMPLETION_SEEN, INFERRED_SITE, SKIPPED = 1, 2, 16, 32
+NONE = 255

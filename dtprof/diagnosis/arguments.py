@@ -6,7 +6,8 @@ from zlib import crc32
 
 import numpy as np
 
-from dtprof.diagnosis.codes import NONE, dtype_name, reduce_op_name
+from dtprof.analysis.codes import NONE
+from dtprof.diagnosis.code_names import dtype_name, reduce_op_name
 from dtprof.diagnosis.endings import call_sites, victims
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list

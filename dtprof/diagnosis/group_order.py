@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.arguments import group_tables
+from dtprof.diagnosis.arguments import at_position, group_tables
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
@@ -138,7 +138,7 @@ def _first_inversion(
         differs = np.flatnonzero(reference[1][mine] != nexts[theirs])
         for at in differs[:1].tolist():
             low = int(min(reference[1][mine][at], nexts[theirs][at]))
-            if all(b[r]["seq"][0] <= low <= b[r]["seq"][-1] for r in (first_rank, rank)):
+            if all(low in b[r]["seq"] for r in (first_rank, rank)):
                 return (first_rank, rank), (int(reference[0][mine][at]), low)
     return None
 
@@ -153,12 +153,8 @@ def _risk(
     sites, facts = {}, []
     firsts = []
     for rank in ranks:
-        pair = []
-        for table, seq in zip(tables, positions, strict=True):
-            sweep = evidence.ranks[rank].sweep
-            at = int(np.searchsorted(table[rank]["seq"], seq))
-            if sweep is not None and at < len(table[rank]):
-                pair.append(sweep.operation(int(table[rank]["row"][at])))
+        both = zip(tables, positions, strict=True)
+        pair = [at_position(evidence, {rank: table[rank]}, seq)[rank] for table, seq in both]
         pair.sort(key=lambda operation: operation.issued_ns)
         facts.append(f"rank {rank}: " + ", then ".join(_words(evidence, operation) for operation in pair))
         firsts.append(pair[0])

@@ -4,7 +4,7 @@ from itertools import islice
 
 import numpy as np
 
-from dtprof.diagnosis import codes
+from dtprof.analysis import codes
 from dtprof.diagnosis.arguments import group_tables
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
@@ -35,14 +35,16 @@ def _dropped(
 ) -> list[tuple[Operation, int, tuple[int, ...]]]:
     """Return operations never waited for, the first of each line, how often, and who waits there."""
     sweep = evidence.ranks[rank].sweep
+    if sweep is None:
+        return []
     is_async = (table["flags"] & codes.ASYNC) != 0
     open_ended = table["row"] >= table["row"][-1]  # the newest may be waited for yet
     mine = table[is_async & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
     results = []
-    for place in np.unique(mine["place"]) if sweep is not None else ():
+    for place in np.unique(mine["place"]):
         here = mine[mine["place"] == place]
         # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
-        if ((table["place"] == place) & (table["waits"] > 0)).any() or sweep is None:
+        if ((table["place"] == place) & (table["waits"] > 0)).any():
             continue
         operation = sweep.operation(int(here["row"][0]))
         if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:

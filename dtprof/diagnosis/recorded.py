@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
-from dtprof.diagnosis import codes
+from dtprof.analysis import codes
 from dtprof.diagnosis.evidence import (
     Channel,
     GroupKey,

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.arguments import at_position, group_tables
+from dtprof.diagnosis.divergence import MAX_SHIFT
 from dtprof.diagnosis.endings import call_sites, victims
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.tables import Array
 
-MAX_SHIFT = 16
 MIN_TAIL = 4
 """Calls that must fit when shifted."""
 MIN_MISFITS = 2

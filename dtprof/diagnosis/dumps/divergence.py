@@ -4,13 +4,12 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 
+from dtprof.diagnosis.divergence import MAX_SHIFT
 from dtprof.diagnosis.dumps.job import GroupKey, Job
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.dumps import NO_LABEL, Label, Track
 from dtprof.tables import Site
 
-MAX_SHIFT = 16
-"""Operations a rank may have left out or added in a row to be recognised."""
 MIN_ALIKE = 2
 """Operations that must agree again afterwards, where a line alone shows that programs parted."""
 

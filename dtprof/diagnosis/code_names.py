@@ -1,12 +1,5 @@
-"""The codes of records that diagnosis needs, equal to those of the format of runs (a test compares them).
+"""The names behind codes of records, equal to those of the format of runs (a test compares them)."""
 
-Diagnosis imports nothing of the format, so that tables from anywhere can be diagnosed.
-"""
-
-ISSUED, DONE, FAILED = 1, 3, 4
-ASYNC, COMPLETION_SEEN, SKIPPED = 1, 2, 32
-POINT_TO_POINT = 2
-NONE = 255
 # fmt: off
 DTYPES = (
     "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64",
