@@ -165,7 +165,7 @@ def _judge_findings(path: Path) -> "LimitResult":
     from dtprof.cli.inspection import diagnose_run
 
     verdict = diagnose_run(path)
-    found = [finding for finding in verdict.findings if finding.severity in ("error", "warning")]
+    found = verdict.faults
     if found:
         more = f"; {len(found) - 1} more: dtprof diagnose" if len(found) > 1 else ""
         reason = f"{found[0].kind} ({100 * found[0].confidence:.0f} % sure): {found[0].summary}{more}"

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     verdict = diagnose(arguments.paths)
     print(json.dumps(verdict_json(verdict), indent=1) if arguments.json else verdict_text(verdict))
-    return 1 if any(finding.severity in ("error", "warning") for finding in verdict.findings) else 0
+    return 1 if verdict.faults else 0
 
 
 def diagnose(paths: Iterable[Path]) -> "Verdict":

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis import evidence as facts
+from dtprof.diagnosis.evidence import main_stack
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
 
@@ -28,7 +30,6 @@ def diagnose_run(path: Path) -> Verdict:
 def collect(run: reader.Run) -> facts.Evidence:
     """Read what the rules need from a run on disk, and from the processes where they are still there."""
     document = run.job_facts
-    stacks = facts.stacks_from(run.stacks, is_user=_is_user_file)
     same_boot = document.get("boot_id") == writer.boot_id()
     ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
     for tables in run.load_all():
@@ -36,8 +37,8 @@ def collect(run: reader.Run) -> facts.Evidence:
         alive = None
         if tables.boot_id == writer.boot_id() and exit_record is None:
             alive = is_alive(tables.pid, run.path)
-        stack = stacks.get(tables.pid)
-        ranks.append(rank_evidence(tables, exit=exit_record, stack=stack, alive=alive))
+        stacks = [main_stack(one, is_user=_is_user_file) for one in read_stacks(run.stacks, {tables.pid: tables.rank})]
+        ranks.append(rank_evidence(tables, exit=exit_record, stack=stacks[0] if stacks else None, alive=alive))
         problems += tables.problems
         world_size = max(world_size, tables.world_size, tables.rank + 1)
         last_ns = max(last_ns, tables.last_ns)

@@ -4,12 +4,13 @@
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis.stack_groups import RankStack
 from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, Pipeline, ProcessExit, Site
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -268,25 +269,16 @@ class Evidence:
         return max(known, key=lambda group: (len(group.ranks), group.timeout_s is not None))
 
 
-def stacks_from(document: Mapping[str, Any], *, is_user: Any) -> dict[int, Stack]:
-    """Return the stacks of a stacks.json, by pid; the frames of the main thread that `is_user` accepts come first."""
-    found: dict[int, Stack] = {}
-    processes = document.get("processes")
-    for pid, facts in processes.items() if isinstance(processes, dict) else ():
-        threads = facts.get("threads") or []
-        main = next((t for t in threads if t.get("thread_name") == "MainThread"), threads[0] if threads else {})
-        frames = [
-            Site(file=str(f.get("filename")), line=int(f.get("line") or 0), function=str(f.get("name")))
-            for f in main.get("frames", [])
-        ]
-        own = [frame for frame in frames if is_user(frame.file)]
-        found[int(pid)] = Stack(
-            state=str(facts.get("state", "")),
-            cpu_share=facts.get("cpu_share"),
-            frames=tuple(own or frames),
-            reason=str(facts.get("reason", "")),
-        )
-    return found
+def main_stack(seen: RankStack, *, is_user: Callable[[str], bool]) -> Stack:
+    """Return the stack of the main thread: its frames in files that `is_user` accepts, all where there are none."""
+    frames = seen.main.frames if seen.main is not None else ()
+    own = tuple(frame for frame in frames if is_user(frame.file))
+    return Stack(
+        state=seen.state,
+        cpu_share=seen.cpu_share,
+        frames=tuple(Site(file=f.file, line=f.line, function=f.function) for f in own or frames),
+        reason=seen.reason,
+    )
 
 
 def gather(ranks: Iterable[RankEvidence], **job: Any) -> Evidence:

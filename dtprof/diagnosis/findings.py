@@ -39,6 +39,11 @@ class Verdict:
     findings: tuple[Finding, ...] = ()
     cannot_tell: tuple[str, ...] = ()
 
+    @property
+    def faults(self) -> tuple[Finding, ...]:
+        """The findings that are errors or warnings."""
+        return tuple(finding for finding in self.findings if finding.severity in ("error", "warning"))
+
 
 def rank_list(ranks: tuple[int, ...] | list[int]) -> str:
     """Return ranks in words: `rank 2`, `ranks 0, 1, 3`, `ranks 0-6, 8`."""

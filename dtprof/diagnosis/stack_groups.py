@@ -69,16 +69,19 @@ def read_stacks(document: Mapping[str, Any], ranks: Mapping[int, int]) -> list[R
         ranks: by pid the rank, of the processes wanted.
     """
     processes = document.get("processes")
+    if not isinstance(processes, dict):
+        return []
     found = []
-    for pid, facts in processes.items() if isinstance(processes, dict) else ():
-        if not str(pid).isdigit() or int(pid) not in ranks or not isinstance(facts, dict):
+    for pid, rank in ranks.items():
+        facts = processes.get(str(pid))
+        if not isinstance(facts, dict):
             continue
         threads = facts.get("threads")
         share = facts.get("cpu_share")
         found.append(
             RankStack(
-                rank=ranks[int(pid)],
-                pid=int(pid),
+                rank=rank,
+                pid=pid,
                 state=str(facts.get("state") or ""),
                 cpu_share=float(share) if isinstance(share, int | float) else None,
                 threads=tuple(map(_thread, threads)) if isinstance(threads, list) else (),
