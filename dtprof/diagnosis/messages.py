@@ -186,9 +186,10 @@ def find_odd_sizes(evidence: Evidence) -> list[Finding]:
     for rank in sorted(senders):
         for sent in evidence.ranks[rank].operations if evidence.ranks[rank].complete else ():
             other = taken.get((rank, sent.peer_rank, sent.group, sent.tag, sent.nth)) if sent.op == "send" else None
-            if other is not None and sent.done and other.nbytes != sent.nbytes:
+            pair = rank, sent.peer_rank
+            if other is not None and sent.done and other.nbytes != sent.nbytes and pair not in found:
                 finding = size_finding(evidence, rank, sent, other, passed=True)
-                found.setdefault((rank, sent.peer_rank), replace(finding, waiting_ranks=(), call_sites={}))
+                found[pair] = replace(finding, waiting_ranks=(), call_sites={})
     return list(found.values())
 
 

@@ -88,14 +88,11 @@ def find_pipeline_mismatch(evidence: Evidence) -> Finding | None:
         return None
     ran = {}
     for rank, own in ranks.items():
-        ended = [one for one in own.passes if one.ended]
-        if own.passes[-1].ended is False and len(own.passes) > 1 and own.passes[-2].ended:
-            ended = [own.passes[-2]]
-        if not ended or ended[-1].plan is None:
+        newest = next((one for one in reversed(own.passes) if one.ended), None)
+        if newest is None or newest.plan is None:
             continue
-        newest = ended[-1]
-        wanted = ended[-1].plan.num_microbatches if ended[-1].plan is not None else 0
-        if newest.forwards and any(number != wanted for number in newest.forwards.values()):
+        wanted = newest.plan.num_microbatches
+        if any(number != wanted for number in newest.forwards.values()):
             ran[rank] = min(newest.forwards.values())
     if not ran or len(ran) == len(ranks):
         return None
@@ -112,7 +109,7 @@ def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
     if all(counted.count(value) == counted.count(usual) for value in counted):
         usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
     culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
-    held_up = tuple(rank for rank in victims(evidence, set(culprits)))
+    held_up = victims(evidence, set(culprits))
     fronts = {rank: front for rank in held_up if (front := evidence.ranks[rank].front) is not None}
     front = next(iter(fronts.values()), None)
     places = {rank: place for rank in culprits if (place := evidence.ranks[rank].place) is not None}

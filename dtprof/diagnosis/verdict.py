@@ -53,18 +53,18 @@ def _first_cause(evidence: Evidence) -> Finding | None:
     exited = endings.find_exited(evidence)
     if death is None and exited is None and not evidence.stalled:
         return None if _ended_well(evidence) else endings.find_late_death(evidence)
-    parted = _find_parted(evidence)
+    fronts = divergence.find_fronts(evidence)
+    parted = _find_parted(evidence, fronts)
     if death is not None:
         parted = parted or find_broken_message(evidence)
         # A back end may abort the process that receives what does not fit: then the end is a consequence.
         return death if parted is None else replace(parted, evidence=(*parted.evidence, death.summary))
-    cause = parted or _find_held_up(evidence, exited) or endings.find_late_death(evidence)
+    cause = parted or _find_held_up(evidence, exited, fronts) or endings.find_late_death(evidence)
     return find_uneven_inputs(evidence, cause) if cause is not None else None
 
 
-def _find_parted(evidence: Evidence) -> Finding | None:
+def _find_parted(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
     """Find the place where the programs of ranks went different ways."""
-    fronts = divergence.find_fronts(evidence)
     return (
         find_pipeline_mismatch(evidence)
         or find_creation_mismatch(evidence)
@@ -74,7 +74,7 @@ def _find_parted(evidence: Evidence) -> Finding | None:
     )
 
 
-def _find_held_up(evidence: Evidence, exited: Finding | None) -> Finding | None:
+def _find_held_up(evidence: Evidence, exited: Finding | None, fronts: list[divergence.Front]) -> Finding | None:
     """Find out from who waits for whom."""
     waits = find_waits(evidence)
     cycle = find_cycle(waits)
@@ -86,7 +86,7 @@ def _find_held_up(evidence: Evidence, exited: Finding | None) -> Finding | None:
         or messages
         or find_group_cycle(evidence, waits, cycle)
         or stalls.find_never_joined(evidence)
-        or stalls.find_backend_stall(evidence, divergence.find_fronts(evidence))
+        or stalls.find_backend_stall(evidence, fronts)
     )
 
 
