@@ -1,15 +1,14 @@
 """What the paths given to `dtprof diagnose` are, by their content: runs, Flight Recorder dumps, plain logs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof.diagnosis.logs import looks_like_a_log
+from dtprof.diagnosis.logs import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.importers.flight_recorder import looks_like_dump
 
 HEAD_BYTES = 1 << 20
-MAX_FILES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     problems: list[str] = []
     for path in dict.fromkeys(paths):
         if path.is_dir():
-            files = [] if is_run(path) else list(_files(path))
+            files = [] if is_run(path) else list(files_of([path]))
             if not files:
                 runs.append(path)  # its reader says what is wrong with an empty directory
         elif path.exists():
@@ -56,11 +55,6 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
 def is_run(path: Path) -> bool:
     """Say whether a directory is a run, also one whose beginning is damaged."""
     return (path / "run.json").exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
-
-
-def _files(path: Path) -> Iterator[Path]:
-    found = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith("."))
-    yield from (one for one, _ in zip(found, range(MAX_FILES), strict=False))
 
 
 def _is_dump(file: Path) -> bool:

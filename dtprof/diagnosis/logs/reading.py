@@ -3,6 +3,7 @@
 import gzip
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from dtprof.errors import NotARunError
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 15
 MAX_ATTEMPTS = 1000
+MAX_FILES = 100_000
 LINE_ENDS = re.compile(rb"[\r\n]+")
 TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
 MAX_TORN_LINES = 5
@@ -49,10 +51,11 @@ def diagnose_logs(paths: Iterable[Path]) -> Verdict:
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, those of directories in order of their names."""
+    """Yield the files, those of directories in order of their names, at most MAX_FILES of each."""
     for path in paths:
         if path.is_dir():
-            yield from sorted(one for one in path.rglob("*") if one.is_file() and not one.name.startswith("."))
+            found = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith("."))
+            yield from islice(found, MAX_FILES)
         else:
             yield path
 

@@ -1,6 +1,6 @@
 """Who waits where and for whom, from the tracebacks of ranks whose operations failed: gloo, monitored barriers."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
 from dtprof.diagnosis.logs.facts import Trace
@@ -26,7 +26,7 @@ def find_missed_barrier(job: Job) -> Finding | None:
     facts += [f"rank {rank} waited in {trace.call} instead" for rank, trace in list(elsewhere.items())[:2]]
     if gone:
         facts.append(f"torchelastic's table of failures has no entry for {rank_list(culprits)}: status 0")
-    ops = {op for trace in job.victims.values() if (op := operation(trace.call))}
+    ops = _operations(job.victims)
     return Finding(
         kind="rank-exited" if gone else "rank-skipped-collective",
         summary=f"{capitalised(culprits)} {'had left the program' if gone else 'did not come'}; "
@@ -34,12 +34,21 @@ def find_missed_barrier(job: Job) -> Finding | None:
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.8,
-        op=next(iter(ops)) if len(ops) == 1 else None,
+        op=_only(ops),
         call_sites=job.sites(list(waiting)),
         culprit_call_sites=job.sites(list(culprits)),
         evidence=tuple(facts),
         advice=("Look for a branch, an early return or a shorter loop on these ranks.", STACKS),
     )
+
+
+def _operations(fronts: Mapping[int, Trace]) -> set[str]:
+    """Return the operations that ranks failed in, as far as their calls tell."""
+    return {op for trace in fronts.values() if (op := operation(trace.call))}
+
+
+def _only(ops: set[str]) -> str | None:
+    return next(iter(ops)) if len(ops) == 1 else None
 
 
 def _op_words(ops: set[str]) -> str:
@@ -85,14 +94,14 @@ def find_waits(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
 def _nobody(job: Job, fronts: dict[int, Trace]) -> Finding:
     """Return the finding that says who waited where, and accuses nobody."""
     waiting = tuple(sorted(fronts))
-    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    ops = _operations(fronts)
     return Finding(
         kind="rank-skipped-collective",
         summary=f"{wait_words(waiting).capitalize()} in {_op_words(ops)} in vain; for whom is not in the log.",
         culprit_ranks=(),
         waiting_ranks=waiting,
         confidence=0.2,
-        op=next(iter(ops)) if len(ops) == 1 else None,
+        op=_only(ops),
         call_sites=job.sites(list(waiting)),
         advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
     )
@@ -103,14 +112,14 @@ def _unnamed_left(job: Job, fronts: dict[int, Trace]) -> Finding | None:
     if not job.has_table:
         return None
     waiting = tuple(sorted(fronts))
-    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    ops = _operations(fronts)
     return Finding(
         kind="rank-exited",
         summary=f"A rank that the log does not name left; {rank_list(waiting)} lost it in {_op_words(ops)}.",
         culprit_ranks=(),
         waiting_ranks=waiting,
         confidence=0.4,
-        op=next(iter(ops)) if len(ops) == 1 else None,
+        op=_only(ops),
         call_sites=job.sites(list(waiting)),
         evidence=("every rank in torchrun's table failed because a peer was gone, none by itself",),
         advice=(f"Look at ranks above {max(waiting)} that ended with status 0, and at other hosts.",),
@@ -120,7 +129,7 @@ def _unnamed_left(job: Job, fronts: dict[int, Trace]) -> Finding | None:
 def _absent(job: Job, fronts: dict[int, Trace], exited: set[int], running: set[int]) -> Finding:
     culprits = tuple(sorted(exited or running))
     waiting = tuple(sorted(fronts))
-    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    ops = _operations(fronts)
     if exited:
         how, kind = "had ended with status 0", "rank-exited"
         facts = [f"torchelastic's table lists every rank that failed or was stopped, not {rank_list(culprits)}"]
@@ -135,7 +144,7 @@ def _absent(job: Job, fronts: dict[int, Trace], exited: set[int], running: set[i
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.65 if len(culprits) < len(waiting) or job.has_table else 0.4,
-        op=next(iter(ops)) if len(ops) == 1 else None,
+        op=_only(ops),
         call_sites=job.sites(list(waiting)),
         evidence=tuple(facts),
         advice=("Look for a branch, an early return or a shorter loop on these ranks.", STACKS),
@@ -176,7 +185,7 @@ def _other_lines(job: Job, fronts: dict[int, Trace], places: dict[int, Hashable]
     culprits = odd_ones(places)
     split = len(culprits) == len(places)
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
-    ops = {op for trace in fronts.values() if (op := operation(trace.call))}
+    ops = _operations(fronts)
     facts = ["the ranks failed in the same operation at different lines"]
     if split:
         facts.append("they may wait for each other in different groups: the log does not tell the groups")
@@ -187,7 +196,7 @@ def _other_lines(job: Job, fronts: dict[int, Trace], places: dict[int, Hashable]
         culprit_ranks=() if split else culprits,
         waiting_ranks=tuple(sorted(fronts)) if split else waiting,
         confidence=0.3 if split else 0.45,
-        op=next(iter(ops)) if len(ops) == 1 else None,
+        op=_only(ops),
         call_sites=job.sites(sorted(fronts) if split else list(waiting)),
         culprit_call_sites={} if split else job.sites(list(culprits)),
         evidence=tuple(facts),
