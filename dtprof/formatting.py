@@ -27,6 +27,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def round_figure(value: float | None) -> float | None:
+    """Return a figure as JSON states it: to six places, what is not known as it is."""
+    return None if value is None else round(value, 6)
+
+
 def format_table(rows: Sequence[Sequence[str]], *, left: int = 1, gap: str = "  ") -> list[str]:
     """Return the lines of a table, the first `left` columns aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

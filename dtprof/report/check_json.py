@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.limits import LimitResult
+from dtprof.formatting import round_figure
 
 SCHEMA = 1
 
@@ -21,16 +22,12 @@ def check_json(run: str, results: Sequence[LimitResult], *, passed: bool, allow_
                 "unit": result.unit,
                 "limit": result.limit,
                 "outcome": result.outcome,
-                "measured": _rounded(result.measured),
-                "low": _rounded(result.low),
-                "high": _rounded(result.high),
-                "sure": _rounded(result.sure),
+                "measured": round_figure(result.measured),
+                "low": round_figure(result.low),
+                "high": round_figure(result.high),
+                "sure": round_figure(result.sure),
                 "reason": result.reason or None,
             }
             for result in results
         ],
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)

@@ -1,9 +1,9 @@
 """A comparison of two runs as JSON, schema 1: times in ns, sizes in bytes, fractions from 0 to 1, B beside A."""
 
 from dtprof.analysis.comparison import Change, Comparison, RunSide
+from dtprof.formatting import round_figure
 
 SCHEMA = 1
-DIGITS = 6
 
 
 def comparison_json(result: Comparison) -> dict[str, object]:
@@ -39,17 +39,13 @@ def _change(change: Change) -> dict[str, object]:
         "members": figure.members or None,
         "op": figure.op or None,
         "api": figure.api or None,
-        "a": _rounded(change.a),
-        "b": _rounded(change.b),
-        "difference": _rounded(change.difference),
-        "share": _rounded(change.share),
-        "low": _rounded(change.low),
-        "high": _rounded(change.high),
-        "detectable": _rounded(change.detectable),
+        "a": round_figure(change.a),
+        "b": round_figure(change.b),
+        "difference": round_figure(change.difference),
+        "share": round_figure(change.share),
+        "low": round_figure(change.low),
+        "high": round_figure(change.high),
+        "detectable": round_figure(change.detectable),
         "verdict": change.verdict,
         "reason": change.reason or None,
     }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, DIGITS)
