@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dtprof import events
-from dtprof.analysis.intervals import Column, Intervals, share_out, union
+from dtprof.analysis.intervals import Column, Intervals, paint, pair, share_out, union
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import PARTS, PHASES
 
@@ -41,22 +41,57 @@ def partition_steps(
     bubbles: Intervals = NO_INTERVALS,
 ) -> dict[str, Column]:
     """Return for each part how long it took in each step; the parts sum to the step."""
-    shares = share_out(
-        [
-            bubbles,
-            union(exposed_transfer),
-            union(exposed_wait),
-            union(np.concatenate([phases[pause] for pause in _PAUSES])),
-            phases[events.DATA],
-            phases[events.CHECKPOINT],
-            phases[events.OPTIMIZER],
-            union(np.concatenate([phases[phase] for phase in _COMPUTE])),
-        ],
-        windows,
-    )
+    shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
     covered = {part: shares[:, i] for i, part in enumerate(_COVERED)}
     covered["host"] = covered["host"] + covered.pop("pauses")
     return dict.fromkeys(PARTS, np.zeros(len(windows), np.int64)) | covered
+
+
+def paint_steps(
+    windows: Intervals,
+    phases: dict[str, Intervals],
+    exposed_wait: Intervals,
+    exposed_transfer: Intervals,
+    bubbles: Intervals = NO_INTERVALS,
+) -> tuple[Intervals, Column]:
+    """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
+    cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
+    part = np.array([PARTS.index("host" if name == "pauses" else name) for name in _COVERED])
+    return _stretches(cuts, np.where(owner >= 0, part[owner], -1), windows)
+
+
+def paint_phases(windows: Intervals, phases: dict[str, Intervals]) -> tuple[Intervals, Column]:
+    """Return the stretches that `partition_phases` sums up, and the phase of each as its position in PHASES."""
+    cuts, owner = paint([phases[phase] for phase in ORDER], windows)
+    phase = np.array([PHASES.index(name) for name in (*ORDER, "other")])
+    return _stretches(cuts, np.where(owner >= 0, phase[owner], -1), windows)
+
+
+def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Intervals, Column]:
+    """Join neighbours of one owner within one step."""
+    if not len(cuts):
+        return NO_INTERVALS, owner
+    begins = np.isin(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
+    first = np.flatnonzero(begins)
+    stretches = pair(cuts[first], np.append(cuts[first[1:]], cuts[-1]))
+    inside = (owner[first] >= 0) & (stretches[:, 1] > stretches[:, 0])
+    return stretches[inside], owner[first][inside]
+
+
+def _layers(
+    phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals, bubbles: Intervals
+) -> list[Intervals]:
+    """Return what may cover a moment of a step, in the order of _COVERED."""
+    return [
+        bubbles,
+        union(exposed_transfer),
+        union(exposed_wait),
+        union(np.concatenate([phases[pause] for pause in _PAUSES])),
+        phases[events.DATA],
+        phases[events.CHECKPOINT],
+        phases[events.OPTIMIZER],
+        union(np.concatenate([phases[phase] for phase in _COMPUTE])),
+    ]
 
 
 def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[str, Column]:
