@@ -15,23 +15,32 @@ Column = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NONE: Intervals = np.zeros((0, 2), np.int64)
+_ALWAYS: Mask = np.ones(1, np.bool_)
 
 
 def pair(begin: Column, end: Column) -> Intervals:
     """Return pairs as they are given: not sorted, perhaps overlapping, empty or reversed."""
-    return np.stack((begin, end), axis=1).astype(np.int64, copy=False)
+    pairs = np.empty((len(begin), 2), np.int64)
+    pairs[:, 0], pairs[:, 1] = begin, end
+    return pairs
 
 
 def union(pairs: Intervals) -> Intervals:
     """Return the times covered by any of the pairs; empty and reversed pairs cover nothing, touching ones merge."""
-    pairs = pairs[pairs[:, 1] > pairs[:, 0]]
     if not len(pairs):
         return NONE
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(pairs[:, 1])
-    first = np.flatnonzero(np.r_[True, pairs[1:, 0] > reach[:-1]])
-    last = np.r_[first[1:], len(pairs)] - 1
-    return pair(pairs[first, 0], reach[last])
+    begin, end = np.ascontiguousarray(pairs.T)
+    if not (covers := end > begin).all():
+        begin, end = begin[covers], end[covers]
+    if (begin[1:] < begin[:-1]).any():
+        order = begin.argsort(kind="stable")
+        begin, end = begin[order], end[order]
+    reach = np.maximum.accumulate(end)
+    apart = begin[1:] > reach[:-1]
+    if apart.all():
+        return pair(begin, end)
+    first = np.concatenate((_ALWAYS, apart))
+    return pair(begin[first], reach[np.concatenate((apart, _ALWAYS))])
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
@@ -81,11 +90,19 @@ def share_out(layers: Sequence[Intervals], window: Intervals) -> Column:
 
 def _sweep(layers: Sequence[Intervals]) -> tuple[Column, Column]:
     """Return every begin and end once, in order, and what covers the time from there on: bit i for layer i."""
-    times = np.concatenate([layer.ravel() for layer in layers])
-    changes = np.concatenate([np.tile([1 << i, -(1 << i)], len(layer)) for i, layer in enumerate(layers)])
-    order = np.argsort(times, kind="stable")
-    times, covered = times[order], np.cumsum(changes[order])
-    last = np.append(times[1:] != times[:-1], np.True_)[: len(times)]
+    present = [(1 << i, layer) for i, layer in enumerate(layers) if len(layer)]
+    if not present:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    times = np.concatenate([layer.ravel() for _, layer in present])
+    changes = np.empty(len(times), np.int64)
+    at = 0
+    for bit, layer in present:
+        changes[at : at + 2 * len(layer) : 2] = bit
+        changes[at + 1 : at + 2 * len(layer) : 2] = -bit
+        at += 2 * len(layer)
+    order = times.argsort(kind="stable")
+    times, covered = times[order], changes[order].cumsum()
+    last = np.concatenate((times[1:] != times[:-1], _ALWAYS))
     return times[last], covered[last]
 
 

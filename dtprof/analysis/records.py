@@ -50,6 +50,8 @@ def sound_spans(tables: RankTables) -> Array:
 def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
     """Return the spans of one phase that have ended in one of these states."""
     ids = [i for i, name in enumerate(tables.ops) if name == phase]
+    if not ids:
+        return spans[:0]
     chosen = is_any(spans["op"], ids) & is_any(spans["state"], states)
     chosen &= spans["end_ns"] != UNKNOWN_NS
     return select(spans, chosen)
