@@ -47,7 +47,12 @@ GROUPS = (
 )
 STRAGGLERS = (
     RANK,
-    Column(name="last_share", dtype="float64", unit="fraction", meaning="how often it was the last to arrive"),
+    Column(
+        name="last_share",
+        dtype="float64",
+        unit="fraction",
+        meaning="of the steps in which somebody waited notably, those in which it was most to blame",
+    ),
     Column(name="slowdown", dtype="float64", meaning="step over the step without its lag; masked: not known"),
     Column(name="blame_ns_per_step", dtype="int64", unit="ns", meaning="waits of all others for it, a step"),
 )

@@ -14,7 +14,7 @@ MIN_WAITED = 0.8
 
 
 def find_slow_ranks(evidence: Evidence) -> list[Finding]:
-    """Return findings for ranks that the others wait for in most steps, at a notable cost."""
+    """Return findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
     stragglers = evidence.find_stragglers() if evidence.find_stragglers is not None else ()
     found = []
     for straggler in stragglers:
@@ -24,7 +24,7 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
         rank = evidence.ranks.get(straggler.rank)
         others = tuple(r for r in sorted(evidence.ranks) if r != straggler.rank)
         cost = straggler.blame_ns_per_step
-        facts = [f"it came last to {share:.0%} of the collectives in which somebody waited notably"]
+        facts = [f"it is most to blame in {share:.0%} of the steps in which somebody waited notably"]
         if cost is not None:
             facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
         found.append(
