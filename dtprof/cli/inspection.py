@@ -3,6 +3,8 @@
 import site
 import sysconfig
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from dtprof.analysis.results import StragglerResult
@@ -10,6 +12,7 @@ from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
@@ -24,7 +27,36 @@ def diagnose_run(path: Path) -> Verdict:
     Raises:
         NotARunError: the path holds no run.
     """
-    return decide(collect(reader.open_run(path)), ("run",))
+    run = reader.open_run(path)
+    last = _judge(collect(run))
+    if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
+        return last.verdict
+    numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
+    earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
+    return remember(last, [_judge(collect_attempt(run, number)) for number in earlier])
+
+
+def _judge(evidence: facts.Evidence) -> Attempt:
+    hosts = {rank.rank: rank.host for rank in evidence.ranks.values()}
+    return Attempt(verdict=decide(evidence, ("run",)), hosts=hosts)
+
+
+def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
+    """Read what the rules need of an attempt after which the job was restarted."""
+    ranks, world_size = [], 0
+    for rank, attempts in run.folders.items():
+        if number not in dict(attempts):
+            continue
+        tables = run.load(rank, number)
+        ranks.append(rank_evidence(tables, exit=run.exits.get(tables.pid), stack=None, alive=False))
+        world_size = max(world_size, tables.world_size, tables.rank + 1)
+    return facts.gather(
+        ranks,
+        world_size=world_size,
+        manifest=replace(run.manifest, exit_status=1),
+        stalled=any(rank.front is not None or rank.in_init for rank in ranks),
+        stopped_on_hang_ns=None,
+    )
 
 
 def collect(run: reader.Run) -> facts.Evidence:
