@@ -288,6 +288,10 @@ class MemoryRun:
         """Return the clocks measured, by host."""
         return self.clocks
 
+    def part(self, ranks: Sequence[int]) -> "MemoryRun":
+        """Return the run with some of its ranks."""
+        return MemoryRun([self._tables[rank, attempt] for rank in ranks for attempt, _ in self.folders[rank]])
+
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Return the tables of one rank."""
         return self._tables[rank, self.folders[rank][-1][0] if attempt is None else attempt]

@@ -178,6 +178,12 @@ class Marks:
             known = self.tables[family].get(boot_id)
             self.tables[family][boot_id] = own if known is None else _merge(known, own)
 
+    def join(self, others: "Marks") -> None:
+        """Take in the marks of other ranks."""
+        for family, clocks in others.tables.items():
+            for boot_id, own in clocks.items():
+                self.add(boot_id, {family: own})
+
 
 def _merge(a: Array, b: Array) -> Array:
     seqs, in_a, in_b = np.intersect1d(a["seq"], b["seq"], assume_unique=True, return_indices=True)

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis import codes
+from dtprof.analysis.alignment import Clocks
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.blocking import find_blocked
 from dtprof.analysis.collectives import split_blocked, time_operations
 from dtprof.analysis.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
+from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column, Intervals
 from dtprof.analysis.meetings import Meetings, match_operations
 from dtprof.analysis.partition import partition_steps
@@ -24,7 +26,7 @@ from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.records import UNNAMED, list_ranks, sound_operations, sound_spans
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.summary import Run, survey_run
+from dtprof.analysis.surveys import RankRecords, Run, newest_ranks, survey_run
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 
@@ -83,12 +85,44 @@ class _Sums:
         self.series[figure] = series.astype(np.float64) if known is None else known + series
         self.num_ranks[figure] = self.num_ranks.get(figure, 0) + 1
 
+    def join(self, others: "_Sums") -> None:
+        for figure, series in others.series.items():
+            known = self.series.get(figure)
+            self.series[figure] = series if known is None else known + series
+            self.num_ranks[figure] = self.num_ranks.get(figure, 0) + others.num_ranks[figure]
+        for figure, why in others.unknown.items():
+            self.unknown.setdefault(figure, why)
 
-def measure_run(run: Run) -> RunFigures:
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureTask:
+    """Some ranks to be measured."""
+
+    records: RankRecords
+    clocks: Clocks
+    steps: Mapping[int, RankSteps]  # of the ranks to be measured
+    pipeline_windows: Mapping[int, Intervals]
+    meetings: Meetings
+    numbers: Column
+
+
+def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
+    """Return the sums over some ranks, and the figures of each."""
+    sums = _Sums()
+    estimates: dict[Figure, Estimate] = {}
+    for rank, own in task.steps.items():
+        tables = task.clocks.align(task.records.load(rank))
+        figures = _measure_rank(tables, own, task.numbers, task.meetings, task.pipeline_windows[rank], sums)
+        for figure, series in figures.items():
+            estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
+            sums.add(figure, series)
+    return sums, estimates
+
+
+def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     """Measure a run step by step."""
-    newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
-    chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-    surveys = survey_run(run, chosen)
+    chosen = newest_ranks(run)
+    surveys = survey_run(run, chosen, executor)
     facts, meetings, pipelines = surveys.facts, surveys.meetings, surveys.pipelines
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
@@ -96,13 +130,21 @@ def measure_run(run: Run) -> RunFigures:
     windows = find_windows(list(pipelines.values()))
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
-    stepping = [rank for rank in chosen if len(numbers) and steps[rank].count]
-    for rank in stepping:
-        tables = surveys.clocks.align(run.load(rank))
-        own = _measure_rank(tables, steps[rank], numbers, meetings, windows_of(pipelines.get(rank), windows), sums)
-        for figure, series in own.items():
-            estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
-            sums.add(figure, series)
+    stepping = {rank: steps[rank] for rank in chosen if len(numbers) and steps[rank].count}
+    tasks = (
+        MeasureTask(
+            records=run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: stepping[rank] for rank in part if rank in stepping},
+            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            meetings=meetings.of(families),
+            numbers=numbers,
+        )
+        for part, families in surveys.parts
+    )
+    for own, own_estimates in map_tasks(executor, measure_ranks, tasks):
+        sums.join(own)
+        estimates.update(own_estimates)
     _add_bubble(sums, pipelines, windows, numbers)
     num_stepping = len(stepping)
     for figure, series in sums.series.items():

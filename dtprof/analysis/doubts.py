@@ -17,6 +17,7 @@ def list_doubts(
     *,
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
+    any_operations: bool,  # in the used steps
     used: UsedSteps,
     collectives: Sequence[CollectiveResult],
     missing: Sequence[int],
@@ -33,7 +34,7 @@ def list_doubts(
         *_of_records(facts, missing, run_problems, stale, restarts),
         *used.doubts,
         *_of_clocks(one_clock, clocks, boots, sum(reduction.in_doubt for reduction in reductions)),
-        *_of_operations(facts, reductions, collectives),
+        *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *_of_memory(facts),
         *pipeline,
         *_never_recorded(used),
@@ -100,7 +101,11 @@ def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], in_dou
 
 
 def _of_operations(
-    facts: Sequence[RankFacts], reductions: Sequence[RankReduction], collectives: Sequence[CollectiveResult]
+    facts: Sequence[RankFacts],
+    reductions: Sequence[RankReduction],
+    collectives: Sequence[CollectiveResult],
+    *,
+    any_operations: bool,
 ) -> list[str]:
     doubts = []
     if any(fact.tap == "python" for fact in facts):
@@ -108,7 +113,7 @@ def _of_operations(
             "transfer_ns: the Python tap sees a completion at its wait or at the rank's next event; durations and "
             "transfers are upper bounds, bandwidths lower ones (the native tap sees each at once)"
         )
-    if not any(reduction.rows for reduction in reductions) and facts:
+    if facts and not any_operations:
         doubts.append("collectives: none was recorded in the steps used")
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:

@@ -4,8 +4,8 @@ Each rank gives, per family of operations, one row an operation; rows of the sam
 associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -122,12 +122,28 @@ class Meetings:
 
     def add(self, rank: RankMeetings) -> None:
         """Take in one more rank."""
-        ops = np.array([self.ops.number(name) for name in rank.ops], np.int32)
-        apis = np.array([self.apis.number(name) for name in rank.apis], np.int32)
-        host = self.hosts.number(rank.boot_id)
-        for family, own in rank.rows.items():
-            rows = select(own, np.arange(len(own)))
-            rows["op"], rows["api"], rows["host"] = ops[own["op"]], apis[own["api"]], host
+        self._take(rank.rows, rank.ops, rank.apis, (rank.boot_id,))
+
+    def join(self, others: "Meetings") -> None:
+        """Take in the meetings of other ranks."""
+        self._take(others.tables, others.ops.names, others.apis.names, others.hosts.names)
+
+    def of(self, families: Iterable[Family]) -> "Meetings":
+        """Return the meetings of some families."""
+        return replace(self, tables={family: self.tables[family] for family in families})
+
+    def _take(
+        self, tables: Mapping[Family, Array], ops: Sequence[str], apis: Sequence[str], hosts: Sequence[str]
+    ) -> None:
+        """Take in rows whose `op`, `api` and `host` are positions in these names."""
+        numbers = {
+            column: np.array([own.number(name) for name in names], np.int32)
+            for column, own, names in (("op", self.ops, ops), ("api", self.apis, apis), ("host", self.hosts, hosts))
+        }
+        for family, theirs in tables.items():
+            rows = select(theirs, np.arange(len(theirs)))
+            for column, number in numbers.items():
+                rows[column] = number[theirs[column]]
             known = self.tables.get(family)
             self.tables[family] = rows if known is None else merge(known, rows)
 

@@ -2,30 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtprof.analysis.alignment import (
-    Clocks,
-    Marks,
-    MeasuredClock,
-    find_measured,
-    list_clocks,
-    state_errors,
-    tighten,
-    worst_error_ns,
-)
+from dtprof.analysis.alignment import Clocks, list_clocks, state_errors, worst_error_ns
+from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.collectives import RowKey, add_sums, list_collectives
 from dtprof.analysis.critical_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
-from dtprof.analysis.intervals import Column
+from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
+from dtprof.analysis.intervals import Column, Intervals
 from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
-from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank, survey
+from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank
 from dtprof.analysis.results import (
     ClockResult,
     CriticalPathResult,
@@ -40,125 +31,107 @@ from dtprof.analysis.results import (
 )
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import bin_width, find_stragglers
+from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
-from dtprof.tables import Array, Manifest, ProcessExit, RankTables
+from dtprof.tables import Array
 
 MAX_WORLD_SIZE = 1 << 20
 
 
-class Run(Protocol):
-    """Where the records come from; run_format.reader.Run is one."""
+@dataclass(frozen=True, kw_only=True)
+class ReductionTask:
+    """Some ranks to be reduced; the parameters are those of `reduce_rank`."""
 
-    @property
-    def path(self) -> Path:
-        """The run directory."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """What is known of the job as a whole."""
-
-    @property
-    def exits(self) -> Mapping[int, ProcessExit]:
-        """How processes ended, by pid."""
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What could not be read, a sentence each."""
-
-    @property
-    def folders(self) -> Mapping[int, Sequence[tuple[int, Path]]]:
-        """(attempt, folder) of every rank, ascending."""
-
-    def load(self, rank: int, attempt: int | None = None) -> RankTables:
-        """Read one rank."""
-
-    def host_clocks(self) -> Mapping[str, MeasuredClock]:
-        """Return the clocks that launchers measured, by host name."""
+    records: RankRecords
+    clocks: Clocks
+    steps: Mapping[int, RankSteps]  # of the ranks to be reduced
+    pipeline_windows: Mapping[int, Intervals]
+    meetings: Meetings
+    used: UsedSteps
+    max_bars: int
+    width: int
+    errors: ClockErrors
+    max_hops: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surveys:
-    """The first map of all ranks, on the clock of the reference as far as clocks are aligned."""
+class Reductions:
+    """The second map of some ranks."""
 
-    facts: list[RankFacts]
-    steps: dict[int, RankSteps]
-    meetings: Meetings
-    pipelines: dict[int, RankPipeline]
-    clocks: Clocks
-    boots: dict[int, str]  # by rank, as recorded
+    ranks: list[RankReduction] = field(default_factory=list)  # less their rows
+    rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
+    dropped: dict[RowKey, Array] = field(default_factory=dict)
 
-    @property
-    def one_clock(self) -> bool:
-        """Say whether all ranks are on one clock."""
-        return len({fact.boot_id for fact in self.facts}) <= 1
+    def add(self, reduction: RankReduction) -> None:
+        """Take in one more rank."""
+        self.ranks.append(replace(reduction, rows={}, dropped={}))
+        _add_rows(self.rows, reduction.rows)
+        _add_rows(self.dropped, reduction.dropped)
 
-
-def survey_run(run: Run, ranks: Sequence[int]) -> Surveys:
-    """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did."""
-    measured = run.host_clocks()
-    several = len(run.manifest.hosts) != 1 or len(measured) > 1
-    found, marks = _survey_on(run, ranks, find_measured(measured), several_clocks=several)
-    if len(set(found.boots.values())) < 2:
-        return found
-    spans: dict[str, tuple[int, int]] = {}
-    for fact in found.facts:
-        if 0 < fact.first_ns <= fact.last_ns:
-            first, last = spans.get(found.boots[fact.rank], (fact.first_ns, fact.last_ns))
-            spans[found.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
-    clocks = tighten(found.clocks, marks, spans)
-    if clocks.corrections:
-        return _survey_on(run, ranks, clocks, several_clocks=False)[0]
-    return replace(found, clocks=clocks)
+    def join(self, others: "Reductions") -> None:
+        """Take in other ranks."""
+        self.ranks.extend(others.ranks)
+        _add_rows(self.rows, others.rows)
+        _add_rows(self.dropped, others.dropped)
 
 
-def _survey_on(run: Run, ranks: Sequence[int], clocks: Clocks, *, several_clocks: bool) -> tuple[Surveys, Marks]:
-    surveys = Surveys(facts=[], steps={}, meetings=Meetings(), pipelines={}, clocks=clocks, boots={})
-    marks = Marks()
-    for rank in ranks:
-        tables = run.load(rank)
-        surveys.boots[rank] = tables.boot_id
-        seen = survey(clocks.align(tables), several_clocks=several_clocks)
-        surveys.facts.append(seen.facts)
-        surveys.steps[rank] = seen.steps
-        surveys.meetings.add(seen.meetings)
-        marks.add(tables.boot_id, seen.marks)
-        if seen.pipeline is not None:
-            surveys.pipelines[rank] = seen.pipeline
-    return surveys, marks
+def _add_rows(sums: dict[RowKey, Array], rows: Mapping[RowKey, Array]) -> None:
+    for key, row in rows.items():
+        sums[key] = add_sums(sums[key], row) if key in sums else row
 
 
-def summarise(run: Run) -> Summary:
+def reduce_ranks(task: ReductionTask) -> Reductions:
+    """Reduce some ranks, one after the other."""
+    reductions = Reductions()
+    for rank, own in task.steps.items():
+        reduction = reduce_rank(
+            task.clocks.align(task.records.load(rank)),
+            own=own,
+            used=task.used,
+            meetings=task.meetings,
+            max_bars=task.max_bars,
+            pipeline_windows=task.pipeline_windows[rank],
+            width=task.width,
+            errors=task.errors,
+            max_hops=task.max_hops,
+        )
+        reductions.add(reduction)
+    return reductions
+
+
+def summarise(run: Run, executor: Executor = THIS_PROCESS) -> Summary:
     """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned."""
-    newest = max((attempts[-1][0] for attempts in run.folders.values()), default=0)
-    chosen = sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-    surveys = survey_run(run, chosen)
+    chosen = newest_ranks(run)
+    surveys = survey_run(run, chosen, executor)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     windows = find_windows(list(pipelines.values()))
     one_clock = surveys.one_clock
-    errors = state_errors(clocks, surveys.boots)
-
-    reductions: list[RankReduction] = []
-    sums: dict[RowKey, Array] = {}
     width = bin_width(used.last - used.first + 1, len(chosen))
     max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
-    for rank in chosen:
-        reduction = reduce_rank(
-            clocks.align(run.load(rank)),
-            own=steps[rank],
+    errors = state_errors(clocks, surveys.boots)
+    tasks = (
+        ReductionTask(
+            records=run.part(part),
+            clocks=clocks,
+            steps={rank: steps[rank] for rank in part},
+            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            meetings=meetings.of(families),
             used=used,
-            meetings=meetings,
             max_bars=max_bars,
-            pipeline_windows=windows_of(pipelines.get(rank), windows),
             width=width,
             errors=errors,
             max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
         )
-        reductions.append(reduction)
-        for rows in (reduction.rows, reduction.dropped):
-            for key, row in rows.items():
-                sums[key] = add_sums(sums[key], row) if key in sums else row
+        for part, families in surveys.parts
+    )
+    reduced = Reductions()
+    for found in map_tasks(executor, reduce_ranks, tasks):
+        reduced.join(found)
+    reductions = reduced.ranks
+    sums = dict(reduced.rows)
+    _add_rows(sums, reduced.dropped)
 
     world_size = _world_size(facts)
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
@@ -195,13 +168,14 @@ def summarise(run: Run) -> Summary:
         cannot_tell=list_doubts(
             facts=facts,
             reductions=reductions,
+            any_operations=bool(reduced.rows),
             used=used,
             collectives=collectives,
             missing=missing,
             one_clock=one_clock,
             run_problems=run.problems,
             stale=sorted(set(run.folders) - set(chosen)),
-            restarts=newest,
+            restarts=newest_attempt(run),
             pipeline=pipeline_doubts,
             clocks=clocks,
             boots=surveys.boots,

@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ class Run:
     def host_clocks(self) -> dict[str, HostClock]:
         """Read how the clock of each host maps to that of the reference host, where that is known."""
         return host_clocks(self.path)
+
+    def part(self, ranks: Iterable[int]) -> "Run":
+        """Return the run as far as the records of some ranks need it."""
+        folders = {rank: self.folders[rank] for rank in ranks}
+        return dataclasses.replace(self, folders=folders, exits={}, processes=(), job_facts={}, stacks={}, problems=())
 
     def load_all(self) -> Iterator[RankTables]:
         """Read the last attempt of every rank, one after the other."""
