@@ -153,7 +153,7 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
         marked = np.zeros(len(own), _MARK)
         marked["seq"] = seqs[kept]
         name = names[np.minimum(own["op"], len(tables.ops))]
-        is_root = own["peer"] == (family.ranks.index(tables.rank) if tables.rank in family.ranks else -1)
+        is_root = own["peer"] == family.ranks.place_of(tables.rank)
         gives = ~(np.isin(name, FROM_ROOT) & ~is_root) & ~(np.isin(name, TO_ROOT) & is_root)
         needs = ~(np.isin(name, FROM_ROOT) & is_root) & ~(np.isin(name, TO_ROOT) & ~is_root)
         if family.is_p2p:

@@ -1,5 +1,6 @@
 """Wait, transfer and exposed time of every operation, and their sums by group, operation and api."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
 from dtprof.analysis.meetings import Family, Matched, Meetings, duration_of
-from dtprof.analysis.records import UNNAMED
+from dtprof.analysis.records import UNNAMED, is_any
 from dtprof.analysis.results import CollectiveResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, join, select
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -88,25 +89,32 @@ def time_operations(
     culprit = np.full(len(operations), -1, np.int64)
     in_doubt = np.zeros(len(operations), np.bool_)
     mixed = 0
+    shared: list[tuple[Family, Column]] = []
     for family, rows in matched.rows.items():
-        if family.members <= 1:
+        if family.members > 1:
+            shared.append((family, rows))
+        else:
             source[rows] = EXACT
-            continue
-        met = find_met(meetings, family, matched)
-        differs = np.zeros(len(rows), np.bool_) if family.is_p2p else met["mixed_ops"]
-        mixed += int(differs.sum())
-        exact = (met["num_seen"] == family.members) & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
-        estimated = (met["num_seen"] >= 2) & (met["num_seen"] <= family.members) & ~differs & ~exact
-        estimated &= duration[rows] != UNKNOWN_NS
-        arrived, for_root = _exact_arrival(meetings, family, met, start[rows], done[rows])
+    if shared:
+        rows = np.concatenate([some for _, some in shared])
+        lengths = [len(some) for _, some in shared]
+        members = np.repeat([family.members for family, _ in shared], lengths)
+        is_p2p = np.repeat([family.is_p2p for family, _ in shared], lengths)
+        met = join([find_met(meetings, family, matched) for family, _ in shared])
+        num_seen, started, took = met["num_seen"], start[rows], duration[rows]
+        differs = met["mixed_ops"] & ~is_p2p
+        mixed = int(differs.sum())
+        exact = (num_seen == members) & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
+        estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
+        arrived, for_root = _exact_arrival(meetings, is_p2p, met, started, done[rows])
         last = np.where(for_root, met["root_rank"], met["last_rank"])
-        doubtful = exact & (arrived - start[rows] < errors.between(rank, last)) & (duration[rows] != UNKNOWN_NS)
+        doubtful = exact & (arrived - started < errors.between(rank, last)) & (took != UNKNOWN_NS)
         exact, estimated = exact & ~doubtful, estimated | doubtful
         in_doubt[rows] = doubtful
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
-        by_duration = done[rows] - np.minimum(met["min_duration"], duration[rows])
-        arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, start[rows]))
+        by_duration = done[rows] - np.minimum(met["min_duration"], took)
+        arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, started))
         source[rows] = np.where(exact, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
     return _split(
         start,
@@ -126,7 +134,7 @@ def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
     return table if np.array_equal(table["seq"], seqs) else select(table, np.searchsorted(table["seq"], seqs))
 
 
-def _exact_arrival(meetings: Meetings, family: Family, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
+def _exact_arrival(meetings: Meetings, is_p2p: Mask, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
     """Return when the last of those arrived that each operation waited for, and whether that was just the root.
 
     It waited for the last of all, unless it was done before that one came. Then a broadcast or scatter waited for its
@@ -135,17 +143,17 @@ def _exact_arrival(meetings: Meetings, family: Family, met: Array, start: Column
     """
     last = met["last_start"]
     early = (done != UNKNOWN_NS) & (done < last)
-    if family.is_p2p:
-        return np.where(early, start, last), np.zeros(len(start), np.bool_)
-    from_root = _is_any(met["op"], FROM_ROOT, meetings) & (met["root_start"] >= 0)
-    to_root = _is_any(met["op"], TO_ROOT, meetings)
+    if not early.any():
+        return np.maximum(last, start), early
+    from_root = _is_any(met["op"], FROM_ROOT, meetings) & (met["root_start"] >= 0) & ~is_p2p
+    for_nobody = _is_any(met["op"], TO_ROOT, meetings) | is_p2p
     for_root = early & from_root
-    arrived = np.where(early, np.where(to_root, start, done), last)
+    arrived = np.where(early, np.where(for_nobody, start, done), last)
     return np.maximum(np.where(for_root, np.minimum(met["root_start"], done), arrived), start), for_root
 
 
 def _is_any(op: Column, wanted: tuple[str, ...], meetings: Meetings) -> Mask:
-    return np.isin(op, [number for number, name in enumerate(meetings.ops.names) if name in wanted])
+    return is_any(op, [number for number, name in enumerate(meetings.ops.names) if name in wanted])
 
 
 def _split(
@@ -213,54 +221,90 @@ def sum_rows(
 
     A collective goes by the names that the lowest rank gave it, a message by this rank's own.
     """
-    sums: dict[RowKey, Array] = {}
+    named = _Named()
+    parts: list[tuple[Column, Column, Mask, Mask]] = []  # key, row, counts as an operation, of the lowest member
     for family, rows in matched.rows.items():
         inside = chosen[rows]
-        rows = rows[inside]
+        every = bool(inside.all())
+        rows = rows if every else rows[inside]
+        if not len(rows):
+            continue
         if family.is_p2p:
             op, api = np.minimum(operations["op"][rows], len(tables.ops)), apis.of_operation[rows]
-            op_names, api_names, counted = (*tables.ops, UNNAMED), apis.names, np.ones(len(rows), np.bool_)
+            keys = named.keys(family._replace(sender=-1, receiver=-1), (*tables.ops, UNNAMED), apis.names, op, api)
+            counted = is_lowest = np.ones(len(rows), np.bool_)
         else:
             met = find_met(meetings, family, matched)
-            op, api, counted = met["op"][inside], met["api"][inside], met["first_rank"][inside] == tables.rank
-            op_names, api_names = tuple(meetings.ops.names), tuple(meetings.apis.names)
-        is_lowest = family.is_p2p or tables.rank == min(family.ranks, default=-1)
-        codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
-        table = np.zeros(len(codes), ROW_SUMS)
-        for name, values in _columns(
-            operations["nbytes"][rows], rows, counted, timing, blocked, is_lowest=is_lowest
-        ).items():
-            np.add.at(column := np.zeros(len(codes), np.int64), place, values.astype(np.int64, copy=False))
-            table[name] = column
-        for position, code in enumerate(codes.tolist()):
-            row = table[position : position + 1]
-            key = RowKey(family._replace(sender=-1, receiver=-1), op_names[code >> 32], api_names[code & 0xFFFFFFFF])
+            met = met if every else select(met, inside)
+            keys = named.keys(family, meetings.ops.names, meetings.apis.names, met["op"], met["api"])
+            counted = met["first_rank"] == tables.rank
+            is_lowest = np.full(len(rows), tables.rank == family.ranks.lowest)
+        parts.append((keys, rows, counted, is_lowest))
+    if not parts:
+        return {}
+    keys, rows, counted, is_lowest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = keys.argsort(kind="stable")
+    keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
+    sums: dict[RowKey, Array] = {}
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
+        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, blocked)
+        columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
+        table = np.zeros(len(first), ROW_SUMS)
+        for name, values in columns.items():
+            table[name] = np.add.reduceat(values, first, dtype=np.int64)
+        for position, number in enumerate(keys[some][first].tolist()):
+            key, row = named.names[number], table[position : position + 1]
             sums[key] = add_sums(sums[key], row) if key in sums else row
     return sums
+
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+class _Named:
+    """The rows that operations go to, by number."""
+
+    def __init__(self) -> None:
+        self.names: list[RowKey] = []
+        self._numbers: dict[RowKey, int] = {}
+
+    def keys(
+        self, family: Family, op_names: Sequence[str], api_names: Sequence[str], op: Column, api: Column
+    ) -> Column:
+        """Return the number of the row of each operation of a family."""
+        codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
+        numbers = []
+        for code in codes.tolist():
+            key = RowKey(family, op_names[code >> 32], api_names[code & 0xFFFFFFFF])
+            number = self._numbers.setdefault(key, len(self.names))
+            if number == len(self.names):
+                self.names.append(key)
+            numbers.append(number)
+        return np.array(numbers, np.int64)[place]
 
 
 def _number_distinct(values: Column) -> tuple[Column, Column]:
     """Return the distinct values, and for each value the position of its own. Fast where few are distinct."""
     few = np.sort(values[: 1 << 10])
-    few = few[np.r_[True, np.diff(few) != 0]] if len(few) else few
-    place = np.minimum(np.searchsorted(few, values), max(len(few) - 1, 0))
-    if len(values) and np.array_equal(few[place], values):
+    few = few[np.concatenate(([True], few[1:] != few[:-1]))]
+    if len(few) == 1 and (values == few[0]).all():
+        return few, np.zeros(len(values), np.int64)
+    place = np.minimum(np.searchsorted(few, values), len(few) - 1)
+    if np.array_equal(few[place], values):
         return few, place
     distinct, inverse = np.unique(values, return_inverse=True)
     return distinct, inverse
 
 
-def _columns(
-    nbytes: Column, rows: Column, counted: Mask, timing: Timing, blocked: Blocked, *, is_lowest: bool
-) -> dict[str, Column | Mask]:
+def _columns(nbytes: Column, rows: Column, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
     duration, wait = timing.duration[rows], timing.wait[rows]
     timed, split = duration != UNKNOWN_NS, wait != UNKNOWN_NS
     seen = timed & blocked.known[rows]
     exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
     return {
         "records": np.ones(len(rows), np.int64),
-        "count": counted,
-        "of_lowest": np.full(len(rows), is_lowest),
         "nbytes": nbytes,
         "timed": timed,
         "duration": np.where(timed, duration, 0),
@@ -271,18 +315,14 @@ def _columns(
         "seen": seen,
         "exposed": np.where(seen, exposed, 0),
         "in_flight": np.where(seen, duration, 0),
-        "in_flight_exposed": np.where(
-            seen & timed, np.clip(timing.exposed_in_flight[rows], 0, np.maximum(duration, 0)), 0
-        ),
+        "in_flight_exposed": np.where(seen, np.clip(timing.exposed_in_flight[rows], 0, np.maximum(duration, 0)), 0),
     }
 
 
 def add_sums(a: Array, b: Array) -> Array:
     """Add sums to sums."""
-    out = a.copy()
-    for name in ROW_SUMS.names or ():
-        out[name] += b[name]
-    return out
+    total: Array = (a.view(np.int64) + b.view(np.int64)).view(ROW_SUMS)
+    return total
 
 
 def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:

@@ -24,7 +24,7 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
         own["nbytes"] = row["nbytes"]
         if row["kind"] == codes.POINT_TO_POINT:
             own["count"] = own["of_lowest"] = row["events"]
-        elif tables.rank == min(family.ranks, default=-1):
+        elif tables.rank == family.ranks.lowest:
             own["of_lowest"] = row["events"]
         key = RowKey(family, op, name_site(tables, int(row["site"])))
         sums[key] = add_sums(sums[key], own) if key in sums else own

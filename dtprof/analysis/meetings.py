@@ -14,8 +14,9 @@ import numpy as np
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.intervals import Column
-from dtprof.analysis.records import UNNAMED
+from dtprof.analysis.records import UNNAMED, is_any
 from dtprof.events import POINT_TO_POINT
+from dtprof.members import Members, share
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
 MEETING = np.dtype(
@@ -59,7 +60,7 @@ class Family(NamedTuple):
     """What can meet: the collectives of one group, or the messages of one group from one member to another."""
 
     group: str
-    ranks: tuple[int, ...]  # global ranks by rank in the group; empty where not known
+    ranks: Members  # empty where not known
     size: int
     generation: int  # groups of the same name and members, counted
     sender: int = -1  # rank in the group; -1 for collectives
@@ -154,11 +155,12 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     seqs: dict[Family, Column] = {}
     families = find_families(tables.groups)
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
-    order = np.lexsort((operations["seq"], operations["group"], is_p2p))
-    group = operations["group"][order].astype(np.int64) + (is_p2p[order].astype(np.int64) << 16)
-    bounds = np.r_[0, np.flatnonzero(np.diff(group)) + 1, len(group)].tolist() if len(group) else [0]
+    seqs_seen = operations["seq"]
+    key = operations["group"] + (is_p2p.astype(np.int64) << 16)
+    order = np.lexsort((seqs_seen, key))
+    group = key[order]
     unmatched = 0
-    for begin, end in pairwise(bounds):
+    for begin, end in pairwise(_bounds(group)):
         some = order[begin:end]
         family = families.get(int(group[begin]) & 0xFFFF)
         if family is None:
@@ -166,23 +168,35 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
         elif group[begin] >> 16:
             unmatched += _place_messages(tables, operations, family, some, rows, seqs)
         else:
-            seq = operations["seq"][some]
-            only = np.diff(seq, prepend=-1) > 0  # a position twice: damaged records
-            unmatched += int((~only).sum())
-            rows[family], seqs[family] = some[only], seq[only]
+            seq = seqs_seen[some]
+            repeated = seq[1:] == seq[:-1]  # a position twice: damaged records
+            if repeated.any():
+                unmatched += int(repeated.sum())
+                only = np.concatenate(([True], ~repeated))
+                some, seq = some[only], seq[only]
+            rows[family], seqs[family] = some, seq
     return Matched(rows=rows, seqs=seqs, unmatched=unmatched)
+
+
+def _bounds(sorted_values: Column) -> list[int]:
+    """Return where each run of equal values begins, and the end of the last."""
+    if not len(sorted_values):
+        return [0]
+    changes = np.flatnonzero(sorted_values[1:] != sorted_values[:-1]) + 1
+    return [0, *changes.tolist(), len(sorted_values)]
 
 
 def find_families(groups: Mapping[int, Group]) -> dict[int, Family]:
     """Return the family of each group's collectives; a group made again under the same name counts apart."""
     families: dict[int, Family] = {}
-    seen: dict[tuple[str, tuple[int, ...]], int] = {}
+    seen: dict[tuple[str, Members], int] = {}
     for number in sorted(groups):
         group = groups[number]
-        generation = seen.get((group.name, group.ranks), 0)
-        seen[group.name, group.ranks] = generation + 1
-        size = len(group.ranks) or group.size
-        families[number] = Family(group=group.name, ranks=group.ranks, size=size, generation=generation)
+        ranks = share(group.ranks)
+        generation = seen.get((group.name, ranks), 0)
+        seen[group.name, ranks] = generation + 1
+        size = len(ranks) or group.size
+        families[number] = Family(group=group.name, ranks=ranks, size=size, generation=generation)
     return families
 
 
@@ -195,26 +209,26 @@ def _place_messages(
     seqs: dict[Family, Column],
 ) -> int:
     """Place sends and receives by pair of ranks, tag and order; return how many could not be."""
-    if tables.rank not in family.ranks or tables.dropped_events:
+    own = family.ranks.place_of(tables.rank)
+    if own < 0 or tables.dropped_events:
         return len(some)  # without all earlier messages the order is not known
-    own = family.ranks.index(tables.rank)
-    is_send = np.isin(operations["op"][some], [i for i, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]])
+    is_send = is_any(operations["op"][some], [i for i, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]])
     peer = operations["peer"][some].astype(np.int64)
     tag = operations["tag"][some].astype(np.int64) & 0x7FFFFFFF
     known = (peer >= 0) & (peer < family.size) & (peer != own)
-    order = np.lexsort((some, tag, peer, is_send))
+    pair_key = (is_send.astype(np.int64) << 32) | peer
+    order = np.lexsort((some, tag, pair_key))
     order = order[known[order]]
-    pair_key = (is_send[order].astype(np.int64) << 32) | peer[order]
-    bounds = np.r_[0, np.flatnonzero(np.diff(pair_key)) + 1, len(order)].tolist() if len(order) else [0]
-    for begin, end in pairwise(bounds):
+    for begin, end in pairwise(_bounds(pair_key[order])):
         chosen = order[begin:end]
         tags = tag[chosen]
-        new = np.r_[True, np.diff(tags) != 0]
-        count = np.arange(len(tags)) - np.maximum.accumulate(np.where(new, np.arange(len(tags)), 0))
+        place = np.arange(len(tags))
+        first = np.where(tags[1:] != tags[:-1], place[1:], 0)
+        count = place - np.concatenate((place[:1], np.maximum.accumulate(first)))
         other = int(peer[chosen[0]])
         sender, receiver = (own, other) if is_send[chosen[0]] else (other, own)
-        place = family._replace(sender=sender, receiver=receiver)
-        rows[place], seqs[place] = some[chosen], (tags << 32) | count
+        messages = family._replace(sender=sender, receiver=receiver)
+        rows[messages], seqs[messages] = some[chosen], (tags << 32) | count
     return int((~known).sum())
 
 
@@ -239,8 +253,9 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
         root = operations["peer"][some]
         if not family.is_p2p and family.ranks:
             has_root = (root >= 0) & (root < len(family.ranks))
-            row["root_rank"][has_root] = np.array(family.ranks, np.int64)[root[has_root]]
-            row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
+            if has_root.any():
+                row["root_rank"][has_root] = family.ranks.array[root[has_root]]
+                row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
         row["min_duration"] = duration[some]
         row["op"] = np.minimum(operations["op"][some], len(tables.ops))
         row["api"] = apis.of_operation[some]

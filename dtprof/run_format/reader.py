@@ -4,7 +4,6 @@ What cannot be read becomes a sentence in `problems`; only a path that holds no 
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import re
@@ -18,6 +17,7 @@ import numpy as np
 from dtprof import events, tables
 from dtprof.axes import axis_of
 from dtprof.errors import NotARunError
+from dtprof.members import share, share_range
 from dtprof.run_format import device_times, paths, schema, totals
 from dtprof.run_format.buckets import Layout, label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
@@ -400,23 +400,13 @@ class _Strings:
 
 
 def _members(row: dict[str, Any]) -> tuple[int, ...]:
-    """Return the global ranks in a group; the same tuple for all ranks of the run, which may be as many."""
+    """Return the global ranks in a group."""
     if "range" in row:
         first, count, stride = map(int, row["range"])
         if not 0 <= count <= MAX_MEMBERS:
             raise ValueError(count)
-        return _ranks_in_range(first, count, stride)
-    return _shared(tuple(map(int, row.get("ranks", ()))))
-
-
-@functools.lru_cache(maxsize=64)
-def _ranks_in_range(first: int, count: int, stride: int) -> tuple[int, ...]:
-    return _shared(tuple(first + stride * i for i in range(count)))
-
-
-@functools.lru_cache(maxsize=65_536)
-def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
-    return ranks
+        return share_range(first, count, stride)
+    return share(map(int, row.get("ranks", ())))
 
 
 def _mesh(row: dict[str, Any]) -> tables.Mesh:
@@ -484,9 +474,12 @@ def _json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     except OSError as error:
         problems.append(f"{path} cannot be read ({error.strerror})")
         return []
-    rows: list[dict[str, Any]] = []
-    damaged = 0
-    for line in filter(None, lines[:-1]):
+    lines = list(filter(None, lines[:-1]))
+    rows = _objects_at_once(lines)
+    if rows is not None:
+        return rows
+    rows, damaged = [], 0
+    for line in lines:
         try:
             row = json.loads(line)
         except ValueError:
@@ -498,6 +491,16 @@ def _json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     if damaged:
         problems.append(f"{path.parent.name}/{path.name} holds {damaged} damaged lines, left out")
     return rows
+
+
+def _objects_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    """Return the objects of all lines, which takes half the time; None where any is damaged."""
+    try:
+        # A line feed cannot be inside a string, and what is damaged otherwise changes how many objects there are.
+        rows = json.loads(b"[" + b"\n,".join(lines) + b"]")
+    except ValueError:
+        return None
+    return rows if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows) else None
 
 
 def _int(value: object) -> int:
