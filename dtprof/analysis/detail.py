@@ -1,0 +1,146 @@
+"""Everything that is known of single steps and operations of a rank, for what draws or lists them one by one.
+
+The summary keeps sums only. The figures here are those that it sums: the same functions give them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.alignment import state_errors
+from dtprof.analysis.blocking import Blocked, find_blocked
+from dtprof.analysis.collectives import Timing, split_blocked, time_operations
+from dtprof.analysis.execution import THIS_PROCESS
+from dtprof.analysis.intervals import Column, Intervals, Mask
+from dtprof.analysis.meetings import Matched, Meetings, match_operations
+from dtprof.analysis.partition import NO_INTERVALS, paint_phases, paint_steps, partition_phases, partition_steps
+from dtprof.analysis.phases import find_phases, find_user_phases
+from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of
+from dtprof.analysis.records import sound_operations, sound_spans
+from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.surveys import Run, Surveys, newest_ranks, survey_run
+from dtprof.tables import Array, RankTables, select
+
+FIRST, BETWEEN, LAST = 0, 1, 2
+"""Where in an operation of several ranks a rank arrived; a receive is last, whenever it was posted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDetail:
+    """What all ranks together say, before any is looked at one by one."""
+
+    run: Run
+    ranks: tuple[int, ...]  # of the newest attempt
+    surveys: Surveys
+    steps: dict[int, RankSteps]
+    used: UsedSteps
+
+    @property
+    def events(self) -> int:
+        """Records of all ranks."""
+        return sum(fact.events for fact in self.surveys.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDetail:
+    """One rank on the clock of the reference: its steps, what they are made of, and each operation."""
+
+    tables: RankTables
+    steps: RankSteps
+    parts: dict[str, Column] | None  # of each step, by PARTS; None: not known of this rank
+    part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
+    phases: dict[str, Column]  # of each step, by PHASES
+    phase_stretches: tuple[Intervals, Column]
+    user_phases: dict[str, Intervals]
+    operations: Array
+    spans: Array
+    timing: Timing
+    blocked: Blocked
+    meeting: Column  # a number that the members of one operation, and a send and its receive, share; 0: nobody met
+    arrived: Column  # of those that met: FIRST, BETWEEN or LAST
+
+
+def read_detail(run: Run) -> RunDetail:
+    """Look through a run once, rank by rank."""
+    ranks = newest_ranks(run)
+    surveys = survey_run(run, ranks, THIS_PROCESS)
+    steps = agree_on_rule(surveys.steps)
+    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=choose_steps(list(steps.values())))
+
+
+def read_ranks(detail: RunDetail, ranks: Sequence[int] | None = None) -> Iterator[RankDetail]:
+    """Read the ranks once more, one at a time."""
+    surveys = detail.surveys
+    windows = find_windows(list(surveys.pipelines.values()))
+    errors = state_errors(surveys.clocks, surveys.boots)
+    first_number = _number_families(surveys.meetings)
+    for rank in detail.ranks if ranks is None else ranks:
+        tables = surveys.clocks.align(detail.run.part([rank]).load(rank))
+        own = detail.steps[rank]
+        operations, spans = sound_operations(tables), sound_spans(tables)
+        matched = match_operations(tables, operations)
+        phases = find_phases(tables, spans, own)
+        blocked = find_blocked(tables, operations, phases, own)
+        timing = time_operations(operations, matched, surveys.meetings, blocked, rank=rank, errors=errors)
+        bubbles = find_bubbles(tables, spans, windows_of(surveys.pipelines.get(rank), windows))
+        meeting, arrived = _number_meetings(rank, operations, matched, surveys.meetings, first_number)
+        parts, stretches = None, (NO_INTERVALS, np.zeros(0, np.int64))
+        if len(own.windows) and not _unobserved(operations, blocked, own, detail.used).any():
+            exposed = split_blocked(blocked, timing, blocked.counts)
+            parts = partition_steps(own.windows, phases, *exposed, bubbles)
+            stretches = paint_steps(own.windows, phases, *exposed, bubbles)
+        yield RankDetail(
+            tables=tables,
+            steps=own,
+            parts=parts,
+            part_stretches=stretches,
+            phases=partition_phases(own.windows, phases),
+            phase_stretches=paint_phases(own.windows, phases),
+            user_phases=find_user_phases(tables, spans, own),
+            operations=operations,
+            spans=spans,
+            timing=timing,
+            blocked=blocked,
+            meeting=meeting,
+            arrived=arrived,
+        )
+
+
+def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:
+    """Say which operations in the used steps kept the program for a time that is not known."""
+    _, windows = own.used(used.first, used.last)
+    inside = np.zeros(len(operations), np.bool_)
+    if len(windows):
+        at = np.searchsorted(windows[:, 0], operations["issued_ns"], "right") - 1
+        inside = (at >= 0) & (operations["issued_ns"] < windows[np.maximum(at, 0), 1])
+    return inside & ~blocked.known & blocked.counts
+
+
+def _number_families(meetings: Meetings) -> dict[object, int]:
+    """Return the number of the first meeting of each family; numbers begin at 1."""
+    numbers: dict[object, int] = {}
+    following = 1
+    for family in sorted(meetings.tables):
+        numbers[family] = following
+        following += len(meetings.tables[family])
+    return numbers
+
+
+def _number_meetings(
+    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: dict[object, int]
+) -> tuple[Column, Column]:
+    """Return the number of the meeting of each operation, and where in it the rank arrived."""
+    numbers = np.zeros(len(operations), np.int64)
+    arrived = np.full(len(operations), BETWEEN, np.int64)
+    for family, rows in matched.rows.items():
+        table = meetings.tables[family]
+        at = np.searchsorted(table["seq"], matched.seqs[family])
+        met = select(table, at)
+        numbers[rows] = np.where(met["num_seen"] > 1, first_number[family] + at, 0)
+        if family.is_p2p:
+            arrived[rows] = FIRST if family.ranks[family.sender] == rank else LAST
+        else:
+            is_first = operations["issued_ns"][rows] == met["first_start"]
+            arrived[rows] = np.where(met["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))
+    return numbers, arrived
