@@ -59,6 +59,8 @@ PHASES = (
     COMPILE,
     GARBAGE_COLLECTION,
 )
+DEVICE_BUSY = "device_busy"  # of imported runs: the device computes; what it did besides communication is idle
+HOST_BUSY = "host_busy"  # of imported runs: an operator computes on the host
 STEP = "step"  # a span without length: the program called dtprof.step()
 USER_PHASE = "phase:"
 """Begins the names of spans that the program opened with dtprof.phase(), unless it named one of PHASES."""

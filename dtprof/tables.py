@@ -263,3 +263,4 @@ class Manifest:
     dtprof_version: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    cannot_tell: tuple[str, ...] = ()  # of an imported run: what its format lacks; the subject, a colon, the reason

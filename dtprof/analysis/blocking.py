@@ -5,15 +5,19 @@ Known only where completion is observed (gloo on CPU tensors). Each operation ha
 2. the wait, from the first `Work.wait()` for as long as waits lasted. DDP waits for futures in C++, which no record
    shows: operations issued inside a backward span that nobody waited for block the thread from the return of the last
    of them until the last is done, each from the completion of the one before (in order of issue) to its own.
+
+Imported runs tell instead when their device, or their host, computed. There an operation keeps the program for as long
+as it is under way and nothing computes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dtprof import events
 from dtprof.analysis import codes
-from dtprof.analysis.intervals import Column, Intervals, Mask, pair
+from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, measure_before, pair, subtract, union
+from dtprof.analysis.phases import BUSY
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -26,10 +30,24 @@ class Blocked:
     wait: Intervals
     known: Mask  # completion is observed, so that these two are all there is
     counts: Mask  # on a thread that runs the steps, or on behalf of its backward pass
+    covered: Intervals = field(default_factory=lambda: NONE)  # times in which nothing counts as blocked
+
+    def length(self, begin: Column, end: Column) -> Column:
+        """Return how much of each of these stretches is not covered."""
+        plain = end - begin
+        if not len(self.covered):
+            return plain
+        return plain - (measure_before(self.covered, end) - measure_before(self.covered, begin))
+
+    def uncovered(self, stretches: Intervals) -> Intervals:
+        """Return the stretches, or where something is covered the times of any of them that are not."""
+        return subtract(union(stretches), self.covered) if len(self.covered) else stretches
 
 
 def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Intervals], steps: RankSteps) -> Blocked:
     """Find the blocked stretches of each operation of one rank."""
+    if len(phases[events.DEVICE_BUSY]) or len(phases[events.HOST_BUSY]):
+        return _while_nothing_computes(operations, union(np.concatenate([phases[busy] for busy in BUSY])))
     issued = operations["issued_ns"]
     known = (operations["flags"] & codes.COMPLETION_SEEN) != 0
     returned = np.where(operations["returned_ns"] == UNKNOWN_NS, issued, operations["returned_ns"])
@@ -43,6 +61,22 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])
     return Blocked(
         call=pair(issued, np.where(known, returned, issued)), wait=pair(begin, end), known=known, counts=counts
+    )
+
+
+def _while_nothing_computes(operations: Array, busy: Intervals) -> Blocked:
+    """Return the time of each operation; its wait is what of it follows the last computation."""
+    issued, done = operations["issued_ns"], operations["done_ns"]
+    known = ((operations["flags"] & codes.COMPLETION_SEEN) != 0) & (done != UNKNOWN_NS)
+    end = np.where(known, done, issued)
+    before = np.searchsorted(busy[:, 0], end, "left") - 1
+    tail = np.clip(np.where(before >= 0, busy[np.maximum(before, 0), 1], issued), issued, end)
+    return Blocked(
+        call=pair(issued, tail),
+        wait=pair(tail, end),
+        known=known,
+        counts=np.ones(len(operations), np.bool_),
+        covered=busy,
     )
 
 

@@ -174,10 +174,11 @@ def _split(
     in_flight = np.zeros(len(start), np.int64)
     for stretch in (blocked.call, blocked.wait):
         length = stretch[:, 1] - stretch[:, 0]
-        waited = np.where(known, np.clip(arrival - stretch[:, 0], 0, length), length)
-        before += waited
-        after += length - waited
-        in_flight += np.clip(start + duration - stretch[:, 0], 0, length)
+        begin, end = stretch[:, 0], stretch[:, 1]
+        waited = np.where(known, np.clip(arrival - begin, 0, length), length)
+        before += blocked.length(begin, begin + waited)
+        after += blocked.length(begin + waited, end)
+        in_flight += blocked.length(begin, begin + np.clip(start + duration - begin, 0, length))
     return Timing(
         arrival=arrival,
         source=source,
@@ -203,7 +204,7 @@ def split_blocked(blocked: Blocked, timing: Timing, chosen: Mask) -> tuple[Inter
         at = np.where(known, np.clip(timing.arrival[chosen], stretch[:, 0], stretch[:, 1]), stretch[:, 1])
         waits.append(pair(stretch[:, 0], at))
         transfers.append(pair(at, stretch[:, 1]))
-    return np.concatenate(waits), np.concatenate(transfers)
+    return blocked.uncovered(np.concatenate(waits)), blocked.uncovered(np.concatenate(transfers))
 
 
 def sum_rows(

@@ -80,7 +80,7 @@ def collect_path(
     groups = tuple(
         tables.groups[i].name if i in tables.groups else "?" for i in range(max(tables.groups, default=-1) + 1)
     )
-    stretches = np.concatenate((blocked.call[blocked.counts], blocked.wait[blocked.counts]))
+    stretches = blocked.uncovered(np.concatenate((blocked.call[blocked.counts], blocked.wait[blocked.counts])))
     # An operation may have begun in the step before: its time is asked for in no other step than this one.
     cuts, owner = paint([union(stretches), *(phases[phase] for phase in ORDER)], union(windows))
     return RankPath(

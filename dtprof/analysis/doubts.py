@@ -28,9 +28,14 @@ def list_doubts(
     pipeline: Sequence[str],
     clocks: Clocks,
     boots: Mapping[int, str],
+    lacks: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return every reason why a figure is missing or may be wrong, gravest first."""
-    return (
+    """Return every reason why a figure is missing or may be wrong, gravest first.
+
+    What the format of an imported run lacks stands for whatever else is said of the same subject.
+    """
+    subjects = {reason.partition(":")[0] for reason in lacks} - {"run", "collectives", "steps"}
+    found = (
         *_of_records(facts, missing, run_problems, stale, restarts),
         *used.doubts,
         *_of_clocks(one_clock, clocks, boots, sum(reduction.in_doubt for reduction in reductions)),
@@ -39,6 +44,7 @@ def list_doubts(
         *pipeline,
         *_never_recorded(used),
     )
+    return (*lacks, *(doubt for doubt in found if doubt.partition(":")[0] not in subjects))
 
 
 def _of_records(

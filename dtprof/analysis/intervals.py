@@ -60,6 +60,18 @@ def total(a: Intervals) -> int:
     return int((a[:, 1] - a[:, 0]).sum())
 
 
+def measure_before(a: Intervals, times: Column) -> Column:
+    """Return how much of `a` lies before each of these times."""
+    if not len(a):
+        return np.zeros(len(times), np.int64)
+    lengths = np.zeros(len(a) + 1, np.int64)
+    lengths[1:] = (a[:, 1] - a[:, 0]).cumsum()
+    at = np.searchsorted(a[:, 0], times, "right")
+    beyond = np.maximum(a[np.maximum(at - 1, 0), 1] - times, 0)
+    measured: Column = lengths[at] - np.where(at > 0, beyond, 0)
+    return measured
+
+
 def paint(layers: Sequence[Intervals], window: Intervals) -> tuple[Column, Column]:
     """Give every moment of the window to the first layer that covers it.
 

@@ -4,6 +4,9 @@ Where parts overlap a moment belongs to the first of: in the window of a pipelin
 blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
 (exposed_wait), data, checkpoint, optimizer, forward or backward (compute); what nothing covers is host, and so are
 pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0.
+
+Of an imported run whose device is known the device is partitioned: what it computes is optimizer where an optimizer
+step is under way on it, else compute; and what nothing covers is idle.
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dtprof import events
-from dtprof.analysis.intervals import Column, Intervals, paint, pair, share_out, union
+from dtprof.analysis.intervals import Column, Intervals, intersect, paint, pair, share_out, union
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import PARTS, PHASES
 
@@ -26,6 +29,7 @@ _COVERED = (
     "compute",
     "host",
 )
+_COVERED_ON_DEVICE = (*_COVERED[:3], "optimizer", "compute", "data", "checkpoint", "idle")
 _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
 _COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
 
@@ -42,8 +46,9 @@ def partition_steps(
 ) -> dict[str, Column]:
     """Return for each part how long it took in each step; the parts sum to the step."""
     shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
-    covered = {part: shares[:, i] for i, part in enumerate(_COVERED)}
-    covered["host"] = covered["host"] + covered.pop("pauses")
+    covered = {part: shares[:, i] for i, part in enumerate(_name_owners(phases))}
+    if "pauses" in covered:
+        covered["host"] = covered["host"] + covered.pop("pauses")
     return dict.fromkeys(PARTS, np.zeros(len(windows), np.int64)) | covered
 
 
@@ -56,7 +61,7 @@ def paint_steps(
 ) -> tuple[Intervals, Column]:
     """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
     cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
-    part = np.array([PARTS.index("host" if name == "pauses" else name) for name in _COVERED])
+    part = np.array([PARTS.index("host" if name == "pauses" else name) for name in _name_owners(phases)])
     return _stretches(cuts, np.where(owner >= 0, part[owner], -1), windows)
 
 
@@ -78,19 +83,26 @@ def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Interva
     return stretches[inside], owner[first][inside]
 
 
+def _name_owners(phases: dict[str, Intervals]) -> tuple[str, ...]:
+    """Return what the layers stand for, and at last what none covers."""
+    return _COVERED_ON_DEVICE if len(phases[events.DEVICE_BUSY]) else _COVERED
+
+
 def _layers(
     phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals, bubbles: Intervals
 ) -> list[Intervals]:
-    """Return what may cover a moment of a step, in the order of _COVERED."""
+    """Return what may cover a moment of a step, as _name_owners names it."""
+    blocked = [bubbles, union(exposed_transfer), union(exposed_wait)]
+    if len(device := phases[events.DEVICE_BUSY]):
+        optimizer = intersect(device, phases[events.OPTIMIZER])
+        return [*blocked, optimizer, device, phases[events.DATA], phases[events.CHECKPOINT]]
     return [
-        bubbles,
-        union(exposed_transfer),
-        union(exposed_wait),
+        *blocked,
         union(np.concatenate([phases[pause] for pause in _PAUSES])),
         phases[events.DATA],
         phases[events.CHECKPOINT],
         phases[events.OPTIMIZER],
-        union(np.concatenate([phases[phase] for phase in _COMPUTE])),
+        union(np.concatenate([phases[phase] for phase in (*_COMPUTE, events.HOST_BUSY)])),
     ]
 
 

@@ -24,6 +24,8 @@ ORDER = (
     events.FORWARD,
 )
 """Which phase a moment belongs to when spans overlap: the first here."""
+BUSY = (events.DEVICE_BUSY, events.HOST_BUSY)
+"""When something computed, as imported runs tell."""
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
 _DONE = (codes.DONE,)
@@ -44,7 +46,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
         parts += [times_of(spans_of(own, tables, action, ENDED)) for action in ACTIONS.get(phase, ())]
         return union(np.concatenate(parts))
 
-    found = {phase: intervals(phase) for phase in ORDER}
+    found = {phase: intervals(phase) for phase in (*ORDER, *BUSY)}
     if events.PP_FORWARD in tables.ops:
         return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):

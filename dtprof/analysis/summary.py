@@ -179,6 +179,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS) -> Summary:
             pipeline=pipeline_doubts,
             clocks=clocks,
             boots=surveys.boots,
+            lacks=run.manifest.cannot_tell,
         ),
         critical_path=_critical_path(reductions),
         clocks=_list_clocks(surveys),
@@ -243,6 +244,8 @@ def _wall_ns(facts: Sequence[RankFacts]) -> int | None:
 
 
 def _overhead(facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> Overhead:
+    if not any(fact.tap for fact in facts):
+        return Overhead(capture_ns_per_event=None, capture_ns_total=0, share_of_step=None)
     total, count = sum(fact.capture_ns for fact in facts), sum(fact.events for fact in facts)
     shares = [
         fact.capture_ns / fact.events * reduction.events_per_step / reduction.step_ns

@@ -62,6 +62,8 @@ _RUN_JSON = (
         "only from `import dtprof.auto`: pid, start in ticks since boot, and boot id of what started the ranks",
     ),
     ("notes", "sentences about how the job was recorded"),
+    ("imported", "only from `dtprof import`: `format` and `files` that the run was made from"),
+    ("cannot_tell", "the same: what the format lacks, a sentence each that begins with the figure"),
 )
 _NODE_FILES = (
     ("processes.jsonl", "`pid`, `ppid`, `host`, `boot_id`, `env_rank` (RANK), `is_child` (of multiprocessing), "

@@ -166,6 +166,7 @@ def _manifest(document: dict[str, Any] | None) -> Manifest:
         dtprof_version=str(fields.get("dtprof_version", "")),
         settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},
         notes=words("notes"),
+        cannot_tell=words("cannot_tell"),
     )
 
 

@@ -40,6 +40,13 @@ def test_subtract_and_intersect_are_those_of_sets(a: Intervals, b: Intervals) ->
         assert is_canonical(result)
 
 
+@given(PAIRS, st.lists(st.integers(-40, 40), max_size=5))
+def test_what_lies_before_a_time_is_counted(a: Intervals, times: list[int]) -> None:
+    a = intervals.union(a)
+    expected = [len([t for t in moments(a) if t < time]) for time in times]
+    assert intervals.measure_before(a, np.array(times, np.int64)).tolist() == expected
+
+
 @given(st.lists(PAIRS, max_size=4), PAIRS)
 def test_every_moment_is_shared_out_once_to_the_first_layer_that_covers_it(
     layers: list[Intervals], window: Intervals

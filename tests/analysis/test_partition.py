@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dtprof.analysis import intervals
 from dtprof.analysis.partition import average, partition_phases, partition_steps
-from dtprof.analysis.phases import ORDER
+from dtprof.analysis.phases import BUSY, ORDER
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.summary import summarise
 from tests.builders import MemoryRun, RankBuilder
@@ -88,14 +88,17 @@ def test_pauses_are_host_work_wherever_they_happen() -> None:
     }
 
 
-@given(st.lists(INTERVALS, min_size=len(ORDER), max_size=len(ORDER)), INTERVALS, INTERVALS, INTERVALS)
+KNOWN = (*ORDER, *BUSY)
+
+
+@given(st.lists(INTERVALS, min_size=len(KNOWN), max_size=len(KNOWN)), INTERVALS, INTERVALS, INTERVALS)
 def test_parts_and_phases_sum_to_every_step(
     phase_times: list[intervals.Intervals],
     waits: intervals.Intervals,
     transfers: intervals.Intervals,
     windows: intervals.Intervals,
 ) -> None:
-    phases = dict(zip(ORDER, phase_times, strict=True))
+    phases = dict(zip(KNOWN, phase_times, strict=True))
     lengths = (windows[:, 1] - windows[:, 0]).tolist()
     parts = partition_steps(windows, phases, waits, transfers)
     assert tuple(parts) == PARTS
