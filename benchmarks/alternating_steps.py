@@ -1,8 +1,9 @@
 """A rank of the reference trainer that records every other step: run by torchrun, for `step_cost`.
 
 In a step that is not recorded, torch has every function back that dtprof has replaced, fall-through kernels lie over
-the tap's, and optimizers have no hooks of ours. Steps alternate bare, recorded, recorded, bare: neighbours make a pair,
-and what drifts falls on both alike. Threads that recording has started keep running through both.
+the tap's, and optimizers have no hooks of ours. Two steps of the one kind and two of the other take turns, so that
+neighbours make pairs and what drifts falls on both alike. One step between them is not counted: the interpreter has
+to specialise anew what a switch has changed. Threads that recording has started keep running through both.
 """
 
 import json
@@ -17,7 +18,8 @@ from typing import Any
 RESULTS, LATER = "DTPROF_BENCHMARK_RESULTS", "LATER_"
 SETTLED = 12
 """Steps until dtprof has replaced all that it will: models are found in the first three."""
-ORDER = (False, True, True, False)
+ORDER = ((False, False), (False, True), (False, True), (True, False), (True, True), (True, True))
+"""Whether a step is recorded, and whether it is counted."""
 Place = tuple[Any, str]
 
 
@@ -58,18 +60,21 @@ class AlternatingSteps:
         self._bypass: Any = None
         self._times: dict[str, list[tuple[int, int]]] = {"bare": [], "recorded": []}
         self._recorded: bool | None = None
+        self._counted = False
 
     def begin(self, step: int) -> None:
         """Take the time of the step that ends here, and begin the next one."""
         now = time.monotonic_ns(), time.process_time_ns()
-        if self._recorded is not None:
+        if self._counted:
             taken = now[0] - self._began[0], now[1] - self._began[1]
             self._times["recorded" if self._recorded else "bare"].append(taken)
         if step == SETTLED:
             self._find_changes()
-        if step >= SETTLED and self._recorded is not (recorded := ORDER[(step - SETTLED) % len(ORDER)]):
-            self._recorded = recorded
-            self._switch(recorded)
+        if step >= SETTLED:
+            recorded, self._counted = ORDER[(step - SETTLED) % len(ORDER)]
+            if self._recorded is not recorded:
+                self._recorded = recorded
+                self._switch(recorded)
         self._began = time.monotonic_ns(), time.process_time_ns()
 
     def save(self) -> None:

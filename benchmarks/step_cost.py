@@ -25,7 +25,7 @@ RANKS = 4
 
 def measure(tap: TapChoice) -> list[dict[str, list[tuple[int, int]]]]:
     """Return what each rank measured."""
-    steps = alternating_steps.SETTLED + 2 * PAIRS
+    steps = alternating_steps.SETTLED + 1 + PAIRS // 2 * len(alternating_steps.ORDER)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     trainer = ["-m", "benchmarks.alternating_steps", "--preset", PRESET, "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder:
