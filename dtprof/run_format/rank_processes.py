@@ -12,39 +12,26 @@ class RankProcess:
     """The process of one rank, of its last attempt."""
 
     rank: int
-    attempt: int
     pid: int
-    host: str
     boot_id: str
 
 
 def find_processes(folders: Mapping[int, Iterable[tuple[int, Path]]]) -> list[RankProcess]:
     """Return the processes of the ranks whose log can be read; `folders` is `Run.folders`: attempts by rank."""
-    found = []
-    for rank, attempts in sorted(folders.items()):
-        attempt, folder = max(attempts)
-        header = _newest_header(folder)
-        if header is not None:
-            pid, host, boot_id = header
-            found.append(RankProcess(rank=rank, attempt=attempt, pid=pid, host=host, boot_id=boot_id))
-    return found
+    newest = ((rank, max(attempts)[1]) for rank, attempts in sorted(folders.items()))
+    return [process for rank, folder in newest if (process := _find_process(rank, folder)) is not None]
 
 
-def _newest_header(folder: Path) -> tuple[int, str, str] | None:
+def _find_process(rank: int, folder: Path) -> RankProcess | None:
     for segment in reversed(paths.segment_files(folder)):
         if paths.is_archive(segment):
             continue
         try:
             with segment.open("rb") as file:
-                header = file.read(schema.HEADER_STRUCT.size)
+                head = file.read(schema.HEADER_STRUCT.size)
         except OSError:
             continue
-        if len(header) == schema.HEADER_STRUCT.size and header.startswith(schema.MAGIC):
-            values = schema.HEADER_STRUCT.unpack(header)
-            fields = dict(zip((field.name for field in schema.HEADER), values, strict=True))
-            return int(fields["pid"]), _text(fields["host"]), _text(fields["boot_id"])
+        if len(head) == schema.HEADER_STRUCT.size and head.startswith(schema.MAGIC):
+            header = schema.unpack_header(head)
+            return RankProcess(rank=rank, pid=header["pid"], boot_id=header["boot_id"])
     return None
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("utf-8", "replace")

@@ -209,10 +209,10 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         world_size=_int(newest.get("world_size") or process.get("world_size")),
         local_rank=_int(newest.get("local_rank", -1)),
         pid=_int(newest.get("pid") or process.get("pid")),
-        host=_text(newest.get("host")) or str(process.get("host", "")),
-        boot_id=_text(newest.get("boot_id")) or str(process.get("boot_id", "")),
+        host=str(newest.get("host") or process.get("host", "")),
+        boot_id=str(newest.get("boot_id") or process.get("boot_id", "")),
         tap=schema.TAPS.get(_int(newest.get("tap")), ""),
-        torch_version=_text(newest.get("torch_version")) or str(process.get("torch", "")),
+        torch_version=str(newest.get("torch_version") or process.get("torch", "")),
         python_version=str(process.get("python", "")),
         ops=names,
         raw_ops=tuple(strings.ops),
@@ -506,7 +506,3 @@ def _objects_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
 
 def _int(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _text(value: object) -> str:
-    return value.rstrip(b"\0").decode("utf-8", "replace") if isinstance(value, bytes) else ""

@@ -9,6 +9,7 @@ Changes, newest first:
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 FORMAT_VERSION = 1
 MAGIC = b"DTPROF\r\n"
@@ -146,6 +147,7 @@ FLAGS = {
     "inferred_site": (16, "no user frame on this thread: the site is that of the running backward call"),
     "skipped": (32, "optimizer span: the step was skipped by a GradScaler; data span: no batch was left"),
     "polled": (64, "completion is seen at the wait or the next event of the rank: done_after is an upper bound"),
+    "asked": (128, "its handle was asked for completion, its result or a future (native recorder; set afterwards)"),
 }
 MARKS = {
     "truncated": (1, "recording stopped early: the disk was full or the limit could not be kept"),
@@ -231,8 +233,24 @@ FLAG = {name: code for name, (code, _) in FLAGS.items()}
 MARK = {name: code for name, (code, _) in MARKS.items()}
 TAPS = {1: "native", 2: "python"}
 
+TEXTS = tuple(field.name for field in HEADER if field.code.endswith("s") and field.name != "magic")
+"""Fields of the header that hold zero-padded text."""
+
 if RECORD_STRUCT.size != RECORD_SIZE:
     raise AssertionError(f"a record takes {RECORD_STRUCT.size} bytes, the format says {RECORD_SIZE}")
+
+
+def unpack_header(head: bytes) -> dict[str, Any]:
+    """Return the fields of the header that a segment begins with, texts without their padding.
+
+    Raises:
+        struct.error: these are fewer bytes than a header has.
+    """
+    values = HEADER_STRUCT.unpack_from(head)
+    header: dict[str, Any] = dict(zip((field.name for field in HEADER), values, strict=True))
+    for name in TEXTS:
+        header[name] = header[name].rstrip(b"\0").decode("utf-8", "replace")
+    return header
 
 
 def cpp_header() -> str:

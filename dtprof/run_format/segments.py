@@ -114,8 +114,7 @@ def _take(
     if len(head) < schema.HEADER_STRUCT.size:
         problems.append(f"{where} is cut after {len(head)} bytes, inside its header: its events are lost")
         return None
-    values = schema.HEADER_STRUCT.unpack(head[: schema.HEADER_STRUCT.size])
-    header = dict(zip((field.name for field in schema.HEADER), values, strict=True))
+    header = schema.unpack_header(head)
     if header["magic"] != schema.MAGIC:
         problems.append(f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged")
         return None
