@@ -1,0 +1,271 @@
+"""The strings file of a rank: names, places, groups and what else is told once, an entry a line.
+
+Part of the reader. Entries are taken one by one, so that a file that still grows can be followed.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dtprof import events, tables
+from dtprof.axes import axis_of
+from dtprof.members import share, share_range
+from dtprof.run_format import paths, schema
+from dtprof.run_format.buckets import Layout
+from dtprof.tables import UNKNOWN_NS, Group, Site
+
+MAX_MEMBERS = 1 << 20
+"""Members that a group can have."""
+ENTRY_ERRORS = (KeyError, TypeError, ValueError, OverflowError)
+_ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
+
+
+class Strings:
+    """The entries of a strings file, by kind."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.process: dict[str, Any] = {}
+        self.ops: list[str] = []
+        self.sites: dict[int, Site] = {}
+        self.labels: dict[int, tables.Label] = {}
+        self.groups: dict[int, Group] = {}
+        self.axes: dict[str, str] = {}
+        self.meshes: list[tables.Mesh] = []
+        self.pipelines: dict[int, tables.Pipeline] = {}
+        self.bucket_layouts: list[Layout] = []
+        self.threads: dict[int, str] = {}
+        self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.features: list[str] = []
+        self.exceptions: list[tables.ExceptionRecord] = []
+        self.out_of_memory: list[tables.OutOfMemory] = []
+        self.notes: list[str] = []
+        self.ended_ns = UNKNOWN_NS
+        self.last_ns = 0
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Take in one entry.
+
+        Raises:
+            ENTRY_ERRORS: it cannot be understood.
+        """
+        kind = row.get("k")
+        self.last_ns = max(self.last_ns, int_or_0(row.get("t_ns")))
+        if kind == "op":
+            position = int(row["id"])
+            if not 0 <= position <= schema.MAX_TABLE_ENTRIES:
+                raise ValueError(position)
+            self.ops += ["?"] * (position + 1 - len(self.ops))
+            self.ops[position] = str(row["name"])
+        elif kind == "site":
+            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row)
+        elif kind == "label":
+            self.labels[int(row["id"])] = tables.Label(
+                api=str(row["api"]),
+                text=str(row["text"]),
+                module=str(row.get("module", "")),
+                stage=int(row.get("stage", -1)),
+                microbatch=int(row.get("microbatch", -1)),
+            )
+        elif kind == "group":
+            self._take_group(row)
+        elif kind == "axis":
+            self.axes.setdefault(str(row["group"]), str(row["axis"]))
+        elif kind == "mesh":
+            self.meshes.append(_mesh(row))
+        elif kind == "pipeline":
+            self.pipelines[int(row["id"])] = _pipeline(row)
+        elif kind == "ddp":
+            self.bucket_layouts.append(
+                Layout(
+                    t_ns=int(row["t_ns"]),
+                    reducer=int(row["id"]),
+                    group=str(row["group"]),
+                    sizes=tuple(map(int, row["buckets"])),
+                    num_parameters=int(row["parameters"]),
+                )
+            )
+        elif kind == "thread":
+            self.threads[int(row["id"])] = str(row["name"])
+        elif kind == "sizes":
+            self.sizes[int(row["id"])] = (tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"])))
+        elif kind == "feature":
+            self.features.append(str(row["name"]))
+        elif kind == "process":
+            self.process = row
+        elif kind == "exception":
+            frame = row.get("frame")
+            self.exceptions.append(
+                tables.ExceptionRecord(
+                    t_ns=int_or_0(row.get("t_ns")),
+                    type=str(row["type"]),
+                    message=str(row.get("message", "")),
+                    traceback=str(row.get("traceback", "")),
+                    frame=_site(frame) if isinstance(frame, dict) else None,
+                )
+            )
+        elif kind == "out_of_memory":
+            self.out_of_memory.append(_out_of_memory(row))
+        elif kind == "exit":
+            self.ended_ns = int_or_0(row.get("t_ns"))
+        elif kind == "note":
+            self.notes.append(str(row.get("text", "")))
+
+    def _labelled_site(self, row: dict[str, Any]) -> Site:
+        plain = self.sites.get(int(row["of"]), Site(file="", line=0, function=""))
+        return dataclasses.replace(plain, label=self.labels[int(row["label"])])
+
+    def groups_with_axes(self) -> dict[int, Group]:
+        """Return the groups with the axis of each: a dimension of a mesh before what its user says, the first of each.
+
+        Dimensions that join others come after those they join, which may have the same group.
+        """
+        axes: dict[str, str] = {}
+        for mesh in sorted(self.meshes, key=lambda mesh: mesh.flattened):
+            for name, group in zip(mesh.names, mesh.groups, strict=False):
+                axes.setdefault(group, name)
+        axes = self.axes | axes
+        return {
+            number: dataclasses.replace(group, axis=axes.get(group.name) or axis_of(group.description))
+            for number, group in self.groups.items()
+        }
+
+    def _take_group(self, row: dict[str, Any]) -> None:
+        known = self.groups.get(int(row["id"]))
+        ranks = _members(row) or (known.ranks if known else ())
+        self.groups[int(row["id"])] = Group(
+            name=str(row["name"]),
+            description=str(row.get("description", known.description if known else "")),
+            size=int_or_0(row.get("size", known.size if known else len(ranks))),
+            ranks=ranks,
+            backend=row.get("backend", known.backend if known else None),
+            timeout_s=row.get("timeout_s", known.timeout_s if known else None),
+        )
+
+
+def read_strings(folder: Path, problems: list[str]) -> Strings:
+    """Read the strings file of a rank folder; what cannot be understood is left out and told of."""
+    file = folder / paths.STRINGS
+    if not file.exists():
+        problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
+    strings = Strings()
+    damaged = 0
+    for row in json_lines(file, problems):
+        try:
+            strings.take(row)
+        except ENTRY_ERRORS:
+            damaged += 1
+    if damaged:
+        problems.append(f"{folder.name}/{file.name} holds {damaged} entries that cannot be understood, left out")
+    return strings
+
+
+def _members(row: dict[str, Any]) -> tuple[int, ...]:
+    """Return the global ranks in a group."""
+    if "range" in row:
+        first, count, stride = map(int, row["range"])
+        if not 0 <= count <= MAX_MEMBERS:
+            raise ValueError(count)
+        return share_range(first, count, stride)
+    return share(map(int, row.get("ranks", ())))
+
+
+def _mesh(row: dict[str, Any]) -> tables.Mesh:
+    coordinate = row.get("coordinate")
+    return tables.Mesh(
+        names=tuple(map(str, row["names"])),
+        shape=tuple(map(int, row["shape"])),
+        coordinate=None if coordinate is None else tuple(map(int, coordinate)),
+        groups=tuple(map(str, row["groups"])),
+        device_type=str(row.get("device_type", "")),
+        flattened=bool(row.get("flattened", False)),
+    )
+
+
+def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
+    order = row.get("order")
+    return tables.Pipeline(
+        schedule=str(row["schedule"]),
+        num_stages=int(row["num_stages"]),
+        stages=tuple(map(int, row["stages"])),
+        num_microbatches=int(row["microbatches"]),
+        group=str(row.get("group", "")),
+        group_rank=int(row.get("group_rank", -1)),
+        group_size=int(row.get("group_size", 0)),
+        order=None if order is None else tuple(tuple(map(_action, str(slot).split())) for slot in order),
+    )
+
+
+def _action(text: str) -> tables.Action:
+    parts = _ACTION.fullmatch(text)
+    if parts is None:
+        raise ValueError(text)
+    stage, kind, microbatch = parts.groups()
+    return tables.Action(
+        stage=int(stage), name=events.PIPELINE_KINDS.get(kind, kind), microbatch=int(microbatch) if microbatch else -1
+    )
+
+
+def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
+    return tables.OutOfMemory(
+        t_ns=int_or_0(row.get("t_ns")),
+        device=str(row["device"]),
+        message=str(row.get("message", "")),
+        live_bytes=None if row.get("live_bytes") is None else int(row["live_bytes"]),
+        held_bytes={str(name): int(held) for name, held in dict(row["held_bytes"]).items()},
+        largest=None if row.get("largest") is None else str(row["largest"]),
+        allocations=tuple(
+            f"{int(block['bytes'])} bytes: {' < '.join(map(str, block['frames']))}" for block in row["allocations"]
+        ),
+    )
+
+
+def _site(row: dict[str, Any]) -> Site:
+    return Site(
+        file=str(row["file"]), line=int(row["line"] or 0), function=str(row["function"]), api=str(row.get("api", ""))
+    )
+
+
+def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; a last line cut short by a kill is nothing to speak of."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path} cannot be read ({error.strerror})")
+        return []
+    lines = list(filter(None, lines[:-1]))
+    rows = _objects_at_once(lines)
+    if rows is not None:
+        return rows
+    rows, damaged = [], 0
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            damaged += 1
+    if damaged:
+        problems.append(f"{path.parent.name}/{path.name} holds {damaged} damaged lines, left out")
+    return rows
+
+
+def _objects_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
+    """Return the objects of all lines, which takes half the time; None where any is damaged."""
+    try:
+        # A line feed cannot be inside a string, and what is damaged otherwise changes how many objects there are.
+        rows = json.loads(b"[" + b"\n,".join(lines) + b"]")
+    except ValueError:
+        return None
+    return rows if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows) else None
+
+
+def int_or_0(value: object) -> int:
+    """Return a whole number as it is, 0 for anything else."""
+    return value if isinstance(value, int) else 0
