@@ -4,10 +4,11 @@ The window of a step runs from the first forward of any stage to the end of the 
 of the window it does not compute. The parts come from replaying the order in which the ranks really acted, without
 messages: with equal times for all stages (schedule), with the mean time of each stage (what that adds is imbalance),
 with the times of each action (jitter). What the real window has beyond that is communication and the host: exposed
-point-to-point. The four parts sum to the bubble.
+point-to-point. The four parts sum to the bubble; pipeline_replay.py has them. So do the three of when it was: while a
+rank warmed up (before its first gradient), while it drained (after its last forward), and steady, between.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,14 +17,25 @@ import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis.intervals import Column, Intervals, pair, subtract, union
-from dtprof.analysis.records import ENDED, spans_of
+from dtprof.analysis.pipeline_replay import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    GRADIENT,
+    LOSS,
+    mean_parts,
+    split_bubbles,
+)
+from dtprof.analysis.records import ENDED, is_any, spans_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
 from dtprof.tables import Array, Pipeline, RankTables
 
-MAX_REPLAYED = 64
-"""Steps of which the single actions are kept; windows are kept of all."""
-FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
+MAX_REPLAYED, MIN_REPLAYED = 64, 4
+"""Steps of which the single actions are kept, of many ranks fewer; windows are kept of all."""
+MAX_KEPT = 1 << 17
+"""Steps times ranks of which they are kept."""
 KINDS = {
     events.PP_FORWARD: FORWARD,
     events.PP_LOSS: LOSS,
@@ -31,11 +43,18 @@ KINDS = {
     events.PP_BACKWARD_INPUT: BACKWARD_INPUT,
     events.PP_BACKWARD_WEIGHT: BACKWARD_WEIGHT,
 }
-GRADIENT = (BACKWARD, BACKWARD_INPUT)
-"""What gives the stage before its gradient."""
 ACTION = np.dtype(
     [("step", "i8"), ("kind", "i8"), ("stage", "i8"), ("microbatch", "i8"), ("begin", "i8"), ("end", "i8")]
 )
+
+
+FILL = np.dtype([("warm_until", "i8"), ("busy_before", "i8"), ("drain_from", "i8"), ("busy_after", "i8")])
+"""Of one rank in one step: until its first gradient, and from its last forward on, with its time in actions there."""
+TIMES = ("warm_up", "steady", "drain")
+
+
+WORTH_ADVICE = 0.02
+"""Of the window: of smaller parts nothing is said."""
 
 
 class Key(NamedTuple):
@@ -57,6 +76,7 @@ class RankPipeline:
     first: Column  # begin of the first action of each
     last: Column  # end of the last
     busy: Column  # time in actions of each
+    fill: Array  # and when it warmed up and drained
     actions: Array  # of some steps, by begin
 
 
@@ -82,8 +102,10 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
     if not len(actions):
         return None
     steps, start = np.unique(actions["step"], return_index=True)
+    fill = _find_fill(actions, start)
     stride = 1
-    while len(steps) > MAX_REPLAYED * stride:
+    num_kept = min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, tables.world_size)))
+    while len(steps) > num_kept * stride:
         stride *= 2  # so that the steps that one rank keeps are among those of any other
     members = next((group.ranks for group in tables.groups.values() if group.name == pipeline.group), ())
     return RankPipeline(
@@ -95,8 +117,40 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
         first=np.minimum.reduceat(actions["begin"], start),
         last=np.maximum.reduceat(actions["end"], start),
         busy=np.add.reduceat(actions["end"] - actions["begin"], start),
+        fill=fill,
         actions=actions[actions["step"] % stride == 0],
     )
+
+
+def _find_fill(actions: Array, start: Column) -> Array:
+    """Return when a rank was warm and when it began to drain, step by step; what would be both drains."""
+    begin, end, kind = actions["begin"], actions["end"], actions["kind"]
+    fill = np.zeros(len(start), FILL)
+    fill["drain_from"] = np.maximum.reduceat(np.where(kind == FORWARD, end, -1), start)
+    none = fill["drain_from"] < 0
+    fill["drain_from"][none] = np.maximum.reduceat(end, start)[none]
+    first_gradient = np.minimum.reduceat(np.where(is_any(kind, GRADIENT), begin, np.iinfo(np.int64).max), start)
+    fill["warm_until"] = np.minimum(first_gradient, fill["drain_from"])
+    of_step = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(actions))))
+    for name, inside in (
+        ("busy_before", end <= fill["warm_until"][of_step]),
+        ("busy_after", begin >= fill["drain_from"][of_step]),
+    ):
+        fill[name] = np.add.reduceat(np.where(inside, end - begin, 0), start)
+    return fill
+
+
+def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Intervals) -> npt.NDArray[np.float64]:
+    """Return which share of each window, summed over ranks, was bubble in each of TIMES; shape (TIMES, steps)."""
+    shares = np.zeros((len(TIMES), len(steps)))
+    length = windows[:, 1] - windows[:, 0]
+    for member in members:
+        chosen = np.isin(member.steps, steps)
+        fill = member.fill[chosen]
+        warm_up = fill["warm_until"] - windows[:, 0] - fill["busy_before"]
+        drain = windows[:, 1] - fill["drain_from"] - fill["busy_after"]
+        shares += np.stack((warm_up, length - member.busy[chosen] - warm_up - drain, drain))
+    return shares / (len(members) * length)
 
 
 def _actions(tables: RankTables, spans: Array, runs: Array) -> Array:
@@ -175,7 +229,8 @@ def measure_pipelines(
             "clocks are not aligned; bubbles are those of the others"
         )
     fractions: list[npt.NDArray[np.float64]] = []
-    parts: list[tuple[float, ...]] = []
+    by_time: list[npt.NDArray[np.float64]] = []
+    replayed: list[tuple[list[Array], Column]] = []
     bubbles: dict[int, int] = {}
     for key, window in windows.items():
         members = pipelines[key]
@@ -187,12 +242,13 @@ def measure_pipelines(
         fractions.append(1 - np.sum(busy, axis=0) / (len(members) * lengths))
         for member, own in zip(members, busy, strict=True):
             bubbles[member.rank] = int(np.mean(lengths - own))
-        parts += _split(members, steps)
+        by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
+        replayed.append(([member.actions for member in members], steps))
     if not fractions:
         return None, [*doubts, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
     pipeline = next(iter(pipelines.values()))[0].pipeline
     fraction = float(np.concatenate(fractions).mean())
-    split = _mean_parts(parts, fraction)
+    split = mean_parts(split_bubbles(replayed), fraction)
     if split is None:
         doubts.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
     theory = theory_fraction(pipeline)
@@ -207,10 +263,29 @@ def measure_pipelines(
             bubble_fraction=fraction,
             theory_fraction=theory,
             parts=split,
+            by_time=dict(zip(TIMES, np.concatenate(by_time, axis=1).mean(axis=1).tolist(), strict=True)),
+            advice=_advise(pipeline, split, bubbles),
             per_rank=tuple(PipelineRank(rank=rank, bubble_ns=bubble) for rank, bubble in sorted(bubbles.items())),
         ),
         doubts,
     )
+
+
+def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapping[int, int]) -> str | None:
+    """Return what makes the largest part of the bubble smaller; None where none is worth it."""
+    part, share = max((parts or {"": 0.0}).items(), key=lambda item: item[1])
+    if share < WORTH_ADVICE:
+        return None
+    p, m = pipeline.group_size, pipeline.num_microbatches
+    if part == "schedule":
+        more = f"{4 * p} microbatches or more" if m < 4 * p else "more microbatches"
+        return f"{more}, or an interleaved or zero-bubble schedule"
+    if part == "imbalance":
+        busiest = min(bubbles, key=lambda rank: bubbles[rank])
+        return f"another split of layers over stages: those of rank {busiest} take longest"
+    if part == "exposed_p2p":
+        return "faster links between stages, or smaller messages"
+    return "steady times: find what disturbs single actions (other load, garbage collection, input of unequal length)"
 
 
 def schedule_name(pipeline: Pipeline) -> str:
@@ -233,95 +308,3 @@ def theory_fraction(pipeline: Pipeline) -> float | None:
     if name in ("Interleaved1F1B", "LoopedBFS"):
         return (p - 1) / (v * m + p - 1)
     return 0.0 if name == "ZBV" else None
-
-
-PARTS = ("schedule", "imbalance", "exposed_p2p", "jitter")
-
-
-def _mean_parts(parts: Sequence[tuple[float, ...]], fraction: float) -> dict[str, float] | None:
-    """Return the mean of each part; exposed_p2p takes what the steps that were not replayed differ by."""
-    if not parts:
-        return None
-    means = dict(zip(PARTS, (float(value) for value in np.mean(parts, axis=0)), strict=True))
-    means["exposed_p2p"] += fraction - sum(means.values())
-    return means
-
-
-def _split(members: Sequence[RankPipeline], steps: Column) -> list[tuple[float, ...]]:
-    """Return the parts of each step whose actions are kept by all ranks and can be replayed."""
-    per_rank = [member.actions[np.isin(member.actions["step"], steps)] for member in members]
-    if not all(len(actions) for actions in per_rank):
-        return []
-    everything = np.concatenate(per_rank)
-    took = everything["end"] - everything["begin"]
-    by_kind = _means(everything["kind"], took)
-    by_stage = _means(everything["kind"] * 2**32 + everything["stage"], took)
-
-    def equal(row: Array) -> float:
-        return 0.0 if row["kind"] == LOSS else by_kind[int(row["kind"])]
-
-    def of_stage(row: Array) -> float:
-        return by_stage[int(row["kind"] * 2**32 + row["stage"])]
-
-    def own(row: Array) -> float:
-        return float(row["end"] - row["begin"])
-
-    found: list[tuple[float, ...]] = []
-    for step in np.unique(everything["step"]):
-        orders = [actions[actions["step"] == step] for actions in per_rank]
-        window = max(int(o["end"].max()) for o in orders if len(o)) - min(
-            int(o["begin"].min()) for o in orders if len(o)
-        )
-        busy = sum(int((o["end"] - o["begin"]).sum()) for o in orders)
-        replayed = [replay(orders, duration) for duration in (equal, of_stage, own)]
-        if None in replayed or not window:
-            continue
-        schedule, uneven, jittered = (value for value in replayed if value is not None)
-        real = 1 - busy / (len(orders) * window)
-        found.append((schedule, uneven - schedule, real - jittered, jittered - uneven))
-    return found
-
-
-def _means(keys: Column, values: Column) -> dict[int, float]:
-    unique, where = np.unique(keys, return_inverse=True)
-    sums = np.bincount(where.reshape(-1), values)
-    counts = np.bincount(where.reshape(-1))
-    return {int(key): float(mean) for key, mean in zip(unique, sums / counts, strict=True)}
-
-
-def replay(orders: Sequence[Array], duration: Callable[[Array], float]) -> float | None:
-    """Return the share of bubbles when ranks act in their order, each action as soon as what it needs is there.
-
-    A forward needs that of the stage before; a gradient of inputs that of the stage after. None where the actions wait
-    for each other or for one that is missing.
-    """
-    last_stage = max(int(order["stage"].max()) for order in orders if len(order))
-    ready: dict[tuple[bool, int, int], float] = {}
-    at = [0] * len(orders)
-    now = [0.0] * len(orders)
-    busy, begun, moved = 0.0, float("inf"), True
-    while moved:
-        moved = False
-        for rank, order in enumerate(orders):
-            while at[rank] < len(order):
-                row = order[at[rank]]
-                kind, stage, microbatch = int(row["kind"]), int(row["stage"]), int(row["microbatch"])
-                needed = 0.0
-                if kind == FORWARD and stage > 0:
-                    needed = ready.get((True, stage - 1, microbatch), -1.0)
-                elif kind in GRADIENT and stage < last_stage:
-                    needed = ready.get((False, stage + 1, microbatch), -1.0)
-                if needed < 0:
-                    break
-                took = duration(row)
-                begin = max(now[rank], needed)
-                now[rank] = begin + took
-                begun = min(begun, begin)
-                busy += took
-                if kind == FORWARD or kind in GRADIENT:
-                    ready[kind == FORWARD, stage, microbatch] = now[rank]
-                at[rank] += 1
-                moved = True
-    if any(done < len(order) for done, order in zip(at, orders, strict=True)) or not busy:
-        return None
-    return 1 - busy / (len(orders) * (max(now) - begun))

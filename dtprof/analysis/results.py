@@ -227,6 +227,8 @@ class PipelineResult:
     theory_fraction: float | None
     parts: dict[str, float] | None  # schedule, imbalance, exposed_p2p, jitter: they sum to bubble_fraction
     per_rank: tuple[PipelineRank, ...]
+    by_time: dict[str, float] = field(default_factory=dict)  # warm_up, steady, drain: they sum to bubble_fraction, too
+    advice: str | None = None  # what makes the largest part smaller
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,6 +77,35 @@ def test_an_even_gpipe_has_the_bubble_of_theory_and_nothing_else() -> None:
     assert [(one.rank, one.bubble_ns) for one in result.per_rank] == [(0, 30), (1, 30)]
 
 
+def test_bubbles_are_told_apart_by_when_they_are() -> None:
+    # Rank 0 idles from 20 to 50, after its last forward; rank 1 until 10, and from 70 to the end of the window at 90.
+    assert result_of(summary_of(GPIPE)).by_time == pytest.approx({"warm_up": 10 / 180, "steady": 0, "drain": 50 / 180})
+    # 1F1B, forward 10, backward 20, three microbatches. Rank 0 waits from 20 to 40 for its first gradient and after its
+    # last forward from 90 to 100; rank 1 until 10, and from 100 until rank 0 is done at 120.
+    one_f_one_b = (
+        [("F", 0, 0, 10), ("F", 1, 10, 20), ("B", 0, 40, 60), ("F", 2, 60, 70), ("B", 1, 70, 90), ("B", 2, 100, 120)],
+        [("F", 0, 10, 20), ("B", 0, 20, 40), ("F", 1, 40, 50), ("B", 1, 50, 70), ("F", 2, 70, 80), ("B", 2, 80, 100)],
+    )
+    assert result_of(summary_of(one_f_one_b)).by_time == pytest.approx(
+        {"warm_up": (20 + 10) / 240, "steady": 0, "drain": (10 + 20) / 240}
+    )
+
+
+def test_advice_follows_the_largest_part() -> None:
+    assert result_of(summary_of(GPIPE)).advice == "8 microbatches or more, or an interleaved or zero-bubble schedule"
+    slow_messages = (
+        [("F", 0, 0, 5), ("F", 1, 5, 10), ("B", 0, 150, 160), ("B", 1, 160, 170)],
+        [("F", 0, 70, 75), ("F", 1, 75, 80), ("B", 0, 80, 90), ("B", 1, 90, 100)],
+    )
+    assert result_of(summary_of(slow_messages)).advice == "faster links between stages, or smaller messages"
+    # Six microbatches, forward 2 and backward 4 on rank 0, five times that on rank 1.
+    much_uneven = (
+        [("F", i, 2 * i, 2 * i + 2) for i in range(6)] + [("B", i, 82 + 20 * i, 86 + 20 * i) for i in range(6)],
+        [("F", i, 2 + 10 * i, 12 + 10 * i) for i in range(6)] + [("B", i, 62 + 20 * i, 82 + 20 * i) for i in range(6)],
+    )
+    assert "those of rank 1 take longest" in (result_of(summary_of(much_uneven)).advice or "")
+
+
 def test_messages_show_as_exposed_point_to_point() -> None:
     result = result_of(summary_of(WITH_MESSAGES))
     # Each rank is busy 60 of a window of 100.

@@ -1,0 +1,163 @@
+"""What bubbles are made of: the actions of a pipeline replayed in the order in which its ranks really acted.
+
+Steps in which all ranks act in the same order, also those of other replicas, are replayed side by side.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.intervals import Column
+from dtprof.tables import Array
+
+FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
+GRADIENT = (BACKWARD, BACKWARD_INPUT)
+"""What gives the stage before its gradient."""
+PARTS = ("schedule", "imbalance", "exposed_p2p", "jitter")
+Floats = npt.NDArray[np.float64]
+_MAX_DURATIONS = 1 << 20
+"""Of actions that are replayed side by side: times three, 24 MB."""
+_DURATIONS = 3
+"""Of each action: equal for all stages, the mean of its stage, its own."""
+
+
+class Act(NamedTuple):
+    """One action of a rank."""
+
+    kind: int
+    stage: int
+    microbatch: int
+
+
+Plan = tuple[tuple[Act, ...], ...]
+"""The actions of each rank, in order."""
+
+
+def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[str, float] | None:
+    """Return the mean of each part over the steps that can be replayed, as shares of their windows.
+
+    Parameters:
+        pipelines: of each the actions of its ranks, by begin, and the steps to look at.
+
+    Returns:
+        None where no step can be replayed. The parts sum to the mean bubble of the steps replayed.
+    """
+    total, count = np.zeros(len(PARTS)), 0
+    waiting: dict[Plan, list[tuple[Floats, float]]] = {}
+    plans: dict[tuple[bytes, ...], Plan] = {}
+    for per_rank, steps in pipelines:
+        for plan, durations, bubble in _list_steps(per_rank, steps, plans):
+            alike = waiting.setdefault(plan, [])
+            alike.append((durations, bubble))
+            if durations.size * len(alike) > _DURATIONS * _MAX_DURATIONS:
+                done, replayed = _split(plan, waiting.pop(plan))
+                total, count = total + done, count + replayed
+    for plan, alike in waiting.items():
+        done, replayed = _split(plan, alike)
+        total, count = total + done, count + replayed
+    return dict(zip(PARTS, (total / count).tolist(), strict=True)) if count else None
+
+
+def _list_steps(
+    per_rank: Sequence[Array], steps: Column, plans: dict[tuple[bytes, ...], Plan]
+) -> Iterable[tuple[Plan, Floats, float]]:
+    """Yield the plan of each step of one pipeline, its durations of shape (actions, 3), and its bubble."""
+    per_rank = [actions[np.isin(actions["step"], steps)] for actions in per_rank]
+    if not all(len(actions) for actions in per_rank):
+        return
+    everything = np.concatenate(per_rank)
+    took = (everything["end"] - everything["begin"]).astype(np.float64)
+    kind = everything["kind"]
+    durations = np.stack(
+        (
+            np.where(kind == LOSS, 0.0, _mean_by(kind, took)),
+            _mean_by(kind * 2**32 + everything["stage"], took),
+            took,
+        ),
+        axis=1,
+    )
+    present = np.unique(everything["step"])
+    ends = np.cumsum([len(actions) for actions in per_rank])
+    bounds = [
+        np.searchsorted(actions["step"], (present, present + 1)) + end - len(actions)
+        for actions, end in zip(per_rank, ends.tolist(), strict=True)
+    ]
+    plan_rows = np.ascontiguousarray(np.stack([everything[name] for name in Act._fields], axis=1))
+    for number in range(len(present)):
+        parts = [slice(int(bound[0, number]), int(bound[1, number])) for bound in bounds]
+        key = tuple(plan_rows[part].tobytes() for part in parts)
+        if key not in plans:
+            plans[key] = tuple(tuple(Act(*row) for row in plan_rows[part].tolist()) for part in parts)
+        rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        window = int(everything["end"][rows].max() - everything["begin"][rows].min())
+        if window > 0:
+            yield plans[key], durations[rows], 1 - float(took[rows].sum()) / (len(per_rank) * window)
+
+
+def _mean_by(keys: Column, values: Floats) -> Floats:
+    _, where = np.unique(keys, return_inverse=True)
+    where = where.reshape(-1)
+    means: Floats = (np.bincount(where, values) / np.bincount(where))[where]
+    return means
+
+
+def _split(plan: Plan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, int]:
+    """Return the sum of the parts over steps of one plan, and how many could be replayed."""
+    replayed = replay(plan, np.concatenate([durations for durations, _ in alike], axis=1))
+    if replayed is None:
+        return np.zeros(len(PARTS)), 0
+    schedule, uneven, jittered = replayed.reshape(len(alike), _DURATIONS).T
+    bubble = np.array([real for _, real in alike])
+    parts = np.stack((schedule, uneven - schedule, bubble - jittered, jittered - uneven))
+    return parts.sum(axis=1), len(alike)
+
+
+def replay(plan: Plan, took: Floats) -> Floats | None:
+    """Return the share of bubbles when ranks act in their order, each action as soon as what it needs is there.
+
+    A forward needs that of the stage before; a gradient of inputs that of the stage after. None where the actions wait
+    for each other or for one that is missing.
+
+    Parameters:
+        took: durations of the actions, rank by rank; one column a replay.
+    """
+    last_stage = max((act.stage for acts in plan for act in acts), default=0)
+    first_row = np.cumsum([0, *map(len, plan)]).tolist()
+    ready: dict[tuple[bool, int, int], Floats] = {}
+    at = [0] * len(plan)
+    now = np.zeros((len(plan), took.shape[1]))
+    begun = np.full(took.shape[1], np.inf)
+    moved = True
+    while moved:
+        moved = False
+        for rank, acts in enumerate(plan):
+            while at[rank] < len(acts):
+                kind, stage, microbatch = acts[at[rank]]
+                needed: Floats | None = now[rank]
+                if kind == FORWARD and stage > 0:
+                    needed = ready.get((True, stage - 1, microbatch))
+                elif kind in GRADIENT and stage < last_stage:
+                    needed = ready.get((False, stage + 1, microbatch))
+                if needed is None:
+                    break
+                begin = np.maximum(now[rank], needed)
+                now[rank] = begin + took[first_row[rank] + at[rank]]
+                begun = np.minimum(begun, begin)
+                if kind == FORWARD or kind in GRADIENT:
+                    ready[kind == FORWARD, stage, microbatch] = now[rank].copy()
+                at[rank] += 1
+                moved = True
+    busy = took.sum(axis=0)
+    if any(done < len(acts) for done, acts in zip(at, plan, strict=True)) or not busy.all():
+        return None
+    share: Floats = 1 - busy / (len(plan) * (now.max(axis=0) - begun))
+    return share
+
+
+def mean_parts(parts: Mapping[str, float] | None, fraction: float) -> dict[str, float] | None:
+    """Return parts that sum to a bubble; exposed_p2p takes what the steps that were not replayed differ by."""
+    if parts is None:
+        return None
+    return dict(parts) | {"exposed_p2p": parts["exposed_p2p"] + fraction - sum(parts.values())}
