@@ -24,11 +24,20 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     """Name the call behind each operation of one rank."""
     uses_ddp = "ddp" in tables.features
     names: dict[str, int] = {"": 0}
-    sites, place = np.unique(operations["site"], return_inverse=True)
+    sites, place = _distinct(operations["site"])
     numbers = np.zeros(len(sites), np.int64)
     for i, site in enumerate(sites.tolist()):
         numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
     return Apis(names=tuple(names), of_operation=numbers[place])
+
+
+def _distinct(values: Array) -> tuple[Column, Column]:
+    """Return the distinct values and for each value the position of its own; fast where they are small."""
+    if len(values) and (largest := int(values.max())) < 4 * len(values):
+        present = np.bincount(values, minlength=largest + 1) > 0
+        return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
+    distinct, place = np.unique(values, return_inverse=True)
+    return distinct, place
 
 
 def name_site(tables: RankTables, site: int) -> str:

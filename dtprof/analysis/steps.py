@@ -20,7 +20,7 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair
-from dtprof.analysis.records import ENDED, list_ranks, sound_operations, spans_of, times_of
+from dtprof.analysis.records import ENDED, is_any, list_ranks, sound_operations, spans_of, times_of
 from dtprof.analysis.steps_by_operations import find_period_ends
 from dtprof.tables import Array, RankTables
 
@@ -85,8 +85,8 @@ def find_steps(tables: RankTables, spans: Array) -> RankSteps:
         # Optimizers may have ended steps before the program said that it marks them itself.
         numbers = marks["step"].astype(np.int64) - int(marks["step"][0]) + 1
         return _steps(tables, marks["end_ns"], numbers, rule=MARKS, threads=[marks["thread"], optimizer["thread"]])
-    backward = spans[np.isin(spans["op"], [i for i, name in enumerate(tables.ops) if name in BACKWARD])]
-    ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
+    is_backward = is_any(spans["op"], [i for i, name in enumerate(tables.ops) if name in BACKWARD])
+    ends, numbers = _bursts(optimizer, np.sort(spans["begin_ns"][is_backward]))
     if len(ends):
         return _steps(tables, ends, numbers, rule=OPTIMIZER, threads=[optimizer["thread"]])
     data = spans_of(spans, tables, events.DATA, _DONE)
@@ -118,9 +118,9 @@ def _bursts(optimizer: Array, backward_begin: Column) -> tuple[Column, Column]:
     optimizer = optimizer[np.argsort(optimizer["begin_ns"], kind="stable")]
     begin, end = times_of(optimizer).T
     backwards = np.searchsorted(backward_begin, begin, "left")
-    first = np.flatnonzero(np.diff(backwards, prepend=-1))
-    if not len(first):
+    if not len(backwards):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    first = np.flatnonzero(np.concatenate(([True], backwards[1:] != backwards[:-1])))
     ends = np.maximum.accumulate(np.maximum.reduceat(end, first))
     trained = np.searchsorted(backward_begin, ends, "left") > 0  # an optimizer run before any backward ends no step
     numbers = optimizer["step"][first].astype(np.int64) + 1

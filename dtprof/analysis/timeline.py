@@ -16,6 +16,8 @@ from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, Site
 
 MAX_INTERVALS = 4_000
 MAX_STEPS = 3
+FEW_BARS = 64
+"""Where a rank may bring no more, there are so many ranks that bars of two steps never fit."""
 BAR = np.dtype(
     [
         ("begin", "i8"),
@@ -59,7 +61,8 @@ def collect_bars(
     limit: int,
 ) -> RankBars:
     """Return the bars of one rank in these few steps, the `limit` longest of each."""
-    numbers, windows = steps[0][-MAX_STEPS:], steps[1][-MAX_STEPS:]
+    num_steps = MAX_STEPS if limit > FEW_BARS else 1
+    numbers, windows = steps[0][-num_steps:], steps[1][-num_steps:]
     kept, num_bars = [np.zeros(0, BAR)], {}
     for number, window in zip(numbers.tolist(), windows, strict=True):
         bars = np.concatenate((_phase_bars(phases, window), _operation_bars(operations, timing, blocked, window)))
@@ -123,10 +126,12 @@ def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
         shown.insert(0, step)
     windows = [rank.windows[step] for rank in ranks for step in shown if step in rank.windows]
     origin, end = min(begin for begin, _ in windows), max(end for _, end in windows)
-    chosen = [(rank, bar) for rank in ranks for bar in rank.bars[np.isin(rank.bars["step"], shown)]]
-    if len(chosen) > MAX_INTERVALS:
-        chosen = sorted(chosen, key=lambda pair: int(pair[1]["begin"]) - int(pair[1]["end"]))[:MAX_INTERVALS]
-    intervals = [_interval(rank, bar, origin) for rank, bar in chosen]
+    bars = np.concatenate([rank.bars for rank in ranks])
+    owner = np.repeat(np.arange(len(ranks)), [len(rank.bars) for rank in ranks])
+    rows = np.flatnonzero(np.isin(bars["step"], shown))
+    if len(rows) > MAX_INTERVALS:
+        rows = rows[np.argsort((bars["begin"] - bars["end"])[rows], kind="stable")[:MAX_INTERVALS]]
+    intervals = [_interval(ranks[at], bars[row], origin) for at, row in zip(owner[rows], rows, strict=True)]
     intervals.sort(key=lambda bar: (bar.rank, bar.lane, bar.begin_ns))
     return Timeline(
         first_step=shown[0],

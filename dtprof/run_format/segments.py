@@ -91,7 +91,7 @@ def _read_chunks(file: int) -> Iterator[Bytes]:
     at = schema.HEADER_SIZE
     buffer = np.empty(_CHUNK_BYTES, np.uint8)
     while (at := _next_data(file, at)) < end:
-        count = os.preadv(file, [memoryview(buffer.data)[: end - at]], at)
+        count = os.preadv(file, [memoryview(buffer.data)[: min(end, _next_hole(file, at)) - at]], at)
         if count <= 0:
             return
         yield buffer[:count]
@@ -105,6 +105,15 @@ def _next_data(file: int, at: int) -> int:
     except OSError as error:
         return schema.SEGMENT_SIZE if error.errno == errno.ENXIO else at
     return at + (found - at) // schema.RECORD_SIZE * schema.RECORD_SIZE
+
+
+def _next_hole(file: int, at: int) -> int:
+    """Return where data that begins at or before `at` ends, at the end of a record."""
+    try:
+        found = os.lseek(file, at, os.SEEK_HOLE)
+    except OSError:
+        return schema.SEGMENT_SIZE
+    return at + -(-(found - at) // schema.RECORD_SIZE) * schema.RECORD_SIZE
 
 
 def _take(
