@@ -99,10 +99,14 @@ def reduce_ranks(task: ReductionTask) -> Reductions:
     return reductions
 
 
-def summarise(run: Run, executor: Executor = THIS_PROCESS) -> Summary:
-    """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned."""
+def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
+    """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned.
+
+    Parameters:
+        surveys: of the ranks of the newest attempt, where they are known already.
+    """
     chosen = newest_ranks(run)
-    surveys = survey_run(run, chosen, executor)
+    surveys = surveys or survey_run(run, chosen, executor)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))

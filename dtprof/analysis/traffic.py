@@ -1,0 +1,94 @@
+"""Who sends how much to whom, who waited for whom, and how long operations take by their size."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.intervals import Column
+from dtprof.analysis.meetings import FAR, Meetings
+from dtprof.events import POINT_TO_POINT
+from dtprof.tables import RankTables
+
+Matrix = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lateness:
+    """The arrivals at the operations of one group: how long the first waited for the last."""
+
+    group: str
+    ranks: tuple[int, ...]
+    last: dict[int, int]  # operations that each rank entered last, more than TICK_NS behind the first
+    spread_ns: tuple[int, ...]  # quantiles of the time from first to last: 10, 50, 90, 99 %
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Of the whole run; empty where nothing was recorded."""
+
+    ranks: tuple[int, ...]
+    sent: Matrix | None  # bytes of messages from row to column; None without messages
+    lateness: tuple[Lateness, ...]
+
+
+MAX_PAIRED = 256
+"""Ranks up to which pairs are told apart."""
+TICK_NS = 1_000
+QUANTILES = (10, 50, 90, 99)
+
+
+class TrafficCount:
+    """Adds up rank by rank."""
+
+    def __init__(self, meetings: Meetings) -> None:
+        """Start empty; the meetings say who came last."""
+        self._meetings = meetings
+        self._sent: dict[tuple[int, int], int] = {}
+        self._ranks: list[int] = []
+
+    def add(self, tables: RankTables) -> None:
+        """Take in the messages that one rank sends."""
+        self._ranks.append(tables.rank)
+        operations = tables.operations
+        ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
+        sends = operations[np.isin(operations["op"], ids)]
+        for number, group in tables.groups.items():
+            own = sends[sends["group"] == number]
+            for peer in np.unique(own["peer"]).tolist():
+                if 0 <= peer < len(group.ranks):
+                    key = (tables.rank, group.ranks[peer])
+                    self._sent[key] = self._sent.get(key, 0) + int(own["nbytes"][own["peer"] == peer].sum())
+
+    def result(self) -> Traffic:
+        """Return the sums."""
+        ranks = tuple(self._ranks)
+        place = {rank: position for position, rank in enumerate(ranks)}
+        sent = None
+        if self._sent and len(ranks) <= MAX_PAIRED:
+            sent = np.zeros((len(ranks), len(ranks)), np.int64)
+            for (source, target), nbytes in self._sent.items():
+                if source in place and target in place:
+                    sent[place[source], place[target]] = nbytes
+        return Traffic(ranks=ranks, sent=sent, lateness=self._lateness())
+
+    def _lateness(self) -> tuple[Lateness, ...]:
+        found = []
+        for family, table in self._meetings.tables.items():
+            whole = (table["num_seen"] == family.members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
+            if family.is_p2p or family.members < 2 or not whole.any():
+                continue
+            spread: Column = (table["last_start"] - table["first_start"])[whole]
+            late = table["last_rank"][whole][spread > TICK_NS]
+            who, count = np.unique(late, return_counts=True)
+            found.append(
+                Lateness(
+                    group=family.group,
+                    ranks=family.ranks,
+                    last=dict(zip(who.tolist(), count.tolist(), strict=True)),
+                    spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
+                    count=int(whole.sum()),
+                )
+            )
+        return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
