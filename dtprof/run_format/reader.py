@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from dtprof import events, tables
+from dtprof import tables
 from dtprof.errors import NotARunError
 from dtprof.run_format import device_times, paths, schema, totals
 from dtprof.run_format.buckets import label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
 from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
-from dtprof.run_format.strings import int_or_0, json_lines, read_strings
+from dtprof.run_format.strings import int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.tables import Array, Manifest, ProcessExit, RankTables
 
 
@@ -186,9 +186,9 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     process = strings.process
     operations, spans, samples, measured = records.joined()
     device_times.join(operations, measured)
-    names = tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops)
+    names = names_in_tables(strings)
     label_buckets(
-        operations, spans, ops=names, groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
+        operations, spans, ops=names["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )
     last_ns = [
         int(a[name].max())
@@ -208,21 +208,10 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         tap=schema.TAPS.get(int_or_0(newest.get("tap")), ""),
         torch_version=str(newest.get("torch_version") or process.get("torch", "")),
         python_version=str(process.get("python", "")),
-        ops=names,
-        raw_ops=tuple(strings.ops),
-        sites=strings.sites,
-        groups=strings.groups_with_axes(),
-        threads=strings.threads,
-        sizes=strings.sizes,
-        meshes=tuple(strings.meshes),
-        pipelines=strings.pipelines,
-        features=tuple(strings.features),
+        **names,
         operations=operations,
         spans=spans,
         samples=samples,
-        exceptions=tuple(strings.exceptions),
-        out_of_memory=tuple(strings.out_of_memory),
-        ended_ns=strings.ended_ns,
         first_ns=int_or_0(oldest.get("opened_monotonic_ns")),
         last_ns=max([*last_ns, strings.last_ns, int_or_0(newest.get("opened_monotonic_ns"))]),
         monotonic_to_realtime_ns=int_or_0(oldest.get("opened_realtime_ns"))
@@ -233,7 +222,6 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         errors=sum(int_or_0(header["errors"]) for header in headers),
         truncated=any(int_or_0(header["marks"]) & schema.MARK["truncated"] for header in headers),
         closed=any(int_or_0(header["marks"]) & schema.MARK["closed"] for header in headers),
-        notes=tuple(strings.notes),
         problems=tuple(problems),
     )
 

@@ -136,7 +136,10 @@ def _take(
         return None
     if size < schema.SEGMENT_SIZE:
         problems.append(f"{where} is cut after {size} of {schema.SEGMENT_SIZE} bytes: later events are lost")
-    damaged = sum(_take_chunk(chunk, records) for chunk in chunks)
+    damaged = sum(
+        take_rows(chunk[: len(chunk) // schema.RECORD_SIZE * schema.RECORD_SIZE].view(RECORD_DTYPE), records)
+        for chunk in chunks
+    )
     if damaged:
         problems.append(f"{where} holds {damaged} damaged records, left out")
     return header
@@ -155,9 +158,8 @@ def refuse_newer(version: object, where: Path | str) -> None:
         )
 
 
-def _take_chunk(chunk: Bytes, records: Records) -> int:
-    """Add the records of a piece of a segment; return how many are damaged."""
-    rows = chunk[: len(chunk) // schema.RECORD_SIZE * schema.RECORD_SIZE].view(RECORD_DTYPE)
+def take_rows(rows: Array, records: Records) -> int:
+    """Add records as they lie in a segment; return how many are damaged."""
     # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
     state = np.ascontiguousarray(rows["state"])
     if not state.all():

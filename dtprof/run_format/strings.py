@@ -145,6 +145,25 @@ class Strings:
         )
 
 
+def names_in_tables(strings: Strings) -> dict[str, Any]:
+    """Return the fields of a RankTables that come from the strings file."""
+    return {
+        "ops": tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
+        "raw_ops": tuple(strings.ops),
+        "sites": strings.sites,
+        "groups": strings.groups_with_axes(),
+        "threads": strings.threads,
+        "sizes": strings.sizes,
+        "meshes": tuple(strings.meshes),
+        "pipelines": strings.pipelines,
+        "features": tuple(strings.features),
+        "exceptions": tuple(strings.exceptions),
+        "out_of_memory": tuple(strings.out_of_memory),
+        "ended_ns": strings.ended_ns,
+        "notes": tuple(strings.notes),
+    }
+
+
 def read_strings(folder: Path, problems: list[str]) -> Strings:
     """Read the strings file of a rank folder; what cannot be understood is left out and told of."""
     file = folder / paths.STRINGS

@@ -1,0 +1,376 @@
+"""Follow a run while it is written: what each rank's log has gained since the last look.
+
+A look reads only what is new and what had not settled. Records are completed in place: one has settled when nothing
+will be written to it any more, as far as can be told. Each is given once as settled; until then it is among the open
+ones. An operation that will never be seen to complete settles once the rank has gone on to another step.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.errors import NewerFormatError
+from dtprof.run_format import archive, paths, schema
+from dtprof.run_format.archive import RECORD_DTYPE
+from dtprof.run_format.segments import Records, refuse_newer, take_rows
+from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
+from dtprof.tables import Array, RankTables, select
+
+MAX_OPEN = 4096
+"""Records behind the newest one that may be open; those further behind settle as they are."""
+MAX_STRINGS_BYTES = 1 << 24
+"""Of the strings file, read in one look."""
+_NEW, _SEEN, _SETTLED = range(3)
+_DONE = schema.STATE["done"]
+_COMPLETION = schema.FLAG["completion"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """What one rank's log has gained since the last look."""
+
+    tables: RankTables  # the rows that have settled since, in order of time; every name known so far
+    issued: Array  # tables.OPERATION: operations seen for the first time, settled or not
+    open_operations: Array  # tables.OPERATION: not settled yet
+    open_spans: Array  # tables.SPAN
+    lost: int  # records that were dropped before they could be read, since following began
+
+
+class LogFollower:
+    """Follows the log of one rank in one attempt."""
+
+    def __init__(self, folder: Path, *, rank: int, attempt: int, from_end: bool = False) -> None:
+        """Begin at the first record that is there, or after those there are.
+
+        Args:
+            folder: of the rank.
+            rank: global rank.
+            attempt: restart attempt.
+            from_end: leave out all but the newest segment, and of that what had settled at the first look.
+        """
+        self.folder, self.rank, self.attempt = folder, rank, attempt
+        self._passes_over = from_end
+        self._windows: list[_Window] = []
+        self._next = 0
+        self._strings = Strings()
+        self._strings_at = 0
+        self._step = -1
+        self._lost = 0
+        self._header: dict[str, Any] = {}
+        self._capture_ns: dict[int, int] = {}
+        self._names: dict[str, Any] = {}
+
+    def look(self) -> Growth:
+        """Return what there is since the last look.
+
+        Raises:
+            NewerFormatError: the log was written by a newer dtprof.
+        """
+        settled, issued = Records(), Records()
+        self._skip_to_end()
+        unsettled = self._read_windows(settled, issued)
+        while self._open_next():
+            unsettled = self._read_windows(settled, issued)
+        self._passes_over = False
+        self._read_strings()  # after the records: an entry is written before its id is used
+        operations, spans, samples, _ = settled.joined()
+        open_operations, open_spans, _, _ = unsettled.joined()
+        return Growth(
+            tables=self._tables(operations, spans, samples),
+            issued=issued.joined()[0],
+            open_operations=open_operations,
+            open_spans=open_spans,
+            lost=self._lost,
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for window in self._windows:
+            window.close()
+        self._windows = []
+
+    # ---- records -------------------------------------------------------------------------------------------------
+
+    def _skip_to_end(self) -> None:
+        if self._passes_over and not self._windows:
+            headers = {number: _header_of(self.folder / paths.segment_name(number)) for number in _numbers(self.folder)}
+            self._next = max((number for number, header in headers.items() if header and header["head"]), default=0)
+
+    def _open_next(self) -> bool:
+        """Open the next segment where the newest one is full; return whether there is more to read."""
+        if self._windows and not self._windows[-1].full:
+            return False
+        window = _open_window(self.folder, self._next)
+        if window is None:
+            later = [number for number in _numbers(self.folder) if number > self._next]
+            if not later:
+                return False
+            self._lost += (min(later) - self._next) * schema.SEGMENT_CAPACITY
+            self._next = min(later)
+            window = _open_window(self.folder, self._next)
+            if window is None:
+                return False
+        self._windows.append(window)
+        self._next += 1
+        return True
+
+    def _read_windows(self, settled: Records, issued: Records) -> Records:
+        """Add what has settled and what is new; return what is open."""
+        kept, unsettled = [], Records()
+        for at, window in enumerate(self._windows):
+            rows = window.read()
+            if rows is None:  # another segment has taken its place
+                self._lost += window.num_unsettled
+                window.close()
+                continue
+            self._header = window.header
+            self._capture_ns[window.header["segment"]] = window.header["capture_ns"]
+            written = rows["state"] != 0
+            if len(rows):
+                self._step = max(self._step, int(rows["step"].max(where=written, initial=-1)))
+            told = window.told
+            final = written & (_is_final(rows, self._step) | (np.arange(len(rows)) < window.num_old))
+            if at + 2 < len(self._windows):
+                final = written  # two segments on, nobody writes here any more
+            if not self._passes_over:
+                take_rows(select(rows, written & (told == _NEW)), issued)
+                take_rows(select(rows, final & (told != _SETTLED)), settled)
+            take_rows(select(rows, written & ~final), unsettled)
+            told[written] = _SEEN
+            told[final] = _SETTLED
+            window.advance()
+            if window.full and not window.num_unsettled:
+                if window is not self._windows[-1]:
+                    window.close()
+                    continue
+                window.close()
+            kept.append(window)
+        self._windows = kept
+        return unsettled
+
+    # ---- names ---------------------------------------------------------------------------------------------------
+
+    def _read_strings(self) -> None:
+        try:
+            with (self.folder / paths.STRINGS).open("rb") as file:
+                file.seek(self._strings_at)
+                data = file.read(MAX_STRINGS_BYTES)
+        except OSError:
+            return
+        whole = data.rfind(b"\n") + 1
+        if whole:
+            self._names = {}
+        self._strings_at += whole
+        for line in data[:whole].splitlines():
+            try:
+                self._strings.take(json.loads(line))
+            except (*ENTRY_ERRORS, AttributeError):
+                continue
+
+    def _tables(self, operations: Array, spans: Array, samples: Array) -> RankTables:
+        header = self._header
+        self._names = self._names or names_in_tables(self._strings)
+        return RankTables(
+            rank=self.rank,
+            attempt=self.attempt,
+            world_size=header.get("world_size", 0),
+            local_rank=header.get("local_rank", -1),
+            pid=header.get("pid", 0),
+            host=header.get("host", ""),
+            boot_id=header.get("boot_id", ""),
+            tap=schema.TAPS.get(header.get("tap", 0), ""),
+            torch_version=header.get("torch_version", ""),
+            **self._names,
+            operations=operations,
+            spans=spans,
+            samples=samples,
+            first_ns=header.get("opened_monotonic_ns", 0),
+            monotonic_to_realtime_ns=header.get("opened_realtime_ns", 0) - header.get("opened_monotonic_ns", 0),
+            capture_ns=sum(self._capture_ns.values()),
+            dropped_events=header.get("dropped", 0),
+            truncated=bool(header.get("marks", 0) & schema.MARK["truncated"]),
+            closed=bool(header.get("marks", 0) & schema.MARK["closed"]),
+        )
+
+
+class RunFollower:
+    """Follows the newest attempt of every rank of a run."""
+
+    def __init__(self, run: Path, *, boot_id: str | None = None, from_end: bool = False) -> None:
+        """Follow a run directory, which may be empty still.
+
+        Args:
+            run: the run directory.
+            boot_id: follow only ranks of the host with this boot id.
+            from_end: leave out what ranks that are there at the first look had recorded.
+        """
+        self._run = run
+        self._boot_id = boot_id
+        self._from_end = from_end
+        self._logs: dict[int, LogFollower] = {}
+        self._elsewhere: set[Path] = set()
+        self.problems: dict[int, str] = {}
+        """Ranks that cannot be followed, and why."""
+
+    def look(self) -> dict[int, Growth]:
+        """Return what each rank has gained since the last look, by rank; a rank with a new attempt begins anew."""
+        self._find_ranks()
+        self._from_end = False
+        growths: dict[int, Growth] = {}
+        for rank, log in sorted(self._logs.items()):
+            if rank in self.problems:
+                continue
+            try:
+                growths[rank] = log.look()
+            except (NewerFormatError, OSError) as error:
+                self.problems[rank] = str(error)
+        return growths
+
+    def close(self) -> None:
+        """Close all files."""
+        for log in self._logs.values():
+            log.close()
+        self._logs = {}
+
+    def _find_ranks(self) -> None:
+        try:
+            names = sorted(entry.name for entry in os.scandir(self._run))
+        except OSError:
+            return
+        for name in names:
+            parsed = paths.parse_rank_folder(name)
+            if parsed is None:
+                continue
+            (rank, attempt), folder = parsed, self._run / name
+            known = self._logs.get(rank)
+            if (known is not None and known.attempt >= attempt) or not self._is_ours(folder):
+                continue
+            if known is not None:
+                known.close()
+            self._logs[rank] = LogFollower(folder, rank=rank, attempt=attempt, from_end=self._from_end)
+            self.problems.pop(rank, None)
+
+    def _is_ours(self, folder: Path) -> bool:
+        if self._boot_id is None:
+            return True
+        if folder in self._elsewhere:
+            return False
+        for number in _numbers(folder):
+            header = _header_of(folder / paths.segment_name(number))
+            if header is not None:
+                ours = bool(header["boot_id"] == self._boot_id[:39])
+                if not ours:
+                    self._elsewhere.add(folder)
+                return ours
+        return False
+
+
+class _Window:
+    """The records of one segment from the first that has not settled."""
+
+    def __init__(self, file: int | None, data: bytes, number: int) -> None:
+        self._file, self._data = file, data
+        self._number = number
+        self._start = 0
+        self.header: dict[str, Any] = {}
+        self.told: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)  # of the records of the last read
+        self.full = False
+        self.num_old = 0
+
+    @property
+    def num_unsettled(self) -> int:
+        """Records claimed that have not been given as settled."""
+        return int(np.count_nonzero(self.told != _SETTLED))
+
+    def read(self) -> Array | None:
+        """Return the records from the first that had not settled; None where the file is another segment now."""
+        if self._file is None and self.header and not self._data:
+            return np.zeros(0, RECORD_DTYPE)
+        header = schema.unpack_header(self._bytes(0, schema.HEADER_SIZE))
+        if header["segment"] != self._number or header["magic"] != schema.MAGIC:
+            return None
+        self.header = header
+        refuse_newer(header["format_version"], f"segment {self._number} of rank {header['rank']}")
+        end = min(header["head"], schema.SEGMENT_CAPACITY)
+        self.full = end == schema.SEGMENT_CAPACITY or self._file is None
+        data = self._bytes(
+            schema.HEADER_SIZE + self._start * schema.RECORD_SIZE, (end - self._start) * schema.RECORD_SIZE
+        )
+        rows = np.frombuffer(data[: len(data) // schema.RECORD_SIZE * schema.RECORD_SIZE], RECORD_DTYPE)
+        self.told = np.concatenate([self.told, np.zeros(len(rows) - len(self.told), np.uint8)])
+        self.num_old = max(0, len(rows) - MAX_OPEN)
+        return rows
+
+    def advance(self) -> None:
+        """Leave behind the first records as far as all have settled."""
+        unsettled = np.flatnonzero(self.told != _SETTLED)
+        first = int(unsettled[0]) if len(unsettled) else len(self.told)
+        self._start += first
+        self.told = self.told[first:]
+
+    def close(self) -> None:
+        """Close the file; nothing more can be read."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file, self._data = None, b""
+
+    def _bytes(self, at: int, length: int) -> bytes:
+        if self._file is None:
+            return self._data[at : at + length]
+        return os.pread(self._file, length, at)
+
+
+def _is_final(rows: Array, step: int) -> npt.NDArray[np.bool_]:
+    """Say which records nothing will be written to any more; `step` is the newest one of the rank."""
+    state, kind = rows["state"], rows["kind"]
+    over = state >= _DONE
+    left = (state == schema.STATE["returned"]) & (rows["flags"] & _COMPLETION == 0)
+    operation = kind <= schema.KIND["p2p"]
+    waited = (rows["waits"] > 0) | (rows["step"] < step) | (state == schema.STATE["failed"])
+    final: npt.NDArray[np.bool_] = np.where(operation, (over | left) & waited, over)
+    return final
+
+
+def _open_window(folder: Path, number: int) -> _Window | None:
+    """Return a window on a segment or its archive; None where neither can be read."""
+    path = folder / paths.segment_name(number)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        try:
+            return _Window(None, archive.unpack(paths.archive_of(path).read_bytes()), number)
+        except (OSError, ValueError):
+            return None
+    if os.fstat(file).st_size >= schema.HEADER_SIZE and _is_written(file):
+        return _Window(file, b"", number)
+    os.close(file)
+    return None
+
+
+def _is_written(file: int) -> bool:
+    """Say whether a segment has its header: it is made before that is written."""
+    return os.pread(file, len(schema.MAGIC), 0) == schema.MAGIC
+
+
+def _numbers(folder: Path) -> list[int]:
+    """Return the numbers of the segments that are there, ascending."""
+    try:
+        return [int(file.name.split(".")[1]) for file in paths.segment_files(folder)]
+    except OSError:
+        return []
+
+
+def _header_of(path: Path) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(schema.HEADER_SIZE)
+    except OSError:
+        return None
+    if len(head) < schema.HEADER_SIZE or not head.startswith(schema.MAGIC):
+        return None
+    return schema.unpack_header(head)
