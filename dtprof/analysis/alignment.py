@@ -23,6 +23,7 @@ from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.collectives import FROM_ROOT, TO_ROOT
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import FAR, Family, Matched
+from dtprof.analysis.records import stride_of
 from dtprof.analysis.results import ClockResult
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -145,10 +146,7 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
         if family.members < 2:
             continue
         seqs = matched.seqs[family]
-        stride = 1
-        while len(seqs) > MAX_MARKS * stride:
-            stride *= 2  # so that what one rank keeps is among what any other keeps
-        kept = seqs % stride == 0
+        kept = seqs % stride_of(len(seqs), MAX_MARKS) == 0
         own = operations[rows[kept]]
         marked = np.zeros(len(own), _MARK)
         marked["seq"] = seqs[kept]

@@ -11,19 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis import codes
-from dtprof.analysis.alignment import Clocks
+from dtprof.analysis.alignment import Clocks, state_errors
 from dtprof.analysis.apis import find_apis
-from dtprof.analysis.blocking import find_blocked
-from dtprof.analysis.collectives import split_blocked, time_operations
+from dtprof.analysis.clock_errors import ClockErrors
+from dtprof.analysis.collectives import split_blocked
 from dtprof.analysis.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
-from dtprof.analysis.intervals import Column, Intervals
-from dtprof.analysis.meetings import Meetings, match_operations
+from dtprof.analysis.intervals import Column, Intervals, locate
+from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.partition import partition_steps
-from dtprof.analysis.phases import find_phases
 from dtprof.analysis.pipeline import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
+from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.ranks import RankFacts
-from dtprof.analysis.records import UNNAMED, list_ranks, sound_operations, sound_spans
+from dtprof.analysis.records import UNNAMED, list_ranks
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.surveys import RankRecords, Run, newest_ranks, survey_run
@@ -104,15 +104,15 @@ class MeasureTask:
     pipeline_windows: Mapping[int, Intervals]
     meetings: Meetings
     numbers: Column
+    errors: ClockErrors
 
 
 def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     """Return the sums over some ranks, and the figures of each."""
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
-    for rank, own in task.steps.items():
-        tables = task.clocks.align(task.records.load(rank))
-        figures = _measure_rank(tables, own, task.numbers, task.meetings, task.pipeline_windows[rank], sums)
+    for rank in task.steps:
+        figures = _measure_rank(task.clocks.align(task.records.load(rank)), task, sums)
         for figure, series in figures.items():
             estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
             sums.add(figure, series)
@@ -128,6 +128,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     used = choose_steps(list(steps.values()))
     numbers = _common_steps(list(steps.values()), used)
     windows = find_windows(list(pipelines.values()))
+    errors = state_errors(surveys.clocks, surveys.boots)
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
     stepping = {rank: steps[rank] for rank in chosen if len(numbers) and steps[rank].count}
@@ -139,6 +140,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
             meetings=meetings.of(families),
             numbers=numbers,
+            errors=errors,
         )
         for part, families in surveys.parts
     )
@@ -179,30 +181,21 @@ def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
     return np.zeros(0, np.int64) if numbers is None else numbers
 
 
-def _measure_rank(
-    tables: RankTables,
-    own: RankSteps,
-    numbers: Column,
-    meetings: Meetings,
-    pipeline_windows: Intervals,
-    sums: _Sums,
-) -> dict[Figure, Series]:
+def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Figure, Series]:
     """Return the figures of one rank by step, and add its collectives to the sums."""
+    own, numbers = task.steps[tables.rank], task.numbers
     windows = own.windows[np.searchsorted(own.numbers, numbers)]
-    operations, spans = sound_operations(tables), sound_spans(tables)
-    phases = find_phases(tables, spans, own)
-    matched = match_operations(tables, operations)
-    blocked = find_blocked(tables, operations, phases, own)
-    timing = time_operations(operations, matched, meetings, blocked)
-    step = _place(operations["issued_ns"], windows)
+    timed = time_rank(tables, own, task.meetings, task.errors)
+    operations, blocked, timing = timed.operations, timed.blocked, timed.timing
+    step = locate(operations["issued_ns"], windows)
     figures: dict[str, Column | Series] = {STEP: windows[:, 1] - windows[:, 0]}
     if ((step >= 0) & ~blocked.known & blocked.counts).any():
         why = f"{list_ranks([tables.rank])} did not see when operations were done"
         for name in (EXPOSED, *(f"{part}_ns" for part in PARTS)):
             sums.unknown.setdefault(Figure(JOB, name), why)
     else:
-        bubbles = find_bubbles(tables, spans, pipeline_windows)
-        parts = partition_steps(windows, phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
+        bubbles = find_bubbles(tables, timed.spans, task.pipeline_windows[tables.rank])
+        parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
         figures |= {f"{part}_ns": column for part, column in parts.items()}
         figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
     figures |= _memory(tables, windows)
@@ -219,19 +212,13 @@ def _measure_rank(
     return {Figure(JOB, name): np.asarray(column, np.float64) for name, column in figures.items()}
 
 
-def _place(times: Column, windows: Intervals) -> Column:
-    """Return in which window each moment lies; -1: in none."""
-    at = np.searchsorted(windows[:, 0], times, "right") - 1
-    return np.where((at >= 0) & (times < windows[:, 1][at]), at, -1)
-
-
 def _memory(tables: RankTables, windows: Intervals) -> dict[str, Series]:
     """Return the most of each kind of memory that was sampled in each step; nothing where a step has no sample."""
     found: dict[str, Series] = {}
     for name in SAMPLES:
         ids = [i for i, known in enumerate(tables.ops) if known == name]
         rows = tables.samples[np.isin(tables.samples["op"], ids)]
-        at = _place(rows["t_ns"], windows)
+        at = locate(rows["t_ns"], windows)
         most = np.full(len(windows), -1.0)
         np.maximum.at(most, at[at >= 0], rows["value"][at >= 0].astype(np.float64))
         if len(rows) and _fill_last(most):

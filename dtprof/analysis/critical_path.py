@@ -18,8 +18,9 @@ import numpy as np
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.collectives import EXACT, Timing
 from dtprof.analysis.intervals import Column, Intervals, paint, union
-from dtprof.analysis.meetings import Family, Matched
+from dtprof.analysis.meetings import Matched
 from dtprof.analysis.phases import ORDER
+from dtprof.analysis.records import stride_of
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -60,10 +61,7 @@ def collect_path(
 ) -> RankPath:
     """Return what the walk needs of one rank, of steps evenly spread."""
     numbers, windows = steps
-    stride = 1
-    while len(numbers) > MAX_STEPS * stride:
-        stride *= 2  # so that what one rank keeps is among what any other keeps
-    kept = numbers % stride == 0
+    kept = numbers % stride_of(len(numbers), MAX_STEPS) == 0
     numbers, windows = numbers[kept], windows[kept]
     start, last = _find_transfers(operations, matched, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
@@ -108,9 +106,9 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
     """
     start, last = timing.arrival.copy(), np.where(timing.source == EXACT, timing.culprit, -1)
-    for family, rows in _by_group(matched).items():
-        del family
-        rows = rows[(last[rows] >= 0) & (operations["done_ns"][rows] != UNKNOWN_NS)]
+    collectives = [rows for family, rows in matched.rows.items() if not family.is_p2p and family.members > 1]
+    for every in collectives:  # messages do not queue
+        rows = every[(last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)]
         if len(rows) < 2:
             continue
         rows = rows[np.argsort(operations["issued_ns"][rows], kind="stable")]
@@ -119,11 +117,6 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
         first = np.maximum.accumulate(np.where(queued, 0, np.arange(len(rows))))
         start[rows], last[rows] = timing.arrival[rows][first], last[rows][first]
     return start, last
-
-
-def _by_group(matched: Matched) -> dict[Family, Column]:
-    """Return the rows of the collectives of each group; messages do not queue."""
-    return {family: rows for family, rows in matched.rows.items() if not family.is_p2p and family.members > 1}
 
 
 def find_critical_path(ranks: Sequence[RankPath]) -> CriticalPathResult | None:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.alignment import state_errors
-from dtprof.analysis.blocking import Blocked, find_blocked
-from dtprof.analysis.collectives import Timing, split_blocked, time_operations
+from dtprof.analysis.blocking import Blocked
+from dtprof.analysis.collectives import Timing, split_blocked
 from dtprof.analysis.execution import THIS_PROCESS
-from dtprof.analysis.intervals import Column, Intervals, Mask
-from dtprof.analysis.meetings import Matched, Meetings, match_operations
+from dtprof.analysis.intervals import Column, Intervals, Mask, locate
+from dtprof.analysis.meetings import Matched, Meetings
 from dtprof.analysis.partition import NO_INTERVALS, paint_phases, paint_steps, partition_phases, partition_steps
-from dtprof.analysis.phases import find_phases, find_user_phases
+from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of
-from dtprof.analysis.records import sound_operations, sound_spans
+from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.surveys import Run, Surveys, newest_ranks, survey_run
 from dtprof.tables import Array, RankTables, select
@@ -78,11 +78,9 @@ def read_ranks(detail: RunDetail, ranks: Sequence[int] | None = None) -> Iterato
     for rank in detail.ranks if ranks is None else ranks:
         tables = surveys.clocks.align(detail.run.part([rank]).load(rank))
         own = detail.steps[rank]
-        operations, spans = sound_operations(tables), sound_spans(tables)
-        matched = match_operations(tables, operations)
-        phases = find_phases(tables, spans, own)
-        blocked = find_blocked(tables, operations, phases, own)
-        timing = time_operations(operations, matched, surveys.meetings, blocked, rank=rank, errors=errors)
+        timed = time_rank(tables, own, surveys.meetings, errors)
+        operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
+        blocked, timing = timed.blocked, timed.timing
         bubbles = find_bubbles(tables, spans, windows_of(surveys.pipelines.get(rank), windows))
         meeting, arrived = _number_meetings(rank, operations, matched, surveys.meetings, first_number)
         parts, stretches = None, (NO_INTERVALS, np.zeros(0, np.int64))
@@ -110,11 +108,7 @@ def read_ranks(detail: RunDetail, ranks: Sequence[int] | None = None) -> Iterato
 def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:
     """Say which operations in the used steps kept the program for a time that is not known."""
     _, windows = own.used(used.first, used.last)
-    inside = np.zeros(len(operations), np.bool_)
-    if len(windows):
-        at = np.searchsorted(windows[:, 0], operations["issued_ns"], "right") - 1
-        inside = (at >= 0) & (operations["issued_ns"] < windows[np.maximum(at, 0), 1])
-    return inside & ~blocked.known & blocked.counts
+    return (locate(operations["issued_ns"], windows) >= 0) & ~blocked.known & blocked.counts
 
 
 def _number_families(meetings: Meetings) -> dict[object, int]:

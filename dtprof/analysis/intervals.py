@@ -55,6 +55,14 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     return _select(cuts, covered == 0b11)
 
 
+def locate(times: Column, windows: Intervals) -> Column:
+    """Return the position of the interval that each moment lies in; -1 where it lies in none."""
+    if not len(windows):
+        return np.full(len(times), -1, np.int64)
+    at = np.searchsorted(windows[:, 0], times, "right") - 1
+    return np.where((at >= 0) & (times < windows[at, 1]), at, -1)
+
+
 def total(a: Intervals) -> int:
     """Return the length of all together."""
     return int((a[:, 1] - a[:, 0]).sum())

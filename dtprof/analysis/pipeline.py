@@ -27,7 +27,7 @@ from dtprof.analysis.pipeline_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.records import ENDED, is_any, spans_of
+from dtprof.analysis.records import ENDED, is_any, spans_of, stride_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
 from dtprof.tables import Array, Pipeline, RankTables
@@ -103,10 +103,7 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
         return None
     steps, start = np.unique(actions["step"], return_index=True)
     fill = _find_fill(actions, start)
-    stride = 1
     num_kept = min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, tables.world_size)))
-    while len(steps) > num_kept * stride:
-        stride *= 2  # so that the steps that one rank keeps are among those of any other
     members = next((group.ranks for group in tables.groups.values() if group.name == pipeline.group), ())
     return RankPipeline(
         rank=tables.rank,
@@ -118,7 +115,7 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
         last=np.maximum.reduceat(actions["end"], start),
         busy=np.add.reduceat(actions["end"] - actions["begin"], start),
         fill=fill,
-        actions=actions[actions["step"] % stride == 0],
+        actions=actions[actions["step"] % stride_of(len(steps), num_kept) == 0],
     )
 
 

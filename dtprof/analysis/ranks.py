@@ -10,7 +10,6 @@ import numpy as np
 
 from dtprof.analysis.alignment import collect_marks
 from dtprof.analysis.apis import find_apis
-from dtprof.analysis.blocking import find_blocked
 from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.analysis.collectives import (
     ESTIMATED,
@@ -18,16 +17,16 @@ from dtprof.analysis.collectives import (
     RowKey,
     split_blocked,
     sum_rows,
-    time_operations,
 )
 from dtprof.analysis.critical_path import RankPath, collect_path
 from dtprof.analysis.dropped import sum_dropped
-from dtprof.analysis.intervals import Column, Intervals, Mask, share_out
+from dtprof.analysis.intervals import Column, Intervals, locate, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
-from dtprof.analysis.phases import find_phases, find_user_phases
+from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
+from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
@@ -172,13 +171,10 @@ def reduce_rank(
         max_hops: operations to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
-    operations, spans = sound_operations(tables), sound_spans(tables)
+    timed = time_rank(tables, own, meetings, errors)
+    operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
+    blocked, timing = timed.blocked, timed.timing
     apis = find_apis(tables, operations)
-    matched = match_operations(tables, operations)
-    phases = find_phases(tables, spans, own)
-    blocked = find_blocked(tables, operations, phases, own)
-    timing = time_operations(operations, matched, meetings, blocked, rank=tables.rank, errors=errors)
-
     numbers, windows = own.used(used.first, used.last)
     step = _step_of(operations["issued_ns"], numbers, windows, used.first)
     chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
@@ -258,10 +254,8 @@ def _user_phases(tables: RankTables, spans: Array, own: RankSteps, windows: Inte
 
 def _step_of(times: Column, numbers: Column, windows: Intervals, first: int) -> Column:
     """Return how many steps after the first used one each moment lies; -1 outside all."""
-    at = np.searchsorted(windows[:, 0], times, "right") - 1
-    inside: Mask = at >= 0
-    inside[inside] = times[inside] < windows[at[inside], 1]
-    return np.where(inside, numbers[at] - first, -1) if len(numbers) else np.full(len(times), -1, np.int64)
+    at = locate(times, windows)
+    return np.where(at >= 0, numbers[at] - first, -1) if len(numbers) else at
 
 
 def _count_events(tables: RankTables, windows: Intervals) -> int:

@@ -70,6 +70,17 @@ def times_of(spans: Array) -> Intervals:
     return pair(spans["begin_ns"], spans["end_ns"])
 
 
+def stride_of(count: int, most: int) -> int:
+    """Return the power of two whose multiples are kept of so many numbers, so that at most `most` are.
+
+    What one rank keeps is then among what any other keeps.
+    """
+    stride = 1
+    while count > most * stride:
+        stride *= 2
+    return stride
+
+
 def list_ranks(ranks: Iterable[int], limit: int = 8) -> str:
     """Return "rank 3" or "ranks 0, 1, 5 and 12 more"."""
     known = sorted(ranks)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtprof.analysis.comparison_series import RANKS, Figure, measure_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.summary import summarise
 from dtprof.run_format.clocks import ClockPoint, HostClock
@@ -113,17 +114,33 @@ def test_records_that_contradict_the_measurement_are_believed_and_it_is_said() -
     assert found.clocks[1].offset_ns == pytest.approx(-8 * MS, abs=1.2 * MS)
 
 
-def test_what_is_smaller_than_the_error_blames_nobody_and_is_said() -> None:
-    # 8 ms late with clocks known to 10 ms only; the transfer of 20 ms does not let the records know better.
+def late_by_less_than_the_error(offset_ns: int = 0) -> MemoryRun:
+    """Return a run with 8 ms of delay and clocks known to 10 ms; a transfer of 20 ms lets records know no better."""
     tables = []
     for one in train_on_two_hosts(lambda rank: 8 * MS if rank == 3 else 0):
         operations = one.operations.copy()
         for column in ("done_ns", "wait_ns"):
             operations[column] += 20 * MS
-        tables.append(replace(one, operations=operations))
-    found = summarise_skewed(tables, 0, measured(0, 10 * MS))
+        one = replace(one, operations=operations)
+        tables.append(shift(one, offset_ns) if one.boot_id == "boot-b" else one)
+    return MemoryRun(tables, clocks=measured(0, 10 * MS))
+
+
+def test_what_is_smaller_than_the_error_blames_nobody_and_is_said() -> None:
+    found = summarise(late_by_less_than_the_error())
     assert {waiter.rank for s in found.stragglers for waiter in s.waiters} <= {2}  # it shares the clock
     assert any("smaller than the error of the clocks" in doubt for doubt in found.cannot_tell)
+
+
+def test_comparison_doubts_what_the_summary_doubts() -> None:
+    run = late_by_less_than_the_error(offset_ns=-4 * MS)  # which nobody can know
+    figures = measure_run(run).estimates
+    for rank in summarise(run).ranks:
+        assert rank.partition_ns is not None
+        for part in ("exposed_wait", "exposed_transfer"):
+            assert figures[Figure(RANKS, f"{part}_ns", rank=rank.rank)].mean == pytest.approx(
+                rank.partition_ns[part], abs=1
+            )
 
 
 def test_hosts_that_share_no_operation_are_not_aligned() -> None:
