@@ -59,7 +59,7 @@ class LogFollower:
         self._next = 0
         self._strings = Strings()
         self._strings_at = 0
-        self._step = -1
+        self._step = 0
         self._lost = 0
         self._header: dict[str, Any] = {}
         self._capture_ns: dict[int, int] = {}
@@ -106,15 +106,13 @@ class LogFollower:
         if self._windows and not self._windows[-1].full:
             return False
         window = _open_window(self.folder, self._next)
+        for number in _numbers(self.folder) if window is None else ():
+            if window is None and number > self._next:  # those before it are gone, or cannot be read
+                self._lost += (number - self._next) * schema.SEGMENT_CAPACITY
+                self._next = number
+                window = _open_window(self.folder, number)
         if window is None:
-            later = [number for number in _numbers(self.folder) if number > self._next]
-            if not later:
-                return False
-            self._lost += (min(later) - self._next) * schema.SEGMENT_CAPACITY
-            self._next = min(later)
-            window = _open_window(self.folder, self._next)
-            if window is None:
-                return False
+            return False
         self._windows.append(window)
         self._next += 1
         return True
@@ -131,8 +129,7 @@ class LogFollower:
             self._header = window.header
             self._capture_ns[window.header["segment"]] = window.header["capture_ns"]
             written = rows["state"] != 0
-            if len(rows):
-                self._step = max(self._step, int(rows["step"].max(where=written, initial=-1)))
+            self._step = max(self._step, int(rows["step"].max(where=written, initial=0)))
             told = window.told
             final = written & (_is_final(rows, self._step) | (np.arange(len(rows)) < window.num_old))
             if at + 2 < len(self._windows):
