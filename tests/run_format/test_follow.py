@@ -14,6 +14,13 @@ from tests import builders
 from tests.builders import RankBuilder
 
 MS = 1_000_000
+SMALL = 1 << 14
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let segments be small files: some tests write many."""
+    monkeypatch.setattr(schema, "SEGMENT_SIZE", SMALL)
 
 
 def put(run: Path, rank: RankBuilder, scratch: Path) -> Path:
