@@ -2,7 +2,8 @@
 
 A process that never joins a process group and never trains (a launcher's agent, a data loader worker, a compile
 worker) writes no log: the log of a rank is opened by the first of init_process_group, a backward pass, an optimizer
-step; where the launcher says which rank a process is, also by a batch of data or a checkpoint.
+step; where the launcher says which rank a process is, also by a batch of data, a checkpoint, or an exception that ends
+the process.
 """
 
 import ctypes
@@ -60,6 +61,8 @@ class Process:
         _allow_stacks()
         exits.record_children(node)
         exits.record_spawned_exceptions(self._record_exception)
+        if "RANK" in os.environ:
+            exits.record_uncaught(self._record_early_exception)
         if torch.distributed.is_available():
             self._hook_init()
         self._phases = Phases(self.recorder)
@@ -144,6 +147,15 @@ class Process:
     def _record_exception(self, error: BaseException) -> None:
         if self._exits is not None:
             self._exits.record_exception(error)
+
+    def _record_early_exception(self, error: BaseException) -> None:
+        """Open the log of a rank that ends before it trains or joins; once open, the log has a hook of its own.
+
+        A process that a rank started inherits RANK, and is not that rank, which has a log.
+        """
+        folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))
+        if self._exits is None and not (self._run / folder).exists() and self.recorder(trains=False) is not None:
+            self._record_exception(error)
 
     def _hook_init(self) -> None:
         """Open the log before the rendezvous, so that a rank that waits there is seen waiting."""

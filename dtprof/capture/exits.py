@@ -37,13 +37,7 @@ class ExitRecords:
     @fence.fenced("the end of this process")
     def install(self) -> None:
         """Chain to the exception hook; see the interpreter's exit, also in multiprocessing's children."""
-        previous = sys.excepthook
-
-        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.record_exception(error)
-            previous(kind, error, trace)
-
-        sys.excepthook = excepthook
+        record_uncaught(self.record_exception)
         atexit.register(self.record_end)
         multiprocessing.util.Finalize(self, self.record_end, exitpriority=-100)
 
@@ -76,6 +70,18 @@ class ExitRecords:
         self._ended = True
         self._recorder.write_entry(timed_entry("exit", how="interpreter", code=None))
         self._recorder.close_log()
+
+
+@fence.fenced("the exceptions of this process")
+def record_uncaught(record: Callable[[BaseException], None]) -> None:
+    """See the exception that leaves the program; the hook that was there follows."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        record(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
 
 
 @fence.fenced("the exceptions of spawned ranks")

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import dtprof
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
@@ -119,7 +120,7 @@ def is_alive(pid: int, run: Path) -> bool:
 
 def _is_user_file(path: str) -> bool:
     """Say whether a frame of a stack lies in the user's own code."""
-    installed = {*sysconfig.get_paths().values(), *site.getsitepackages()}
+    installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), str(Path(dtprof.__file__).parent)}
     return (
         Path(path).is_absolute()
         and "/site-packages/" not in path

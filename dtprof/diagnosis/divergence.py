@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtprof.diagnosis.arguments import SIZES_AGREE
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
@@ -77,26 +78,30 @@ def _skipped(reference: RankEvidence, rank: RankEvidence) -> Operation | None:
         return None
     ours, theirs = reference.operations[start[0] :], rank.operations[start[1] :]
     for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a.label != b.label:
+        if not _alike(a, b):
             for shift in range(1, MAX_SHIFT + 1):
                 follows = _following(reference.operations, start[0] + i, shift)
-                if follows is not None and follows.label == b.label and not _made(theirs[i:], a):
+                if follows is not None and _alike(follows, b) and not _made(theirs[i:], a):
                     return a
             return None
     return None
 
 
+def _alike(a: Operation, b: Operation) -> bool:
+    """Say whether two operations are the same place in the program; in a loop over tensors, sizes tell them apart."""
+    return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
+
+
 def _made(operations: Sequence[Operation], wanted: Operation) -> bool:
     """Say whether the rank is held up in the wanted operation after all, later in its program."""
-    return any(operation.open and operation.label == wanted.label for operation in operations)
+    return any(operation.open and _alike(operation, wanted) for operation in operations)
 
 
 def _following(operations: Sequence[Operation], at: int, shift: int) -> Operation | None:
     """Return what comes `shift` operations after a place, looked up one round earlier where it lies ahead."""
     if at + shift < len(operations):
         return operations[at + shift]
-    label = operations[at].label
-    earlier = next((i for i in range(at - 1, -1, -1) if operations[i].label == label and i + shift <= at), None)
+    earlier = next((i for i in range(at - shift, -1, -1) if _alike(operations[i], operations[at])), None)
     return operations[earlier + shift] if earlier is not None else None
 
 

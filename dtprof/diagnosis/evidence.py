@@ -75,6 +75,7 @@ class Operation:
     done_ns: int
     observed: bool  # completion can be known
     waited: bool = False  # a wait for it began
+    asked: bool = False  # its handle was asked for completion or a future
     nbytes: int = 0
     thread: int = 0
     is_async: bool = False
@@ -172,11 +173,12 @@ class RankEvidence:
     stack: Stack | None
     alive: bool | None  # None: not known
     channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
+    sees_questions: bool = False  # `Operation.asked` is known
     complete: bool = True  # nothing was dropped: messages can be counted
     batches: int = 0  # taken from data loaders
     exhausted: int = 0  # times that a data loader had no batch left
     newest_is_exhaustion: bool = False  # it was the last that happened to data
-    groups_made: int = 0  # calls of new_group and split_group
+    group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
     making_group: Site | None = None  # the call of new_group it is in
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline, the newest ones
     long_phases: tuple[LongPhase, ...] = ()
@@ -234,6 +236,11 @@ class RankEvidence:
         if self.exceptions:
             return False
         return self.ended_ns != UNKNOWN_NS or (self.exit is not None and self.exit.status == 0)
+
+    @property
+    def groups_made(self) -> int:
+        """Calls of new_group and split_group."""
+        return len(self.group_sites)
 
     @property
     def place(self) -> Site | None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dtprof.diagnosis.arguments import at_position, group_tables
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
 from dtprof.tables import Array
 
@@ -23,7 +23,8 @@ def find_group_cycle(evidence: Evidence, waits: dict[int, tuple[Wait, ...]], cyc
     if len({front.group for front in fronts.values()}) < 2 or any(front.p2p for front in fronts.values()):
         return None
     everyone = {rank: own[0].operation for rank, own in waits.items() if not own[0].operation.p2p}
-    if (wrong := _wrong_handle(evidence, fronts, everyone)) is not None:
+    wrong = _wrong_handle(evidence, fronts, everyone) or _earlier_wrong_handle(evidence, fronts, everyone)
+    if wrong is not None:
         return wrong
     counted = Counter(front.group for front in everyone.values())
     least = min(counted[front.group] for front in fronts.values())
@@ -72,29 +73,55 @@ def _wrong_handle(evidence: Evidence, fronts: dict[int, Operation], everyone: di
         usual = {r: o for r, o in peers.items() if _used_before(evidence, o, o.group)}
         if not usual:
             continue
-        meant = next(iter(usual.values()))
-        waiting = {r: o for r, o in everyone.items() if r != rank}
-        return Finding(
-            kind="wrong-group",
-            summary=f"Rank {rank} made {_words(evidence, mine)}, where its peers use "
-            f"{group_words(evidence.group(meant.group))}.",
-            culprit_ranks=(rank,),
-            waiting_ranks=tuple(sorted(waiting)),
-            confidence=0.85,
-            group=evidence.group(meant.group),
-            op=mine.op,
-            seq=meant.seq,
-            step=mine.step,
-            call_sites=call_sites(waiting),
-            culprit_call_sites=call_sites({rank: mine}),
-            evidence=(
-                f"this line was used with {group_words(evidence.group(meant.group))} before, and with "
-                f"{group_words(evidence.group(mine.group))} never",
-                f"{rank_list(tuple(sorted(usual)))} wait in {_words(evidence, meant)}",
-            ),
-            advice=("Pass the same group as the other ranks do at this line.",),
-        )
+        return _wrong_finding(evidence, rank, mine, usual, everyone)
     return None
+
+
+def _earlier_wrong_handle(
+    evidence: Evidence, fronts: dict[int, Operation], everyone: dict[int, Operation]
+) -> Finding | None:
+    """Return the finding where the call on the wrong group went well, as a peer's next call met it.
+
+    Peers wait at a line for a rank whose newest call of that line was made on a group that it never took there before.
+    """
+    for front in sorted(fronts.values(), key=lambda operation: operation.issued_ns):
+        for rank in front.group.ranks:
+            own = evidence.ranks.get(rank)
+            if own is None or front.site is None or own.counts.get((front.group, False), 0) > front.seq:
+                continue
+            *before, newest = [o for o in own.operations if (o.site, o.op) == (front.site, front.op)] or [front]
+            if len(before) > 1 and newest.group != front.group and {o.group for o in before} == {front.group}:
+                usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (front.group, front.seq)}
+                return _wrong_finding(evidence, rank, newest, usual, everyone)
+    return None
+
+
+def _wrong_finding(
+    evidence: Evidence, rank: int, mine: Operation, usual: dict[int, Operation], everyone: dict[int, Operation]
+) -> Finding:
+    """Return the finding for a rank that made a call on another group than the peers that wait for it."""
+    meant = next(iter(usual.values()))
+    waiting = {r: o for r, o in everyone.items() if r != rank}
+    return Finding(
+        kind="wrong-group",
+        summary=f"Rank {rank} made {_words(evidence, mine)}, where its peers use "
+        f"{group_words(evidence.group(meant.group))}.",
+        culprit_ranks=(rank,),
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=0.85,
+        group=evidence.group(meant.group),
+        op=mine.op,
+        seq=meant.seq,
+        step=mine.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=call_sites({rank: mine}),
+        evidence=(
+            f"this line was used with {group_words(evidence.group(meant.group))} before, and with "
+            f"{group_words(evidence.group(mine.group))} never",
+            f"{wait_words(tuple(sorted(usual)))} in {_words(evidence, meant)}",
+        ),
+        advice=("Pass the same group as the other ranks do at this line.",),
+    )
 
 
 def _used_before(evidence: Evidence, operation: Operation, group: GroupKey) -> bool:

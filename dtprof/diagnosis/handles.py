@@ -1,6 +1,12 @@
-"""Asynchronous operations whose handle one rank never waited for, where its peers did."""
+"""Asynchronous operations whose handles are dropped: by one rank where its peers wait, or by everybody.
 
+gloo completes operations in any order, and only a barrier of the group waits for those before it. On a device a stream
+may wait for what no record shows.
+"""
+
+from collections.abc import Iterable
 from itertools import islice
+from zlib import crc32
 
 import numpy as np
 
@@ -13,6 +19,7 @@ from dtprof.tables import Array
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
+_BARRIER = crc32(b"barrier")
 MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
@@ -27,7 +34,74 @@ def find_unwaited(evidence: Evidence) -> list[Finding]:
                 key = (operation.site, rank)
                 if key not in found:
                     found[key] = _finding(evidence, group, operation, rank=rank, count=count, waiting=waiting)
-    return list(found.values())
+    known = {site for site, _ in found}
+    return [*found.values(), *(finding for finding in _find_dropped_by_all(evidence) if not known & _sites(finding))]
+
+
+def _sites(finding: Finding) -> set[object]:
+    return set(finding.culprit_call_sites.values())
+
+
+def _find_dropped_by_all(evidence: Evidence) -> Iterable[Finding]:
+    """Give a finding for each line at which no rank did anything with the handles."""
+    for group, tables in group_tables(evidence).items():
+        if "gloo" not in (evidence.group(group).backend or "") or len(tables) < len(group.ranks):
+            continue
+        lines: dict[int, dict[int, tuple[Operation, int]]] = {}
+        for rank, table in tables.items():
+            if evidence.ranks[rank].sees_questions:
+                for place, dropped in _left_alone(evidence, rank, table).items():
+                    lines.setdefault(place, {})[rank] = dropped
+        yield from (_finding_of_all(evidence, group, own) for own in lines.values() if len(own) == len(tables))
+
+
+def _left_alone(evidence: Evidence, rank: int, table: Array) -> dict[int, tuple[Operation, int]]:
+    """Return by place of the program the first operation of which the handle was dropped, and how many there were.
+
+    It was, where neither a wait nor a question ever came, nor a barrier before the step, or the program, ended.
+    """
+    sweep = evidence.ranks[rank].sweep
+    unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
+    unused &= (table["waits"] == 0) & (table["place"] != 0) & (table["state"] != codes.FAILED)
+    barriers = np.flatnonzero(table["op"] == _BARRIER)
+    found = {}
+    for place in np.unique(table["place"][unused]).tolist() if sweep is not None else ():
+        here = np.flatnonzero(table["place"] == place)
+        if not unused[here].all() or sweep is None:
+            continue
+        ends = np.searchsorted(table["step"], table["step"][here], side="right")
+        covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
+        open_ended = (ends == len(table)) & (not evidence.ranks[rank].finished)
+        dropped = here[~covered & ~open_ended]
+        operation = sweep.operation(int(table["row"][here[0]]))
+        if len(dropped) and operation.op in RECEIVE_ALL and operation.site is not None and operation.site.label is None:
+            found[place] = sweep.operation(int(table["row"][dropped[0]])), len(dropped)
+    return found
+
+
+def _finding_of_all(evidence: Evidence, group: GroupKey, dropped: dict[int, tuple[Operation, int]]) -> Finding:
+    known = evidence.group(group)
+    first, count = dropped[min(dropped)]
+    return Finding(
+        kind="unwaited-async",
+        summary=f"No rank ever waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
+        f"{_times(count)}: what it fills may be used before it is there.",
+        culprit_ranks=tuple(sorted(dropped)),
+        confidence=0.8,
+        group=known,
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        culprit_call_sites=call_sites({rank: operation for rank, (operation, _) in dropped.items()}),
+        evidence=(
+            "its handle was neither waited for nor asked for completion, and no barrier came before the step ended",
+        ),
+        advice=("Call wait() on the handle before the buffer is used.",),
+    )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
 
 
 def _dropped(
@@ -39,7 +113,8 @@ def _dropped(
         return []
     is_async = (table["flags"] & codes.ASYNC) != 0
     open_ended = table["row"] >= table["row"][-1]  # the newest may be waited for yet
-    mine = table[is_async & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
+    asked = (table["flags"] & codes.ASKED) != 0
+    mine = table[is_async & ~asked & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
     results = []
     for place in np.unique(mine["place"]):
         here = mine[mine["place"] == place]
@@ -65,11 +140,10 @@ def _finding(
     evidence: Evidence, group: GroupKey, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
 ) -> Finding:
     known = evidence.group(group)
-    times = f"{count} time{'' if count == 1 else 's'}"
     return Finding(
         kind="unwaited-async",
         summary=f"Rank {rank} never waited for {operation.op} #{operation.seq} of {group_words(known)}"
-        f"{at_line(operation.site)}, {times}: what it fills may be used before it is there.",
+        f"{at_line(operation.site)}, {_times(count)}: what it fills may be used before it is there.",
         culprit_ranks=(rank,),
         confidence=0.85,
         group=known,

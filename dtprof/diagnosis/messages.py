@@ -1,6 +1,7 @@
 """Point-to-point operations that do not meet: cycles, partners that never come, other tags, other sizes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, Operation
@@ -87,10 +88,12 @@ def _other_tag(evidence: Evidence, unmet: list[Wait]) -> Finding | None:
             peer = mine.peer_rank
             operations = {wait.rank: mine, peer: other}
             guilty = [r for r, o in operations.items() if _is_unheard_of(evidence, r, o)]
+            if len(guilty) != 1:
+                guilty = [r for r, o in operations.items() if _breaks_rhythm(evidence, r, o)]
             culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
             facts = [f"rank {r}: {_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
             if len(guilty) == 1:
-                facts.append(f"rank {guilty[0]} had not used this tag here before")
+                facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
             return _finding(
                 "p2p-tag-mismatch",
                 f"{capitalised([wait.rank])} and {rank_list([peer])} wait for each other with different tags: "
@@ -114,6 +117,19 @@ def _is_unheard_of(evidence: Evidence, rank: int, operation: Operation) -> bool:
         if (c.group, c.peer, c.sends) == (operation.group, operation.peer_rank, operation.op == "send")
     ]
     return operation.nth == 0 and len(same_way) > 1
+
+
+def _breaks_rhythm(evidence: Evidence, rank: int, operation: Operation) -> bool:
+    """Say whether the rank's tags on this way rose by the same number each time, and do not any more."""
+    before = [
+        o.tag
+        for o in evidence.ranks[rank].operations
+        if o.p2p
+        and o.seq < operation.seq
+        and (o.group, o.op, o.peer) == (operation.group, operation.op, operation.peer)
+    ]
+    steps = {b - a for a, b in pairwise(before)}
+    return len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps
 
 
 def _cycle(evidence: Evidence, waits: dict[int, tuple[Wait, ...]], cycle: tuple[int, ...]) -> Finding | None:

@@ -1,5 +1,6 @@
 """Programs that part by more than one call: batches that run out, pipelines of other plans, groups not made by all."""
 
+from collections import Counter
 from dataclasses import replace
 
 from dtprof.diagnosis.endings import call_sites, victims
@@ -133,14 +134,15 @@ def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
 
 
 def find_creation_mismatch(evidence: Evidence) -> Finding | None:
-    """Return the finding for groups that some ranks are making and others are not."""
-    making = {rank.rank: rank for rank in evidence.ranks.values() if rank.making_group is not None}
-    others = [rank for rank in evidence.ranks.values() if rank.rank not in making]
-    if not making or not others:
-        return None
-    number = max(rank.groups_made for rank in making.values())
-    absent = [rank for rank in others if rank.groups_made < number and (rank.blocking or rank.finished)]
-    if not absent:
+    """Return the finding for groups that some ranks are making and others are not, or make as their second, say."""
+    number = max((r.groups_made for r in evidence.ranks.values() if r.making_group is not None), default=0)
+    making = {r.rank: r for r in evidence.ranks.values() if r.making_group is not None and r.groups_made == number}
+    absent = [
+        rank
+        for rank in evidence.ranks.values()
+        if rank.groups_made < number and (rank.blocking or rank.finished or rank.making_group is not None)
+    ]
+    if not making or not absent:
         return None
     culprits = tuple(sorted(rank.rank for rank in absent))
     waiting = tuple(sorted(making))
@@ -167,3 +169,37 @@ def find_creation_mismatch(evidence: Evidence) -> Finding | None:
 def _doing(rank: RankEvidence) -> str:
     made = f"made {rank.groups_made} groups"
     return f"{made} and {'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
+
+
+def find_creation_risk(evidence: Evidence) -> list[Finding]:
+    """Return the finding for groups that went well though ranks called new_group a different number of times.
+
+    Groups are numbered by the calls of each rank: the next one has other names on other ranks. Groups whose name comes
+    from their members (`use_local_synchronization`) need no call of the others: where there are any, nothing is said.
+    """
+    named = {key for rank in evidence.ranks.values() for key in rank.groups}
+    made = {rank.rank: rank.groups_made for rank in evidence.ranks.values()}
+    if len(set(made.values())) < 2 or evidence.missing or any(not key.name.isdecimal() for key in named):
+        return []
+    most = max(made.values())
+    culprits = tuple(sorted(rank for rank, number in made.items() if number < most))
+    fewer = Counter(evidence.ranks[culprits[0]].group_sites)
+    sites = {}
+    for rank in made:
+        left_out = Counter(evidence.ranks[rank].group_sites) - fewer
+        if rank not in culprits and (site := next(filter(None, left_out), None)):
+            sites[rank] = site
+    line = next(iter(sites.values()), None)
+    return [
+        Finding(
+            kind="group-creation-mismatch",
+            severity="warning",
+            summary=f"{capitalised(culprits)} did not make every call of new_group that the others made"
+            f"{at_line(line)}; it went well this time: the next group has other names on other ranks, and hangs.",
+            culprit_ranks=culprits,
+            confidence=0.85,
+            call_sites=sites,
+            evidence=tuple(f"rank {rank} called new_group {number} times" for rank, number in sorted(made.items())[:8]),
+            advice=("Every rank of the job must call new_group, members or not, in the same order.",),
+        )
+    ]

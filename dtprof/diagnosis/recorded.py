@@ -44,6 +44,7 @@ SWEPT = np.dtype(
         ("peer", "i4"),
         ("numel", "i8"),
         ("step", "i8"),
+        ("forwards", "i8"),  # forward passes begun before it
         ("thread", "u2"),
         ("flags", "u1"),
         ("waits", "u1"),
@@ -81,7 +82,8 @@ def rank_evidence(
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = spans[names == events.DATA]
     exhausted = (data["flags"] & codes.SKIPPED) != 0
-    making = spans[(names == events.NEW_GROUP) & is_open]
+    groups_made = spans[names == events.NEW_GROUP]
+    making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
     return RankEvidence(
         rank=tables.rank,
         attempt=tables.attempt,
@@ -101,15 +103,23 @@ def rank_evidence(
         stack=stack,
         alive=alive,
         channels=channels,
+        sees_questions=tables.tap == "native",
         complete=not tables.dropped_events,
         batches=int((~exhausted).sum()),
         exhausted=int(exhausted.sum()),
         newest_is_exhaustion=bool(len(data)) and bool(exhausted[-1]),
-        groups_made=int((names == events.NEW_GROUP).sum()),
+        group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         passes=_passes(tables, spans, names),
         long_phases=tuple(_long_phases(tables, spans, names)),
-        sweep=_sweep(tables, keys, rows, maker, limit=max(MAX_TAIL, MAX_SWEPT // world_size)),
+        sweep=_sweep(
+            tables,
+            keys,
+            rows,
+            maker,
+            limit=max(MAX_TAIL, MAX_SWEPT // world_size),
+            forwards_ns=np.sort(spans["begin_ns"][names == events.FORWARD]),
+        ),
     )
 
 
@@ -224,6 +234,7 @@ class _Maker:
             done_ns=int(row["done_ns"]),
             observed=bool(flags & codes.COMPLETION_SEEN),
             waited=int(row["waits"]) > 0,
+            asked=bool(flags & codes.ASKED),
             nbytes=int(row["nbytes"]),
             thread=int(row["thread"]),
             is_async=bool(flags & codes.ASYNC),
@@ -282,7 +293,15 @@ def _long_phases(tables: RankTables, spans: Array, names: npt.NDArray[np.object_
             begin = end
 
 
-def _sweep(tables: RankTables, keys: dict[int, GroupKey], rows: Array, maker: _Maker, *, limit: int) -> Sweep:
+def _sweep(
+    tables: RankTables,
+    keys: dict[int, GroupKey],
+    rows: Array,
+    maker: _Maker,
+    *,
+    limit: int,
+    forwards_ns: npt.NDArray[np.int64],
+) -> Sweep:
     """Return the collectives of each group in columns, by position."""
     first = max(0, len(rows) - limit)
     newest = rows[first:]
@@ -302,6 +321,7 @@ def _sweep(tables: RankTables, keys: dict[int, GroupKey], rows: Array, maker: _M
     ):
         table[name] = newest[name]
     table["row"] = np.arange(first, len(rows))
+    table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
     places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
     table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]

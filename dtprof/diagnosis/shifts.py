@@ -35,15 +35,40 @@ class Shift:
     by: int  # calls left out (negative) or added (positive) by the rank
 
 
-def find_shift(evidence: Evidence) -> Finding | None:
-    """Return the finding for the earliest shift, None where every group is in step."""
+def find_shift(evidence: Evidence, *, clock: str = "step") -> Finding | None:
+    """Return the finding for the earliest shift, None where every group is in step.
+
+    The clock is the column that counts rounds: `step` or `forwards`.
+    """
     found = [
-        finding for group, tables in group_tables(evidence).items() if (finding := _of_group(evidence, group, tables))
+        finding
+        for group, tables in group_tables(evidence).items()
+        if (finding := _of_group(evidence, group, tables, clock))
     ]
     return min(found, key=lambda finding: finding.step or 0, default=None)
 
 
-def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> Finding | None:
+def find_skipped_round(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks of a job that hangs that left out the calls of a round and its step, too.
+
+    Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
+    counts where such a rank has come to its end, or to a call that the others have not come to.
+    """
+    finding = find_shift(evidence, clock="forwards")
+    if finding is None or finding.kind != "rank-skipped-collective":
+        return None
+    return finding if all(_is_past_the_others(evidence, rank, finding) for rank in finding.culprit_ranks) else None
+
+
+def _is_past_the_others(evidence: Evidence, rank: int, finding: Finding) -> bool:
+    own = evidence.ranks[rank]
+    if own.finished or own.front is None:
+        return own.finished
+    others = (r for r in evidence.ranks.values() if r.rank not in finding.culprit_ranks)
+    return all(operation.label != own.front.label for other in others for operation in other.operations)
+
+
+def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clock: str) -> Finding | None:
     start = max(int(table["seq"][0]) for table in tables.values())
     cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
     if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
@@ -51,7 +76,7 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> 
     shortest = min(map(len, cut.values()))
     if shortest < MIN_TAIL:
         return None
-    codes = {rank: _codes(table) for rank, table in cut.items()}
+    codes = {rank: _codes(table, clock) for rank, table in cut.items()}
     likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
     usual, _ = Counter(likeness.values()).most_common(1)[0]
     reference = next(rank for rank, own in likeness.items() if own == usual)
@@ -73,9 +98,9 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> 
     return _finding(evidence, group, at_position(evidence, tables, seq), culprits, first, seq=seq, tie=tie)
 
 
-def _codes(table: Array) -> Codes:
-    op, place, step = (table[name].astype(np.uint64) for name in ("op", "place", "step"))
-    return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (step << np.uint64(40)), np.uint64)
+def _codes(table: Array, clock: str) -> Codes:
+    op, place, time = (table[name].astype(np.uint64) for name in ("op", "place", clock))
+    return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
 
 def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:

@@ -4,18 +4,19 @@ from dataclasses import replace
 
 from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
-from dtprof.diagnosis.evidence import Evidence
-from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.evidence import Evidence, RankEvidence
+from dtprof.diagnosis.findings import Finding, Verdict, at_line
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
 from dtprof.diagnosis.handles import find_unwaited
 from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
 from dtprof.diagnosis.programs import (
     find_creation_mismatch,
+    find_creation_risk,
     find_other_plans,
     find_pipeline_mismatch,
     find_uneven_inputs,
 )
-from dtprof.diagnosis.shifts import find_shift
+from dtprof.diagnosis.shifts import find_shift, find_skipped_round
 from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
 from dtprof.diagnosis.waits import Wait, find_cycle, find_waits
 
@@ -70,6 +71,7 @@ def _find_parted(evidence: Evidence, fronts: list[divergence.Front]) -> Finding 
         or find_creation_mismatch(evidence)
         or divergence.find_skip(evidence, fronts)
         or find_shift(evidence)
+        or find_skipped_round(evidence)
         or find_blocking_mismatch(evidence, [(front.group, front.seq) for front in fronts])
     )
 
@@ -112,9 +114,16 @@ def _find_risks(evidence: Evidence) -> list[Finding]:
         *find_odd_sizes(evidence),
         *find_unwaited(evidence),
         *find_order_risk(evidence),
+        *find_creation_risk(evidence),
         *find_slow_ranks(evidence),
         *find_long_operations(evidence),
     ]
+
+
+def _lost_words(rank: RankEvidence) -> str:
+    error = rank.transport_exception
+    text = f"{error.type}: {' '.join(error.message.split())[:200]}{at_line(error.frame)}" if error is not None else ""
+    return f"rank {rank.rank} lost a peer ({text}), and the records do not show what happened to that one"
 
 
 def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
@@ -133,6 +142,9 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         return "unknown", ("no rank left a record: there is nothing to diagnose",)
     if status not in (None, 0):
         stopped = [rank.rank for rank in evidence.ranks.values() if rank.stopped_politely]
+        lost = [rank for rank in evidence.ranks.values() if rank.transport_exception is not None]
+        if lost:
+            return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
         if stopped or status in (-2, -15, 130, 143):
             return "unknown", (
                 "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that",

@@ -10,3 +10,4 @@ def test_codes_are_those_of_the_format() -> None:
     assert states == [codes.ISSUED, codes.RETURNED, codes.DONE, codes.FAILED]
     assert schema.FLAG["completion"] == codes.COMPLETION_SEEN
     assert schema.FLAG["inferred_site"] == codes.INFERRED_SITE
+    assert (schema.FLAG["asked"], schema.FLAG["device"]) == (codes.ASKED, codes.DEVICE)

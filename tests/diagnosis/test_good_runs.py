@@ -13,6 +13,7 @@ from dtprof.diagnosis.evidence import gather
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import schema
+from dtprof.run_format.schema import FLAG
 from dtprof.tables import Manifest
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge, ranks_in_step
@@ -131,6 +132,46 @@ def test_a_handle_is_said_to_be_dropped_only_where_others_wait_for_theirs(waitin
             rank.op("all_reduce", t, t + 50, is_async=True, waits=(t + 1, t + 50) if waits else None, site=site)
         rank.op("barrier", 1500, 1510)
     assert kinds(ranks) == (["unwaited-async"] if waiting == (True, False, True) else [])
+
+
+def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, tap: str = "native") -> list[RankBuilder]:
+    """Return ranks that average two tensors in each of three steps, and drop both handles."""
+    ranks = [RankBuilder(rank, 3, tap=tap) for rank in range(3)]
+    for rank in ranks:
+        for step in range(3):
+            t = 1000 * step
+            for i in range(2):
+                site = rank.site("all_reduce", line=40)
+                rank.op("all_reduce", t + i, t + 50, is_async=True, step=step, site=site, flags=flags)
+            if barrier:
+                rank.op("barrier", t + 60, t + 70, step=step)
+    return ranks
+
+
+def test_handles_that_all_ranks_drop_are_named_with_their_line() -> None:
+    finding = judge(dropping(), exit_status=0, stalled=False).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("unwaited-async", (0, 1, 2))
+    assert {site.line for site in finding.culprit_call_sites.values()} == {40}
+    assert "6 times" in finding.summary
+
+
+def test_handles_asked_for_completion_or_covered_by_a_barrier_are_not_dropped() -> None:
+    assert kinds(dropping(flags=FLAG["completion"] | FLAG["asked"])) == []
+    assert kinds(dropping(barrier=True)) == []
+    assert kinds(dropping(tap="python")) == []  # which does not see questions
+    assert kinds(dropping(flags=FLAG["device"])) == []  # a stream may wait for it
+
+
+@pytest.mark.parametrize(("made", "found"), [((1, 1, 1), []), ((2, 2, 1), ["group-creation-mismatch"])])
+def test_a_group_that_not_all_ranks_made_is_a_risk_though_it_went_well(made: Sequence[int], found: list[str]) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank, number in zip(ranks, made, strict=True):
+        for i in range(number):
+            rank.span(events.NEW_GROUP, 1100 + i, 1101 + i, site=rank.site(line=70 + i))
+    assert kinds(ranks) == found
+    for finding in judge(ranks, exit_status=0, stalled=False).findings:
+        assert (finding.severity, finding.culprit_ranks) == ("warning", (2,))
+        assert {site.line for site in finding.call_sites.values()} == {71}
 
 
 def test_a_rank_late_again_and_again_is_slow_and_one_that_is_hardly_late_is_not() -> None:

@@ -92,6 +92,17 @@ def test_messages_in_a_ring_that_met_are_healthy() -> None:
     assert judge(ranks, exit_status=0, stalled=False).findings == ()
 
 
+def test_of_two_ends_with_tags_not_used_before_the_one_that_breaks_its_row_is_named() -> None:
+    ranks = pair()
+    for step in range(3):
+        message(ranks[0], "send", 1, step * 100, step * 100 + 9, line=4, tag=step)
+        message(ranks[1], "recv", 0, step * 100, step * 100 + 9, line=5, tag=step)
+    message(ranks[0], "send", 1, 300, line=4, tag=3)
+    message(ranks[1], "recv", 0, 300, line=5, tag=4)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (1,), (0,))
+
+
 def in_two_groups(orders: Sequence[str], *, done: bool, lines: Sequence[int] = (30, 40)) -> list[RankBuilder]:
     """Return ranks that enter groups a and b after two whole steps; each waits in the first of its order."""
     ranks = ranks_in_step(len(orders), 2)
@@ -140,6 +151,34 @@ def test_a_line_that_always_used_one_group_and_now_another_is_the_wrong_group() 
         rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == 1], site=site, nbytes=8)
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (1,), (0, 2))
+
+
+def test_a_call_on_the_wrong_group_that_a_peer_met_is_found_where_ranks_wait_for_it_at_its_line() -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    for rank in ranks:
+        row = rank.group(f"row{rank.rank // 2}", rows[rank.rank // 2])
+        column = rank.group(f"column{rank.rank % 2}", columns[rank.rank % 2])
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=row, site=first)
+            rank.op("all_reduce", t + 20, t + 29, group=column, site=second)
+        rank.op("all_reduce", 300, 309, group=row, site=first)
+        if rank.rank == 3:  # on its row instead of its column: that meets the next call of rank 2
+            rank.op("all_reduce", 320, 409, group=row, site=second)
+            rank.op("all_reduce", 420, group=row, site=first)
+        elif rank.rank == 1:
+            rank.op("all_reduce", 320, group=column, site=second)
+        else:
+            rank.op("all_reduce", 320, 329, group=column, site=second)
+            rank.op("all_reduce", 400, 409 if rank.rank == 2 else None, group=row, site=first)
+    rank = ranks[2]
+    rank.op("all_reduce", 420, group=2, site=rank.site("all_reduce", line=31))
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("wrong-group", (3,), "all_reduce")
+    assert finding.culprit_call_sites[3].line == 31
+    assert finding.group is not None
+    assert finding.group.name == "column1"
 
 
 def with_loaders(batches: Sequence[int], *, exhausted: Sequence[bool]) -> list[RankBuilder]:
@@ -199,3 +238,13 @@ def test_a_group_that_one_rank_does_not_make_is_named_with_the_line_of_the_other
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (2,), (0, 1))
     assert {site.line for site in finding.call_sites.values()} == {70}
+
+
+def test_ranks_that_make_different_groups_at_a_time_differ_in_their_numbers() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        for _ in range(1 + (rank.rank != 2)):
+            rank.span(events.NEW_GROUP, 1100, 1150, site=rank.site(line=60))
+        rank.span(events.NEW_GROUP, 1200, site=rank.site(line=70))
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (2,), (0, 1))

@@ -914,24 +914,46 @@ struct WatchedWork final : c10d::Work {
     }
   }
   bool isCompleted() override {
+    asked();
     const bool completed = work_->isCompleted();
     if (completed && !has_future_ && recording()) event_.complete(work_->isSuccess() ? STATE_DONE : STATE_FAILED);
     return completed;
   }
-  bool isSuccess() const override { return work_->isSuccess(); }
+  bool isSuccess() const override {
+    asked();
+    return work_->isSuccess();
+  }
   std::exception_ptr exception() const override { return work_->exception(); }
   int sourceRank() const override { return work_->sourceRank(); }
-  std::vector<at::Tensor> result() override { return work_->result(); }
-  void synchronize() override { work_->synchronize(); }
-  void blockCurrentStream() override { work_->blockCurrentStream(); }
+  std::vector<at::Tensor> result() override {
+    asked();
+    return work_->result();
+  }
+  void synchronize() override {
+    asked();
+    work_->synchronize();
+  }
+  void blockCurrentStream() override {
+    asked();
+    work_->blockCurrentStream();
+  }
   void abort() override { work_->abort(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return work_->getFuture(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return work_->getFutureResult(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    asked();
+    return work_->getFuture();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    asked();
+    return work_->getFutureResult();
+  }
   float getDuration() const override { return work_->getDuration(); }
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
   bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
+  void asked() const {
+    if (recording()) event_.record->flags |= FLAG_ASKED;
+  }
   void waited(uint64_t from, uint8_t state) {
     if (!recording()) return;
     event_.record->waited_for += static_cast<float>(now() - from);

@@ -1,0 +1,77 @@
+"""Hand-built jobs of which a rank left out calls that only sizes or forward passes tell apart."""
+
+from dtprof import events
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import judge
+
+
+def skipping_rounds(*, last: str) -> list[RankBuilder]:
+    """Return ranks of which rank 2 makes the forward pass of the fourth of 8 rounds, and no more of that round.
+
+    Its steps agree with those of the others, as it made no optimizer step either. At its end it is in the call `last`,
+    or has ended.
+    """
+    ranks = [RankBuilder(rank, 3, closed=rank == 2 and not last) for rank in range(3)]
+    for rank in ranks:
+        step = 0
+        for i in range(8):
+            t = 1000 * i
+            rank.span(events.FORWARD, t, t + 10)
+            if rank.rank == 2 and i == 3:
+                continue
+            ends = i < 7 or rank.rank == 2
+            site = rank.site("Tensor.backward", line=10)
+            rank.op("all_reduce", t + 20, t + 30 if ends else None, step=step, site=site, nbytes=64)
+            if ends:
+                step += 1
+                rank.op("all_reduce", t + 40, t + 50, step=step, site=rank.site("all_reduce", line=20), nbytes=8)
+    if last:
+        rank = ranks[2]
+        rank.op(last, 8000, step=7, site=rank.site(last, line=30), nbytes=0)
+    return ranks
+
+
+def test_a_round_left_out_with_its_step_is_told_by_the_forward_pass_of_a_rank_that_came_to_its_end() -> None:
+    finding = judge(skipping_rounds(last=""), exit_status=1).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
+    assert {site.line for site in finding.call_sites.values()} == {10}
+
+
+def test_so_it_is_where_the_rank_waits_in_a_call_that_the_others_have_not_come_to() -> None:
+    finding = judge(skipping_rounds(last="barrier"), exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
+
+
+def test_one_forward_pass_more_means_nothing_in_a_job_that_goes_well() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(8):
+            for extra in range(1 + (rank.rank == 0 and i == 3)):
+                rank.span(events.FORWARD, 1000 * i + 5 * extra, 1000 * i + 5 * extra + 2)
+            site = rank.site("Tensor.backward", line=10)
+            rank.op("all_reduce", 1000 * i + 20, 1000 * i + 30, step=i, site=site, nbytes=64)
+    assert judge(ranks, exit_status=0, stalled=False).outcome == "healthy"
+
+
+def test_in_a_loop_over_tensors_their_sizes_tell_which_was_left_out() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=10)
+        for i in range(3):
+            for place, nbytes in enumerate((64, 32, 16)):
+                rank.op("all_reduce", 100 * i + place * 10, 100 * i + place * 10 + 5, site=site, nbytes=nbytes)
+        rank.op("all_reduce", 400, 405, site=site, nbytes=64)
+        rank.op("all_reduce", 410, site=site, nbytes=16 if rank.rank == 1 else 32)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 10)
+
+
+def test_a_tensor_of_a_size_that_the_program_does_not_have_is_a_size_mismatch() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=10)
+        for i in range(3):
+            rank.op("all_reduce", 100 * i, 100 * i + 5, site=site, nbytes=64)
+        rank.op("all_reduce", 400, site=site, nbytes=72 if rank.rank == 1 else 64)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))
