@@ -72,7 +72,7 @@ class ExitRecords:
         self._recorder.close_log()
 
 
-@fence.fenced("the exceptions of this process")
+@fence.fenced("the end of this process")
 def record_uncaught(record: Callable[[BaseException], None]) -> None:
     """See the exception that leaves the program; the hook that was there follows."""
     previous = sys.excepthook
