@@ -1,0 +1,1 @@
+"""What a monitoring system is told of a running job, node by node, kept up to date from the records of its ranks."""
