@@ -31,8 +31,11 @@ TRANSPORT_WORDS = (
     "unhandled system error",
     "nccl communicator was aborted",
     "preamble.length",
+    "monitoredbarrier",
 )
 """Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
+
+CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +148,7 @@ class LongPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The collectives of a rank in columns (recorded.SWEPT), to compare whole runs."""
+    """The collectives of a rank in columns (columns.SWEPT), to compare whole runs."""
 
     groups: dict[GroupKey, Array]  # by position
     operation: Callable[[int], Operation]  # of a row
@@ -212,7 +215,9 @@ class RankEvidence:
         if not self.exceptions:
             return None
         last = self.exceptions[-1]
-        text = f"{last.type}: {last.message}".lower()
+        # An exception raised in a handler tells of what was handled: its traceback begins with that.
+        chained = any(words in last.traceback for words in CHAINED)
+        text = f"{last.traceback if chained else ''}{last.type}: {last.message}".lower()
         return last if any(words in text for words in TRANSPORT_WORDS) else None
 
     @property

@@ -136,6 +136,8 @@ def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
 def find_creation_mismatch(evidence: Evidence) -> Finding | None:
     """Return the finding for groups that some ranks are making and others are not, or make as their second, say."""
     number = max((r.groups_made for r in evidence.ranks.values() if r.making_group is not None), default=0)
+    if (others := _find_other_groups(evidence, number)) is not None:
+        return others
     making = {r.rank: r for r in evidence.ranks.values() if r.making_group is not None and r.groups_made == number}
     absent = [
         rank
@@ -161,6 +163,34 @@ def find_creation_mismatch(evidence: Evidence) -> Finding | None:
         evidence=(
             *(f"rank {r.rank}: {_doing(r)}" for r in absent[:8]),
             f"{rank_list(waiting)} made {number} groups, this one included",
+        ),
+        advice=("Every rank of the job must call new_group, members or not, in the same order.",),
+    )
+
+
+def _find_other_groups(evidence: Evidence, number: int) -> Finding | None:
+    """Return the finding where all ranks are in as many calls of new_group as the others, at different lines."""
+    sites = {r.rank: r.making_group for r in evidence.ranks.values() if r.making_group is not None}
+    equal = all(rank.groups_made == number for rank in evidence.ranks.values())
+    usual, count = Counter(sites.values()).most_common(1)[0] if sites else (None, 0)
+    if len(sites) < len(evidence.ranks) or not equal or count == len(sites):
+        return None
+    culprits = tuple(sorted(rank for rank, site in sites.items() if site != usual))
+    tie = 2 * len(culprits) >= len(sites)
+    waiting = tuple(sorted(set(sites) - set(culprits)))
+    return Finding(
+        kind="group-creation-mismatch",
+        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites[culprits[0]])}; "
+        f"{wait_words(waiting)} in new_group{at_line(usual)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.6 if tie else 0.85,
+        step=min(rank.steps for rank in evidence.ranks.values()),
+        call_sites={rank: site for rank, site in sites.items() if rank in waiting},
+        culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
+        evidence=(
+            f"all ranks are in their call number {number} of new_group, at different lines",
+            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
         ),
         advice=("Every rank of the job must call new_group, members or not, in the same order.",),
     )

@@ -3,13 +3,13 @@
 import functools
 from collections.abc import Iterable
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis import codes
+from dtprof.diagnosis.columns import sweep
 from dtprof.diagnosis.evidence import (
     Channel,
     GroupKey,
@@ -18,7 +18,6 @@ from dtprof.diagnosis.evidence import (
     PipelinePass,
     RankEvidence,
     Stack,
-    Sweep,
 )
 from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site
 
@@ -33,26 +32,6 @@ MAX_PASSES = 64
 
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
-
-SWEPT = np.dtype(
-    [
-        ("seq", "i8"),
-        ("op", "u4"),  # checksum of its name
-        ("place", "u4"),  # checksum of its line
-        ("dtype", "u1"),
-        ("reduce_op", "u1"),
-        ("peer", "i4"),
-        ("numel", "i8"),
-        ("step", "i8"),
-        ("forwards", "i8"),  # forward passes begun before it
-        ("thread", "u2"),
-        ("flags", "u1"),
-        ("waits", "u1"),
-        ("state", "u1"),
-        ("issued_ns", "i8"),
-        ("row", "i8"),  # in the operations of the rank
-    ]
-)
 
 
 def rank_evidence(
@@ -112,11 +91,11 @@ def rank_evidence(
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         passes=_passes(tables, spans, names),
         long_phases=tuple(_long_phases(tables, spans, names)),
-        sweep=_sweep(
+        sweep=sweep(
             tables,
             keys,
             rows,
-            maker,
+            maker.operation,
             limit=max(MAX_TAIL, MAX_SWEPT // world_size),
             forwards_ns=np.sort(spans["begin_ns"][names == events.FORWARD]),
         ),
@@ -291,44 +270,3 @@ def _long_phases(tables: RankTables, spans: Array, names: npt.NDArray[np.object_
                     end_ns=int(last["end_ns"]),
                 )
             begin = end
-
-
-def _sweep(
-    tables: RankTables,
-    keys: dict[int, GroupKey],
-    rows: Array,
-    maker: _Maker,
-    *,
-    limit: int,
-    forwards_ns: npt.NDArray[np.int64],
-) -> Sweep:
-    """Return the collectives of each group in columns, by position."""
-    first = max(0, len(rows) - limit)
-    newest = rows[first:]
-    table = np.zeros(len(newest), SWEPT)
-    for name in (
-        "seq",
-        "dtype",
-        "reduce_op",
-        "peer",
-        "numel",
-        "step",
-        "thread",
-        "flags",
-        "waits",
-        "state",
-        "issued_ns",
-    ):
-        table[name] = newest[name]
-    table["row"] = np.arange(first, len(rows))
-    table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
-    table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
-    places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
-    table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]
-    collective = newest["kind"] != codes.POINT_TO_POINT
-    groups = {}
-    for group_id, key in keys.items():
-        mine = table[collective & (newest["group"] == group_id)]
-        if len(mine):
-            groups[key] = mine[np.argsort(mine["seq"], kind="stable")]
-    return Sweep(groups=groups, operation=maker.operation)

@@ -34,6 +34,21 @@ def test_the_rank_that_raised_is_blamed_and_not_those_that_lost_their_peer() -> 
     assert "ValueError: bad sample 17" in finding.summary
 
 
+def test_an_exception_raised_while_the_loss_of_a_peer_was_handled_is_a_consequence() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[1].exception(2100, "ZeroDivisionError", line=77)
+    for rank in (ranks[0], ranks[2]):
+        gradients(rank, 2000, done=False)
+        rank.exception(2050, "ValueError", "the step failed", line=90)  # the clock of the hosts may differ
+        (error,) = rank.exceptions
+        chain = (
+            f"RuntimeError: {CONNECTION_LOST}\n\nThe above exception was the direct cause of the following exception:"
+        )
+        rank.exceptions[0] = replace(error, traceback=f"{chain}\n\n{error.traceback}")
+    finding = judge(ranks, statuses={0: (1, 2300), 1: (1, 2200), 2: (1, 2300)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-crashed", (1,), (0, 2))
+
+
 def test_the_same_exception_on_every_rank_blames_every_rank() -> None:
     ranks = ranks_in_step(2, 1)
     for rank in ranks:

@@ -248,3 +248,12 @@ def test_ranks_that_make_different_groups_at_a_time_differ_in_their_numbers() ->
         rank.span(events.NEW_GROUP, 1200, site=rank.site(line=70))
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (2,), (0, 1))
+
+
+def test_a_rank_that_makes_another_group_than_the_others_at_its_place_is_named() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        rank.span(events.NEW_GROUP, 1200, site=rank.site(line=60 if rank.rank == 1 else 70))
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (1,), (0, 2))
+    assert finding.culprit_call_sites[1].line == 60

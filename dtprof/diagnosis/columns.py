@@ -1,0 +1,61 @@
+"""The collectives of a rank in columns, so that whole runs are compared at once."""
+
+from collections.abc import Callable
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis import codes
+from dtprof.diagnosis.evidence import GroupKey, Operation, Sweep
+from dtprof.tables import Array, RankTables
+
+SWEPT = np.dtype(
+    [
+        ("seq", "i8"),
+        ("op", "u4"),  # checksum of its name
+        ("place", "u4"),  # checksum of its line
+        ("dtype", "u1"),
+        ("reduce_op", "u1"),
+        ("peer", "i4"),
+        ("numel", "i8"),
+        ("step", "i8"),
+        ("forwards", "i8"),  # forward passes begun before it
+        ("thread", "u2"),
+        ("flags", "u1"),
+        ("waits", "u1"),
+        ("state", "u1"),
+        ("issued_ns", "i8"),
+        ("row", "i8"),  # in the operations of the rank
+    ]
+)
+COPIED = ("seq", "dtype", "reduce_op", "peer", "numel", "step", "thread", "flags", "waits", "state", "issued_ns")
+
+
+def sweep(
+    tables: RankTables,
+    keys: dict[int, GroupKey],
+    rows: Array,
+    operation: Callable[[int], Operation],
+    *,
+    limit: int,
+    forwards_ns: npt.NDArray[np.int64],
+) -> Sweep:
+    """Return the collectives of each group in columns, by position."""
+    first = max(0, len(rows) - limit)
+    newest = rows[first:]
+    table = np.zeros(len(newest), SWEPT)
+    for name in COPIED:
+        table[name] = newest[name]
+    table["row"] = np.arange(first, len(rows))
+    table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
+    table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
+    places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
+    table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]
+    collective = newest["kind"] != codes.POINT_TO_POINT
+    groups = {}
+    for group_id, key in keys.items():
+        mine = table[collective & (newest["group"] == group_id)]
+        if len(mine):
+            groups[key] = mine[np.argsort(mine["seq"], kind="stable")]
+    return Sweep(groups=groups, operation=operation)
