@@ -16,7 +16,7 @@ class Finding:
     summary: str
     culprit_ranks: tuple[int, ...]
     confidence: float
-    severity: str = "error"
+    severity: str = "error"  # or warning; info: a note on what is no fault
     waiting_ranks: tuple[int, ...] = ()
     group: Group | None = None
     op: str | None = None

@@ -16,7 +16,7 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
     """
     if len(verdicts) == 1:
         return verdicts[0]
-    telling = [verdict for verdict in verdicts if verdict.findings]
+    telling = [verdict for verdict in verdicts if verdict.faults]
     main = max(telling, key=_weight) if telling else _plain(verdicts)
     findings = list(main.findings)
     doubts: list[str] = []

@@ -4,11 +4,13 @@ from dtprof import events
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
-from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
+STOPPED = (-2, -15, 130, 143)
+"""Exit statuses of a job that was stopped from outside."""
 LONG_PHASES = {
     events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
@@ -115,25 +117,41 @@ def find_never_joined(evidence: Evidence) -> Finding | None:
 
 
 def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | None:
-    """Return the finding for an operation that every member is in, alike, and that does not end."""
+    """Return the finding for an operation that every member came to, alike, and that does not end, or ended in errors.
+
+    The errors are those of connections, on ranks that all lived: nobody sent the job a signal, and nobody left.
+    """
     for front in fronts:
-        complete = len(front.waiting) == len(front.group.ranks) > 1
-        if complete and not front.absent and not any(o.failed for o in front.waiting.values()):
-            op = next(iter(front.waiting.values()))
-            group = evidence.group(front.group)
-            return Finding(
-                kind="backend-stall",
-                summary=f"All {len(front.waiting)} members of {group_words(group)} are in {op.op} #{op.seq} and it "
-                "does not end.",
-                culprit_ranks=(),
-                waiting_ranks=tuple(sorted(front.waiting)),
-                confidence=0.7,
-                group=group,
-                op=op.op,
-                seq=op.seq,
-                step=op.step,
-                call_sites=call_sites(front.waiting),
-                evidence=("operation and arguments agree on every member",),
-                advice=("Look at the network between the members' hosts and at the back end's own log.",),
-            )
+        members = {**front.waiting, **front.elsewhere}
+        if len(members) < len(front.group.ranks) or len(members) < 2 or front.absent:
+            continue
+        failed = {rank: operation for rank, operation in members.items() if operation.failed}
+        if failed and (
+            evidence.manifest.exit_status in STOPPED
+            or any(evidence.ranks[rank].transport_exception is None for rank in failed)
+        ):
+            continue
+        if not failed and front.elsewhere:
+            continue
+        op = next(iter(front.waiting.values()))
+        group = evidence.group(front.group)
+        end = f"it failed on {rank_list(tuple(failed))}" if failed else "it does not end"
+        errors = [error for rank in failed if (error := evidence.ranks[rank].transport_exception) is not None]
+        return Finding(
+            kind="backend-stall",
+            summary=f"All {len(members)} members of {group_words(group)} came to {op.op} #{op.seq} and {end}.",
+            culprit_ranks=(),
+            waiting_ranks=tuple(sorted(front.waiting)),
+            confidence=0.5 if failed else 0.7,
+            group=group,
+            op=op.op,
+            seq=op.seq,
+            step=op.step,
+            call_sites=call_sites(front.waiting),
+            evidence=(
+                "operation and arguments agree on every member",
+                *(f"{error.type}: {' '.join(error.message.split())[:200]}" for error in errors[:1]),
+            ),
+            advice=("Look at the network between the members' hosts and at the back end's own log.",),
+        )
     return None

@@ -8,6 +8,7 @@ from dtprof.diagnosis.evidence import Evidence, RankEvidence
 from dtprof.diagnosis.findings import Finding, Verdict, at_line
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
 from dtprof.diagnosis.handles import find_unwaited
+from dtprof.diagnosis.hazards import find_hazards, find_thread_order
 from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
 from dtprof.diagnosis.programs import (
     find_creation_mismatch,
@@ -107,7 +108,7 @@ def _ended_well(evidence: Evidence) -> bool:
 
 def _find_risks(evidence: Evidence) -> list[Finding]:
     """Find what is wrong, or may go wrong, in a job that ended in order or goes on."""
-    shift = find_shift(evidence)
+    shift = find_thread_order(evidence) or find_shift(evidence)
     wrong = [shift] if shift is not None else find_mismatches(evidence)
     return [
         *wrong,
@@ -117,6 +118,7 @@ def _find_risks(evidence: Evidence) -> list[Finding]:
         *find_creation_risk(evidence),
         *find_slow_ranks(evidence),
         *find_long_operations(evidence),
+        *find_hazards(evidence),
     ]
 
 
@@ -128,14 +130,15 @@ def _lost_words(rank: RankEvidence) -> str:
 
 def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
     held_up = evidence.stalled or evidence.manifest.exit_status not in (None, 0)
-    if findings:
-        kinds = {finding.kind for finding in findings}
+    faults = [finding for finding in findings if finding.severity != "info"]
+    if faults:
+        kinds = {finding.kind for finding in faults}
         if kinds <= SLOW:
             return "slow", ()
-        if not held_up and not kinds & CRASHES and not any(finding.waiting_ranks for finding in findings):
+        if not held_up and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
         failed = any(rank.exceptions for rank in evidence.ranks.values())
-        is_crash = findings[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
+        is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
         return ("crash" if is_crash else "hang"), ()
     status = evidence.manifest.exit_status
     if not evidence.ranks:
@@ -145,7 +148,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         lost = [rank for rank in evidence.ranks.values() if rank.transport_exception is not None]
         if lost:
             return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
-        if stopped or status in (-2, -15, 130, 143):
+        if stopped or status in stalls.STOPPED:
             return "unknown", (
                 "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that",
             )

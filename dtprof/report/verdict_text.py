@@ -26,7 +26,7 @@ def _scope(verdict: Verdict) -> str:
 
 
 def _finding_lines(finding: Finding) -> list[str]:
-    lines = _wrapped("", finding.summary)
+    lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
     lines.append(f"  kind: {finding.kind}, {finding.confidence:.0%} sure")
     lines += _site_lines("  culprit", finding.culprit_call_sites)
     lines += _site_lines("  waiting", finding.call_sites)

@@ -120,12 +120,12 @@ def cut_off() -> None:
         try:
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-            peer = socket.socket(fileno=os.dup(number))
-            with peer:
-                if peer.family == socket.AF_INET and peer.getpeername()[1] != int(os.environ["MASTER_PORT"]):
-                    silent, other = socket.socketpair()
-                    os.dup2(silent.fileno(), number)
-                    other.detach()
+            kept = socket.socket(fileno=os.dup(number))
+            if kept.family == socket.AF_INET and kept.getpeername()[1] != int(os.environ["MASTER_PORT"]):
+                silent, other = socket.socketpair()
+                os.dup2(silent.fileno(), number)
+                other.detach()
+            kept.detach()
         except OSError:
             continue
 
