@@ -1,8 +1,10 @@
 """What the user called when an operation was issued, in short names."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.analysis.intervals import Column
 from dtprof.tables import Array, RankTables, Site
@@ -31,13 +33,13 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     return Apis(names=tuple(names), of_operation=numbers[place])
 
 
-def _distinct(values: Array) -> tuple[Column, Column]:
+def _distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
     """Return the distinct values and for each value the position of its own; fast where they are small."""
     if len(values) and (largest := int(values.max())) < 4 * len(values):
         present = np.bincount(values, minlength=largest + 1) > 0
-        return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
+        return np.flatnonzero(present), (np.cumsum(present) - 1)[values.astype(np.int64)]
     distinct, place = np.unique(values, return_inverse=True)
-    return distinct, place
+    return distinct.astype(np.int64), place
 
 
 def name_site(tables: RankTables, site: int) -> str:

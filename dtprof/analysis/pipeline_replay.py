@@ -115,7 +115,25 @@ def _split(plan: Plan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, i
 
 
 def replay(plan: Plan, took: Floats) -> Floats | None:
-    """Return the share of bubbles when ranks act in their order, each action as soon as what it needs is there.
+    """Return the share of bubbles of each replay; None where there is none."""
+    windows, busy = _replay(plan, took), took.sum(axis=0)
+    if windows is None or not busy.all():
+        return None
+    share: Floats = 1 - busy / (len(plan) * windows)
+    return share
+
+
+def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
+    """Return how long each replay of the actions of one step is; None where they cannot be replayed."""
+    plan = tuple(
+        tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))
+        for actions in per_rank
+    )
+    return _replay(plan, took)
+
+
+def _replay(plan: Plan, took: Floats) -> Floats | None:
+    """Return how long it is when ranks act in their order, each action as soon as what it needs is there.
 
     A forward needs that of the stage before; a gradient of inputs that of the stage after. None where the actions wait
     for each other or for one that is missing.
@@ -149,11 +167,10 @@ def replay(plan: Plan, took: Floats) -> Floats | None:
                     ready[kind == FORWARD, stage, microbatch] = now[rank].copy()
                 at[rank] += 1
                 moved = True
-    busy = took.sum(axis=0)
-    if any(done < len(acts) for done, acts in zip(at, plan, strict=True)) or not busy.all():
+    if any(done < len(acts) for done, acts in zip(at, plan, strict=True)):
         return None
-    share: Floats = 1 - busy / (len(plan) * (now.max(axis=0) - begun))
-    return share
+    window: Floats = now.max(axis=0) - begun
+    return window
 
 
 def mean_parts(parts: Mapping[str, float] | None, fraction: float) -> dict[str, float] | None:

@@ -19,6 +19,7 @@ A rank is listed when all of these hold:
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -52,6 +53,13 @@ _CAUSES = {
     events.EVALUATION: "evaluation",
 }
 _COMPUTE = (events.FORWARD, events.BACKWARD, events.RECOMPUTE)
+
+
+class SlackOf(Protocol):
+    """Tells what of the excess of ranks the bubbles of a pipeline take up."""
+
+    def __call__(self, rank: int, *, whole_stage: bool) -> int:
+        """Return it for a rank, ns a step; `whole_stage`: all ranks of its stage are slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +146,14 @@ def find_stragglers(
     step_ns: int,
     stages: Mapping[int, tuple[int, ...]] | None = None,
     hosts: Mapping[int, str] | None = None,
+    slack_of: SlackOf | None = None,
 ) -> tuple[StragglerResult, ...]:
     """Return the ranks that the others waited for notably, the costliest first.
 
     Parameters:
         used: the first and the last used step.
         stages: pipeline stages by rank. hosts: host by rank.
+        slack_of: what of the excess of a rank costs nobody anything.
     """
     waits = [own for own in waits if len(own.work)]
     if len(waits) < 2:
@@ -168,13 +178,16 @@ def find_stragglers(
         stage = _find_slow_part(balance, at, stages or {}) if phase in _COMPUTE else None
         if stage is not None and balance.surplus[at] < MIN_STAGE:
             continue
+        rank = int(balance.ranks[at])
+        slack = slack_of(rank, whole_stage=stage is not None) if slack_of is not None else 0
+        gain = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack)
         results.append(
             StragglerResult(
-                rank=int(balance.ranks[at]),
+                rank=rank,
                 last_share=float(share[at]),
-                slowdown=step_ns / (step_ns - float(lag[at])) if lag[at] < step_ns else None,
+                slowdown=step_ns / (step_ns - gain) if gain < step_ns else None,
                 blame_ns_per_step=int(blame[at]),
-                lag_ns_per_step=int(lag[at]),
+                lag_ns_per_step=int(gain),
                 since_step=used[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
@@ -183,6 +196,12 @@ def find_stragglers(
             )
         )
     return tuple(results)
+
+
+def _lag_of(mean_lag: Cells, at: int, stage: Sequence[int] | None, balance: _Balance) -> float:
+    """Return the lag of a rank less the mean of those that are not slow with it: of the others, or the other stages."""
+    others = ~np.isin(balance.ranks, [balance.ranks[at]] if stage is None else stage)
+    return float(mean_lag[at] - mean_lag[others].mean())
 
 
 def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:

@@ -16,6 +16,7 @@ from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column, Intervals
 from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
+from dtprof.analysis.pipeline_slack import Slack
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank
 from dtprof.analysis.results import (
     ClockResult,
@@ -30,7 +31,7 @@ from dtprof.analysis.results import (
     Summary,
 )
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.stragglers import bin_width, find_stragglers
+from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array
@@ -167,7 +168,15 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
         ranks=tuple(_rank_result(fact, reduction, run) for fact, reduction in zip(facts, reductions, strict=True)),
         collectives=collectives,
         pipeline=pipeline,
-        stragglers=_stragglers(facts, reductions, pipelines, used=used, width=width, durations=durations),
+        stragglers=_stragglers(
+            facts,
+            reductions,
+            pipelines,
+            slack_of=Slack(pipelines, (used.first, used.last)).of,
+            used=used,
+            width=width,
+            durations=durations,
+        ),
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_doubts(
             facts=facts,
@@ -323,6 +332,7 @@ def _stragglers(
     reductions: Sequence[RankReduction],
     pipelines: Mapping[int, RankPipeline],
     *,
+    slack_of: SlackOf,
     used: UsedSteps,
     width: int,
     durations: Column,
@@ -336,4 +346,5 @@ def _stragglers(
         step_ns=max(1, round(float(np.median(durations)))),
         stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
         hosts={fact.rank: fact.host for fact in facts},
+        slack_of=slack_of,
     )

@@ -153,3 +153,31 @@ def test_partition_across_hosts_is_true_within_the_clock_error(seed: int, tmp_pa
         assert sum(rank.partition_ns.values()) == rank.step_ns
         for part, expected in truth.mean_parts(rank.rank, *summary.steps.used).items():
             assert rank.partition_ns[part] == pytest.approx(expected, abs=summary.clock_error_ns), (rank.rank, part)
+
+
+@pytest.mark.parametrize(("pp", "dp", "tp", "slow"), [(2, 2, 1, 1.5), (4, 1, 1, 1.3), (4, 2, 2, 1.5), (3, 2, 1, 1.4)])
+def test_slow_stage_costs_what_a_step_would_gain_without_it(
+    pp: int, dp: int, tp: int, slow: float, tmp_path: Path
+) -> None:
+    job = Job(pp=pp, dp=dp, tp=tp, steps=6, microbatches=8, layers=3, jitter=0.02)
+    unhurt = Simulation(job).run()
+    factors = (1.0, slow, *[1.0] * (pp - 2))
+    summary, truth = analyse(tmp_path / "run", dataclasses.replace(job, stage_factor=factors))
+    gained = np.median(truth.end - truth.begin) - np.median(unhurt.end - unhurt.begin)
+    (found,) = summary.stragglers
+    assert dp * tp <= found.rank < 2 * dp * tp
+    assert "pipeline stage" in (found.cause or "")
+    assert found.lag_ns_per_step == pytest.approx(gained, rel=0.1)
+
+
+@pytest.mark.parametrize("slow", [3, 19, 29])
+def test_slow_rank_of_a_pipeline_is_found_and_bubbles_take_up_a_part_of_its_time(slow: int, tmp_path: Path) -> None:
+    job = Job(pp=4, dp=8, steps=6, microbatches=8, layers=4, jitter=0.02)
+    unhurt = Simulation(job).run()
+    summary, truth = analyse(tmp_path / "run", dataclasses.replace(job, slow={slow: 1.3}))
+    gained = np.median(truth.end - truth.begin) - np.median(unhurt.end - unhurt.begin)
+    (found,) = summary.stragglers
+    assert found.rank == slow
+    # It works 0.3 * 8 microbatches * 4 layers * 3 ms longer.
+    assert sum(found.phases_ns.values()) == pytest.approx(28_800_000, rel=0.05)
+    assert found.lag_ns_per_step == pytest.approx(gained, rel=0.15)
