@@ -70,3 +70,15 @@ class NothingToShowError(DtprofError):
     """The run holds nothing that the figure could show."""
 
     slug = "nothing-to-show"
+
+
+class WorkerLostError(DtprofError):
+    """A process that did part of the analysis ended before it was done."""
+
+    slug = "worker-lost"
+
+
+class SchedulerError(DtprofError):
+    """The Dask scheduler or its workers cannot be used."""
+
+    slug = "scheduler"

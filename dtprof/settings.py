@@ -62,6 +62,28 @@ JOIN = Setting(
     metavar="",
     help="join the run in the output directory that another host's dtprof run of this job has created, or create it",
 )
+ENGINE = Setting(
+    option="--engine",
+    env="DTPROF_ENGINE",
+    default="local",
+    metavar="local|dask",
+    help="where the analysis runs: in processes of this host, or on Dask workers (default: local)",
+)
+SCHEDULER = Setting(
+    option="--scheduler",
+    env="DTPROF_SCHEDULER",
+    default="",
+    metavar="ADDRESS",
+    help="with --engine dask: address or file of a running scheduler (default: a cluster made on this host)",
+)
+JOBS = Setting(
+    option="--jobs",
+    env="DTPROF_JOBS",
+    default="",
+    metavar="N",
+    help="worker processes on this host, 1 for none (default: all cores where the run is large enough for that to pay)",
+)
+ANALYSIS_SETTINGS = (ENGINE, SCHEDULER, JOBS)
 RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN)
 
 # Set by `dtprof run` for the processes of the job, not by users.

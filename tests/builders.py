@@ -284,6 +284,11 @@ class MemoryRun:
         for rank, attempt in sorted(self._tables):
             self.folders.setdefault(rank, []).append((attempt, Path(paths.rank_folder_name(rank, attempt))))
 
+    @property
+    def name(self) -> str:
+        """Where it lies."""
+        return str(self.path)
+
     def host_clocks(self) -> dict[str, HostClock]:
         """Return the clocks measured, by host."""
         return self.clocks

@@ -24,6 +24,7 @@ ALLOWED = {
     "importers": {"base", "run_format"},
     "analysis": {"base", "numpy"},
     "metrics": {"base", "run_format", "analysis", "numpy"},
+    "execution": {"base", "distributed"},
     "diagnosis": {"base", "analysis", "numpy"},
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures"},
@@ -40,6 +41,7 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/buckets.py": {"numpy"},  # part of the reader
     "dtprof/run_format/device_times.py": {"numpy"},  # part of the reader
     "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
+    "dtprof/run_format/remote.py": {"fsspec"},  # the extra `remote`, where a run is given as a URL
     "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
     "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.

@@ -157,7 +157,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             estimates[figure] = estimate_mean(series / over)
     world_size = max([fact.rank + 1 for fact in facts] + [fact.world_size for fact in facts], default=0)
     return RunFigures(
-        run=str(run.path),
+        run=run.name,
         world_size=world_size,
         missing_ranks=tuple(sorted(set(range(min(world_size, 1 << 20))) - set(chosen))),
         layout=_layout(facts),

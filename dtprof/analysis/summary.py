@@ -144,7 +144,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     collectives = list_collectives(sums)
     pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
     return Summary(
-        run=str(run.path),
+        run=run.name,
         command=run.manifest.command,
         world_size=world_size,
         hosts=tuple(sorted({fact.host for fact in facts if fact.host})) or run.manifest.hosts,

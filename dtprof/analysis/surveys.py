@@ -29,6 +29,10 @@ class Run(RankRecords, Protocol):
         """The run directory."""
 
     @property
+    def name(self) -> str:
+        """Where it lies, as it was given."""
+
+    @property
     def manifest(self) -> Manifest:
         """What is known of the job as a whole."""
 

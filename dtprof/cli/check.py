@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
 from dtprof.cli.quantities import parse_milliseconds, parse_share, parse_size
 from dtprof.errors import UsageError
 
@@ -100,6 +101,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--no-risk", action="store_true", help="dtprof diagnose may find no error and no warning")
     parser.add_argument("--allow-unknown", action="store_true", help="a figure that is not known does not fail")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -118,9 +120,10 @@ def run(arguments: argparse.Namespace) -> int:
     slowdown = _slowdown(arguments)
     if not (limits or slowdown or arguments.no_risk):
         raise UsageError("no limit was given; expected at least one, for example: dtprof check RUN --max-step-ms 300")
-    results = _judge(arguments.run_directory, limits, slowdown, arguments.max_slowdown_against)
+    engine = engines.chosen_engine(arguments)
+    results = _judge(arguments.run_directory, limits, slowdown, arguments.max_slowdown_against, engine)
     if arguments.no_risk:
-        results.append(_judge_findings(arguments.run_directory))
+        results.append(_judge_findings(arguments.run_directory, engine))
     failing = ("failed",) if arguments.allow_unknown else ("failed", "unknown")
     passed = not any(result.outcome in failing for result in results)
     name = str(arguments.run_directory)
@@ -146,25 +149,27 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
     return Limit(option=f"--max-slowdown-against {baseline}{allowed}", figure=SLOWDOWN, most=most)
 
 
-def _judge(path: Path, limits: "list[Limit]", slowdown: "Limit | None", baseline: Path | None) -> "list[LimitResult]":
+def _judge(
+    path: Path, limits: "list[Limit]", slowdown: "Limit | None", baseline: Path | None, engine: engines.Engine
+) -> "list[LimitResult]":
     from dtprof.analysis.limits import judge_limit, judge_slowdown
     from dtprof.cli.compare import measure
 
     if not (limits or slowdown):
         return []
-    figures = measure(path)
+    figures, *others = measure([path] if baseline is None else [path, baseline], engine)
     results = [judge_limit(limit, figures) for limit in limits]
-    if slowdown is not None and baseline is not None:
-        results.append(judge_slowdown(slowdown, figures, measure(baseline)))
+    if slowdown is not None:
+        results += [judge_slowdown(slowdown, figures, other) for other in others]
     return results
 
 
-def _judge_findings(path: Path) -> "LimitResult":
+def _judge_findings(path: Path, engine: engines.Engine) -> "LimitResult":
     """Hold the verdict on the run against --no-risk."""
     from dtprof.analysis.limits import FINDINGS, LimitResult
     from dtprof.cli.inspection import diagnose_run
 
-    verdict = diagnose_run(path)
+    verdict = diagnose_run(path, engine)
     found = verdict.faults
     if found:
         more = f"; {len(found) - 1} more: dtprof diagnose" if len(found) > 1 else ""

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
 from dtprof.cli.quantities import parse_share
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="smaller differences do not count: a share of the step for times, of the figure for sizes (default: 1%%)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,19 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.comparison_json import comparison_json
     from dtprof.report.comparison_text import comparison_text
 
-    a, b = measure(arguments.run_a), measure(arguments.run_b)
+    a, b = measure([arguments.run_a, arguments.run_b], engines.chosen_engine(arguments))
     result = compare_runs(a, b, at_least=at_least)
     print(json.dumps(comparison_json(result), indent=1) if arguments.json else comparison_text(result))
     return 0
 
 
-def measure(path: Path) -> "RunFigures":
-    """Open a run and measure it step by step.
+def measure(paths: Sequence[Path], engine: engines.Engine) -> "list[RunFigures]":
+    """Open runs and measure them step by step.
 
     Raises:
-        NotARunError: the path holds no run that can be read.
+        NotARunError: a path holds no run that can be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     from dtprof.analysis.comparison_series import measure_run
-    from dtprof.run_format.reader import open_run
 
-    return measure_run(open_run(path))
+    runs = [engines.open_run(path, engine) for path in paths]
+    with engines.executor_for(engine, *runs) as executor:
+        return [measure_run(run, executor) for run in runs]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "taken as of one job",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -48,16 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.verdict_json import verdict_json
     from dtprof.report.verdict_text import verdict_text
 
-    verdict = diagnose(arguments.paths)
+    verdict = diagnose(arguments.paths, engines.chosen_engine(arguments))
     print(json.dumps(verdict_json(verdict), indent=1) if arguments.json else verdict_text(verdict))
     return 1 if verdict.faults else 0
 
 
-def diagnose(paths: Iterable[Path]) -> "Verdict":
+def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PROCESS) -> "Verdict":
     """Return one verdict on everything given.
 
     Raises:
         NotARunError, NotADumpError: what was given cannot be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
         UsageError: it is not of one job.
     """
     from dtprof.cli.inputs import sort_inputs
@@ -73,7 +76,7 @@ def diagnose(paths: Iterable[Path]) -> "Verdict":
     if inputs.runs:
         from dtprof.cli.inspection import diagnose_run
 
-        verdicts.append(diagnose_run(inputs.runs[0]))
+        verdicts.append(diagnose_run(inputs.runs[0], engine))
     if inputs.dumps:
         from dtprof.diagnosis.dumps.decision import diagnose_dumps
         from dtprof.dumps import Labels

@@ -7,6 +7,7 @@ from pathlib import Path
 from dtprof.diagnosis.logs import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.importers.flight_recorder import looks_like_dump
+from dtprof.run_format import remote
 
 HEAD_BYTES = 1 << 20
 
@@ -25,17 +26,19 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     """Find out what every path is; files of directories that are no runs are looked at one by one.
 
     Raises:
+        MissingDependencyError: a package that a URL needs is not installed.
         NotARunError: a path does not exist or cannot be read, or none is anything that can be diagnosed.
     """
     runs: list[Path] = []
     dumps: list[Path] = []
     logs: list[Path] = []
     problems: list[str] = []
-    for path in dict.fromkeys(paths):
+    for given in dict.fromkeys(paths):
+        path = remote.fetch(given)
         if path.is_dir():
             files = [] if is_run(path) else list(files_of([path]))
             if not files:
-                runs.append(path)  # its reader says what is wrong with an empty directory
+                runs.append(given)  # its reader says what is wrong with an empty directory
         elif path.exists():
             files = [path]
         else:

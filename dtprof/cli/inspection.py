@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dtprof
 from dtprof.analysis.results import StragglerResult
+from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
 from dtprof.diagnosis.findings import Verdict
@@ -22,14 +23,15 @@ QUIET_NS = 5_000_000_000
 """A running job whose newest record is older than this, with operations open, is looked at as stalled."""
 
 
-def diagnose_run(path: Path) -> Verdict:
-    """Return the verdict on a run directory.
+def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS) -> Verdict:
+    """Return the verdict on a run directory; stragglers are looked for by the engine.
 
     Raises:
         NotARunError: the path holds no run.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    run = reader.open_run(path)
-    last = _judge(collect(run))
+    run = open_run(path, engine)
+    last = _judge(collect(run, engine))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
@@ -60,7 +62,7 @@ def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
     )
 
 
-def collect(run: reader.Run) -> facts.Evidence:
+def collect(run: reader.Run, engine: Engine = IN_THIS_PROCESS) -> facts.Evidence:
     """Read what the rules need from a run on disk, and from the processes where they are still there."""
     document = run.job_facts
     same_boot = document.get("boot_id") == writer.boot_id()
@@ -84,15 +86,16 @@ def collect(run: reader.Run) -> facts.Evidence:
         stalled=_is_stalled(run, ranks, last_ns=last_ns, same_boot=same_boot),
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
-        find_stragglers=lambda: _find_stragglers(run),
+        find_stragglers=lambda: _find_stragglers(run, engine),
         problems=tuple(problems),
     )
 
 
-def _find_stragglers(run: reader.Run) -> tuple[StragglerResult, ...]:
+def _find_stragglers(run: reader.Run, engine: Engine) -> tuple[StragglerResult, ...]:
     from dtprof.analysis.summary import summarise
 
-    return summarise(run).stragglers
+    with executor_for(engine, run) as executor:
+        return summarise(run, executor).stragglers
 
 
 def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:

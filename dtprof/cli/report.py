@@ -5,6 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from dtprof.cli import engines
+
 EPILOG = """\
 example:
   dtprof report dtprof-runs/20261121-101500-train
@@ -25,12 +27,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"file to write (default: RUN/{DEFAULT_FILE})"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file to write (default: RUN/{DEFAULT_FILE}; of a run at a URL NAME-{DEFAULT_FILE} here)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(
         "--dashboard", default="overview", metavar="NAME|FILE.toml", help="page to write (default: %(default)s)"
     )
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -40,10 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report import html, page_dashboard, page_panels
 
     dashboard = page_dashboard.load_dashboard(arguments.dashboard, page_panels.panel_names())
-    summary = summarise(arguments.run_directory)
-    output = arguments.output or arguments.run_directory / DEFAULT_FILE
+    summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
+    output = arguments.output or _beside(arguments.run_directory)
     is_ours = arguments.output is None and html.is_own_report(output)
     html.write_html(summary, dashboard, output, force=arguments.force or is_ours)
     print(output)
     print(f"next: open {shlex.quote(str(output))} in a browser", file=sys.stderr)
     return 0
+
+
+def _beside(run_directory: Path) -> Path:
+    from dtprof.run_format import remote
+
+    at_url = remote.url_of(run_directory) is not None
+    return Path(f"{run_directory.name}-{DEFAULT_FILE}") if at_url else remote.plain(run_directory) / DEFAULT_FILE

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
+
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
 
@@ -29,6 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -37,18 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.summary_json import summary_json
     from dtprof.report.summary_text import summary_text
 
-    summary = summarise(arguments.run_directory)
+    summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
     print(json.dumps(summary_json(summary), indent=1) if arguments.json else summary_text(summary))
     return 0
 
 
-def summarise(path: Path) -> "Summary":
+def summarise(path: Path, engine: engines.Engine) -> "Summary":
     """Open and summarise a run.
 
     Raises:
         NotARunError: the path holds no run that can be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     from dtprof.analysis import summary
-    from dtprof.run_format.reader import open_run
 
-    return summary.summarise(open_run(path))
+    opened = engines.open_run(path, engine)
+    with engines.executor_for(engine, opened) as executor:
+        return summary.summarise(opened, executor)

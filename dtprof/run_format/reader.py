@@ -15,7 +15,7 @@ import numpy as np
 
 from dtprof import tables
 from dtprof.errors import NotARunError
-from dtprof.run_format import device_times, paths, schema, totals
+from dtprof.run_format import device_times, paths, remote, schema, totals
 from dtprof.run_format.buckets import label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
@@ -36,6 +36,13 @@ class Run:
     job_facts: dict[str, Any]  # run.json as it stands
     stacks: dict[str, Any]  # the newest stacks.json, joined over the nodes
     problems: tuple[str, ...] = ()
+    origin: str = ""  # the URL that `path` is a copy of
+    lacking: remote.RemoteFiles | None = None  # what of the copy is fetched as ranks are read
+
+    @property
+    def name(self) -> str:
+        """Where the run lies, as it was given."""
+        return self.origin or str(self.path)
 
     @property
     def ranks(self) -> list[int]:
@@ -46,7 +53,10 @@ class Run:
         """Read one rank; its last attempt unless another is named."""
         attempts = dict(self.folders[rank])
         chosen = max(attempts) if attempt is None else attempt
-        return read_rank(attempts[chosen], rank=rank, attempt=chosen)
+        folder = attempts[chosen]
+        if self.lacking is not None:
+            folder = self.lacking.of([folder.name]).fetch() / folder.name
+        return read_rank(folder, rank=rank, attempt=chosen)
 
     def node_samples(self) -> dict[str, NodeSamples]:
         """Read what was sampled on each node, by the node's name."""
@@ -57,9 +67,11 @@ class Run:
         return host_clocks(self.path)
 
     def part(self, ranks: Iterable[int]) -> "Run":
-        """Return the run as far as the records of some ranks need it."""
-        folders = {rank: self.folders[rank] for rank in ranks}
-        return dataclasses.replace(self, folders=folders, exits={}, processes=(), job_facts={}, stacks={}, problems=())
+        """Return the run as far as the records of some ranks need it, for any process."""
+        folders = {rank: [(number, one.absolute()) for number, one in self.folders[rank]] for rank in ranks}
+        lacking = self.lacking and self.lacking.of(one.name for attempts in folders.values() for _, one in attempts)
+        nothing: dict[str, Any] = {"exits": {}, "processes": (), "job_facts": {}, "stacks": {}, "problems": ()}
+        return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
     def load_all(self) -> Iterator[RankTables]:
         """Read the last attempt of every rank, one after the other."""
@@ -68,13 +80,36 @@ class Run:
 
 
 def open_run(path: Path) -> Run:
-    """Open a run directory.
+    """Open a run directory, or a copy of the one at the URL that is given in its place.
 
     Raises:
         NotARunError: the path does not exist, is not a directory, or holds nothing that dtprof wrote.
         NewerFormatError: it was written by a newer dtprof.
+        MissingDependencyError: a package that the URL needs is not installed.
     """
-    folders = _find_rank_folders(path)
+    url = remote.url_of(path)
+    return _open(remote.plain(path)) if url is None else dataclasses.replace(_open(remote.fetch(path)), origin=url)
+
+
+def open_piecemeal(path: Path) -> Run:
+    """Open a run as `open_run` does; of one at a URL each rank is fetched by the process that reads it.
+
+    Raises:
+        NotARunError, NewerFormatError, MissingDependencyError: as there.
+    """
+    url = remote.url_of(path)
+    if url is None:
+        return _open(remote.plain(path))
+    files = remote.find_files(url)
+    lacking = files.of_ranks(are_wanted=True)
+    place = files.of_ranks(are_wanted=False).fetch()
+    names = sorted({one.name.partition("/")[0] for one in lacking.files})
+    return dataclasses.replace(_open(place, names), origin=url, lacking=lacking)
+
+
+def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
+    """Open a run directory; names of the folders of ranks where they are not there yet."""
+    folders = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)
     if document is None and not folders:
@@ -108,11 +143,8 @@ def open_run(path: Path) -> Run:
 
 def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
     """Return the folders of every rank, by attempt."""
-    folders: dict[int, list[tuple[int, Path]]] = {}
     try:
-        for child in path.iterdir():
-            if (parsed := paths.parse_rank_folder(child.name)) and child.is_dir():
-                folders.setdefault(parsed[0], []).append((parsed[1], child))
+        return _by_rank(child for child in path.iterdir() if child.is_dir())
     except FileNotFoundError as error:
         raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed") from error
     except NotADirectoryError as error:
@@ -121,6 +153,13 @@ def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
         ) from error
     except OSError as error:
         raise NotARunError(f"{path} cannot be read ({error.strerror}); expected a run directory") from error
+
+
+def _by_rank(children: Iterable[Path]) -> dict[int, list[tuple[int, Path]]]:
+    folders: dict[int, list[tuple[int, Path]]] = {}
+    for child in children:
+        if parsed := paths.parse_rank_folder(child.name):
+            folders.setdefault(parsed[0], []).append((parsed[1], child))
     for attempts in folders.values():
         attempts.sort()
     return folders

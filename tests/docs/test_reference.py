@@ -45,7 +45,7 @@ def test_every_command_has_a_heading() -> None:
 
 def test_every_setting_is_listed_with_its_variable_and_default() -> None:
     rows = re.findall(r"^\|.*\|$", load("docs/reference/cli.md").text, re.MULTILINE)
-    for setting in settings.RUN_SETTINGS:
+    for setting in (*settings.RUN_SETTINGS, *settings.ANALYSIS_SETTINGS):
         (row,) = [row for row in rows if f"`{setting.option}`" in row]
         assert f"`{setting.env}`" in row
         assert setting.default in row

@@ -1,0 +1,114 @@
+"""Where an analysing command does its work: the options, and the executor that they ask for."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof import settings
+from dtprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from dtprof.analysis.execution import Executor
+    from dtprof.run_format.reader import Run
+
+ENGINES = ("local", "dask")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where the analysis runs."""
+
+    name: str = "local"
+    scheduler: str = ""  # of Dask; empty: a cluster is made on this host
+    jobs: int = 0  # 0: as many as pay
+
+
+IN_THIS_PROCESS = Engine(jobs=1)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a command."""
+    group = parser.add_argument_group("where the analysis runs")
+    for setting in settings.ANALYSIS_SETTINGS:
+        group.add_argument(setting.option, metavar=setting.metavar, help=f"{setting.help} [{setting.env}]")
+
+
+def chosen_engine(arguments: argparse.Namespace) -> Engine:
+    """Return what the options say, and the environment where they say nothing.
+
+    Raises:
+        UsageError: there is no such engine, or they contradict each other.
+    """
+    given = {setting: getattr(arguments, setting.option.removeprefix("--")) for setting in settings.ANALYSIS_SETTINGS}
+    name, scheduler, jobs = (
+        settings.from_environment(setting) if given[setting] is None else given[setting]
+        for setting in settings.ANALYSIS_SETTINGS
+    )
+    return make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
+
+
+def make_engine(name: str, *, scheduler: str = "", jobs: str = "", asked_for: bool = True) -> Engine:
+    """Return an engine from its settings; a scheduler that nobody asked for by hand is for Dask alone.
+
+    Raises:
+        UsageError: there is no such engine, or they contradict each other.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"--engine (or {settings.ENGINE.env}) is {name!r}; expected {' or '.join(ENGINES)}")
+    if name != "dask" and scheduler:
+        if asked_for:
+            raise UsageError(f"--scheduler was given with the engine {name}; expected --engine dask beside it")
+        scheduler = ""
+    if not jobs:
+        return Engine(name=name, scheduler=scheduler)
+    if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
+        raise UsageError(
+            f"--jobs (or {settings.JOBS.env}) is {jobs!r}; expected a number of worker processes, for example 4; "
+            "1 works in this process"
+        )
+    if scheduler:
+        raise UsageError("--jobs and --scheduler exclude each other: the workers of a running scheduler are there")
+    return Engine(name=name, jobs=int(jobs))
+
+
+def open_run(path: Path, engine: Engine) -> "Run":
+    """Open a run: one at a URL is fetched here where it is analysed here, else by the workers.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+        MissingDependencyError: a package that the URL needs is not installed.
+    """
+    from dtprof.run_format import reader
+
+    return reader.open_piecemeal(path) if engine.name == "dask" else reader.open_run(path)
+
+
+@contextmanager
+def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
+    """Give an executor for the work on runs.
+
+    Raises:
+        MissingDependencyError, SchedulerError: Dask cannot be used.
+    """
+    from dtprof.analysis.execution import THIS_PROCESS
+
+    if engine.name == "dask":
+        from dtprof.execution.dask_cluster import DaskWorkers
+
+        with DaskWorkers(scheduler=engine.scheduler, num=engine.jobs) as workers:
+            yield workers
+        return
+    from dtprof.execution.local import LocalProcesses, choose_jobs
+
+    if engine.jobs:
+        jobs = min(engine.jobs, max((len(run.folders) for run in runs), default=1) or 1)
+    else:
+        jobs = max((choose_jobs(run.folders) for run in runs), default=1)
+    if jobs == 1:
+        yield THIS_PROCESS
+        return
+    with LocalProcesses(jobs) as processes:
+        yield processes

@@ -1,0 +1,237 @@
+"""Runs at a URL that fsspec can read: a copy of what is needed is kept in the user's cache folder.
+
+A file is fetched again when its size or its stamp at the source has changed. A copy that was not used for KEPT_S goes
+when another run is fetched. Several processes may fetch into one copy.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import MissingDependencyError, NotARunError
+from dtprof.run_format import paths
+
+LOCAL = ("file", "local")
+KEPT_S = 7 * 86_400
+LEFT_OUT = re.compile(r"trace/.*|report\.html|.*\.part")
+"""What no command reads from a run."""
+STAMPS = ("ETag", "etag", "md5Hash", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
+"""Under which names file systems tell what changes with a file; the first that is there counts."""
+_URL = re.compile(r"(?P<chain>(?:[a-z0-9+]+::)*)(?P<scheme>[a-z][a-z0-9+]+):/+(?P<rest>.*)", re.DOTALL)
+
+
+def url_of(path: Path) -> str | None:
+    """Return the URL that was given in place of a path, None for a path. A Path folds the slashes of a URL."""
+    match = _URL.fullmatch(str(path))
+    if match is None or (match["scheme"] in LOCAL and not match["chain"]) or path.exists():
+        return None
+    slashes = "///" if match["scheme"] in LOCAL else "//"
+    return f"{match['chain']}{match['scheme']}:{slashes}{match['rest']}"
+
+
+def plain(path: Path) -> Path:
+    """Return the path that a `file://` URL names, any other as it is."""
+    match = _URL.fullmatch(str(path))
+    return Path("/", match["rest"]) if match and match["scheme"] in LOCAL and not match["chain"] else path
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """A file at the source."""
+
+    name: str  # below the run
+    size: int | None
+    stamp: str | None  # changes with the file; None: the source does not tell
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFiles:
+    """Files below a URL, and where their copies lie on this machine."""
+
+    url: str
+    root: str  # the URL without what names the file system
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def place(self) -> Path:
+        """The folder of the copy."""
+        digest = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        return _cache_folder() / digest / (self.url.rstrip("/").rpartition("/")[2] or "run")
+
+    def of(self, folders: Iterable[str]) -> "RemoteFiles":
+        """Return the files of some of the folders of the run."""
+        wanted = set(folders)
+        return replace(self, files=tuple(one for one in self.files if one.name.partition("/")[0] in wanted))
+
+    def of_ranks(self, *, are_wanted: bool) -> "RemoteFiles":
+        """Return the files in folders of ranks, or all others."""
+        chosen = (
+            one for one in self.files if (paths.parse_rank_folder(one.name.partition("/")[0]) is None) != are_wanted
+        )
+        return replace(self, files=tuple(chosen))
+
+    def fetch(self) -> Path:
+        """Bring the copies of the files up to date and return their folder.
+
+        Raises:
+            MissingDependencyError: a package that the URL needs is not installed.
+            NotARunError: the source cannot be read.
+        """
+        place = self.place
+        stale = [one for one in self.files if not _is_current(place / one.name, one)]
+        if stale:
+            with _translated(self.url):
+                file_system = _open(self.url)[0]
+                drafts = {one: place / f"{one.name}.{os.getpid()}.part" for one in stale}
+                for draft in drafts.values():
+                    draft.parent.mkdir(parents=True, exist_ok=True)
+                _get(
+                    file_system, {f"{self.root}/{one.name}" if one.name else self.root: d for one, d in drafts.items()}
+                )
+                for one, draft in drafts.items():
+                    if draft.exists():
+                        _sign(draft, one)
+                        draft.replace(place / one.name)
+        return place
+
+
+def find_files(url: str) -> RemoteFiles:
+    """List the files below a URL.
+
+    Raises:
+        MissingDependencyError: fsspec is not installed, or a package for this kind of URL.
+        NotARunError: there is nothing, or it cannot be read.
+    """
+    with _translated(url):
+        file_system, root = _open(url)
+        root = str(root).rstrip("/")
+        found = file_system.find(root, detail=True)
+    if list(found) == [root]:
+        root = root.rpartition("/")[0]  # a file
+    names = {name.removeprefix(root).lstrip("/"): info for name, info in sorted(found.items())}
+    files = tuple(_describe(name, info) for name, info in names.items() if not LEFT_OUT.fullmatch(name))
+    if not files:
+        raise NotARunError(f"{url} does not exist, or is empty; expected a run directory")
+    remote = RemoteFiles(url=url, root=root, files=files)
+    _make_room(remote.place)
+    for copy in remote.place.rglob("*"):
+        if copy.is_file() and copy.suffix != ".part" and str(copy.relative_to(remote.place)) not in names:
+            copy.unlink(missing_ok=True)  # no longer at the source
+    for folder in remote.place.iterdir():
+        if not any(name.partition("/")[0] == folder.name for name in names):
+            shutil.rmtree(folder, ignore_errors=True)
+    return remote
+
+
+def fetch(path: Path) -> Path:
+    """Return the path, or where the copy lies of what is at the URL that was given in its place.
+
+    Raises:
+        MissingDependencyError, NotARunError: it cannot be fetched.
+    """
+    url = url_of(path)
+    return plain(path) if url is None else find_files(url).fetch()
+
+
+def _open(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"reading {url} needs a package that is not installed ({error}): pip install 'dtprof[remote]'"
+        ) from error
+    found: tuple[Any, str] = url_to_fs(url)
+    return found
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Say in our words what a file system complains of; those of others raise what they like."""
+    try:
+        yield
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"reading {url} needs one more package: {error}") from error
+    except FileNotFoundError as error:
+        raise NotARunError(f"{url} does not exist; expected a run directory") from error
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".strip(": ")
+        raise NotARunError(f"{url} cannot be read ({said}); expected a run directory that fsspec can open") from error
+
+
+def _describe(name: str, info: dict[str, Any]) -> RemoteFile:
+    size = info.get("size")
+    stamp = next((str(info[key]) for key in STAMPS if info.get(key) is not None), None)
+    return RemoteFile(name=name, size=size if isinstance(size, int) else None, stamp=stamp)
+
+
+def _get(file_system: Any, wanted: dict[str, Path]) -> None:
+    """Fetch files, at once where the file system can; those that went away meanwhile are left out."""
+    try:
+        file_system.get(list(wanted), [str(draft) for draft in wanted.values()])
+    except FileNotFoundError:  # archived or dropped since they were listed: the job runs
+        for source, draft in wanted.items():
+            try:
+                file_system.get_file(source, str(draft))
+            except FileNotFoundError:
+                draft.unlink(missing_ok=True)
+
+
+def _sign(copy: Path, source: RemoteFile) -> None:
+    """Note in the time of the copy which version it is: it goes with the file, whoever writes it.
+
+    A segment ends in zeros, which are a hole in the original; so they are here.
+    """
+    name = Path(source.name)
+    if name.name.startswith("events.") and not paths.is_archive(name):
+        data = copy.read_bytes()
+        os.truncate(copy, len(data.rstrip(b"\0")))
+        os.truncate(copy, len(data))
+    if source.stamp is not None:
+        signature = _signature(source)
+        os.utime(copy, ns=(signature, signature))
+
+
+def _is_current(copy: Path, source: RemoteFile) -> bool:
+    if source.stamp is None:
+        return False
+    try:
+        status = copy.stat()
+    except OSError:
+        return False
+    return status.st_mtime_ns == _signature(source) and source.size in (None, status.st_size)
+
+
+def _signature(source: RemoteFile) -> int:
+    """Return a number of 60 bits, as nanoseconds a time before 2007, that tells versions of a file apart."""
+    return int.from_bytes(hashlib.sha256(f"{source.size} {source.stamp}".encode()).digest()[:8], "big") >> 4
+
+
+def _cache_folder() -> Path:
+    try:
+        given = os.environ.get("DTPROF_CACHE_DIR")
+        base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"
+    except RuntimeError:  # a user without a home folder, as in a container
+        base = Path(tempfile.gettempdir()) / f"dtprof-{os.getuid()}"
+    return base / "runs"
+
+
+def _make_room(place: Path) -> None:
+    """Note that a copy is in use, and delete those that were not for long."""
+    place.mkdir(parents=True, exist_ok=True)
+    os.utime(place.parent)
+    for other in place.parent.parent.iterdir():
+        try:
+            if time.time() - other.stat().st_mtime > KEPT_S:
+                shutil.rmtree(other, ignore_errors=True)
+        except OSError:  # another process was first
+            continue
