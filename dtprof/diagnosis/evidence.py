@@ -162,19 +162,19 @@ class RankEvidence:
     attempt: int
     pid: int
     host: str
-    operations: tuple[Operation, ...]  # the newest, in the order of issue
-    counts: dict[tuple[GroupKey, bool], int]  # operations issued, by group and p2p
-    groups: dict[GroupKey, Group]
-    exceptions: tuple[ExceptionRecord, ...]
-    exit: ProcessExit | None
-    ended_ns: int
+    operations: tuple[Operation, ...] = ()  # the newest, in the order of issue
+    counts: dict[tuple[GroupKey, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
+    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    exceptions: tuple[ExceptionRecord, ...] = ()
+    exit: ProcessExit | None = None
+    ended_ns: int = UNKNOWN_NS
     last_ns: int
-    last_site: Site | None
-    open_phases: tuple[str, ...]
-    steps: int
-    in_init: bool
-    stack: Stack | None
-    alive: bool | None  # None: not known
+    last_site: Site | None = None
+    open_phases: tuple[str, ...] = ()
+    steps: int = 0
+    in_init: bool = False
+    stack: Stack | None = None
+    alive: bool | None = None  # None: not known
     channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
     sees_questions: bool = False  # `Operation.asked` is known
     complete: bool = True  # nothing was dropped: messages can be counted

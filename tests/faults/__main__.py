@@ -51,8 +51,23 @@ def main() -> int:
     else:
         for name, (mistakes, took_s) in results.items():
             print(f"{'WRONG' if mistakes else 'right'} {name} ({took_s:.1f} s) {'; '.join(mistakes)}")
-        print(f"{len(results) - len(wrong)} of {len(results)} right")
+        print("\n".join(summary_lines({name: mistakes for name, (mistakes, _) in results.items()})))
     return 1 if wrong else 0
+
+
+def summary_lines(results: dict[str, list[str]]) -> list[str]:
+    """Return how often kind and culprits, and the line, are right, by kind and in all."""
+    lines = ["| kind | programs | kind and culprits right | with a line | line right |", "|---|---|---|---|---|"]
+    kinds = sorted({kind for name in results if (kind := PROGRAMS[name].kind) is not None})
+    for kind in [*kinds, "all"]:
+        chosen = [name for name in results if PROGRAMS[name].kind in ((kind,) if kind in kinds else kinds)]
+        located = [name for name in chosen if PROGRAMS[name].lines]
+        named = sum(all(mistake.startswith("lines") for mistake in results[name]) for name in chosen)
+        at_line = sum(not results[name] for name in located)
+        lines.append(f"| {kind} | {len(chosen)} | {named} | {len(located)} | {at_line} |")
+    sound = [name for name in results if PROGRAMS[name].kind is None]
+    lines.append(f"{sum(not results[name] for name in sound)} of {len(sound)} sound programs without a finding")
+    return lines
 
 
 def run_all(names: list[str], folder: Path, library: str) -> dict[str, tuple[list[str], float]]:
