@@ -28,7 +28,7 @@ ALLOWED = {
     "diagnosis": {"base", "analysis", "numpy"},
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures"},
-    "export": {"base", "analysis", "diagnosis"},
+    "export": {"base", "analysis", "diagnosis", "numpy"},
     "api": {ANY},
     "cli": {ANY},
     "reference_trainer": {"base", "numpy", "tokenizers", "torch"},

@@ -41,6 +41,11 @@ class RunDetail:
         """Records of all ranks."""
         return sum(fact.events for fact in self.surveys.facts)
 
+    @property
+    def first_ns(self) -> int:
+        """When the first record was made."""
+        return min((fact.first_ns for fact in self.surveys.facts if fact.first_ns > 0), default=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankDetail:

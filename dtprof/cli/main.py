@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from dtprof import __version__
 from dtprof.errors import DtprofError
 
-COMMANDS = ("run", "summary", "report", "diagnose", "stacks", "compare", "check", "overhead", "inject", "demo")
+COMMANDS = (
+    "run",
+    "summary",
+    "report",
+    "diagnose",
+    "stacks",
+    "compare",
+    "check",
+    "export",
+    "tensorboard",
+    "overhead",
+    "inject",
+    "demo",
+)
 EPILOG = """\
 start here:
   dtprof run -- torchrun --nproc-per-node 4 train.py    record a job, no code change

@@ -25,7 +25,7 @@ def write_chrome(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = 
     """Write the file; return what the reader should know: what was left out."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
-    origin = min((fact.first_ns for fact in run.surveys.facts if fact.first_ns > 0), default=0)
+    origin = run.first_ns
     head = {"displayTimeUnit": "ms", "otherData": {"written by": "dtprof", "origin_ns": origin}}
     with gzip.open(path, "wb", compresslevel=COMPRESSION) as file:
         file.write(json.dumps(head)[:-1].encode() + b', "traceEvents": [\n')

@@ -51,9 +51,7 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
     last = max((int(own[-1]) for own in numbers), default=0)
     if steps is not None:
         if not numbers or steps[0] > last or steps[1] < first:
-            has = (
-                f"it has steps {first} to {last} from begin to end" if numbers else "it has no step with begin and end"
-            )
+            has = f"its steps are {first} to {last}" if numbers else "it has no step with a begin and an end"
             raise NothingToShowError(
                 f"{run.run.path} has none of the steps {steps[0]}:{steps[1]}: {has}; choose others with --steps A:B"
             )

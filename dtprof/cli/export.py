@@ -1,0 +1,211 @@
+"""`dtprof export`: a run in the format of another tool."""
+
+import argparse
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from dtprof.api.table import Table
+
+FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv")
+TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
+FOLDERS = ("kineto", "tensorboard", "parquet", "csv")
+EPILOG = """\
+formats:
+  perfetto     one .pftrace file for https://ui.perfetto.dev, all ranks on one clock
+  chrome       one .json.gz file for chrome://tracing and whatever reads trace events
+  kineto       a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler
+  tensorboard  a log directory: scalars, histograms, text, layout, and the traces of kineto
+  parquet      a folder of tables with a declared schema; csv: the same as text
+
+examples:
+  dtprof export dtprof-runs/20261121-101500-train --format perfetto -o train.pftrace
+  dtprof export dtprof-runs/20261121-101500-train --format chrome --steps 100:110 -o train.json.gz
+  dtprof export dtprof-runs/20261121-101500-train --format parquet -o tables
+
+exit status: 0; 2 the run cannot be read, the output exists or cannot be written, a package is missing
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a run for Perfetto, Chrome, TensorBoard, tables",
+        description="Write a run in the format of another tool; its figures are those of `dtprof summary`.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="what to write")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="PATH", help=f"file to write; {_join(FOLDERS)}: folder"
+    )
+    parser.add_argument(
+        "--steps",
+        type=parse_steps,
+        metavar="A:B",
+        help="steps that a trace holds, both included (default: all, or the newest that fit)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite PATH")
+    parser.set_defaults(run=run)
+
+
+def _join(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Return first and last step of A:B, or of a single number."""
+    found = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; expected A:B, for example 100:110")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if first > last:
+        raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; expected A:B, for example 100:110")
+    return first, last
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the run and print where it lies."""
+    if arguments.steps is not None and arguments.format not in TRACES:
+        raise UsageError(f"--steps chooses what a trace holds; --format {arguments.format} writes every step")
+    output: Path = arguments.output
+    with prepared(output, folder=arguments.format in FOLDERS, force=arguments.force) as scratch:
+        said = write(arguments.run_directory, arguments.format, scratch, arguments.steps)
+    for sentence in said:
+        print(f"dtprof export: {sentence}", file=sys.stderr)
+    print(output)
+    print(f"next: {_next(arguments.format, shlex.quote(str(output)))}", file=sys.stderr)
+    return 0
+
+
+def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | None) -> list[str]:
+    """Write a run in one format; return what is said of what is not in it.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+        NothingToShowError: it has none of the steps.
+        MissingDependencyError: a package is needed and not installed.
+    """
+    from dtprof.run_format.reader import open_run
+
+    opened = open_run(run_directory)
+    if kind in ("parquet", "csv"):
+        from dtprof.export.tables import write_tables
+
+        write_tables(_tables(run_directory), path, kind)
+        return []
+    from dtprof.analysis.detail import read_detail
+
+    if kind == "tensorboard":
+        from dtprof.export.tensorboard import write_tensorboard
+
+        return write_tensorboard(opened, path, steps=steps, texts=write_texts(run_directory))
+    detail = read_detail(opened)
+    if kind == "perfetto":
+        from dtprof.export.perfetto import write_perfetto
+
+        return write_perfetto(detail, path, steps=steps)
+    if kind == "chrome":
+        from dtprof.export.chrome import write_chrome
+
+        return write_chrome(detail, path, steps=steps)
+    from dtprof.export.kineto import write_kineto
+
+    return write_kineto(detail, path, steps=steps)
+
+
+def write_texts(run_directory: Path) -> dict[str, str]:
+    """Return the summary and the verdict on a run as Markdown."""
+    from dtprof import api
+    from dtprof.report.summary_text import summary_text
+    from dtprof.report.verdict_text import verdict_text
+
+    opened = api.open_run(run_directory)
+    texts = {"summary": summary_text(opened.summary()), "verdict": verdict_text(opened.diagnose())}
+    return {tag: "    " + text.replace("\n", "\n    ") for tag, text in texts.items()}
+
+
+def _tables(run_directory: Path) -> "dict[str, Iterator[Table]]":
+    from dtprof import api
+
+    opened = api.open_run(run_directory)
+
+    def records(name: str) -> "Iterator[Table]":
+        for rank in opened.ranks:
+            yield opened.table(name, ranks=[rank])
+
+    def results(name: str) -> "Iterator[Table]":
+        yield opened.table(name)
+
+    return {name: records(name) for name in api.RECORDS} | {name: results(name) for name in api.RESULTS}
+
+
+@contextmanager
+def prepared(path: Path, *, folder: bool, force: bool) -> Iterator[Path]:
+    """Give a place beside PATH to write to, and put it in its place once everything is written.
+
+    Raises:
+        OutputError: PATH is taken, holds what dtprof did not write, or cannot be written.
+    """
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists already; give another path with -o, or --force to overwrite it")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OutputError(f"{path} is neither a file nor a directory; give another path with -o")
+    if path.is_file() and folder:
+        raise OutputError(f"{path} is a file; this format is a folder: give its name with -o")
+    if path.is_dir() and not folder:
+        raise OutputError(f"{path} is a directory; this format is one file: give its name with -o")
+    if path.is_dir() and not _is_ours(path):
+        raise OutputError(f"{path} holds files that dtprof did not write; give another path with -o")
+    scratch = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(scratch)
+        yield scratch
+        _remove(path)
+        scratch.replace(path)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written ({error.strerror}); give another path with -o") from error
+    finally:
+        _remove(scratch)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Say whether a folder holds nothing but what an export writes."""
+    endings = (".parquet", ".csv", ".pt.trace.json.gz")
+    return all(
+        one.name in ("schema.json", "dtprof.json")
+        or one.name.endswith(endings)
+        or one.name.startswith("events.out.tfevents.")
+        for one in folder.rglob("*")
+        if not one.is_dir()
+    )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        with suppress(NotADirectoryError):  # of a path below a file, which is said once it is written
+            path.unlink(missing_ok=True)
+
+
+def _next(kind: str, output: str) -> str:
+    return {
+        "perfetto": f"open https://ui.perfetto.dev and drop {output} on it; it stays on your machine",
+        "chrome": f"open chrome://tracing or https://ui.perfetto.dev and load {output}",
+        "kineto": f"python -c \"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir='{output}')\"",
+        "tensorboard": f"tensorboard --logdir {output}",
+        "parquet": f"python -c \"import pandas; print(pandas.read_parquet('{output}/ranks.parquet'))\"",
+        "csv": f"head {output}/ranks.csv",
+    }[kind]

@@ -1,0 +1,131 @@
+"""`dtprof tensorboard`: export a run and look at it in TensorBoard."""
+
+import argparse
+import importlib.util
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.errors import MissingDependencyError, UsageError
+
+if TYPE_CHECKING:
+    from dtprof.export.tensorboard import ScalarLogs
+
+EPILOG = """\
+example:
+  dtprof tensorboard dtprof-runs/20261121-101500-train --port 6007
+
+While the job runs, the steps that it ends are added. Ctrl-C ends TensorBoard; `dtprof export --format tensorboard`
+keeps the log directory.
+
+exit status: 0; 2 the run cannot be read, the port is taken, tensorboard is not installed; else that of TensorBoard
+"""
+PORT = 6006
+AGAIN_AFTER_S = 10.0
+SHARE_OF_A_CORE = 0.1
+"""Reading a long run again and again may not take more than this."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "tensorboard",
+        help="look at a run in TensorBoard",
+        description="Export a run to a temporary log directory and start TensorBoard on it, on this machine only.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--port", type=int, default=PORT, metavar="P", help="port to listen on (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, and stay until TensorBoard ends."""
+    from dtprof.cli.export import write_texts
+    from dtprof.export.tensorboard import begin_tensorboard
+    from dtprof.run_format.reader import open_run
+
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError(
+            "tensorboard is not installed, and is needed for this; pip install 'dtprof[tensorboard]'"
+        )
+    refuse_taken_port(arguments.port)
+    opened = open_run(arguments.run_directory)
+    with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
+        logs, said = begin_tensorboard(opened, Path(scratch), texts=write_texts(arguments.run_directory))
+        for sentence in said:
+            print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
+        print(f"http://localhost:{arguments.port}/", flush=True)
+        kept = shlex.join(["dtprof", "export", str(arguments.run_directory), "--format", "tensorboard", "-o", "DIR"])
+        print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
+        with _following(arguments.run_directory, logs, live=not opened.manifest.ended_realtime_ns):
+            return _serve(scratch, arguments.port)
+
+
+def _serve(folder: str, port: int) -> int:
+    """Run TensorBoard to its end."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", str(port)]
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            return 0
+
+
+def refuse_taken_port(port: int) -> None:
+    """Say so where somebody listens on the port already.
+
+    Raises:
+        UsageError: the port is taken, or none.
+    """
+    if not 0 < port < 1 << 16:
+        raise UsageError(f"--port {port} is no port; expected a number from 1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("localhost", port))
+        except OSError as error:
+            raise UsageError(
+                f"port {port} cannot be listened on ({error.strerror}); give another, for example --port {port ^ 1}"
+            ) from None
+
+
+@contextmanager
+def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterator[None]:
+    """Add what a running job comes to, on a thread of its own, until the block ends; then close the logs."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_follow, args=(run_directory, logs, ended), name="follow", daemon=True)
+    if live:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if live:
+            thread.join()
+        logs.close()
+
+
+def _follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
+    from dtprof.export.tensorboard import append_steps
+    from dtprof.run_format.reader import open_run
+
+    pause_s = AGAIN_AFTER_S
+    while not ended.wait(pause_s):
+        began_s = time.thread_time()
+        opened = open_run(run_directory)
+        append_steps(opened, logs)
+        if opened.manifest.ended_realtime_ns:
+            return
+        pause_s = max(AGAIN_AFTER_S, (time.thread_time() - began_s) / SHARE_OF_A_CORE)

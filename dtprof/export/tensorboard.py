@@ -1,0 +1,242 @@
+"""A log directory for TensorBoard: scalars of each rank and of all, spreads, texts, the layout, and traces.
+
+Times are in ms and sizes in bytes; each point lies at the number of its step. `all ranks` holds medians over ranks,
+what the slowest and the fastest took, the spread of steps over ranks, the texts, and the layout as hyperparameters.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.detail import RankDetail, RunDetail, read_detail, read_ranks
+from dtprof.analysis.intervals import Column
+from dtprof.analysis.results import PARTS
+from dtprof.analysis.surveys import Run
+from dtprof.export.kineto import collect_trace, write_traces
+from dtprof.export.tensorboard_events import EventLog
+from dtprof.export.windows import choose_window
+from dtprof.formatting import format_count
+
+Floats = npt.NDArray[np.float64]
+
+ALL_RANKS = "all ranks"
+TRACES = "traces"
+EXPOSED = ("exposed_transfer", "exposed_wait")
+MAX_POINTS = 1_000
+"""TensorBoard shows so many points of a tag."""
+MAX_SPREADS = 100
+MAX_RANKS = 64
+"""More runs than this cannot be told apart in TensorBoard."""
+MAX_TRACE_EVENTS = 60_000
+"""Of all ranks: torch-tb-profiler takes about a second for 20,000."""
+MAX_TRACED_RANKS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSeries:
+    """One quantity a column, one step a row."""
+
+    rank: int
+    numbers: Column
+    ended_s: list[float]  # wall-clock time
+    columns: dict[str, Floats]  # by tag, in the unit that the tag ends with
+
+
+@dataclass(kw_only=True)
+class ScalarLogs:
+    """The event files of a run; what a running job has come to since is appended."""
+
+    folder: Path
+    logs: dict[str, EventLog] = field(default_factory=dict)
+    written: int = 0  # the last step that was
+
+    def append(self, run: RunDetail, series: Sequence[RankSeries]) -> list[str]:
+        """Add the steps that every rank has ended since the last time; return what is said of what is left out."""
+        last = min((int(one.numbers[-1]) for one in series if len(one.numbers)), default=0)
+        first = min((int(one.numbers[0]) for one in series if len(one.numbers)), default=1)
+        stride = max(1, -(-(last - max(first, self.written + 1) + 1) // MAX_POINTS))
+        shown = _spread_over([one.rank for one in series], MAX_RANKS)
+        for one in series:
+            if one.rank in shown:
+                self._append_rank(one, last, stride)
+        self._append_all(series, last, stride)
+        self.written = max(self.written, last)
+        for log in self.logs.values():
+            log.flush()
+        said = [f"every {stride}th of {format_count(last)} steps is a point of the scalars"] if stride > 1 else []
+        if len(shown) < len(run.ranks):
+            said.append(f"scalars are of {len(shown)} of {len(run.ranks)} ranks, and of all together")
+        return said
+
+    def log(self, name: str) -> EventLog:
+        """Return the log of this name."""
+        if name not in self.logs:
+            self.logs[name] = EventLog(self.folder / name)
+        return self.logs[name]
+
+    def close(self) -> None:
+        """Write what is left."""
+        for log in self.logs.values():
+            log.__exit__(None, None, None)
+
+    def _append_rank(self, one: RankSeries, last: int, stride: int) -> None:
+        chosen = _chosen(one.numbers, self.written, last, stride)
+        log = self.log(f"rank {one.rank:05}")
+        tags = list(one.columns)
+        rows = zip(*(one.columns[tag][chosen].tolist() for tag in tags), strict=True)
+        steps, ended = one.numbers[chosen].tolist(), [one.ended_s[i] for i in chosen.tolist()]
+        for step, wall_s, values in zip(steps, ended, rows, strict=True):
+            known = {tag: value for tag, value in zip(tags, values, strict=True) if value == value}
+            log.scalars(step, wall_s, known)
+
+    def _append_all(self, series: Sequence[RankSeries], last: int, stride: int) -> None:
+        longest = max(series, key=lambda one: len(one.numbers), default=None)
+        if longest is None or not len(longest.numbers):
+            return
+        chosen = _chosen(longest.numbers, self.written, last, stride)
+        numbers = longest.numbers[chosen]
+        tables = {
+            tag: np.stack([_at(one, tag, numbers) for one in series if tag in one.columns])
+            for tag in {tag: None for one in series for tag in one.columns}
+        }
+        log = self.log(ALL_RANKS)
+        medians = {tag: _median(table) for tag, table in tables.items()}
+        every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
+        for i, (step, row) in enumerate(zip(numbers.tolist(), chosen.tolist(), strict=True)):
+            wall_s, durations = longest.ended_s[row], tables["step_ms"][:, i]
+            durations = durations[~np.isnan(durations)]
+            values = {tag: float(median[i]) for tag, median in medians.items() if median[i] == median[i]}
+            if len(durations):
+                values |= {"step_slowest_ms": float(durations.max()), "step_fastest_ms": float(durations.min())}
+                if i % every == 0:
+                    log.histogram(step, wall_s, "step_over_ranks_ms", durations)
+            log.scalars(step, wall_s, values)
+
+
+def write_tensorboard(
+    run: Run, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+) -> list[str]:
+    """Write the log directory; return what the reader should know: what was left out."""
+    logs, said = begin_tensorboard(run, folder, steps=steps, texts=texts)
+    logs.close()
+    return said
+
+
+def begin_tensorboard(
+    run: Run, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+) -> tuple[ScalarLogs, list[str]]:
+    """Write the log directory; return the logs, to which steps can be added, and what was left out.
+
+    Parameters:
+        texts: Markdown by tag, shown with `all ranks`.
+    """
+    detail = read_detail(run)
+    logs = ScalarLogs(folder=folder)
+    window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
+    is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
+    series, traces = [], []
+    for rank in read_ranks(detail):
+        series.append(rank_series(rank))
+        if is_traced:
+            traces.append(collect_trace(rank, window, detail.first_ns))
+    if is_traced:
+        write_traces(detail, traces, folder / TRACES)
+        said = window.describe()
+    else:
+        said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
+    said += logs.append(detail, series)
+    for tag, text in (texts or {}).items():
+        logs.log(ALL_RANKS).text(tag, text)
+    logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
+    return logs, said
+
+
+def append_steps(run: Run, logs: ScalarLogs) -> None:
+    """Add the steps that a running job has ended since the last time."""
+    detail = read_detail(run)
+    logs.append(detail, [rank_series(rank) for rank in read_ranks(detail)])
+
+
+def rank_series(rank: RankDetail) -> RankSeries:
+    """Return the figures of each step of one rank, as the summary takes its means of them."""
+    numbers, windows = rank.steps.numbers, rank.steps.windows
+    columns: dict[str, Floats] = {"step_ms": (windows[:, 1] - windows[:, 0]) / 1e6}
+    if rank.parts is not None:
+        columns |= {f"parts_ms/{part}": rank.parts[part] / 1e6 for part in PARTS}
+        columns["exposed_ms"] = sum((rank.parts[part] for part in EXPOSED), np.zeros(len(numbers), np.int64)) / 1e6
+    columns |= {f"phases_ms/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
+    columns |= _memory(rank)
+    ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9
+    return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended.tolist(), columns=columns)
+
+
+def _memory(rank: RankDetail) -> dict[str, Floats]:
+    """Return the largest value of each sample of memory within each step; nan where there is none."""
+    samples, windows = rank.tables.samples, rank.steps.windows
+    found: dict[str, Floats] = {}
+    for op, name in enumerate(rank.tables.ops):
+        own = samples[samples["op"] == op]
+        if not name.endswith("_bytes") or not len(own) or not len(windows):
+            continue
+        at = np.searchsorted(windows[:, 1], own["t_ns"], "left")
+        inside = (at < len(windows)) & (own["t_ns"] >= windows[np.minimum(at, len(windows) - 1), 0])
+        largest = np.full(len(windows), -np.inf)
+        np.maximum.at(largest, at[inside], own["value"][inside].astype(np.float64))
+        if inside.any():
+            found[f"memory_bytes/{name.removesuffix('_bytes')}"] = np.where(np.isinf(largest), np.nan, largest)
+    return found
+
+
+def describe_layout(run: RunDetail) -> dict[str, str | float]:
+    """Return how the job was laid out: ranks, hosts, and the size of each axis of parallelism."""
+    facts = run.surveys.facts
+    layout: dict[str, str | float] = {"world_size": float(max((fact.world_size for fact in facts), default=0))}
+    layout["hosts"] = float(len({fact.host for fact in facts if fact.host}))
+    sizes: dict[str, int] = {}
+    for fact in facts:
+        for group in fact.groups.values():
+            if group.axis:
+                sizes[group.axis] = max(sizes.get(group.axis, 0), len(group.ranks) or group.size)
+    layout |= {f"size_{axis}": float(size) for axis, size in sorted(sizes.items())}
+    backends = sorted({group.backend for fact in facts for group in fact.groups.values() if group.backend})
+    layout["backend"] = ", ".join(backends) or "unknown"
+    pipeline = next(iter(run.surveys.pipelines.values()), None)
+    if pipeline is not None:
+        layout["schedule"] = pipeline.pipeline.schedule
+        layout["microbatches"] = float(pipeline.pipeline.num_microbatches)
+    return layout
+
+
+def _chosen(numbers: Column, written: int, last: int, stride: int) -> Column:
+    """Return the rows of the steps to write; every stride-th counted from the last."""
+    return np.flatnonzero((numbers > written) & (numbers <= last) & ((last - numbers) % stride == 0))
+
+
+def _at(one: RankSeries, tag: str, numbers: Column) -> Floats:
+    """Return the values of these steps; nan where there is none."""
+    if not len(one.numbers):
+        return np.full(len(numbers), np.nan)
+    at = np.minimum(np.searchsorted(one.numbers, numbers), len(one.numbers) - 1)
+    return np.where(one.numbers[at] == numbers, one.columns[tag][at], np.nan)
+
+
+def _median(table: Floats) -> Floats:
+    """Return the median over ranks of what is known; nan where nothing is."""
+    known = ~np.isnan(table).all(axis=0)
+    medians = np.full(table.shape[1], np.nan)
+    medians[known] = np.nanmedian(table[:, known], axis=0)
+    return medians
+
+
+def _spread_over(ranks: Sequence[int], limit: int) -> set[int]:
+    """Return all ranks, or of many as many as allowed, evenly chosen."""
+    places = np.linspace(0, len(ranks) - 1, min(limit, len(ranks))) if ranks else np.zeros(0)
+    return {ranks[i] for i in places.round().astype(np.int64).tolist()}
+
+
+def _wall_times(series: Sequence[RankSeries]) -> tuple[float, float]:
+    ended = [one.ended_s for one in series if one.ended_s]
+    return min((own[0] for own in ended), default=0.0), max((own[-1] for own in ended), default=0.0)
