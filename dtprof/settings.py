@@ -84,7 +84,31 @@ JOBS = Setting(
     help="worker processes on this host, 1 for none (default: all cores where the run is large enough for that to pay)",
 )
 ANALYSIS_SETTINGS = (ENGINE, SCHEDULER, JOBS)
-RUN_SETTINGS = (OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN)
+METRICS_PORT = Setting(
+    option="--metrics-port",
+    env="DTPROF_METRICS_PORT",
+    default="",
+    metavar="PORT",
+    help="serve metrics of this node for Prometheus at /metrics on this port, 0 any that is free",
+)
+METRICS_ADDRESS = Setting(
+    option="--metrics-address",
+    env="DTPROF_METRICS_ADDRESS",
+    default="127.0.0.1",
+    metavar="ADDRESS",
+    help="address to serve them on (default: 127.0.0.1; 0.0.0.0 lets other hosts read them)",
+)
+METRICS_FILE = Setting(
+    option="--metrics-file",
+    env="DTPROF_METRICS_FILE",
+    default="",
+    metavar="FILE",
+    help="keep the same metrics in a file while the job runs, for the textfile collector of Prometheus' node exporter",
+)
+RUN_SETTINGS = (
+    *(OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN),
+    *(METRICS_PORT, METRICS_ADDRESS, METRICS_FILE),
+)
 
 # Set by `dtprof run` for the processes of the job, not by users.
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
