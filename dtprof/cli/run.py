@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,10 @@ from dtprof.fence import fenced
 
 if TYPE_CHECKING:
     from dtprof.launch import job, watcher
+    from dtprof.launch.metrics import MetricsSettings
     from dtprof.run_format import reader
 
+MAX_PORT = 65_535
 EPILOG = """\
 examples:
   dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
@@ -95,6 +98,26 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
         max_log_mb=settings.parse_number(max_log, setting=settings.MAX_LOG_MB, minimum=16),
         hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),
         stop_on_hang=on_hang == "stop",
+        metrics=_metrics(given, arguments),
+    )
+
+
+def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: argparse.Namespace) -> "MetricsSettings":
+    from dtprof.launch.metrics import MetricsSettings
+
+    port, file = (
+        given(settings.METRICS_PORT, arguments.metrics_port),
+        given(settings.METRICS_FILE, arguments.metrics_file),
+    )
+    if port and not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
+        raise UsageError(
+            f"--metrics-port (or {settings.METRICS_PORT.env}) is {port!r}; expected a port from 0 to {MAX_PORT}, "
+            "for example --metrics-port 9400"
+        )
+    return MetricsSettings(
+        port=int(port) if port else None,
+        address=given(settings.METRICS_ADDRESS, arguments.metrics_address),
+        file=Path(file).absolute() if file else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import os
 import shutil
 import signal
@@ -14,7 +15,9 @@ from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
 from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, storage, watcher
 from dtprof.launch.archiver import Archiver
+from dtprof.launch.metrics import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.sampler import Sampler
+from dtprof.metrics.node import NodeState
 from dtprof.run_format import paths, writer
 
 EXIT_HANG = 3
@@ -32,6 +35,7 @@ class JobSettings:
     max_log_mb: float
     hang_after_s: float
     stop_on_hang: bool
+    metrics: MetricsSettings = NO_METRICS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,8 +94,11 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     archiver = Archiver(records)
     sampler = Sampler(records / paths.node_folder_name(writer.host_name()), lambda: watch.pids)
+    node_state = functools.partial(_node_state, run, watch, sampler, oom_before)
+    metrics = Metrics.start(settings.metrics, records, node_state, say=say)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
+    metrics.stop()
     sampler.stop()
     clock.stop()
     archiver.stop()
@@ -114,6 +121,19 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     if not kept:
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
+
+
+def _node_state(run: Path, watch: watcher.Watcher, sampler: Sampler, oom_before: int) -> NodeState:
+    """Return what is known of this node beside the records."""
+    return NodeState(
+        run=run.name,
+        host=writer.host_name(),
+        is_hung=watch.hang is not None,
+        truncated=watch.truncated,
+        oom_kills=_oom_kills() - oom_before,
+        sample=sampler.newest,
+        description=sampler.description,
+    )
 
 
 def _place_of_records(

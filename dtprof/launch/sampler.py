@@ -29,6 +29,9 @@ class Sampler:
         self._pids = pids
         self._end = threading.Event()
         self._processes: dict[int, psutil.Process] = {}
+        self.description: dict[str, object] = {}
+        self.newest: Sample | None = None
+        """None where this launcher takes no samples."""
         self._thread = threading.Thread(target=self._work, name="dtprof-sampler", daemon=True)
         self._thread.start()
 
@@ -40,7 +43,7 @@ class Sampler:
     @fence.fenced("the node", "is not sampled any longer")
     def _work(self) -> None:
         devices, reason = gpus.open_gpus(os.getpid())
-        description = {
+        self.description = {
             "boot_id": writer.boot_id(),
             "period_s": PERIOD_S,
             "memory_bytes": psutil.virtual_memory().total,
@@ -50,16 +53,18 @@ class Sampler:
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         try:
-            file = SampleFile(self._folder, description)
+            file = SampleFile(self._folder, self.description)
             following_s = time.monotonic()
             while True:
-                file.append(self._sample(devices))
+                sample = self._sample(devices)
+                file.append(sample)
+                self.newest = sample
                 if self._end.is_set():
                     break
                 following_s = max(following_s + PERIOD_S, time.monotonic())
                 self._end.wait(following_s - time.monotonic())
         except OSError:
-            return  # the disk is full, or the run was deleted: the watcher tells of it
+            self.newest = None  # the disk is full, or the run was deleted: the watcher tells of it
         finally:
             if devices is not None:
                 devices.close()

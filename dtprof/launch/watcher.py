@@ -80,7 +80,7 @@ class Watcher:
     @property
     def truncated(self) -> bool:
         """Say whether any rank had to stop recording."""
-        return any(progress.truncated for progress in self._ranks.values())
+        return any(progress.truncated for progress in list(self._ranks.values()))
 
     def tick(self) -> None:
         """Look once."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.analysis import codes
 from dtprof.analysis.intervals import Column, Mask
 from dtprof.analysis.meetings import Family
-from dtprof.tables import UNKNOWN_NS, Array, join, select
 
 MAX_HELD = 16_384
 """Operations of one rank and group that wait for other members; the oldest are given up."""
+SEQ, ISSUED, DONE, OP = range(4)
+"""Rows of what is held of a rank and group, a column an operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,14 @@ class Judged:
 class Arrivals:
     """Holds the collectives of each group until every member on this node has ended them."""
 
-    _held: dict[Family, dict[int, Array]] = field(default_factory=dict)
+    _held: dict[Family, dict[int, Column]] = field(default_factory=dict)
 
-    def add(self, rank: int, family: Family, operations: Array) -> None:
-        """Take in operations of one rank and group."""
-        seen = (operations["done_ns"] != UNKNOWN_NS) & ((operations["flags"] & codes.COMPLETION_SEEN) != 0)
-        rows = select(operations, seen & (operations["kind"] == codes.COLLECTIVE))
-        if len(rows):
-            own = self._held.setdefault(family, {})
-            own[rank] = (join([own[rank], rows]) if rank in own else rows)[-MAX_HELD:]
+    def add(self, rank: int, family: Family, operations: Column) -> None:
+        """Take in collectives of one rank and group that were seen to end: rows SEQ, ISSUED, DONE, OP."""
+        own = self._held.setdefault(family, {})
+        if rank in own and own[rank].size:
+            operations = np.concatenate((own[rank], operations), axis=1)
+        own[rank] = operations[:, -MAX_HELD:]
 
     def judge(self, members: Mapping[Family, set[int]], rooted: Mask) -> list[tuple[Family, Judged]]:
         """Return what can be judged now.
@@ -58,25 +57,20 @@ class Arrivals:
         return found
 
 
-def _judge(own: dict[int, Array], rooted: Mask) -> Judged | None:
+def _judge(own: dict[int, Column], rooted: Mask) -> Judged | None:
     """Judge what all have in common, and hold it no longer."""
     ranks = sorted(own)
-    seqs = own[ranks[0]]["seq"]
-    for rank in ranks[1:]:
-        seqs = np.intersect1d(seqs, own[rank]["seq"])
-    if not len(seqs):
+    first = own[ranks[0]][SEQ]
+    if all(np.array_equal(own[rank][SEQ], first) for rank in ranks[1:]) and (np.diff(first) > 0).all():
+        chosen = [own[rank] for rank in ranks]
+        for rank in ranks:
+            own[rank] = own[rank][:, :0]
+    else:
+        chosen = _take_common(own, ranks)
+    if not chosen[0].size:
         return None
-    issued, done = np.zeros((len(ranks), len(seqs)), np.int64), np.zeros((len(ranks), len(seqs)), np.int64)
-    for row, rank in enumerate(ranks):
-        is_common = np.isin(own[rank]["seq"], seqs)
-        rows = own[rank][is_common]
-        own[rank] = select(own[rank], ~is_common)
-        _, first = np.unique(rows["seq"], return_index=True)
-        rows = rows[first]
-        issued[row], done[row] = rows["issued_ns"], rows["done_ns"]
-        if row == 0:
-            ops = rows["op"].astype(np.int64)
-    arrival = issued.max(axis=0)
+    issued, done = (np.array([held[row] for held in chosen]) for row in (ISSUED, DONE))
+    ops, arrival = chosen[0][OP], issued.max(axis=0)
     early = (done < arrival) & rooted[ops]
     return Judged(
         ranks=ranks,
@@ -84,3 +78,17 @@ def _judge(own: dict[int, Array], rooted: Mask) -> Judged | None:
         waited_ns=np.where(early, 0, np.minimum(arrival, done) - issued),
         last=issued.argmax(axis=0),
     )
+
+
+def _take_common(own: dict[int, Column], ranks: list[int]) -> list[Column]:
+    """Take out the operations that all ranks hold, each once, by position."""
+    seqs = own[ranks[0]][SEQ]
+    for rank in ranks[1:]:
+        seqs = np.intersect1d(seqs, own[rank][SEQ])
+    taken = []
+    for rank in ranks:
+        is_common = np.isin(own[rank][SEQ], seqs)
+        common = own[rank][:, is_common]
+        taken.append(common[:, np.unique(common[SEQ], return_index=True)[1]])
+        own[rank] = own[rank][:, ~is_common]
+    return taken

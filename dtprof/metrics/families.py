@@ -10,6 +10,8 @@ from dtprof.metrics.node import NodeState, list_node_metrics
 from dtprof.metrics.steps import no_counts
 from dtprof.metrics.tally import NodeTally, RankTally
 
+FOREMOST = 8
+"""Ranks most waited for that are told of where there are too many to tell of all."""
 MEMORY_KINDS = {
     "rss": events.RSS_BYTES,
     "device_allocated": events.CUDA_ALLOCATED_BYTES,
@@ -57,13 +59,11 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
 
 
 def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks to be told one by one: all, or those shown before and those most waited for, to the bound."""
+    """Return the ranks to be told one by one: all, or those shown before and those most waited for now."""
     if len(tally.ranks) <= c.MAX_RANKS:
         return tuple(sorted(tally.ranks))
-    room = c.MAX_RANKS - len(shown)
-    others = [own for rank, own in tally.ranks.items() if rank not in set(shown)]
-    others.sort(key=lambda own: (-own.waited_for_ns, own.tables.rank))
-    return (*shown, *(own.tables.rank for own in others[: min(room, 8)]))
+    foremost = sorted(tally.ranks, key=lambda rank: (-tally.ranks[rank].waited_for_ns, rank))[:FOREMOST]
+    return (*shown, *(rank for rank in foremost if rank not in shown))[: c.MAX_RANKS]
 
 
 def _one(metric: Metric, value: float, *labels: str) -> Samples:

@@ -83,7 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a scrape."""
         if self.path.split("?")[0] == PATH:
-            self._answer(HTTPStatus.OK, self.server.body, CONTENT_TYPE)
+            status = HTTPStatus.OK if self.server.body else HTTPStatus.SERVICE_UNAVAILABLE
+            self._answer(status, self.server.body, CONTENT_TYPE)
         else:
             self._answer(HTTPStatus.NOT_FOUND, f"dtprof: metrics are at {PATH}\n".encode(), "text/plain")
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.blocking import find_blocked
 from dtprof.analysis.collectives import FROM_ROOT, TO_ROOT
-from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
+from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.analysis.meetings import Family, find_families
 from dtprof.analysis.phases import BUSY
 from dtprof.analysis.steps import RankSteps
@@ -24,6 +25,7 @@ SUMS = ("count", "nbytes", "failed", "duration_ns", "blocked_ns", "wait_ns", "op
 KEPT_BACKWARD = 64
 """Backward passes that are remembered: an operation settles after its own has ended."""
 _DEFAULT_GROUP = "default_pg"
+Numbers = npt.NDArray[np.int8]
 
 
 class Labels:
@@ -54,6 +56,10 @@ def group_label(group: Group | None) -> str:
     return group.description if group.description not in ("", "undefined") else group.name
 
 
+def _no_numbers() -> Numbers:
+    return np.full(1 << 16, -1, np.int8)
+
+
 @dataclass
 class RankTally:
     """One rank in its newest attempt."""
@@ -62,6 +68,8 @@ class RankTally:
     steps: StepCounter = field(default_factory=StepCounter)
     backward: Intervals = field(default_factory=lambda: NONE)
     families: dict[int, Family] = field(default_factory=dict)
+    op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in Labels; -1 not yet seen
+    group_numbers: Numbers = field(default_factory=_no_numbers)
     num_events: int = 0
     lost: int = 0
     blocked_ns: int = 0
@@ -104,8 +112,9 @@ class NodeTally:
         if known is None or known.tables.attempt != tables.attempt:
             self.earlier += [known] if known is not None else []
             known = self.ranks[rank] = RankTally(tables=tables)
-        if len(tables.groups) != len(known.families):
+        if not known.families or tables.groups != known.tables.groups:
             known.families = find_families(tables.groups)
+            known.group_numbers[:] = -1
         known.tables, known.lost = tables, growth.lost
         known.num_events += len(tables.operations) + len(tables.spans) + len(tables.samples)
         if len(tables.spans):
@@ -127,15 +136,15 @@ class NodeTally:
             name = tables.ops[op] if op < len(tables.ops) else ""
             if took and name:
                 self.phase_ns[self.phases.number(name.removeprefix(events.USER_PHASE))] += int(took)
-        backward = [op for op, name in enumerate(tables.ops) if name == events.BACKWARD]
-        rows = spans[np.isin(spans["op"], backward)]
+        backward = tables.ops.index(events.BACKWARD) if events.BACKWARD in tables.ops else -1
+        rows = spans[spans["op"] == backward]
         if len(rows):
             own.backward = union(np.concatenate((own.backward, pair(rows["begin_ns"], rows["end_ns"]))))
             own.backward = own.backward[-KEPT_BACKWARD:]
 
     def _take_operations(self, rank: int, own: RankTally, tables: RankTables) -> None:
         rows = tables.operations
-        key = self._keys(rows, tables)
+        key = self._keys(rows, own)
         done = (rows["done_ns"] != UNKNOWN_NS) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
         duration = np.where(done, rows["done_ns"] - rows["issued_ns"], 0)
         duration = np.where(rows["device_ns"] >= 0, rows["device_ns"], duration)
@@ -146,19 +155,23 @@ class NodeTally:
         self._add("failed", key, (rows["state"] == codes.FAILED).astype(np.int64))
         self._add("duration_ns", key, np.maximum(duration, 0))
         self._add("blocked_ns", key, blocked)
-        for number in np.unique(rows["group"]).tolist():
+        self._take_arrivals(rank, own, rows, key % (MAX_NAMES + 1), done)
+
+    def _take_arrivals(self, rank: int, own: RankTally, rows: Array, ops: Column, done: Mask) -> None:
+        chosen = done & (rows["kind"] == codes.COLLECTIVE)
+        held = np.stack((rows["seq"], rows["issued_ns"], rows["done_ns"], ops))[:, chosen]
+        groups = rows["group"][chosen]
+        for number in set(groups.tolist()):
             family = own.families.get(number)
             if family is not None and family.members > 1:
-                mine = rows[rows["group"] == number]
-                mine["op"] = key[rows["group"] == number] % (MAX_NAMES + 1)
-                self._arrivals.add(rank, family, mine)
+                self._arrivals.add(rank, family, held[:, groups == number])
 
     def _take_open(self, own: RankTally, growth: Growth) -> None:
         rows = growth.open_operations
         waiting = rows[(rows["done_ns"] == UNKNOWN_NS) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)]
         own.oldest_open_ns = int(waiting["issued_ns"].min()) if len(waiting) else None
         if len(waiting):
-            self._add("open", self._keys(waiting, growth.tables), np.ones(len(waiting), np.int64))
+            self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))
 
     def _take_waits(self, family: Family, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
         holder = self.ranks[ranks[0]]
@@ -170,16 +183,19 @@ class NodeTally:
             self.ranks[rank].wait_ns += int(waited[row].sum())
             self.ranks[rank].waited_for_ns += int(caused[row])
 
-    def _keys(self, rows: Array, tables: RankTables) -> Column:
+    def _keys(self, rows: Array, own: RankTally) -> Column:
         """Return for each operation its group and name as one number."""
-        ops, groups = (np.zeros(int(rows[column].max()) + 1, np.int64) for column in ("op", "group"))
-        for op in np.unique(rows["op"]).tolist():
-            name = tables.ops[op] if op < len(tables.ops) else "unknown"
-            ops[op] = self.ops.number(name)
-            self._rooted[ops[op]] = name in FROM_ROOT or name in TO_ROOT
-        for group in np.unique(rows["group"]).tolist():
-            groups[group] = self.groups.number(group_label(tables.groups.get(group)))
-        return np.asarray(groups[rows["group"]] * (MAX_NAMES + 1) + ops[rows["op"]], np.int64)
+        ops, groups = rows["op"], rows["group"]
+        if (own.op_numbers[ops] < 0).any():
+            for op in set(ops.tolist()):
+                name = own.tables.ops[op] if op < len(own.tables.ops) else "unknown"
+                own.op_numbers[op] = self.ops.number(name)
+                self._rooted[own.op_numbers[op]] = name in FROM_ROOT or name in TO_ROOT
+        if (own.group_numbers[groups] < 0).any():
+            for group in set(groups.tolist()):
+                own.group_numbers[group] = self.groups.number(group_label(own.tables.groups.get(group)))
+        keys: Column = own.group_numbers[groups].astype(np.int64) * (MAX_NAMES + 1) + own.op_numbers[ops]
+        return keys
 
     def _add(self, name: str, key: Column, values: Column) -> None:
         flat = np.bincount(key, values, (MAX_NAMES + 1) ** 2)

@@ -1,0 +1,109 @@
+"""However many ranks, groups and phases a node has, what it tells stays small, and names who matters."""
+
+import numpy as np
+
+from dtprof.exposition import render
+from dtprof.metrics.catalogue import MAX_NAMES, MAX_RANKS, OTHER
+from dtprof.metrics.families import choose_ranks, list_metrics
+from dtprof.metrics.node import NodeState
+from dtprof.metrics.steps import StepCounter
+from dtprof.metrics.tally import NodeTally
+from dtprof.run_format.follow import Growth
+from dtprof.tables import OPERATION, SPAN, RankTables
+from tests.builders import RankBuilder
+
+MS = 1_000_000
+NUM_RANKS = 1024
+LATE = 777
+
+
+def growth(tables: RankTables, *, lost: int = 0) -> Growth:
+    """Return what a follower gives of records that have all settled."""
+    none = np.zeros(0, OPERATION)
+    return Growth(
+        tables=tables, issued=tables.operations, open_operations=none, open_spans=np.zeros(0, SPAN), lost=lost
+    )
+
+
+def rank_of_many(number: int) -> RankTables:
+    rank = RankBuilder(number, world_size=NUM_RANKS)
+    for other in range(2 * MAX_NAMES):
+        rank.op("all_reduce", 10 * other, 10 * other + 5, group=rank.group(f"{other}", (number,), f"group {other}"))
+        rank.span(f"phase:{other}", 10 * other, 10 * other + 5)
+    rank.op("all_reduce", MS + (9 * MS if number == LATE else number), 20 * MS, group=0)
+    return rank.tables()
+
+
+def test_a_node_of_1024_ranks_tells_little_and_names_the_late_one() -> None:
+    tally = NodeTally()
+    tally.take({number: growth(rank_of_many(number)) for number in range(NUM_RANKS)})
+    shown = choose_ranks(tally, ())
+    assert len(shown) <= MAX_RANKS
+    assert shown[0] == LATE
+    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=shown, cpu_s=0.0))
+    assert len(text.splitlines()) < 500
+    # It came 9 ms after the others, which came one after the other within 1,023 ns.
+    waited_s = (NUM_RANKS - 1) * 0.009 - (NUM_RANKS * (NUM_RANKS - 1) / 2 - LATE) / 1e9
+    assert f'dtprof_rank_waited_for_seconds_total{{rank="{LATE}"}} {waited_s!r}' in text
+    counted = NUM_RANKS * (2 * MAX_NAMES + 1)
+    assert f"dtprof_events_total {counted + NUM_RANKS * 2 * MAX_NAMES}\n" in text
+    assert int(tally.sums["count"].sum()) == counted
+    assert (len(tally.groups.names), tally.groups.names[-1]) == (MAX_NAMES + 1, OTHER)
+    assert f'dtprof_phase_seconds_total{{phase="{OTHER}"}}' in text
+
+
+def test_ranks_once_shown_stay_and_others_follow_up_to_the_bound() -> None:
+    tally = NodeTally()
+    tally.take({number: growth(RankBuilder(number, world_size=40).tables()) for number in range(40)})
+    shown: tuple[int, ...] = ()
+    for look in range(30):
+        tally.ranks[39 - look].waited_for_ns = 1000 + look
+        before, shown = shown, choose_ranks(tally, shown)
+        assert shown[: len(before)] == before
+        assert 39 - look in shown or len(before) == MAX_RANKS
+    assert len(set(shown)) == len(shown) == MAX_RANKS
+
+
+def test_a_restarted_rank_counts_anew_and_what_is_told_of_the_node_goes_on() -> None:
+    tally = NodeTally()
+    for attempt in range(2):
+        rank = RankBuilder(0, world_size=1, attempt=attempt)
+        for step in range(3):
+            rank.span("backward", step * 100 * MS, step * 100 * MS + 10)
+            rank.span("optimizer", step * 100 * MS + 20, step * 100 * MS + 30)
+        tally.take({0: growth(rank.tables())})
+    assert tally.ranks[0].steps.num_ended == 3
+    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
+    assert "dtprof_step_duration_seconds_count 4\n" in text
+    assert "dtprof_step_duration_seconds_sum 0.4\n" in text
+    assert "dtprof_events_total 12\n" in text
+
+
+def steps_of(rank: RankBuilder) -> tuple[int, int, int]:
+    """Return steps ended, those with a duration, and their sum, of spans that come one by one."""
+    tables, counter = rank.tables(), StepCounter()
+    for number in range(len(tables.spans)):
+        counter.add(tables.spans[number : number + 1], tables.ops)
+    counts, total_ns = counter.durations()
+    return counter.num_ended, sum(counts), total_ns
+
+
+def test_optimizers_in_a_row_end_one_step() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("optimizer", 0, 5)  # before any backward pass: no step
+    for begin in (10, 110, 230):
+        rank.span("backward", begin, begin + 20)
+        rank.span("optimizer", begin + 30, begin + 40)
+        rank.span("optimizer", begin + 50, begin + 60)
+    assert steps_of(rank) == (3, 2, 100 + 120)
+
+
+def test_steps_that_the_program_marks_are_those_that_count() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for step, begin in enumerate((0, 100, 300)):
+        rank.span("backward", begin, begin + 20, step=2 * step)
+        rank.span("optimizer", begin + 30, begin + 40, step=2 * step)
+        rank.span("backward", begin + 50, begin + 60, step=2 * step)
+        rank.span("optimizer", begin + 70, begin + 80, step=2 * step)
+        rank.span("step", begin + 90, begin + 90, step=step + 1)
+    assert steps_of(rank)[1:] == (2, 300)

@@ -1,0 +1,155 @@
+"""The metrics in a real Prometheus: scraped, asked for, watched by the alert rules, drawn by the dashboard."""
+
+import json
+import re
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtprof.analysis.steps import find_steps
+from dtprof.launch.metrics import Metrics, MetricsSettings
+from dtprof.metrics.catalogue import METRICS
+from dtprof.metrics.collector import Collector
+from dtprof.metrics.node import NodeState
+from dtprof.run_format import writer
+from dtprof.run_format.node_samples import GPU, HOST, Sample
+from dtprof.run_format.reader import open_run
+from tests.builders import RankBuilder, write_run
+from tests.metrics import prometheus
+
+DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+MS = 1_000_000
+HOSTILE = 'eval "50%"\\{a="b"}\n# naïve 名前'
+NUM_STEPS = 12
+
+
+def state() -> NodeState:
+    host = [100.0 + number for number in range(len(HOST))]
+    gpus = {0: [float(number) for number in range(len(GPU))]}
+    sample = Sample(t_ns=0, host=host, cores=[1.0], gpus=gpus, processes={})
+    described = {"memory_bytes": 1000, "gpus": [{"index": 0, "name": "H100", "uuid": "GPU-1", "memory_bytes": 80}]}
+    return NodeState(run=HOSTILE, host="node-a", is_hung=True, sample=sample, description=described)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    ranks = [RankBuilder(rank, world_size=2, boot_id=writer.boot_id()) for rank in range(2)]
+    for rank in ranks:
+        rank.group("1", (0, 1), HOSTILE)
+        for step in range(NUM_STEPS):
+            begin, late = step * 100 * MS, 10 * MS * rank.rank
+            rank.span("backward", begin + 10 * MS, begin + 80 * MS)
+            rank.op("all_reduce", begin + 60 * MS + late, begin + 80 * MS, nbytes=4096)
+            rank.op("broadcast", begin + 81 * MS, begin + 82 * MS, nbytes=8, group=1, peer=0)
+            rank.span(f"phase:{HOSTILE}", begin + 82 * MS, begin + 83 * MS)
+            rank.span("optimizer", begin + 84 * MS, begin + 90 * MS)
+            rank.sample("rss_bytes", begin + 90 * MS, 1_000_000 + step)
+        rank.op("all_reduce", NUM_STEPS * 100 * MS, nbytes=1)
+    return write_run(tmp_path_factory.mktemp("runs") / "job", ranks)
+
+
+def test_what_is_told_passes_promtool(run: Path) -> None:
+    text = Collector(run, boot_id=None, state=state).collect()
+    told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    never_here = {"dtprof_memory_held_bytes"}
+    assert told == {metric.name for metric in METRICS} - never_here
+    assert prometheus.check_metrics(text) == ""
+
+
+def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    metrics = Metrics.start(MetricsSettings(port=0), run, state, say=said.append)
+    url = said[0].rpartition(" ")[2]
+    try:
+        with prometheus.scraping(tmp_path / "server", url.removeprefix("http://").removesuffix("/metrics")) as server:
+            server.wait_for("dtprof_ranks == 2")
+            opened = open_run(run)
+            steps = [find_steps(tables, tables.spans) for tables in opened.load_all()]
+            total_s = sum(int(np.diff(own.windows).sum()) for own in steps) / 1e9
+            for expression, expected in (
+                ("dtprof_step_duration_seconds_sum", total_s),
+                ("dtprof_step_duration_seconds_count", sum(len(own.numbers) for own in steps)),
+                ('dtprof_step_duration_seconds_bucket{le="0.1"}', 2 * (NUM_STEPS - 1)),
+                ('dtprof_step_duration_seconds_bucket{le="0.05"}', 0),
+                ('dtprof_rank_steps_total{rank="1"}', NUM_STEPS),
+                ('dtprof_operations_total{group="default",op="all_reduce"}', 2 * NUM_STEPS),
+                ('dtprof_operation_bytes_total{group="default",op="all_reduce"}', 2 * NUM_STEPS * 4096),
+                ('dtprof_operation_wait_seconds_total{group="default",op="all_reduce"}', NUM_STEPS * 0.010),
+                ('dtprof_operation_blocked_seconds_total{group="default",op="all_reduce"}', NUM_STEPS * 0.030),
+                ('dtprof_operation_duration_seconds_total{group="default",op="all_reduce"}', NUM_STEPS * 0.030),
+                ('dtprof_rank_waited_for_seconds_total{rank="1"}', NUM_STEPS * 0.010),
+                ('dtprof_rank_waited_for_seconds_total{rank="0"}', 0),
+                ('dtprof_open_operations{group="default",op="all_reduce"}', 2),
+                ('dtprof_rank_memory_bytes{rank="0",kind="rss"}', 1_000_000 + NUM_STEPS - 1),
+                ("dtprof_hang", 1),
+                ('dtprof_gpu_temperature_celsius{gpu="0"}', 7),
+            ):
+                (sample,) = server.query(expression)
+                assert float(sample["value"][1]) == pytest.approx(expected, rel=1e-6), expression
+            (info,) = server.query("dtprof_run_info")
+            assert info["metric"]["run"] == HOSTILE
+            assert HOSTILE in {one["metric"]["phase"] for one in server.query("dtprof_phase_seconds_total")}
+            groups = {one["metric"]["group"] for one in server.query("dtprof_operations_total")}
+            assert groups == {"default", HOSTILE}
+            _ask_all_of(server, DASHBOARDS / "grafana" / "dtprof.json")
+            begin_s = time.monotonic()
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                answer.read()
+            assert time.monotonic() - begin_s < 0.5  # alone on a core it takes 1 ms
+    finally:
+        metrics.stop()
+
+
+def _ask_all_of(server: prometheus.Server, dashboard: Path) -> None:
+    """Ask everything that a dashboard asks."""
+    document = json.loads(dashboard.read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    assert len(expressions) > 25
+    for expression in expressions:
+        server.query(expression.replace("$instance", ".*"))
+
+
+def test_the_alert_rules_pass_their_unit_tests(tmp_path: Path) -> None:
+    rules = DASHBOARDS / "alerts" / "dtprof.yml"
+    promtool = prometheus.find("promtool")
+    subprocess.run([promtool, "check", "rules", str(rules)], check=True, timeout=60)
+    tests = Path(__file__).with_name("alerts_test.yml").read_text(encoding="utf-8")
+    (tmp_path / "tests.yml").write_text(tests.replace("RULES", str(rules)), encoding="utf-8")
+    result = subprocess.run(
+        [promtool, "test", "rules", str(tmp_path / "tests.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = set(re.findall(r"alert: (\w+)", rules.read_text(encoding="utf-8")))
+    assert told == set(re.findall(r"Dtprof\w+", tests)), "every rule has a test"
+
+
+@pytest.mark.parametrize("file", ["grafana/dtprof.json", "alerts/dtprof.yml"])
+def test_dashboard_and_rules_know_no_other_metrics(file: str) -> None:
+    text = (DASHBOARDS / file).read_text(encoding="utf-8")
+    known = {metric.name for metric in METRICS}
+    used = {re.sub(r"_(?:bucket|sum|count)$", "", name) for name in re.findall(r"\bdtprof_\w+", text)}
+    assert len(used) > 8
+    assert used <= known
+
+
+def test_a_dashboard_has_a_place_for_each_panel() -> None:
+    document = json.loads((DASHBOARDS / "grafana" / "dtprof.json").read_text(encoding="utf-8"))
+    panels = document["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(taken)) == len(taken)
+    assert max(x for x, _ in taken) == 23
+    assert all(panel["description"] for panel in panels if panel["type"] != "row")
