@@ -22,7 +22,7 @@ from dtprof.analysis.meetings import Matched
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.records import stride_of
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
-from dtprof.tables import UNKNOWN_NS, Array, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 MAX_STEPS = 32
 MAX_ROWS = 1 << 22
@@ -85,7 +85,7 @@ def collect_path(
         rank=tables.rank,
         steps=numbers,
         windows=windows,
-        hops=hops[np.argsort(hops["end"], kind="stable")],
+        hops=select(hops, np.argsort(hops["end"], kind="stable")),
         cuts=cuts,
         owner=owner,
         ops=(*tables.ops, "?"),
@@ -113,7 +113,7 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
             continue
         rows = rows[np.argsort(operations["issued_ns"][rows], kind="stable")]
         done = np.maximum.accumulate(operations["done_ns"][rows])
-        queued = np.r_[False, timing.arrival[rows][1:] < done[:-1]]
+        queued = np.concatenate(([False], timing.arrival[rows][1:] < done[:-1]))
         first = np.maximum.accumulate(np.where(queued, 0, np.arange(len(rows))))
         start[rows], last[rows] = timing.arrival[rows][first], last[rows][first]
     return start, last
@@ -125,14 +125,16 @@ def find_critical_path(ranks: Sequence[RankPath]) -> CriticalPathResult | None:
         return None
     steps = ranks[0].steps
     for own in ranks[1:]:
-        steps = np.intersect1d(steps, own.steps)
+        steps = steps if np.array_equal(steps, own.steps) else np.intersect1d(steps, own.steps)
     if not len(steps):
         return None
     by_rank = {own.rank: own for own in ranks}
     work = {own.rank: np.zeros(len(OWNERS), np.int64) for own in ranks}
     transfers: dict[tuple[str, str], int] = defaultdict(int)
     total = 0
-    windows = np.array([own.windows[np.isin(own.steps, steps)] for own in ranks])
+    windows = np.array(
+        [own.windows if len(own.steps) == len(steps) else own.windows[np.isin(own.steps, steps)] for own in ranks]
+    )
     for number in range(len(steps)):
         begin, end = windows[:, number, 0].max(), windows[:, number, 1].max()
         last = ranks[int(windows[:, number, 1].argmax())]

@@ -8,7 +8,7 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
-from dtprof.analysis.records import ENDED, spans_of, times_of
+from dtprof.analysis.records import ENDED, is_any, spans_of, times_of
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import Array, RankTables, select
 
@@ -39,12 +39,12 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
     A forward span that failed may end when the next one begins, not when it failed: it is left out.
     """
-    own = select(spans, np.isin(spans["thread"], steps.threads))
+    own = select(spans, is_any(spans["thread"], steps.threads))
 
     def intervals(phase: str) -> Intervals:
         parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else ENDED))]
         parts += [times_of(spans_of(own, tables, action, ENDED)) for action in ACTIONS.get(phase, ())]
-        return union(np.concatenate(parts))
+        return union(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
     found = {phase: intervals(phase) for phase in (*ORDER, *BUSY)}
     if events.PP_FORWARD in tables.ops:
@@ -58,8 +58,8 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
 def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
     """Return the intervals of the phases that the program itself named, on the threads that run the steps."""
-    own = select(spans, np.isin(spans["thread"], steps.threads))
     names = dict.fromkeys(name for name in tables.ops if name.startswith(events.USER_PHASE))
+    own = select(spans, is_any(spans["thread"], steps.threads)) if names else spans
     return {name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, ENDED))) for name in names}
 
 

@@ -30,7 +30,7 @@ from dtprof.analysis.pipeline_replay import (
 from dtprof.analysis.records import ENDED, is_any, spans_of, stride_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
-from dtprof.tables import Array, Pipeline, RankTables
+from dtprof.tables import Array, Pipeline, RankTables, join, select
 
 MAX_REPLAYED, MIN_REPLAYED = 64, 4
 """Steps of which the single actions are kept, of many ranks fewer; windows are kept of all."""
@@ -98,7 +98,7 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
         return None
     actions = _actions(tables, spans, runs)
     actions["step"] = _step_of(actions["begin"], own)
-    actions = actions[actions["step"] >= 0]
+    actions = select(actions, actions["step"] >= 0)
     if not len(actions):
         return None
     steps, start = np.unique(actions["step"], return_index=True)
@@ -115,7 +115,7 @@ def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipel
         last=np.maximum.reduceat(actions["end"], start),
         busy=np.add.reduceat(actions["end"] - actions["begin"], start),
         fill=fill,
-        actions=actions[actions["step"] % stride_of(len(steps), num_kept) == 0],
+        actions=select(actions, actions["step"] % stride_of(len(steps), num_kept) == 0),
     )
 
 
@@ -155,16 +155,18 @@ def _actions(tables: RankTables, spans: Array, runs: Array) -> Array:
     parts = []
     for name, kind in KINDS.items():
         found = spans_of(spans, tables, name, ENDED)
+        if not len(found):
+            continue
         rows = np.zeros(len(found), ACTION)
         rows["kind"] = kind
         rows["stage"], rows["microbatch"] = found["stage"], found["microbatch"]
         rows["begin"], rows["end"] = found["begin_ns"], found["end_ns"]
         parts.append(rows)
-    actions = np.concatenate(parts)
-    actions = actions[np.argsort(actions["begin"], kind="stable")]
+    actions = join(parts) if parts else np.zeros(0, ACTION)
+    actions = select(actions, np.argsort(actions["begin"], kind="stable"))
     run = np.searchsorted(runs["begin_ns"], actions["begin"], side="right") - 1
     inside = (run >= 0) & (actions["begin"] <= runs["end_ns"][run])
-    return actions[inside]
+    return select(actions, inside)
 
 
 def _step_of(times: Column, own: RankSteps) -> Column:

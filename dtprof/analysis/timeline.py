@@ -12,7 +12,7 @@ from dtprof.analysis.intervals import Column, Intervals, paint
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import Interval, Timeline
 from dtprof.formatting import format_bytes, format_ns
-from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, Site
+from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, Site, join, select
 
 MAX_INTERVALS = 4_000
 MAX_STEPS = 3
@@ -65,13 +65,13 @@ def collect_bars(
     numbers, windows = steps[0][-num_steps:], steps[1][-num_steps:]
     kept, num_bars = [np.zeros(0, BAR)], {}
     for number, window in zip(numbers.tolist(), windows, strict=True):
-        bars = np.concatenate((_phase_bars(phases, window), _operation_bars(operations, timing, blocked, window)))
+        bars = join((_phase_bars(phases, window), _operation_bars(operations, timing, blocked, window)))
         bars["step"] = number
         num_bars[number] = len(bars)
         if len(bars) > limit:
-            bars = bars[np.sort(np.argsort(bars["begin"] - bars["end"], kind="stable")[:limit])]
+            bars = select(bars, np.sort(np.argsort(bars["begin"] - bars["end"], kind="stable")[:limit]))
         kept.append(bars)
-    bars = np.concatenate(kept)
+    bars = join(kept)
     sites = {int(site): tables.sites[site] for site in np.unique(bars["site"]).tolist() if site in tables.sites}
     return RankBars(
         rank=tables.rank,
@@ -86,8 +86,8 @@ def collect_bars(
 
 def _phase_bars(phases: dict[str, Intervals], window: Intervals) -> Array:
     cuts, owner = paint([phases[phase] for phase in ORDER], window.reshape(1, 2))
-    changes = np.flatnonzero(np.diff(owner, prepend=-1))
-    begin, end = cuts[changes], np.append(cuts[changes[1:]], cuts[-1])
+    changes = np.flatnonzero(owner != np.concatenate(([-1], owner[:-1])))
+    begin, end = cuts[changes], np.concatenate((cuts[changes[1:]], cuts[-1:]))
     shown = (owner[changes] >= 0) & (owner[changes] < len(ORDER)) & (end > begin)
     bars = np.zeros(int(shown.sum()), BAR)
     bars["begin"], bars["end"], bars["phase"] = begin[shown], end[shown], owner[changes][shown]
@@ -96,9 +96,9 @@ def _phase_bars(phases: dict[str, Intervals], window: Intervals) -> Array:
 
 def _operation_bars(operations: Array, timing: Timing, blocked: Blocked, window: Intervals) -> Array:
     first, last = np.searchsorted(operations["issued_ns"], window)
-    rows = np.arange(first, last)
+    rows = slice(first, last)
     chosen = operations[rows]
-    bars = np.zeros(len(rows), BAR)
+    bars = np.zeros(len(chosen), BAR)
     exposed = np.where(blocked.known[rows], timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
     returned = np.maximum(chosen["returned_ns"], chosen["issued_ns"])
     bars["begin"] = chosen["issued_ns"]
@@ -126,7 +126,7 @@ def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
         shown.insert(0, step)
     windows = [rank.windows[step] for rank in ranks for step in shown if step in rank.windows]
     origin, end = min(begin for begin, _ in windows), max(end for _, end in windows)
-    bars = np.concatenate([rank.bars for rank in ranks])
+    bars = join([rank.bars for rank in ranks])
     owner = np.repeat(np.arange(len(ranks)), [len(rank.bars) for rank in ranks])
     rows = np.flatnonzero(np.isin(bars["step"], shown))
     if len(rows) > MAX_INTERVALS:
