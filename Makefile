@@ -26,6 +26,7 @@ check:
 
 unit:
 	@.ci/environment test
+	@.ci/prometheus
 	@echo "==> unit tests"
 	@$(PYTEST) -q -m "not jobs and not browser and not gpu" -n 2
 
