@@ -77,6 +77,7 @@ def collect(run: reader.Run, engine: Engine = IN_THIS_PROCESS) -> facts.Evidence
         problems += tables.problems
         world_size = max(world_size, tables.world_size, tables.rank + 1)
         last_ns = max(last_ns, tables.last_ns)
+    ranks += _ends_before_any_record(run, world_size)
     hang = document.get("hang_detected_ns")
     stopped = document.get("stopped_on_hang")
     return facts.gather(
@@ -89,6 +90,22 @@ def collect(run: reader.Run, engine: Engine = IN_THIS_PROCESS) -> facts.Evidence
         find_stragglers=lambda: _find_stragglers(run, engine),
         problems=tuple(problems),
     )
+
+
+def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankEvidence]:
+    """Return ranks that were started, and failed or were killed before they opened a log."""
+    found: dict[int, facts.RankEvidence] = {}
+    started = {int(row["env_rank"]): row for row in reversed(run.processes) if str(row.get("env_rank")).isdecimal()}
+    for rank, row in started.items():
+        ended = run.exits.get(row["pid"]) if isinstance(row.get("pid"), int) else None
+        if rank in run.folders or rank >= world_size or ended is None or ended.status == 0:
+            continue
+        own = facts.RankEvidence(
+            rank=rank, attempt=0, pid=ended.pid, host=str(row.get("host", "")), exit=ended, last_ns=ended.t_ns
+        )
+        if not own.stopped_politely:
+            found[rank] = own
+    return list(found.values())
 
 
 def _find_stragglers(run: reader.Run, engine: Engine) -> tuple[StragglerResult, ...]:

@@ -1,9 +1,13 @@
 """Ranks that ended first: by an exception, by a signal, or with status 0 while others wait."""
 
+import re
+
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.tables import UNKNOWN_NS, Site
 
+REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
+"""How back ends begin what they say of arguments that they do not take."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
@@ -36,6 +40,8 @@ def _communication_failed(rank: RankEvidence) -> bool:
     error = rank.own_exception
     last = rank.operations[-1] if rank.operations else None
     if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
+        return False
+    if REFUSAL.search(error.message):
         return False
     raised_by_it = 0 <= error.t_ns - last.done_ns < 1_000_000_000
     return raised_by_it and last.done_ns - last.issued_ns > 1_000_000 and "RuntimeError" in error.type

@@ -136,7 +136,7 @@ def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
 def find_creation_mismatch(evidence: Evidence) -> Finding | None:
     """Return the finding for groups that some ranks are making and others are not, or make as their second, say."""
     number = max((r.groups_made for r in evidence.ranks.values() if r.making_group is not None), default=0)
-    if (others := _find_other_groups(evidence, number)) is not None:
+    if number and (others := _find_other_groups(evidence)) is not None:
         return others
     making = {r.rank: r for r in evidence.ranks.values() if r.making_group is not None and r.groups_made == number}
     absent = [
@@ -168,28 +168,30 @@ def find_creation_mismatch(evidence: Evidence) -> Finding | None:
     )
 
 
-def _find_other_groups(evidence: Evidence, number: int) -> Finding | None:
-    """Return the finding where all ranks are in as many calls of new_group as the others, at different lines."""
-    sites = {r.rank: r.making_group for r in evidence.ranks.values() if r.making_group is not None}
-    equal = all(rank.groups_made == number for rank in evidence.ranks.values())
-    usual, count = Counter(sites.values()).most_common(1)[0] if sites else (None, 0)
-    if len(sites) < len(evidence.ranks) or not equal or count == len(sites):
+def _find_other_groups(evidence: Evidence) -> Finding | None:
+    """Return the finding where ranks call new_group at different lines, and some do not come out of it."""
+    calls = {rank.rank: rank.group_sites for rank in evidence.ranks.values()}
+    number = min(map(len, calls.values()))
+    place = next((i for i in range(number) if len({sites[i] for sites in calls.values()}) > 1), None)
+    if place is None:
         return None
+    sites = {rank: site for rank, own in calls.items() if (site := own[place]) is not None}
+    usual = Counter(sites.values()).most_common(1)[0][0]
     culprits = tuple(sorted(rank for rank, site in sites.items() if site != usual))
     tie = 2 * len(culprits) >= len(sites)
     waiting = tuple(sorted(set(sites) - set(culprits)))
     return Finding(
         kind="group-creation-mismatch",
-        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites[culprits[0]])}; "
-        f"{wait_words(waiting)} in new_group{at_line(usual)}.",
+        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites[culprits[0]])}; others "
+        f"called new_group{at_line(usual)}; ranks wait in new_group.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
-        confidence=0.6 if tie else 0.85,
+        confidence=0.6 if tie else 0.8,
         step=min(rank.steps for rank in evidence.ranks.values()),
         call_sites={rank: site for rank, site in sites.items() if rank in waiting},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=(
-            f"all ranks are in their call number {number} of new_group, at different lines",
+            f"their call number {place + 1} of new_group is at different lines",
             *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
         ),
         advice=("Every rank of the job must call new_group, members or not, in the same order.",),

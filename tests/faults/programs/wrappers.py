@@ -101,10 +101,10 @@ def groups_made_in_two_orders(rank: int) -> None:
 
 @healthy()
 def compressed_gradients(_: int) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     model = DistributedDataParallel(two_layers())
-    model.register_comm_hook(None, bf16_compress_hook)
+    model.register_comm_hook(None, fp16_compress_hook)
     fit(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
