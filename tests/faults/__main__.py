@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print {name: [mistake, ...]}")
     parser.add_argument("--keep", type=Path, help="keep runs and outputs in this directory")
     parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
+    parser.add_argument("--no-native", action="store_true", help="record with the recorder in Python")
     parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all")
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
@@ -37,7 +38,7 @@ def main() -> int:
     for module in LATE_IMPORTS:
         importlib.import_module(module)  # once, for all ranks
 
-    library = build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
+    library = "" if arguments.no_native else build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
     chosen = arguments.names or list(PROGRAMS)
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="corpus-"))
     try:
