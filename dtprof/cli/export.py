@@ -15,7 +15,7 @@ from dtprof.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from dtprof.api.table import Table
 
-FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv")
+FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
 FOLDERS = ("kineto", "tensorboard", "parquet", "csv")
 EPILOG = """\
@@ -25,6 +25,7 @@ formats:
   kineto       a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler
   tensorboard  a log directory: scalars, histograms, text, layout, and the traces of kineto
   parquet      a folder of tables with a declared schema; csv: the same as text
+  prometheus   the figures of the summary as one file of metrics, for a Pushgateway or a textfile collector
 
 examples:
   dtprof export dtprof-runs/20261121-101500-train --format perfetto -o train.pftrace
@@ -104,6 +105,11 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
 
         write_tables(_tables(run_directory), path, kind)
         return []
+    if kind == "prometheus":
+        from dtprof.analysis.summary import summarise
+        from dtprof.export.prometheus import write_prometheus
+
+        return write_prometheus(summarise(opened), path)
     from dtprof.analysis.detail import read_detail
 
     if kind == "tensorboard":
@@ -208,4 +214,5 @@ def _next(kind: str, output: str) -> str:
         "tensorboard": f"tensorboard --logdir {output}",
         "parquet": f"python -c \"import pandas; print(pandas.read_parquet('{output}/ranks.parquet'))\"",
         "csv": f"head {output}/ranks.csv",
+        "prometheus": f"curl --data-binary @{output} http://PUSHGATEWAY:9091/metrics/job/dtprof",
     }[kind]
