@@ -60,6 +60,12 @@ class NotADumpError(DtprofError):
     slug = "not-a-dump"
 
 
+class NotATraceError(DtprofError):
+    """The files are no traces that dtprof can import, or do not belong together."""
+
+    slug = "not-a-trace"
+
+
 class MissingDependencyError(DtprofError):
     """An optional package is needed for what was asked."""
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "run_format": {"base"},
     "capture": {"base", "run_format", "torch"},
     "launch": {"base", "run_format", "metrics", "psutil", "pynvml"},
-    "importers": {"base", "run_format"},
+    "importers": {"base", "run_format", "msgspec", "numpy", "pyarrow"},
     "analysis": {"base", "numpy"},
     "metrics": {"base", "run_format", "analysis", "numpy"},
     "execution": {"base", "distributed"},

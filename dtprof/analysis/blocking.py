@@ -65,10 +65,15 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
 
 
 def _while_nothing_computes(operations: Array, busy: Intervals) -> Blocked:
-    """Return the time of each operation; its wait is what of it follows the last computation."""
+    """Return the time of each operation; its wait is what of it follows the last computation.
+
+    Of operations under way together the one issued first keeps the program until it is done, then the next.
+    """
     issued, done = operations["issued_ns"], operations["done_ns"]
     known = ((operations["flags"] & codes.COMPLETION_SEEN) != 0) & (done != UNKNOWN_NS)
     end = np.where(known, done, issued)
+    done_before = np.maximum.accumulate(np.concatenate(([0], end)))[:-1]
+    issued = np.minimum(np.maximum(issued, done_before), end)
     before = np.searchsorted(busy[:, 0], end, "left") - 1
     tail = np.clip(np.where(before >= 0, busy[np.maximum(before, 0), 1], issued), issued, end)
     return Blocked(

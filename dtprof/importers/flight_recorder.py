@@ -68,7 +68,7 @@ def dump_from(
     was_enabled = gc.isenabled()
     gc.disable()  # millions of small containers that live until the end: looking at them again and again is in vain
     try:
-        return _Reading(path, labels, is_user or is_user_file).dump(_document(path, data), written_ns)
+        return _Reading(path, labels, is_user or is_user_file).dump(read_document(path, data), written_ns)
     finally:
         if was_enabled:
             gc.enable()
@@ -79,8 +79,12 @@ def is_user_file(path: str) -> bool:
     return path.endswith(".py") and _NOT_USERS.search(path) is None
 
 
-def _document(path: Path, data: bytes) -> dict[str, Any]:
-    """Return what the file holds, entries at the least."""
+def read_document(path: Path, data: bytes) -> dict[str, Any]:
+    """Return what the file holds, entries at the least.
+
+    Raises:
+        NotADumpError: it is no dump.
+    """
     found: Any
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"{", b"[") else read_plain_pickle(data)

@@ -1,0 +1,249 @@
+"""The events of one torch.profiler (Kineto) trace that matter here, as columns. Times in ns since 1970."""
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dtprof.importers.imported import LAST_NS, Column
+from dtprof.importers.trace_stream import TraceFile
+
+COMMUNICATION_OP = ("c10d::", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
+LAUNCH = ("c10d::",)
+BACKWARD_OP = "autograd::engine::evaluate_function"
+_KERNELS = {"kernel", "Kernel", "concurrent_kernel"}
+_LAUNCHES = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"}
+_OPERATORS = {"cpu_op", "Operator", "operator"}
+_NOTES = {"user_annotation", "cpu_op", "Operator", "operator"}
+_COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl|nccl_symk|oneccl)", re.IGNORECASE)
+_WORK = re.compile(r"^(gloo|mpi|ucc):")
+_PACKED = msgspec.json.Decoder()
+MAX_US = 1 << 53
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """The arguments of events that are looked at; the others are passed over."""
+
+    external_id: Any = msgspec.field(default=None, name="External id")
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    elements_in: Any = msgspec.field(default=None, name="In msg nelems")
+    dtype: Any = None
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_text: Any = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    source: Any = msgspec.field(default=None, name="Src Rank")
+    target: Any = msgspec.field(default=None, name="Dst Rank")
+    concrete: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Concrete Inputs")
+    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
+    allocated: Any = msgspec.field(default=None, name="Total Allocated")
+    reserved: Any = msgspec.field(default=None, name="Total Reserved")
+    device_type: Any = msgspec.field(default=None, name="Device Type")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of the trace."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: Any = None
+    tid: Any = None
+    args: Arguments | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call, kernel or work of communication."""
+
+    name: str
+    begin: int
+    end: int
+    thread: object
+    arguments: Arguments
+
+    def inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Return dimensions, types and values of the inputs of an operator; empty where they are not recorded."""
+        return _unpack(self.arguments.dims), _unpack(self.arguments.types), _unpack(self.arguments.concrete)
+
+
+def _unpack(raw: msgspec.Raw) -> list[Any]:
+    try:
+        found = _PACKED.decode(raw)
+    except msgspec.DecodeError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Begin, end and another number of many events of one sort."""
+
+    begin: "array[float]" = field(default_factory=lambda: array("d"))  # us
+    length: "array[float]" = field(default_factory=lambda: array("d"))  # us
+    other: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def columns(self, base_ns: int) -> tuple[Column, Column, Column]:
+        """Return begin and end in ns since 1970, and the other number."""
+        begin = _whole_ns(np.array(self.begin, np.float64)) + base_ns
+        end = begin + np.maximum(_whole_ns(np.array(self.length, np.float64)), 0)
+        return begin, end, np.array(self.other, np.int64)
+
+
+def _whole_ns(us: Any) -> Column:
+    found: Column = np.round(np.clip(np.nan_to_num(us), -MAX_US, MAX_US) * 1000.0).astype(np.int64)
+    return found
+
+
+@dataclass(kw_only=True)
+class KinetoTrace:
+    """What one file holds."""
+
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    count: int = 0
+    pid: int = 0
+    threads: list[object] = field(default_factory=list)  # by number
+    operators: Times = field(default_factory=Times)  # of the host that do not communicate; other: thread
+    backward: Times = field(default_factory=Times)  # nodes of the autograd engine; other: thread
+    kernels: Times = field(default_factory=Times)  # of the device that do not communicate; other: correlation
+    copies: int = 0
+    launches: Times = field(default_factory=Times)  # of kernels by the host; other: correlation
+    flows: Times = field(
+        default_factory=Times
+    )  # from an operator to its backward; other: thread, -1 - thread at its end
+    communicating: Times = field(default_factory=Times)  # any operator that communicates or waits; other: thread
+    annotations: list[Call] = field(default_factory=list)
+    collectives: list[Call] = field(default_factory=list)  # kernels that communicate
+    calls: list[Call] = field(default_factory=list)  # of c10d operators
+    works: list[Call] = field(default_factory=list)  # what the back end did, on its own threads
+    described: dict[object, Arguments] = field(default_factory=dict)  # record_param_comms by external id
+    memory: Times = field(default_factory=Times)  # length: allocated bytes; other: reserved bytes
+    devices: set[int] = field(default_factory=set)
+
+    @property
+    def base_ns(self) -> int:
+        """Where the times of the file count from, in ns since 1970."""
+        base = self.facts.get("baseTimeNanoseconds")
+        return base if type(base) is int and 0 <= base < LAST_NS else 0
+
+    @property
+    def uses_device(self) -> bool:
+        """Say whether kernels of a device were recorded."""
+        return bool(self.kernels.begin or self.collectives)
+
+
+def read_events(path: Path) -> KinetoTrace:
+    """Read one trace.
+
+    Raises:
+        NotATraceError: it is none that can be read.
+    """
+    trace = KinetoTrace(path=path)
+    file = TraceFile(path, Event)
+    numbers: dict[object, int] = {}
+    for events in file.events():
+        for event in events:
+            if event.ph == "X":
+                _take(trace, event, numbers)
+            elif event.cat == "fwdbwd":
+                thread = numbers.setdefault(event.tid, len(numbers))
+                trace.flows.begin.append(event.ts)
+                trace.flows.length.append(0.0)
+                trace.flows.other.append(thread if event.ph == "s" else -1 - thread)
+            elif event.name == "[memory]" and event.args is not None and event.args.device_type == 1:
+                _take_memory(trace, event, event.args)
+    trace.threads = list(numbers)
+    trace.facts, trace.problems, trace.count = file.facts, file.problems, file.count
+    return trace
+
+
+def _take(trace: KinetoTrace, event: Event, numbers: dict[object, int]) -> None:
+    category, name = event.cat, event.name
+    if category in _OPERATORS:
+        into = trace.operators
+        if name.startswith(BACKWARD_OP):
+            into = trace.backward
+        elif name.startswith(COMMUNICATION_OP) or "wait_tensor" in name:
+            _take_communication(trace, event, numbers)
+            return
+        elif name.startswith("enumerate(DataLoader)"):
+            trace.annotations.append(_call(event))
+            return
+        into.begin.append(event.ts)
+        into.length.append(event.dur)
+        into.other.append(numbers.setdefault(event.tid, len(numbers)))
+    elif category in _KERNELS:
+        if _COLLECTIVE_KERNEL.match(name):
+            trace.collectives.append(_call(event))
+        else:
+            _append(trace.kernels, event)
+        if event.args is not None and type(event.args.device) is int:
+            trace.devices.add(event.args.device)
+    elif category in _LAUNCHES:
+        if event.args is not None and type(event.args.correlation) is int:
+            _append(trace.launches, event)
+    elif category == "user_annotation":
+        if _WORK.match(name):
+            _take_communication(trace, event, numbers)
+        elif not name.startswith(("nccl:", "xccl:")):
+            trace.annotations.append(_call(event))
+    elif category in ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"):
+        trace.copies += 1
+
+
+def _take_communication(trace: KinetoTrace, event: Event, numbers: dict[object, int]) -> None:
+    name = event.name
+    trace.communicating.begin.append(event.ts)
+    trace.communicating.length.append(event.dur)
+    trace.communicating.other.append(numbers.setdefault(event.tid, len(numbers)))
+    if name.startswith(LAUNCH):
+        trace.calls.append(_call(event))
+    elif _WORK.match(name):
+        trace.works.append(_call(event))
+    elif name == "record_param_comms" and event.args is not None and event.args.external_id is not None:
+        trace.described[event.args.external_id] = event.args
+
+
+def _take_memory(trace: KinetoTrace, event: Event, arguments: Arguments) -> None:
+    if type(arguments.allocated) is int and type(arguments.reserved) is int and arguments.reserved < LAST_NS:
+        trace.memory.begin.append(event.ts)
+        trace.memory.length.append(float(arguments.allocated))
+        trace.memory.other.append(arguments.reserved)
+
+
+def _append(into: Times, event: Event) -> None:
+    correlation = event.args.correlation if event.args is not None else None
+    into.begin.append(event.ts)
+    into.length.append(event.dur)
+    into.other.append(correlation if type(correlation) is int and abs(correlation) < LAST_NS else -1)
+
+
+def _call(event: Event) -> Call:
+    """Keep an event; what it refers to of the piece it was read from is copied."""
+    arguments = event.args or Arguments()
+    for name in ("concrete", "dims", "types"):
+        setattr(arguments, name, getattr(arguments, name).copy())
+    begin = _bounded(event.ts)
+    return Call(
+        name=event.name,
+        begin=begin,
+        end=begin + max(0, _bounded(event.dur)),
+        thread=event.tid,
+        arguments=arguments,
+    )
+
+
+def _bounded(us: float) -> int:
+    return round(us * 1000.0) if -MAX_US < us < MAX_US else 0
