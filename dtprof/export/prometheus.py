@@ -84,7 +84,7 @@ def _operations(rows: Sequence[CollectiveResult]) -> Iterator[Samples]:
 
 
 def _metric(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"dtprof_run_{name}", kind=GAUGE, help=text, labels=labels)
+    return Metric(name=f"dtprof_finished_{name}", kind=GAUGE, help=text, labels=labels)
 
 
 def _one(name: str, text: str, value: float | None, **labels: str) -> Samples:

@@ -92,15 +92,19 @@ class NodeTally:
         self.earlier: list[RankTally] = []
         self._rooted = np.zeros(MAX_NAMES + 1, np.bool_)
         self._arrivals = Arrivals()
+        self._attempt = 0  # the newest of any rank: operations of two attempts do not meet
 
     def take(self, growths: Mapping[int, Growth]) -> None:
         """Take in what the ranks have gained since the last look."""
         self.sums["open"][:] = 0
+        newest = max((growth.tables.attempt for growth in growths.values()), default=0)
+        if newest > self._attempt:
+            self._attempt, self._arrivals = newest, Arrivals()
         for rank, growth in growths.items():
             self._take_rank(rank, growth)
         members: dict[Family, set[int]] = {}
         for rank, tally in self.ranks.items():
-            for family in tally.families.values():
+            for family in tally.families.values() if tally.tables.attempt == self._attempt else ():
                 if family.members > 1:
                     members.setdefault(family, set()).add(rank)
         for family, judged in self._arrivals.judge(members, self._rooted):
@@ -158,6 +162,8 @@ class NodeTally:
         self._take_arrivals(rank, own, rows, key % (MAX_NAMES + 1), done)
 
     def _take_arrivals(self, rank: int, own: RankTally, rows: Array, ops: Column, done: Mask) -> None:
+        if own.tables.attempt != self._attempt:
+            return
         chosen = done & (rows["kind"] == codes.COLLECTIVE)
         held = np.stack((rows["seq"], rows["issued_ns"], rows["done_ns"], ops))[:, chosen]
         groups = rows["group"][chosen]

@@ -22,28 +22,28 @@ def test_figures_are_those_of_the_summary(summary: Summary, out: Path) -> None:
     spread, pipeline = summary.steps.duration_ns, summary.pipeline
     assert spread is not None
     assert pipeline is not None
-    assert found["dtprof_run_step_seconds", "50"] == spread.median / 1e9
-    assert found["dtprof_run_steps",] == summary.steps.count
-    assert found["dtprof_run_bubble_ratio",] == pipeline.bubble_fraction
+    assert found["dtprof_finished_step_seconds", "50"] == spread.median / 1e9
+    assert found["dtprof_finished_steps",] == summary.steps.count
+    assert found["dtprof_finished_bubble_ratio",] == pipeline.bubble_fraction
     for part in PARTS:
         mean_ns = sum((rank.partition_ns or {})[part] for rank in summary.ranks) / len(summary.ranks)
-        assert found["dtprof_run_part_seconds", part] == pytest.approx(mean_ns / 1e9)
+        assert found["dtprof_finished_part_seconds", part] == pytest.approx(mean_ns / 1e9)
     for rank in summary.ranks:
-        assert found["dtprof_run_rank_step_seconds", str(rank.rank)] == (rank.step_ns or 0) / 1e9
+        assert found["dtprof_finished_rank_step_seconds", str(rank.rank)] == (rank.step_ns or 0) / 1e9
     for row in summary.collectives:
         key = row.group, row.op, row.api or ""
-        assert found["dtprof_run_operations", *key] == row.count
+        assert found["dtprof_finished_operations", *key] == row.count
         for name, value in (
             ("operation_seconds", row.duration_ns),
             ("operation_wait_seconds", row.wait_ns),
             ("operation_exposed_seconds", row.exposed_ns),
         ):
-            assert found.get((f"dtprof_run_{name}", *key)) == (None if value is None else value / 1e9)
+            assert found.get((f"dtprof_finished_{name}", *key)) == (None if value is None else value / 1e9)
         if row.busbw_gb_per_s is not None:
-            bandwidth = found["dtprof_run_operation_bus_bytes_per_second", *key]
+            bandwidth = found["dtprof_finished_operation_bus_bytes_per_second", *key]
             assert bandwidth == pytest.approx(row.busbw_gb_per_s * 1e9)
     (straggler,) = summary.stragglers
-    assert found["dtprof_run_straggler_seconds", "3"] == (straggler.blame_ns_per_step or 0) / 1e9
+    assert found["dtprof_finished_straggler_seconds", "3"] == (straggler.blame_ns_per_step or 0) / 1e9
 
 
 def test_what_is_written_passes_promtool(summary: Summary, out: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_is_too_much_is_left_out_and_said(summary: Summary, out: Path) -> N
     ranks, operations = write_prometheus(many, out)
     assert "ranks one by one are left out" in ranks
     assert f"the {MAX_OPERATIONS} that took most time" in operations
-    assert sum(name == "dtprof_run_operations" for name, *_ in figures(out)) == MAX_OPERATIONS
+    assert sum(name == "dtprof_finished_operations" for name, *_ in figures(out)) == MAX_OPERATIONS
 
 
 def test_what_is_not_known_has_no_sample(summary: Summary, out: Path) -> None:
@@ -72,5 +72,7 @@ def test_what_is_not_known_has_no_sample(summary: Summary, out: Path) -> None:
     )
     write_prometheus(bare, out)
     names = {name for name, *_ in figures(out)}
-    assert "dtprof_run_steps" in names
-    assert names.isdisjoint({"dtprof_run_part_seconds", "dtprof_run_bubble_ratio", "dtprof_run_peak_memory_bytes"})
+    assert "dtprof_finished_steps" in names
+    assert names.isdisjoint(
+        {"dtprof_finished_part_seconds", "dtprof_finished_bubble_ratio", "dtprof_finished_peak_memory_bytes"}
+    )

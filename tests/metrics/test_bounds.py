@@ -79,6 +79,23 @@ def test_a_restarted_rank_counts_anew_and_what_is_told_of_the_node_goes_on() -> 
     assert "dtprof_events_total 12\n" in text
 
 
+def collectives(rank: int, attempt: int, begin: int, seqs: range) -> Growth:
+    """Return collectives of which each begins 10 ns after the one before, and ends 1 us after the first began."""
+    builder = RankBuilder(rank, world_size=2, attempt=attempt)
+    for number, seq in enumerate(seqs):
+        builder.op("all_reduce", begin + 10 * number, begin + 1000, seq=seq)
+    return growth(builder.tables())
+
+
+def test_operations_of_two_attempts_do_not_meet() -> None:
+    tally = NodeTally()
+    tally.take({0: collectives(0, 0, 0, range(2)), 1: collectives(1, 0, 5, range(1))})
+    tally.take({0: collectives(0, 1, 50_000, range(2)), 1: collectives(1, 0, 15, range(1, 2))})
+    tally.take({0: collectives(0, 1, 0, range(0)), 1: collectives(1, 1, 50_007, range(2))})
+    assert [tally.ranks[rank].waited_for_ns for rank in range(2)] == [0, 7 + 7]
+    assert tally.sums["wait_ns"].sum() == 5 + 7 + 7
+
+
 def steps_of(rank: RankBuilder) -> tuple[int, int, int]:
     """Return steps ended, those with a duration, and their sum, of spans that come one by one."""
     tables, counter = rank.tables(), StepCounter()
