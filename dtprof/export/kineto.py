@@ -39,7 +39,7 @@ NEAREST = {
 """What an operation is counted as that torch-tb-profiler does not know; any other as all_reduce."""
 WORK = ("forward", "recompute", "backward", "evaluation")
 DATA_LOADER = "enumerate(DataLoader)#dtprof.__next__"
-MAIN, FIRST_LANE, FIRST_COUNTED_LANE = 1, 100, 1000
+MAIN, FIRST_LANE, FIRST_COUNTED_LANE, FILLED = 1, 100, 1000, 2000
 CPU, GPU = 0, 1
 Event = dict[str, Any]
 
@@ -212,16 +212,19 @@ def _counted(trace: RankTrace, counts: dict[int, int], shortest: dict[int, Colum
             found.append(_slice("user_annotation", name, pid, tid, begin, length, **own.arguments[row]))
             name, tid = NEAREST.get(name, "all_reduce"), FIRST_COUNTED_LANE + int(own.lane[row])
         found.append(_slice("user_annotation", f"{prefix}:{name}", pid, tid, begin, length, **own.arguments[row]))
+    named = False
     for step, count in counts.items():
         rows = np.flatnonzero(own.step == step)
+        if not named and 0 < len(rows) < count:
+            found.append(_metadata("thread_name", pid, FILLED, name="empty operations that fill a place"))
+            named = True
         for place in range(len(rows), count if len(rows) else 0):
             last = rows[-1]
             length = min(int(shortest[step][place]), int(shortest[step][len(rows) - 1]))
             begin = int(own.end[last]) - length - origin
-            tid = (FIRST_LANE if own.name[last] in COUNTED else FIRST_COUNTED_LANE) + int(own.lane[last])
             name = own.name[last] if own.name[last] in COUNTED else NEAREST.get(own.name[last], "all_reduce")
             nothing = {"Input Dims": [[0]], "Input type": ["unsigned char"], "Collective name": "none: fills a place"}
-            found.append(_slice("user_annotation", f"{prefix}:{name}", pid, tid, begin, length, **nothing))
+            found.append(_slice("user_annotation", f"{prefix}:{name}", pid, FILLED, begin, length, **nothing))
     return found
 
 
@@ -236,7 +239,7 @@ def _memory(rank: RankDetail, since: int, end: int, origin: int) -> list[Event]:
 
     found: list[Event] = []
     device = max(0, rank.tables.local_rank)
-    host = max((events.HEAP_BYTES, events.RSS_BYTES), key=lambda name: len(series(name)[0]))
+    host = max((events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES), key=lambda name: len(series(name)[0]))
     kinds = ((host, events.RSS_BYTES, CPU), (events.CUDA_ALLOCATED_BYTES, events.CUDA_RESERVED_BYTES, GPU))
     for held_by, reserved_by, kind in kinds:
         times, held = series(held_by)

@@ -75,6 +75,9 @@
     tell(event, details) {
       (this.listeners[event] || []).forEach((callback) => callback(details));
     }
+    get zooms() {
+      return true;
+    }
     getSelection() {
       return this.selection;
     }
@@ -120,7 +123,7 @@
     }
     draw(table, options) {
       const given = options || {};
-      const settings = { displaylogo: false, responsive: true };
+      const settings = { displaylogo: false, responsive: true, displayModeBar: this.zooms };
       Plotly.newPlot(this.element, this.traces(table, given), this.layout(given), settings).then(() => {
         this.element.on("plotly_click", (event) => {
           const point = event.points[0];
@@ -176,6 +179,9 @@
   }
 
   class PieChart extends Chart {
+    get zooms() {
+      return false;
+    }
     traces(table, options) {
       return [
         {
@@ -185,6 +191,7 @@
           hole: options.pieHole || 0,
           sort: false,
           textinfo: "percent",
+          textposition: "inside",
           hoverinfo: "label+value+percent",
         },
       ];

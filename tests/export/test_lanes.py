@@ -1,0 +1,42 @@
+"""Which lane each of overlapping slices is drawn in, and padded varints."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
+
+from dtprof.export import wire
+from dtprof.export.tracks import MAX_LANES, assign_lanes
+
+times = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), max_size=60)
+
+
+@given(times)
+def test_slices_of_a_lane_do_not_overlap_and_no_lane_is_needless(pairs: list[tuple[int, int]]) -> None:
+    pairs = sorted(pairs)
+    begin = np.array([one for one, _ in pairs], np.int64)
+    end = begin + np.array([length for _, length in pairs], np.int64)
+    lane = assign_lanes(begin, end)
+    for number in range(int(lane.max(initial=-1)) + 1):
+        own = np.flatnonzero(lane == number)
+        assert (begin[own][1:] >= end[own][:-1]).all()
+    deepest = max((int(((begin <= t) & (end > t)).sum()) for t in begin.tolist()), default=0)
+    assert int(lane.max(initial=0)) < max(1, deepest + 1)
+
+
+def test_more_than_can_be_told_apart_are_left_out() -> None:
+    begin = np.arange(100, dtype=np.int64)
+    assert (assign_lanes(begin, begin + 1000) == MAX_LANES).sum() == 100 - MAX_LANES
+
+
+@given(st.lists(st.integers(-1, 1 << 40), min_size=1, max_size=20))
+def test_numbers_that_are_not_known_become_texts_and_others_stay(numbers: list[int]) -> None:
+    values = np.array(numbers, np.int64)
+    unknown = wire.one_number(17, 300)
+    size = 1 + wire.width_of(values, least=len(unknown) - 1)
+    piece = wire.KnownOr(known=4, values=values, otherwise=unknown, size=size)
+    shape = wire.message(4, [wire.one_number(1, 7), piece])
+    event = protos.TrackEvent()
+    event.ParseFromString(b"".join(bytes(part) for part in wire.write_all(shape, len(numbers))))
+    read = [row.int_value if row.HasField("int_value") else -row.string_value_iid for row in event.debug_annotations]
+    assert read == [number if number >= 0 else -300 for number in numbers]

@@ -1,0 +1,131 @@
+"""The log directory, read back by TensorBoard's own event reader."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtprof.analysis.detail import read_detail, read_ranks
+from dtprof.analysis.results import Summary
+from dtprof.errors import MissingDependencyError
+from dtprof.export import tensorboard
+from dtprof.export.tensorboard import ALL_RANKS, RankSeries, ScalarLogs, rank_series, write_tensorboard
+from dtprof.run_format.reader import Run
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata as hparams
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def load(folder: Path) -> Any:
+    events = EventAccumulator(str(folder), size_guidance={"histograms": 0, "scalars": 0, "tensors": 0})
+    events.Reload()
+    return events
+
+
+def points(events: Any, tag: str) -> dict[int, float]:
+    return {row.step: row.value for row in events.Scalars(tag)}
+
+
+@pytest.fixture(scope="module")
+def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tensorboard")
+    assert write_tensorboard(run, out, texts={"verdict": "all is *well*"}) == []
+    return out
+
+
+def test_scalars_of_each_rank_are_the_figures_of_the_summary(folder: Path, summary: Summary, used: range) -> None:
+    for rank in summary.ranks:
+        events = load(folder / f"rank {rank.rank:05}")
+        assert rank.partition_ns is not None
+        assert rank.step_ns is not None
+        figures = {"step_ms": rank.step_ns, "exposed_ms": sum(rank.partition_ns[p] for p in tensorboard.EXPOSED)}
+        figures |= {f"parts_ms/{part}": ns for part, ns in rank.partition_ns.items()}
+        for tag, ns in figures.items():
+            values = points(events, tag)
+            assert set(values) >= set(used)
+            assert np.mean([values[step] for step in used]) == pytest.approx(ns / 1e6, rel=1e-6, abs=1e-5), tag
+
+
+def test_all_ranks_together_have_medians_extremes_a_spread_a_text_and_the_layout(
+    folder: Path, summary: Summary, used: range
+) -> None:
+    events = load(folder / ALL_RANKS)
+    steps = {series.rank: dict(enumerate(series.duration_ns, series.first_step)) for series in summary.step_series}
+    for tag, combine in (("step_ms", np.median), ("step_slowest_ms", np.max), ("step_fastest_ms", np.min)):
+        values = points(events, tag)
+        for step in used:
+            expected = combine([own[step] for own in steps.values()])
+            assert values[step] == pytest.approx(expected / 1e6, rel=1e-6)
+    spread = {row.step: row.histogram_value for row in events.Histograms("step_over_ranks_ms")}
+    assert spread[used[0]].num == 8
+    assert spread[used[0]].max == pytest.approx(max(own[used[0]] for own in steps.values()) / 1e6)
+    (text,) = events.Tensors("verdict/text_summary")
+    assert text.tensor_proto.string_val == [b"all is *well*"]
+    content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
+    layout = hparams.parse_session_start_info_plugin_data(content).hparams
+    assert {name: layout[name].number_value for name in ("world_size", "size_dp", "size_tp", "size_pp")} == {
+        "world_size": 8,
+        "size_dp": 2,
+        "size_tp": 2,
+        "size_pp": 2,
+    }
+
+
+def test_a_trace_of_each_rank_lies_beside(folder: Path) -> None:
+    assert len(list((folder / "traces").glob("*.pt.trace.json.gz"))) == 8
+
+
+def series_of(last: int, ranks: int = 2) -> Sequence[RankSeries]:
+    numbers = np.arange(2, last + 1)
+    return [
+        RankSeries(rank=rank, numbers=numbers, ended_s=[0.0] * len(numbers), columns={"step_ms": numbers * 1.0})
+        for rank in range(ranks)
+    ]
+
+
+def test_what_a_running_job_comes_to_is_added_once_all_ranks_have_it(run: Run, out: Path) -> None:
+    detail = read_detail(run)
+    logs = ScalarLogs(folder=out)
+    logs.append(detail, series_of(5))
+    logs.append(detail, [series_of(9)[0], series_of(7)[1]])
+    logs.append(detail, series_of(7))
+    logs.close()
+    for name in ("rank 00000", "rank 00001", ALL_RANKS):
+        values = load(out / name).Scalars("step_ms")
+        assert [(row.step, row.value) for row in values] == [(step, float(step)) for step in range(2, 8)]
+
+
+def test_of_a_long_run_every_nth_step_is_a_point_and_it_is_said(run: Run, out: Path) -> None:
+    logs = ScalarLogs(folder=out)
+    (_, *said) = ["", *logs.append(read_detail(run), series_of(5_000))]
+    logs.close()
+    assert said[0] == "every 5th of 5,000 steps is a point of the scalars"
+    values = load(out / "rank 00000").Scalars("step_ms")
+    assert len(values) == 1000
+    assert values[-1].step == 5_000
+
+
+def test_memory_of_a_step_is_its_largest_sample(run: Run) -> None:
+    detail = read_detail(run)
+    rank = next(iter(read_ranks(detail)))
+    series = rank_series(rank)
+    name = next(tag for tag in series.columns if tag.startswith("memory_bytes/"))
+    samples = rank.tables.samples
+    op = rank.tables.ops.index(name.removeprefix("memory_bytes/") + "_bytes")
+    for row, (begin, end) in enumerate(rank.steps.windows.tolist()):
+        own = samples[(samples["op"] == op) & (samples["t_ns"] >= begin) & (samples["t_ns"] <= end)]
+        assert series.columns[name][row] == own["value"].max()
+
+
+def test_without_tensorboard_the_extra_is_named(run: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    with pytest.raises(MissingDependencyError, match=r"dtprof\[tensorboard\]"):
+        write_tensorboard(run, out)
