@@ -40,9 +40,15 @@ def _own_calls(table: Array) -> Array:
     return select(table, known & ((table["flags"] & codes.INFERRED_SITE) == 0))
 
 
+def _is_of_one_thread(table: Array) -> bool:
+    return bool((table["thread"] == table["thread"][:1]).all())
+
+
 def _crossed(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> Finding | None:
+    if any(_is_of_one_thread(table) for table in tables.values()):
+        return None
     calls = {rank: _own_calls(table) for rank, table in tables.items()}
-    if any(len(np.unique(table["thread"])) < 2 for table in calls.values()):
+    if any(_is_of_one_thread(table) for table in calls.values()):
         return None
     (first, reference), *others = calls.items()
     for rank, table in others:
@@ -86,7 +92,7 @@ def _crossed_finding(
 def _find_shared_groups(evidence: Evidence) -> Iterable[Finding]:
     """Give a note for each group that threads of a rank issue on by turns."""
     for group, tables in group_tables(evidence).items():
-        calls = {rank: _own_calls(table)["thread"] for rank, table in tables.items()}
+        calls = {r: _own_calls(table)["thread"] for r, table in tables.items() if not _is_of_one_thread(table)}
         ranks = tuple(r for r, threads in sorted(calls.items()) if int((np.diff(threads) != 0).sum()) >= MIN_TURNS)
         if ranks:
             known = evidence.group(group)
@@ -105,17 +111,16 @@ def _find_shared_groups(evidence: Evidence) -> Iterable[Finding]:
 
 def _find_unequal_timeouts(evidence: Evidence) -> Iterable[Finding]:
     """Give a note for each group whose members give up after different times."""
-    for group in {key for rank in evidence.ranks.values() for key in rank.groups}:
-        limits = {
-            rank.rank: limit
-            for rank in evidence.ranks.values()
-            if group in rank.groups and (limit := rank.groups[group].timeout_s) is not None
-        }
-        if len(set(limits.values())) > 1:
-            least = min(limits.values())
-            first = tuple(sorted(rank for rank, limit in limits.items() if limit == least))
-            known = evidence.group(group)
-            most = max(limits.values())
+    limits: dict[GroupKey, dict[int, float]] = {}
+    for rank in evidence.ranks.values():
+        for key, group in rank.groups.items():
+            if group.timeout_s is not None:
+                limits.setdefault(key, {})[rank.rank] = group.timeout_s
+    for key, own in limits.items():
+        if len(set(own.values())) > 1:
+            least, most = min(own.values()), max(own.values())
+            first = tuple(sorted(rank for rank, limit in own.items() if limit == least))
+            known = evidence.group(key)
             yield Finding(
                 kind="unequal-timeouts",
                 severity="info",
@@ -130,7 +135,7 @@ def _find_unequal_timeouts(evidence: Evidence) -> Iterable[Finding]:
 
 def _find_short_timeouts(evidence: Evidence) -> Iterable[Finding]:
     """Give a note where groups have torch's own limit, and the default group a longer one: they do not inherit it."""
-    known = {key: evidence.group(key) for rank in evidence.ranks.values() for key in rank.groups}
+    known = {key: group for rank in evidence.ranks.values() for key, group in rank.groups.items()}
     limits = [g.timeout_s for g in known.values() if g.description == "default_pg" and g.timeout_s is not None]
     if not limits:
         return
