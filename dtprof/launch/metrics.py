@@ -1,5 +1,6 @@
 """Tell the metrics of this node while a job runs: over HTTP, in a file, or both; in threads of the launcher."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dtprof.metrics.textfile import MetricsFile
 
 PERIOD_S = 10.0
+EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30
+"""At the beginning, so that what starts is soon seen to start."""
 NICENESS = 10
 
 
@@ -41,12 +44,10 @@ class Metrics:
         *,
         server: "MetricsServer | None",
         file: "MetricsFile | None",
-        period_s: float = PERIOD_S,
     ) -> None:
         """Start at once where there is anybody to tell."""
         self._run, self._state = run, state
         self._server, self._file = server, file
-        self._period_s = period_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="dtprof-metrics", daemon=True)
         if server is not None or file is not None:
@@ -72,7 +73,7 @@ class Metrics:
             from dtprof.metrics.collector import Collector  # numpy: not before the job was started
 
             collector = Collector(self._run, boot_id=writer.boot_id(), state=self._state)
-            while True:
+            for number in itertools.count():
                 is_last = self._end.is_set()
                 text = collector.collect()
                 if self._server is not None:
@@ -81,7 +82,7 @@ class Metrics:
                     self._file.show(text)
                 if is_last:
                     return
-                self._end.wait(self._period_s)
+                self._end.wait(EARLY_PERIOD_S if number < EARLY_LOOKS else PERIOD_S)
         finally:
             if self._server is not None:
                 self._server.stop()
