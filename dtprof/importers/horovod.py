@@ -46,7 +46,7 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     name: str = ""
     ts: float = 0.0
-    pid: Any = None
+    pid: int | str | None = None
     args: Any = None
 
 

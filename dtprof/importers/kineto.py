@@ -18,7 +18,7 @@ from dtprof import events
 from dtprof.errors import NotATraceError
 from dtprof.importers.imported import MAX_WORLD_SIZE, Column, ImportedRank, RecordBuilder, align_steps, merge_intervals
 from dtprof.importers.kineto_calls import NOT_RECORDED, Groups, add_operations, device_operations, host_operations
-from dtprof.importers.kineto_events import Call, KinetoTrace, Times, read_events
+from dtprof.importers.kineto_events import Call, KinetoTrace, Times, correlation_of, read_events
 
 FORMAT = "torch.profiler"
 _STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
@@ -193,8 +193,7 @@ def _add_device(builder: RecordBuilder, trace: KinetoTrace, launched: Column, st
         return steps
     calls = trace.collectives
     their_begin, their_end = (np.array(column, np.int64) + trace.base_ns for column in _times_of(calls))
-    their_numbers = [call.arguments.correlation for call in calls]
-    theirs = np.array([number if type(number) is int else -1 for number in their_numbers], np.int64)
+    theirs = np.array([correlation_of(call.arguments) for call in calls], np.int64)
     all_launched = np.r_[launched, _launch_of(trace, theirs, their_begin)]
     all_ends = np.r_[end, their_end]
     ends = steps.copy()

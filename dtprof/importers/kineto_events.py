@@ -23,12 +23,13 @@ _COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl|nccl_symk|oneccl)", re.IGNORECASE)
 _WORK = re.compile(r"^(gloo|mpi|ucc):")
 _PACKED = msgspec.json.Decoder()
 MAX_US = 1 << 53
+MAX_DEVICES = 1 << 16
 
 
 class Arguments(msgspec.Struct, gc=False):
     """The arguments of events that are looked at; the others are passed over."""
 
-    external_id: Any = msgspec.field(default=None, name="External id")
+    external_id: int | str | None = msgspec.field(default=None, name="External id")
     correlation: Any = None
     stream: Any = None
     device: Any = None
@@ -57,8 +58,7 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: Any = None
-    tid: Any = None
+    tid: int | str | None = None
     args: Arguments | None = None
 
 
@@ -189,10 +189,10 @@ def _take(trace: KinetoTrace, event: Event, numbers: dict[object, int]) -> None:
             trace.collectives.append(_call(event))
         else:
             _append(trace.kernels, event)
-        if event.args is not None and type(event.args.device) is int:
+        if event.args is not None and type(event.args.device) is int and 0 <= event.args.device < MAX_DEVICES:
             trace.devices.add(event.args.device)
     elif category in _LAUNCHES:
-        if event.args is not None and type(event.args.correlation) is int:
+        if event.args is not None and event.args.correlation is not None:
             _append(trace.launches, event)
     elif category == "user_annotation":
         if _WORK.match(name):
@@ -224,10 +224,15 @@ def _take_memory(trace: KinetoTrace, event: Event, arguments: Arguments) -> None
 
 
 def _append(into: Times, event: Event) -> None:
-    correlation = event.args.correlation if event.args is not None else None
     into.begin.append(event.ts)
     into.length.append(event.dur)
-    into.other.append(correlation if type(correlation) is int and abs(correlation) < LAST_NS else -1)
+    into.other.append(correlation_of(event.args) if event.args is not None else -1)
+
+
+def correlation_of(arguments: Arguments) -> int:
+    """Return the number that a kernel shares with its launch; -1 where there is none."""
+    number = arguments.correlation
+    return number if type(number) is int and 0 <= number < LAST_NS else -1
 
 
 def _call(event: Event) -> Call:

@@ -27,6 +27,7 @@ from dtprof.importers.imported import (
 FORMAT = "StragglerAnalysis"
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "gmc", "mb_id")
 MAX_SECONDS = 1e8
+MAX_NUMBER = 1e9
 COMPUTE = {"forward-compute": events.PP_FORWARD, "backward-compute": events.PP_BACKWARD}
 OPTIMIZER = ("optimizer", "optimizer-clip-main-grad")
 PAUSE = "gc"
@@ -99,7 +100,7 @@ def _read(path: Path) -> Rows:
             )
             for name in COLUMNS
         }
-    except (OSError, arrow.ArrowException) as error:
+    except (OSError, ValueError, TypeError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise NotATraceError(
             f"{path} cannot be read: {reason}. Expected a whole parquet table; copy it again."
@@ -118,6 +119,8 @@ def _checked(path: Path, rows: Rows) -> Rows:
     for name in COLUMNS:
         if name != "optype" and rows[name].dtype.kind not in "iuf":
             raise NotATraceError(f"{path}: column {name} holds {rows[name].dtype}, expected numbers. Copy it again.")
+        if name != "optype" and not (np.abs(rows[name].astype(np.float64)) < MAX_NUMBER).all():
+            raise NotATraceError(f"{path}: column {name} holds an empty or impossible value. Copy it again.")
     for name in ("start_ts", "duration"):
         seconds = rows[name].astype(np.float64)
         if not np.isfinite(seconds).all() or (np.abs(seconds) > MAX_SECONDS).any() or (seconds < 0).any():

@@ -50,8 +50,8 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: Any = None
-    tid: Any = None
+    pid: int | str | None = None
+    tid: int | str | None = None
     args: Any = None
 
 
