@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dtprof.metrics.server import MetricsServer
     from dtprof.metrics.textfile import MetricsFile
 
-PERIOD_S = 10.0
+PERIOD_S = 15.0
 EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30
 """At the beginning, so that what starts is soon seen to start."""
 NICENESS = 10
