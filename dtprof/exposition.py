@@ -44,19 +44,23 @@ class Samples:
 
 
 def render(samples: Iterable[Samples]) -> str:
-    """Return the text; metrics without a sample are left out."""
+    """Return the text; metrics without a sample are left out. Of samples with the same labels the first is told."""
     lines: list[str] = []
     for own in samples:
         if not own.values:
             continue
         metric = own.metric
         lines += [f"# HELP {metric.name} {_escape_help(metric.help)}", f"# TYPE {metric.name} {metric.kind}"]
+        told: set[str] = set()
         for values, value in own.values.items():
             labels = dict(zip(metric.labels, values, strict=True))
+            if (text := _labels(labels)) in told:
+                continue
+            told.add(text)
             if isinstance(value, Histogram):
                 lines += _histogram(metric.name, labels, value)
             else:
-                lines.append(f"{metric.name}{_labels(labels)} {format_value(value)}")
+                lines.append(f"{metric.name}{text} {format_value(value)}")
     return "\n".join([*lines, ""])
 
 
@@ -83,12 +87,15 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}"
 
 
+def label_text(name: str) -> str:
+    """Return a name as it can be told: cut where it is too long, without what is no character."""
+    if len(name) > MAX_LABEL_CHARACTERS:
+        name = name[: MAX_LABEL_CHARACTERS - 3] + "..."
+    return name.encode("utf-8", "replace").decode("utf-8")  # half of a pair of surrogates cannot be encoded
+
+
 def _escape(value: str) -> str:
-    """Return the value of a label: any text, cut where it is too long for one."""
-    if len(value) > MAX_LABEL_CHARACTERS:
-        value = value[: MAX_LABEL_CHARACTERS - 3] + "..."
-    # A name may hold what is no character: half of a pair of surrogates cannot be encoded.
-    value = value.encode("utf-8", "replace").decode("utf-8")
+    value = label_text(value)
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

@@ -14,6 +14,7 @@ from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.analysis.meetings import Family, find_families
 from dtprof.analysis.phases import BUSY
 from dtprof.analysis.steps import RankSteps
+from dtprof.exposition import label_text
 from dtprof.metrics.arrivals import Arrivals
 from dtprof.metrics.catalogue import MAX_NAMES, OTHER
 from dtprof.metrics.steps import StepCounter
@@ -37,11 +38,13 @@ class Labels:
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
-        """Return the number of a name."""
+        """Return the number of a name; names that are told in the same words have the same."""
         if name not in self._numbers:
-            if len(self.names) <= MAX_NAMES:
-                self.names.append(name if len(self.names) < MAX_NAMES else OTHER)
-            self._numbers[name] = len(self.names) - 1
+            told = label_text(name) if len(self.names) < MAX_NAMES else OTHER
+            if told not in self._numbers:
+                self._numbers[told] = len(self.names)
+                self.names.append(told)
+            self._numbers[name] = self._numbers[told]
         return self._numbers[name]
 
 

@@ -1,6 +1,9 @@
 """However many ranks, groups and phases a node has, what it tells stays small, and names who matters."""
 
+import re
+
 import numpy as np
+import pytest
 
 from dtprof.exposition import render
 from dtprof.metrics.catalogue import MAX_NAMES, MAX_RANKS, OTHER
@@ -50,6 +53,24 @@ def test_a_node_of_1024_ranks_tells_little_and_names_the_late_one() -> None:
     assert int(tally.sums["count"].sum()) == counted
     assert (len(tally.groups.names), tally.groups.names[-1]) == (MAX_NAMES + 1, OTHER)
     assert f'dtprof_phase_seconds_total{{phase="{OTHER}"}}' in text
+
+
+def test_names_that_read_alike_once_they_are_cut_are_one() -> None:
+    tally = NodeTally()
+    rank = RankBuilder(0, world_size=1)
+    for ending in ("x", "y"):
+        rank.span(f"phase:{'a' * 200}{ending}", 0, MS)
+    rank.span("phase:\ud800", 0, MS)
+    for number in range(2 * MAX_NAMES):
+        rank.span("phase:other" if number == 3 else f"phase:{number}", 0, MS)
+    tally.take({0: growth(rank.tables())})
+    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
+    phases = re.findall(r'^dtprof_phase_seconds_total\{phase="(.*)"\} (.*)$', text, re.MULTILINE)
+    assert len({name for name, _ in phases}) == len(phases) == MAX_NAMES
+    assert dict(phases)["a" * 117 + "..."] == "0.002"
+    assert dict(phases)["?"] == "0.001"
+    told = MAX_NAMES - 3  # by a name of their own, beside these two and OTHER
+    assert float(dict(phases)[OTHER]) == pytest.approx((2 * MAX_NAMES - told) / 1000)
 
 
 def test_ranks_once_shown_stay_and_others_follow_up_to_the_bound() -> None:
