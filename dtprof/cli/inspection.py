@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import dtprof
-from dtprof.analysis.results import StragglerResult
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
@@ -108,11 +107,13 @@ def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.Rank
     return list(found.values())
 
 
-def _find_stragglers(run: reader.Run, engine: Engine) -> tuple[StragglerResult, ...]:
+def _find_stragglers(run: reader.Run, engine: Engine) -> facts.Stragglers:
     from dtprof.analysis.summary import summarise
 
     with executor_for(engine, run) as executor:
-        return summarise(run, executor).stragglers
+        summary = summarise(run, executor)
+    first, last = summary.steps.used or (1, 0)
+    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
 
 
 def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:

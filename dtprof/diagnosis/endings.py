@@ -28,6 +28,12 @@ def find_late_death(evidence: Evidence) -> Finding | None:
     return _killed_finding(late, evidence) if late is not None else None
 
 
+def is_late(evidence: Evidence, finding: Finding) -> bool:
+    """Say whether the finding is of a rank that was killed after its program had ended."""
+    ended = all(evidence.ranks[rank].ended_ns != UNKNOWN_NS for rank in finding.culprit_ranks)
+    return finding.kind == "rank-killed" and ended
+
+
 def _crashed(rank: RankEvidence) -> bool:
     if rank.own_exception is not None:
         return not (rank.own_exception.type == "KeyboardInterrupt" or _communication_failed(rank))

@@ -258,6 +258,14 @@ class RankEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stragglers:
+    """What the analysis of steps says of ranks that the others wait for."""
+
+    steps: int  # looked at
+    found: tuple[StragglerResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The whole job."""
 
@@ -267,7 +275,7 @@ class Evidence:
     stalled: bool  # nobody made progress for long, or ranks ended while operations were open
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
-    find_stragglers: Callable[[], tuple[StragglerResult, ...]] | None = None  # costs: the whole run is read again
+    find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     problems: tuple[str, ...] = ()
 
     @property

@@ -1,6 +1,9 @@
 """Jobs that go on and lose time: one rank late again and again, or one long piece of work that all others wait for."""
 
+import math
+
 from dtprof import events
+from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.evidence import Evidence, LongPhase, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.tables import UNKNOWN_NS, Site
@@ -8,6 +11,13 @@ from dtprof.tables import UNKNOWN_NS, Site
 MIN_SLOWDOWN = 1.25
 """The job would be this much faster without the rank's lag."""
 MIN_LAST_SHARE = 0.6
+MIN_STEPS = 8
+MIN_LAG_NS = 2_000_000
+"""Below that, a rank that the system gives a core a little later is as slow."""
+MAX_CHANCE = 0.02
+"""How probable it may be that some rank is to blame in as many steps where each time any may be."""
+MANY_STEPS = 500
+"""From here on it is not probable, whatever the share."""
 MIN_LONG_NS = 10_000_000_000
 MIN_WAITED = 0.8
 """Share of the long work that each of the others spends waiting."""
@@ -15,11 +25,13 @@ MIN_WAITED = 0.8
 
 def find_slow_ranks(evidence: Evidence) -> list[Finding]:
     """Return findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
-    stragglers = evidence.find_stragglers() if evidence.find_stragglers is not None else ()
+    if evidence.find_stragglers is None:
+        return []
+    stragglers = evidence.find_stragglers()
     found = []
-    for straggler in stragglers:
+    for straggler in stragglers.found:
         slowdown, share = straggler.slowdown, straggler.last_share
-        if slowdown is None or share is None or slowdown < MIN_SLOWDOWN or share < MIN_LAST_SHARE:
+        if slowdown is None or slowdown < MIN_SLOWDOWN or not _is_sure(evidence, straggler, stragglers.steps):
             continue
         rank = evidence.ranks.get(straggler.rank)
         others = tuple(r for r in sorted(evidence.ranks) if r != straggler.rank)
@@ -27,6 +39,10 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
         facts = [f"it is most to blame in {share:.0%} of the steps in which somebody waited notably"]
         if cost is not None:
             facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
+        if straggler.phase is not None:
+            facts.append(f"its work exceeds that of the others most in: {straggler.phase}")
+        if straggler.cause is not None:
+            facts.append(straggler.cause)
         found.append(
             Finding(
                 kind="slow-rank",
@@ -45,6 +61,16 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
             )
         )
     return found
+
+
+def _is_sure(evidence: Evidence, straggler: StragglerResult, steps: int) -> bool:
+    """Say whether a rank was to blame too often, and for too much, to be so by chance."""
+    lag = straggler.lag_ns_per_step
+    if steps < MIN_STEPS or straggler.last_share < MIN_LAST_SHARE or (lag is not None and lag < MIN_LAG_NS):
+        return False
+    share, times = 1 / evidence.world_size, math.ceil(straggler.last_share * steps)
+    tail = (math.comb(steps, k) * share**k * (1 - share) ** (steps - k) for k in range(times, steps + 1))
+    return steps > MANY_STEPS or evidence.world_size * math.fsum(tail) <= MAX_CHANCE
 
 
 def find_long_operations(evidence: Evidence) -> list[Finding]:

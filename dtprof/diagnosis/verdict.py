@@ -30,7 +30,9 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
     cause = _first_cause(evidence)
     if cause is not None:
         findings = [cause]
-        if cause.kind == "rank-crashed":
+        if endings.is_late(evidence, cause):
+            findings = _find_reason(evidence, cause)
+        elif cause.kind == "rank-crashed":
             findings += [finding for finding in find_mismatches(evidence) if not finding.waiting_ranks]
     elif evidence.stalled or not evidence.ranks:
         findings = []
@@ -45,6 +47,14 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
         findings=tuple(findings),
         cannot_tell=(*reasons, *evidence.problems),
     )
+
+
+def _find_reason(evidence: Evidence, late: Finding) -> list[Finding]:
+    """Return why a rank died when its program had ended: back ends abort where operations are still going on."""
+    dropped = [finding for finding in find_unwaited(evidence) if set(late.culprit_ranks) <= set(finding.culprit_ranks)]
+    if not dropped:
+        return [late]
+    return [replace(dropped[0], evidence=(*dropped[0].evidence, late.summary)), *dropped[1:]]
 
 
 def _first_cause(evidence: Evidence) -> Finding | None:
@@ -137,7 +147,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
             return "slow", ()
         if not held_up and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
-        failed = any(rank.exceptions for rank in evidence.ranks.values())
+        failed = any(rank.exceptions or rank.signal_name in endings.NATIVE_CRASHES for rank in evidence.ranks.values())
         is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
         return ("crash" if is_crash else "hang"), ()
     status = evidence.manifest.exit_status

@@ -9,7 +9,7 @@ import pytest
 from dtprof import events
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.code_names import DTYPES, REDUCE_OPS
-from dtprof.diagnosis.evidence import gather
+from dtprof.diagnosis.evidence import Stragglers, gather
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import schema
@@ -155,6 +155,13 @@ def test_handles_that_all_ranks_drop_are_named_with_their_line() -> None:
     assert "6 times" in finding.summary
 
 
+def test_an_abort_at_the_end_of_the_interpreter_is_a_consequence_of_a_dropped_handle() -> None:
+    verdict = judge(dropping(), statuses={1: (-6, 9000)}, exit_status=1, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "unwaited-async", (0, 1, 2))
+    assert any("SIGABRT" in fact for fact in finding.evidence)
+
+
 def test_handles_asked_for_completion_or_covered_by_a_barrier_are_not_dropped() -> None:
     assert kinds(dropping(flags=FLAG["completion"] | FLAG["asked"])) == []
     assert kinds(dropping(barrier=True)) == []
@@ -174,21 +181,40 @@ def test_a_group_that_not_all_ranks_made_is_a_risk_though_it_went_well(made: Seq
         assert {site.line for site in finding.call_sites.values()} == {71}
 
 
-def test_a_rank_late_again_and_again_is_slow_and_one_that_is_hardly_late_is_not() -> None:
+@pytest.mark.parametrize(
+    ("slowdown", "share", "steps", "lag_ms", "found"),
+    [
+        (1.8, 0.9, 20, 5, ["slow-rank"]),
+        (1.8, 0.9, 20_000, 5, ["slow-rank"]),
+        (1.1, 0.9, 20, 5, []),  # costs little
+        (1.8, 1.0, 3, 5, []),  # three steps are too few
+        (1.8, 0.6, 8, 5, []),  # five steps of eight: one of three ranks is so in 26 % of all cases
+        (1.8, 0.9, 20, 1, []),  # a millisecond
+    ],
+)
+def test_a_rank_late_again_and_again_is_slow_and_one_that_may_be_so_by_chance_is_not(
+    slowdown: float, share: float, steps: int, lag_ms: int, found: list[str]
+) -> None:
     ranks = ranks_in_step(3, 4)
-    for slowdown, found in ((1.8, ["slow-rank"]), (1.1, [])):
-        straggler = StragglerResult(rank=1, last_share=0.9, slowdown=slowdown, blame_ns_per_step=5_000_000)
-        job = gather(
-            [rank_evidence(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks],
-            world_size=3,
-            manifest=Manifest(exit_status=0, ended_realtime_ns=1),
-            stalled=False,
-            stopped_on_hang_ns=None,
-            find_stragglers=lambda straggler=straggler: (straggler,),
-        )
-        verdict = decide(job, ("run",))
-        assert [finding.kind for finding in verdict.findings] == found
-        assert verdict.outcome == ("slow" if found else "healthy")
+    straggler = StragglerResult(
+        rank=1,
+        last_share=share,
+        slowdown=slowdown,
+        blame_ns_per_step=5_000_000,
+        lag_ns_per_step=lag_ms * 1_000_000,
+        phase=events.DATA,
+    )
+    job = gather(
+        [rank_evidence(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks],
+        world_size=3,
+        manifest=Manifest(exit_status=0, ended_realtime_ns=1),
+        stalled=False,
+        stopped_on_hang_ns=None,
+        find_stragglers=lambda: Stragglers(steps=steps, found=(straggler,)),
+    )
+    verdict = decide(job, ("run",))
+    assert [finding.kind for finding in verdict.findings] == found
+    assert verdict.outcome == ("slow" if found else "healthy")
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(20, ["long-operation"]), (4, [])])
