@@ -248,6 +248,7 @@ def test_command_that_is_not_executable_ends_with_127(refused: Callable[..., str
         ("--hang-after", "DTPROF_HANG_AFTER", ["-1", "soon", "nan", "inf", "1,5", " "]),
         ("--max-log-mb", "DTPROF_MAX_LOG_MB", ["0", "15.9", "-5", "64M", "inf"]),
         ("--on-hang", "DTPROF_ON_HANG", ["explode", "STOP"]),
+        ("--metrics-port", "DTPROF_METRICS_PORT", ["-1", "65536", "9400.0", "http", "\u0663", " "]),
     ],
 )
 def test_bad_value_names_option_and_value(
