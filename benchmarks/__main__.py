@@ -12,6 +12,7 @@ ALL = (
     "hook_cost",
     "step_cost",
     "analysis_speed",
+    "export_speed",
     "trainer_speed",
     "flight_recorder",
 )

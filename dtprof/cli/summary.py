@@ -1,4 +1,4 @@
-"""`dtprof summary`: what is in a run, as text or JSON."""
+"""`dtprof summary`: what is in a run, as text, JSON or Markdown."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ EPILOG = """\
 examples:
   dtprof summary dtprof-runs/20261121-101500-train
   dtprof summary dtprof-runs/20261121-101500-train --json | jq .steps.duration_ns.median
+  dtprof summary dtprof-runs/20261121-101500-train --markdown | gh pr comment 42 --body-file -
 
 Every figure is defined in docs/reference/metrics.md. exit status: 0; 2 the run cannot be read
 """
@@ -30,7 +31,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    form.add_argument("--markdown", action="store_true", help="print Markdown for an issue or a pull request")
     engines.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -38,10 +41,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary."""
     from dtprof.report.summary_json import summary_json
+    from dtprof.report.summary_markdown import summary_markdown
     from dtprof.report.summary_text import summary_text
 
     summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
-    print(json.dumps(summary_json(summary), indent=1) if arguments.json else summary_text(summary))
+    if arguments.json:
+        print(json.dumps(summary_json(summary), indent=1))
+    else:
+        print(summary_markdown(summary) if arguments.markdown else summary_text(summary))
     return 0
 
 

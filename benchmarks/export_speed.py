@@ -1,0 +1,58 @@
+"""How fast a run is exported, in processor time, and how large that is: every format of `dtprof export`.
+
+The run is generated (tests/synthetic): 8 ranks of 152,000 events with tensor and pipeline parallelism. Figures are
+medians of fresh processes, the start of Python and reading the run included. BENCHMARK_REPEATS says how often.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.analysis_speed import generate
+from benchmarks.pairs import spread
+
+RANKS, EVENTS = 8, 152_000
+REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "3"))
+FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv")
+_MEASURE = """
+import json, resource, sys, time
+from dtprof.cli.main import main
+wall = time.perf_counter()
+assert main(["export", sys.argv[1], "--format", sys.argv[2], "-o", sys.argv[3], "--force"]) == 0
+usage = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - wall, usage.ru_maxrss * 1024]))
+"""
+
+
+def measure(run: Path, kind: str, out: Path) -> tuple[float, float, int]:
+    """Export a run in a process of its own; return processor time, wall time and peak memory."""
+    command = [sys.executable, "-c", _MEASURE, str(run), kind, str(out)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
+    cpu_s, wall_s, peak = json.loads(output.splitlines()[-1])
+    return cpu_s, wall_s, peak
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else [path]) if one.is_file())
+
+
+def main() -> None:
+    """Measure every format."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = generate(folder, RANKS, EVENTS)
+        for kind in FORMATS:
+            out = folder / kind
+            found = [measure(run, kind, out) for _ in range(REPEATS)]
+            print(f"{kind}, {RANKS} ranks of {EVENTS:,} events, {REPEATS} processes: {size_of(out) / 1e6:.1f} MB")
+            print(f"  processor time [s]  {spread([cpu for cpu, _, _ in found])}")
+            print(f"  wall time [s]       {spread([wall for _, wall, _ in found])}")
+            print(f"  peak memory [MB]    {spread([peak / 1e6 for _, _, peak in found], 0)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""`dtprof export` and `dtprof tensorboard`: what is written where, what is refused, what is said."""
+
+import importlib.util
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from dtprof.cli.export import FORMATS
+from dtprof.cli.main import main
+from tests.analysis.noisy_runs import build_ranks
+from tests.builders import write_run
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", build_ranks(1))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_written_once_and_says_what_to_do_next(
+    kind: str, run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "deep" / "out"
+    assert main(["export", str(run), "--format", kind, "-o", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{out}\n"
+    assert "next: " in said.err
+    assert str(out) in said.err
+    assert out.exists()
+    assert main(["export", str(run), "--format", kind, "-o", str(out)]) == 2
+    assert "exists already; give another path with -o, or --force to overwrite it" in capsys.readouterr().err
+    assert main(["export", str(run), "--format", kind, "-o", str(out), "--force"]) == 0
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--format", "csv", "-o", "{tmp}/mine", "--force"], "holds files that dtprof did not write"),
+        (["--format", "csv", "-o", "{tmp}/mine/notes.txt", "--force"], "is a file; this format is a folder"),
+        (["--format", "perfetto", "-o", "{tmp}/mine", "--force"], "is a directory; this format is one file"),
+        (["--format", "perfetto", "-o", "/dev/null", "--force"], "is neither a file nor a directory"),
+        (["--format", "perfetto", "-o", "{tmp}/mine/notes.txt/x"], "cannot be written"),
+        (["--format", "parquet", "-o", "{tmp}/out", "--steps", "1:2"], "--steps chooses what a trace holds"),
+        (["--format", "chrome", "-o", "{tmp}/out", "--steps", "900:901"], "has none of the steps 900:901"),
+    ],
+)
+def test_what_cannot_be_written_is_a_sentence_and_nothing_is_touched(
+    arguments: list[str], sentence: str, run: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("precious", encoding="utf-8")
+    assert main(["export", str(run), *(word.format(tmp=tmp_path) for word in arguments)]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == ""
+    assert (tmp_path / "mine" / "notes.txt").read_text(encoding="utf-8") == "precious"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("steps", ["5", "5:a", "7:3", "-1:2", "1:2:3", ""])
+def test_steps_that_are_no_range_are_refused(steps: str, run: Path, tmp_path: Path, capsys: Captured) -> None:
+    arguments = ["export", str(run), "--format", "chrome", "-o", str(tmp_path / "out"), f"--steps={steps}"]
+    if steps == "5":
+        assert main(arguments) == 0
+        return
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "expected A:B, for example 100:110" in capsys.readouterr().err
+
+
+def test_the_schema_of_tables_is_json(run: Path, tmp_path: Path) -> None:
+    main(["export", str(run), "--format", "csv", "-o", str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "schema.json").read_text(encoding="utf-8"))["schema"] == 1
+
+
+def test_a_taken_port_is_a_sentence(run: Path, capsys: Captured) -> None:
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["tensorboard", str(run), "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert f"port {port} cannot be listened on" in said
+    assert "--port" in said
+
+
+def test_a_port_that_is_none_is_a_sentence(run: Path, capsys: Captured) -> None:
+    assert main(["tensorboard", str(run), "--port", "70000"]) == 2
+    assert "expected a number from 1 to 65535" in capsys.readouterr().err
+
+
+def test_without_tensorboard_the_command_names_the_extra(
+    run: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", {"tensorboard": None}.get)
+    assert main(["tensorboard", str(run)]) == 2
+    assert "pip install 'dtprof[tensorboard]'" in capsys.readouterr().err
