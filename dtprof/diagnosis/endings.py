@@ -30,8 +30,9 @@ def find_late_death(evidence: Evidence) -> Finding | None:
 
 def is_late(evidence: Evidence, finding: Finding) -> bool:
     """Say whether the finding is of a rank that was killed after its program had ended."""
-    ended = all(evidence.ranks[rank].ended_ns != UNKNOWN_NS for rank in finding.culprit_ranks)
-    return finding.kind == "rank-killed" and ended
+    return finding.kind == "rank-killed" and all(
+        evidence.ranks[rank].ended_ns != UNKNOWN_NS for rank in finding.culprit_ranks
+    )
 
 
 def _crashed(rank: RankEvidence) -> bool:
