@@ -26,6 +26,7 @@ ALLOWED = {
     "metrics": {"base", "run_format", "analysis", "numpy"},
     "execution": {"base", "distributed"},
     "diagnosis": {"base", "analysis", "numpy"},
+    "live": {"base", "run_format", "analysis", "numpy"},
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures"},
     "export": {"base", "analysis", "diagnosis", "numpy"},
@@ -35,6 +36,7 @@ ALLOWED = {
 }
 # A file that may import more than its folder, and why.
 ALLOWED_BESIDES = {
+    "dtprof/report/top_screen.py": {"live", "rich"},  # draws what the monitor of a running job gives
     "dtprof/run_format/reader.py": {"numpy"},  # its tables are arrays; the writer runs inside the job and does without
     "dtprof/run_format/node_reader.py": {"numpy"},  # the same
     "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it

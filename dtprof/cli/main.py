@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "summary",
     "report",
+    "top",
     "diagnose",
     "stacks",
     "compare",

@@ -236,7 +236,7 @@ class RunFollower:
 
     def _find_ranks(self) -> None:
         try:
-            names = sorted(entry.name for entry in os.scandir(self._run))
+            names = sorted(child.name for child in self._run.iterdir())
         except OSError:
             return
         for name in names:

@@ -1,0 +1,120 @@
+"""`dtprof top`: what every rank of a running job does now, on a terminal."""
+
+import argparse
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtprof.live.monitor import Moment, Monitor
+
+EPILOG = """\
+examples:
+  dtprof top dtprof-runs/20261121-101500-train
+  dtprof top dtprof-runs/20261121-101500-train --once     print one screen and end
+
+columns: step = steps ended; step time, comm (exposed communication) and wait (of that, waiting for late ranks) are
+means of the newest steps; for = how long the rank has been at what it does now. Where not all ranks fit, those that
+ended badly, are slow or behind are shown.
+exit status: 0; 2 there is no such run
+"""
+INTERVAL_S = 1.0
+FEWEST_LINES = 10
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch a running job on a terminal: ranks, step rate, waits, memory, alarms",
+        description="Watch a running job: what every rank does now and for how long, the rate of its steps, its waits "
+        "and memory, and what is wrong. Ends when the job has ended, or with q.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory of a job that runs")
+    parser.add_argument("--once", action="store_true", help="print one screen; the default where stdout is no terminal")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Watch until the job has ended or the user has seen enough."""
+    from dtprof.live.monitor import Monitor
+
+    monitor = Monitor(arguments.run_directory)
+    try:
+        if arguments.once or not sys.stdout.isatty():
+            _print_once(monitor)
+        else:
+            _watch(monitor)
+    finally:
+        monitor.close()
+    return 0
+
+
+def _print_once(monitor: "Monitor") -> None:
+    from rich.console import Console
+
+    from dtprof.report.top_screen import WIDTH, render_screen
+
+    moment = monitor.look()
+    lines = max(FEWEST_LINES, len(moment.ranks) + len(moment.alarms) + FEWEST_LINES)
+    Console(width=WIDTH).print(render_screen(moment, monitor.run, height=lines, keys=""))
+
+
+def _watch(monitor: "Monitor") -> None:
+    """Redraw until the job has ended or q is pressed; the last screen stays."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from dtprof.errors import NotARunError
+    from dtprof.report.top_screen import render_screen
+
+    console = Console()
+
+    def draw(moment: "Moment") -> None:
+        live.update(render_screen(moment, monitor.run, height=console.height - 1), refresh=True)
+
+    moment = monitor.look()
+    with _keys() as wait_for_key, Live(console=console, auto_refresh=False, screen=True) as live:
+        draw(moment)
+        while not moment.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
+            try:
+                moment = monitor.look()
+            except NotARunError:  # it was moved or deleted: what was seen last stays
+                break
+            draw(moment)
+    console.print(render_screen(moment, monitor.run, height=console.height - 1, keys=""))
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key; keys come at once and are not shown."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([file], [], [], seconds)
+        return os.read(file, 64).decode("utf-8", "replace")[-1:] if ready else ""
+
+    try:
+        tty.setcbreak(file)
+        yield wait
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

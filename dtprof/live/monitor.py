@@ -1,0 +1,144 @@
+"""A running job under watch: what its ranks do now, the summary of its newest steps, and what is wrong."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.analysis.records import list_ranks
+from dtprof.analysis.results import StragglerResult, Summary
+from dtprof.analysis.summary import summarise
+from dtprof.formatting import format_ns
+from dtprof.live.now import Present, RankNow
+from dtprof.live.window import LiveWindow
+from dtprof.run_format import writer
+from dtprof.run_format.follow import Growth
+
+MIN_STILL_S = 10.0
+STILL_STEPS = 10
+"""Nothing moves: for so long, and for so many times the median step."""
+SUMMARY_EVERY_S = 1.0
+SUMMARY_SHARE = 0.01
+"""Of the time, that the summary may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What one look gives."""
+
+    ranks: Sequence[RankNow]
+    summary: Summary | None  # of the newest steps; None before the first
+    summary_is_new: bool
+    still_s: float  # for how long no rank has left a record
+    has_ended: bool
+    exit_status: int | None
+    alarms: Sequence[str]  # the worst first
+
+    @property
+    def step(self) -> int:
+        """Steps that all running ranks had ended."""
+        running = [rank.step for rank in self.ranks if rank.is_running] or [rank.step for rank in self.ranks]
+        return min(running, default=0)
+
+
+class Monitor:
+    """Looks at a run time and again; takes a bounded share of the time and of memory."""
+
+    def __init__(self, run: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open the run.
+
+        Raises:
+            NotARunError: there is none.
+            NewerFormatError: it was written by a newer dtprof.
+        """
+        self._window = LiveWindow(run)
+        self._present = Present()
+        self._clock = clock
+        self._boot_id = writer.boot_id()
+        self._moved = clock()
+        self._summary: Summary | None = None
+        self._summary_due = self._moved
+        self._has_news = True
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self._window.path
+
+    def look(self) -> Moment:
+        """Look once.
+
+        Raises:
+            NotARunError: the run has been moved or deleted.
+        """
+        growths = self._window.look()
+        manifest = self._window.manifest
+        has_ended = bool(manifest.ended_realtime_ns)
+        if any(map(_has_moved, growths.values())):
+            self._moved, self._has_news = self._clock(), True
+        ranks = self._present.take(growths, exits=self._window.exits, job_has_ended=has_ended, boot_id=self._boot_id)
+        is_new = self._summarise() if growths else False
+        still_s = _still_s(ranks, self._clock() - self._moved)
+        return Moment(
+            ranks=ranks,
+            summary=self._summary,
+            summary_is_new=is_new,
+            still_s=still_s,
+            has_ended=has_ended,
+            exit_status=manifest.exit_status,
+            alarms=tuple(_find_alarms(ranks, self._summary, growths, still_s=0.0 if has_ended else still_s)),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._window.close()
+
+    def _summarise(self) -> bool:
+        """Summarise the newest steps where that is due and would say something new."""
+        began = self._clock()
+        if not self._has_news or began < self._summary_due:
+            return False
+        self._has_news = False
+        self._summary = summarise(self._window)
+        took = self._clock() - began
+        self._summary_due = began + took + max(SUMMARY_EVERY_S, took / SUMMARY_SHARE)
+        return True
+
+
+def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:
+    """Return for how long no rank has left a record, where the clock tells; else for how long none was seen to."""
+    quiet = [rank.quiet_ns for rank in ranks if rank.is_running]
+    known = [ns for ns in quiet if ns is not None]
+    return min(known) / 1e9 if known and len(known) == len(quiet) else watched_s
+
+
+def _has_moved(growth: Growth) -> bool:
+    found = growth.tables
+    return any(map(len, (growth.issued, found.operations, found.spans, found.samples)))
+
+
+def _find_alarms(
+    ranks: Sequence[RankNow], summary: Summary | None, growths: Mapping[int, Growth], *, still_s: float
+) -> list[str]:
+    alarms = []
+    by_end: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.end.startswith(("killed", "exited")):
+            by_end.setdefault(rank.end, []).append(rank.rank)
+    for end, found in by_end.items():
+        verb = ("was " if len(found) == 1 else "were ") if end.startswith("killed") else ""
+        alarms.append(f"{list_ranks(found)} {verb}{end}")
+    step = summary.steps.duration_ns if summary is not None else None
+    if still_s >= max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0)) and ranks:
+        alarms.append(f"nothing has moved for {still_s:.0f} s")
+    stopped = [rank for rank, growth in growths.items() if growth.tables.truncated]
+    if stopped:
+        alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
+    if summary is not None:
+        alarms += [_slow(found) for found in summary.stragglers[:2]]
+    return alarms
+
+
+def _slow(found: StragglerResult) -> str:
+    cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step is not None else ""
+    return f"rank {found.rank} is slow{cost}" + (f" in {found.phase}" if found.phase else "")

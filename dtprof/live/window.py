@@ -1,0 +1,185 @@
+"""The newest steps of a run that is still written, as analysis sees a run: bounded, however long the job goes on."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof import tables
+from dtprof.run_format import paths, reader
+from dtprof.run_format.clocks import HostClock
+from dtprof.run_format.follow import Growth, RunFollower
+from dtprof.run_format.segments import by_time
+from dtprof.tables import Array, Manifest, ProcessExit, RankTables, join, select
+
+MAX_STEPS = 50
+"""Steps kept behind the newest one of any rank."""
+MAX_ROWS = 1 << 20
+"""Records kept, of all ranks together; with more than that a step less is kept."""
+MIN_ROWS = 1 << 10
+"""Records kept of each rank, however many ranks there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentRecords:
+    """The newest records of some ranks, as analysis reads them."""
+
+    ranks: Mapping[int, RankTables]
+
+    def load(self, rank: int, attempt: int | None = None) -> RankTables:
+        """Return the records of a rank; of its last attempt alone."""
+        found = self.ranks[rank]
+        if attempt not in (None, found.attempt):
+            raise KeyError(f"attempt {attempt} of rank {rank}: only attempt {found.attempt} is followed")
+        return found
+
+
+class _Recent:
+    """What is kept of one rank."""
+
+    def __init__(self) -> None:
+        self.growth: Growth
+        self.parts: tuple[list[Array], list[Array], list[Array]] = ([], [], [])  # operations, spans, samples
+        self.oldest_step = self.newest_step = 0
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(rows) for part in self.parts for rows in part)
+
+    def take(self, growth: Growth) -> None:
+        """Take in what the rank has gained."""
+        self.growth = growth
+        found = growth.tables
+        for part, rows in zip(self.parts, (found.operations, found.spans, found.samples), strict=True):
+            if len(rows):
+                part.append(rows)
+                self.newest_step = max(self.newest_step, int(rows["step"].max()))
+
+    def keep_from(self, step: int) -> None:
+        """Drop the steps before this one."""
+        self.oldest_step = step
+        for part in self.parts:
+            kept = join(part) if part else None
+            part[:] = [] if kept is None else [select(kept, kept["step"] >= step)]
+
+    def halve(self) -> None:
+        """Drop the older half of what there is."""
+        for part in self.parts:
+            if part:
+                rows = join(part)
+                part[:] = [rows[(len(rows) + 1) // 2 :]]
+
+    def tables(self) -> RankTables:
+        """Return what is kept, with what is still open."""
+        growth, (operations, spans, samples) = self.growth, self.parts
+        return dataclasses.replace(
+            growth.tables,
+            operations=by_time([*operations, growth.open_operations], tables.OPERATION, "issued_ns"),
+            spans=by_time([*spans, growth.open_spans], tables.SPAN, "begin_ns"),
+            samples=by_time(samples, tables.SAMPLE, "t_ns"),
+        )
+
+
+class LiveWindow:
+    """The newest steps of a run; what an earlier look has given may have been dropped by a later one."""
+
+    def __init__(self, run: Path, *, max_steps: int = MAX_STEPS, max_rows: int = MAX_ROWS) -> None:
+        """Follow a run directory.
+
+        Args:
+            run: the run directory.
+            max_steps: steps to keep.
+            max_rows: records to keep, all ranks together.
+
+        Raises:
+            NotARunError: there is no run.
+            NewerFormatError: it was written by a newer dtprof.
+        """
+        self.path = run
+        self._max_steps = max_steps
+        self._max_rows = max_rows
+        self._opened = reader.open_run(run)
+        self._follower = RunFollower(run)
+        self._recent: dict[int, _Recent] = {}
+
+    def look(self) -> dict[int, Growth]:
+        """Take in what came since the last look; return what each rank has gained.
+
+        Raises:
+            NotARunError: the run has been moved or deleted.
+        """
+        self._opened = reader.open_run(self.path)
+        growths = self._follower.look()
+        for rank, growth in growths.items():
+            recent = self._recent.get(rank)
+            if recent is None or recent.growth.tables.attempt != growth.tables.attempt:
+                recent = self._recent[rank] = _Recent()
+            recent.take(growth)
+        self._drop()
+        return growths
+
+    def close(self) -> None:
+        """Close the files."""
+        self._follower.close()
+
+    # ---- as analysis sees a run ----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """Where the run lies, as it was given."""
+        return self._opened.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is known of the job as a whole."""
+        return self._opened.manifest
+
+    @property
+    def exits(self) -> Mapping[int, ProcessExit]:
+        """How processes ended, by pid."""
+        return self._opened.exits
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, a sentence each."""
+        return (*self._opened.problems, *self._follower.problems.values())
+
+    @property
+    def folders(self) -> dict[int, list[tuple[int, Path]]]:
+        """(attempt, folder) of every rank that is followed."""
+        attempts = {rank: recent.growth.tables.attempt for rank, recent in sorted(self._recent.items())}
+        return {
+            rank: [(attempt, self.path / paths.rank_folder_name(rank, attempt))] for rank, attempt in attempts.items()
+        }
+
+    @property
+    def first_step(self) -> int:
+        """The first step of which records are kept."""
+        return max(0, max((recent.newest_step for recent in self._recent.values()), default=0) - self._max_steps)
+
+    def load(self, rank: int, attempt: int | None = None) -> RankTables:
+        """Return the newest records of a rank, those included that are still open."""
+        return self.part([rank]).load(rank, attempt)
+
+    def part(self, ranks: Sequence[int]) -> RecentRecords:
+        """Return the newest records of some ranks."""
+        return RecentRecords(ranks={rank: self._recent[rank].tables() for rank in ranks})
+
+    def host_clocks(self) -> dict[str, HostClock]:
+        """Return the clocks that launchers measured, by host name."""
+        return self._opened.host_clocks()
+
+    # ---- bounds --------------------------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        """Drop the oldest steps, of all ranks alike, and what is beyond the room of each rank."""
+        first = self.first_step
+        room = max(MIN_ROWS, self._max_rows // max(1, len(self._recent)))
+        for recent in self._recent.values():
+            if recent.oldest_step < first - self._max_steps // 4 or recent.num_rows > room:
+                recent.keep_from(first)
+            while recent.num_rows > room:
+                if recent.oldest_step < recent.newest_step:
+                    recent.keep_from(recent.oldest_step + 1)
+                else:
+                    recent.halve()

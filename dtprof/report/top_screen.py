@@ -1,0 +1,119 @@
+"""The screen of `dtprof top`: the job, its alarms, and a row a rank; the ranks that matter first where not all fit."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from dtprof.analysis.results import RankResult, Summary
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns
+from dtprof.live.monitor import Moment
+from dtprof.live.now import RankNow
+
+WIDTH = 80
+FEWEST_RANKS = 3
+LONG_NS = 1_000_000_000
+"""For which a rank is shown to be at one thing in another colour."""
+_COLUMNS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
+
+
+def render_screen(moment: Moment, run: Path, *, height: int, keys: str = "q quits") -> Group:
+    """Return what to show on a terminal of 80 columns and so many lines.
+
+    Args:
+        moment: what the last look gave.
+        run: the run directory.
+        height: lines there are.
+        keys: what the last line says of keys; empty where there is nobody to press them.
+    """
+    head = [*_head(moment, run), *_alarms(moment, run)]
+    room = max(FEWEST_RANKS, height - len(head) - 3)
+    shown = _choose(moment.ranks, moment.summary, room)
+    rest = len(moment.ranks) - len(shown)
+    foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
+    foot = "  ".join(filter(None, (foot, keys)))
+    return Group(*head, _table(shown, moment.summary), Text(foot, style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _head(moment: Moment, run: Path) -> list[Text]:
+    summary = moment.summary
+    state = "ended" if moment.has_ended else "running"
+    if moment.has_ended and moment.exit_status is not None:
+        state = f"ended with exit status {moment.exit_status}"
+    title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
+    if summary is None:
+        return [title, Text("no rank has recorded anything yet" if not moment.ranks else "")]
+    hosts = len({rank.host for rank in moment.ranks})
+    facts = [
+        f"{len(moment.ranks)} of {summary.world_size} ranks on {hosts} host{'' if hosts == 1 else 's'}",
+        summary.backend or "",
+        f"step {format_count(moment.step)}",
+        *_step_facts(summary),
+    ]
+    return [title, Text(", ".join(filter(None, facts)), no_wrap=True, overflow="ellipsis")]
+
+
+def _step_facts(summary: Summary) -> list[str]:
+    spread = summary.steps.duration_ns
+    facts = [f"{format_ns(spread.median)} a step (p90 {format_ns(spread.p90)})"] if spread is not None else []
+    bubble = summary.pipeline.bubble_fraction if summary.pipeline is not None else None
+    return facts + ([f"bubble {100 * bubble:.0f} %"] if bubble is not None else [])
+
+
+def _alarms(moment: Moment, run: Path) -> list[Text]:
+    lines = [Text(f"! {alarm}", style="bold red", no_wrap=True, overflow="ellipsis") for alarm in moment.alarms]
+    if lines:
+        lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
+    return lines
+
+
+def _choose(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
+    """Return the ranks to show, by number: all, or those that ended badly, block the others, are behind or slow."""
+    if len(ranks) <= room:
+        return list(ranks)
+    slow = {found.rank for found in summary.stragglers} if summary is not None else set()
+    least = min(rank.step for rank in ranks)
+
+    def order(rank: RankNow) -> tuple[bool, bool, int, bool, int]:
+        bad = rank.end.startswith(("killed", "exited"))
+        return not bad, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
+
+    return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
+
+
+def _table(ranks: Sequence[RankNow], summary: Summary | None) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", width=WIDTH, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("does now", no_wrap=True, overflow="ellipsis", ratio=1)
+    measured = {rank.rank: rank for rank in summary.ranks} if summary is not None else {}
+    for rank in ranks:
+        table.add_row(*_cells(rank, measured.get(rank.rank)))
+    return table
+
+
+def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:
+    doing = rank.doing or ("between phases" if rank.is_running else "")
+    place = f"  {rank.where}" if rank.where else ""
+    style = "" if rank.is_running else "red" if rank.end.startswith(("killed", "exited")) else "dim"
+    is_long = rank.since_ns is not None and rank.since_ns >= LONG_NS
+    return [
+        Text(str(rank.rank)),
+        Text(format_count(rank.step)),
+        Text(format_ns(measured.step_ns if measured is not None else None)),
+        Text(_share(measured, ("exposed_transfer", "exposed_wait"))),
+        Text(_share(measured, ("exposed_wait",))),
+        Text(format_bytes(rank.memory_bytes)),
+        Text(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN, style="yellow" * is_long),
+        Text(f"{doing}{place}" if rank.is_running else rank.end, style=style),
+    ]
+
+
+def _share(measured: RankResult | None, parts: Sequence[str]) -> str:
+    shares: Mapping[str, int] | None = measured.partition_ns if measured is not None else None
+    if measured is None or shares is None or not measured.step_ns:
+        return UNKNOWN
+    return f"{100 * sum(shares[part] for part in parts) / measured.step_ns:.0f} %"

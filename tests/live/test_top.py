@@ -1,0 +1,153 @@
+"""What `dtprof top` shows: what each rank does, what is wrong, within 80 columns."""
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dtprof.live.monitor import Moment, Monitor
+from dtprof.report.top_screen import render_screen
+from dtprof.run_format import writer
+from dtprof.tables import ProcessExit
+from tests import builders
+from tests.builders import RankBuilder
+from tests.live.test_live_window import MS, two_ranks
+
+
+def running(ranks: list[RankBuilder], folder: Path) -> Path:
+    """Write a run that goes on."""
+    for rank in ranks:
+        rank.closed = False
+    run = builders.write_run(folder, ranks)
+    (run / "run.json").write_text('{"format_version": 1, "command": ["torchrun"], "started_realtime_ns": 1}')
+    return run
+
+
+def screen(moment: Moment, run: Path, height: int = 24) -> list[str]:
+    """Return the lines of the screen."""
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_screen(moment, run, height=height))
+    return console.export_text().splitlines()
+
+
+def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    ranks[1].op("all_reduce", 900 * MS, site=ranks[1].site(file="/home/me/train.py", line=42))
+    ranks[0].span("forward", 900 * MS)
+    for rank in ranks:
+        rank.boot_id = writer.boot_id()
+    run = running(ranks, tmp_path / "run")
+    moment = Monitor(run).look()
+    first, second = moment.ranks
+    assert (first.doing, first.blocks) == ("forward", False)
+    assert (second.doing, second.blocks, second.where) == ("all_reduce #8 of default_pg", True, "train.py:42")
+    assert second.since_ns is not None
+    assert moment.still_s == second.since_ns / 1e9  # the begin of both is the newest record
+    assert moment.alarms[0].startswith("nothing has moved for")
+    lines = screen(moment, run)
+    assert all(len(line) <= 80 for line in lines)
+    assert any("all_reduce #8 of default_pg" in line for line in lines)
+    assert any("100 ms a step" in line and "step 8" in line for line in lines)
+    row = next(line.split() for line in lines if line.strip().startswith("1 "))
+    assert row[:7] == ["1", "8", "100", "ms", "25", "%", "20"]
+
+
+def test_alarm_comes_when_nothing_moves_and_goes_when_it_does(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    now = [0.0]
+    monitor = Monitor(run, clock=lambda: now[0])
+    slow = [alarm for alarm in monitor.look().alarms if "slow" in alarm]
+    assert len(slow) == 1
+    assert slow[0].startswith("rank 0 is slow: 20.0 ms a step in backward")
+    now[0] = 30.0
+    moment = monitor.look()
+    assert moment.alarms[0] == "nothing has moved for 30 s"
+    assert f"why: dtprof diagnose {run}" in " ".join(line.strip() for line in screen(moment, run))
+    grown = running(two_ranks(9), tmp_path / "grown")
+    for rank in ("rank-00000.0", "rank-00001.0"):
+        with (run / rank / "events.00000").open("r+b") as file:
+            file.write((grown / rank / "events.00000").read_bytes())
+    assert not any("nothing has moved" in alarm for alarm in monitor.look().alarms)
+
+
+def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> None:
+    ranks = [RankBuilder(number, 40) for number in range(40)]
+    for rank in ranks:
+        rank.op("barrier", 0, MS)
+    run = builders.write_run(tmp_path / "run", ranks, exits=[ProcessExit(pid=ranks[33].pid, status=-9, t_ns=1)])
+    moment = Monitor(run).look()
+    assert moment.alarms == ("rank 33 was killed by SIGKILL",)
+    lines = screen(moment, run, height=12)
+    assert len(lines) <= 12
+    assert any(line.strip().startswith("33 ") and "killed by SIGKILL" in line for line in lines)
+    assert "more ranks" in lines[-1]
+
+
+def test_summary_takes_a_bounded_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    now = [0.0]
+    monitor = Monitor(run, clock=lambda: now[0])
+    real = sys.modules["dtprof.live.monitor"].summarise
+
+    def slow(window: object) -> object:
+        now[0] += 0.5
+        return real(window)
+
+    monkeypatch.setattr("dtprof.live.monitor.summarise", slow)
+    count = 0
+    for second in range(200):
+        now[0] = max(now[0], float(second))
+        monitor._has_news = True
+        count += monitor.look().summary_is_new
+    assert 2 <= count <= 5
+
+
+@pytest.mark.parametrize("arguments", [["--once"], []])
+def test_without_a_terminal_one_screen_is_printed(arguments: list[str], tmp_path: Path) -> None:
+    run = running(two_ranks(4), tmp_path / "run")
+    command = [sys.executable, "-m", "dtprof", "top", str(run), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "does now" in ended.stdout
+    assert "\x1b" not in ended.stdout
+
+
+def test_q_ends_it_and_the_terminal_is_as_before(tmp_path: Path) -> None:
+    import termios
+
+    run = running(two_ranks(4), tmp_path / "run")
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    command = [sys.executable, "-m", "dtprof", "top", str(run)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+    try:
+        shown = b"".join(_shown(ours, process, until=b"does now"))
+        os.write(ours, b"q")
+        shown += b"".join(_shown(ours, process))
+        assert process.returncode == 0
+        assert termios.tcgetattr(theirs) == before
+        assert b"q quits" in shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
+        os.close(ours)
+
+
+def _shown(terminal: int, process: "subprocess.Popen[bytes]", until: bytes | None = None) -> Iterator[bytes]:
+    """Give what a process writes to a terminal until it has written this, or has ended."""
+    seen = b""
+    while until is None or until not in seen:
+        ended = process.poll() is not None
+        if select.select([terminal], [], [], 0.1)[0]:
+            seen += (piece := os.read(terminal, 4096))
+            yield piece
+        elif ended:
+            return
