@@ -27,8 +27,9 @@ ALLOWED = {
     "execution": {"base", "distributed"},
     "diagnosis": {"base", "analysis", "numpy"},
     "live": {"base", "run_format", "analysis", "numpy"},
+    "lint": set(),
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
-    "report": {"base", "analysis", "diagnosis", "figures"},
+    "report": {"base", "analysis", "diagnosis", "figures", "lint"},
     "export": {"base", "analysis", "diagnosis", "numpy"},
     "api": {ANY},
     "cli": {ANY},
@@ -193,7 +194,7 @@ def test_importing_dtprof_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "run", "summary", "report", "diagnose", "compare", "check", "overhead", "inject", "demo"]
+    "command", ["", "run", "summary", "report", "diagnose", "compare", "check", "lint", "overhead", "inject", "demo"]
 )
 def test_help_loads_nothing_heavy(command: str) -> None:
     loaded = loaded_by("dtprof", *filter(None, [command]), "--help")

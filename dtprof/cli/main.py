@@ -17,6 +17,7 @@ COMMANDS = (
     "stacks",
     "compare",
     "check",
+    "lint",
     "export",
     "tensorboard",
     "import",

@@ -1,0 +1,83 @@
+"""`dtprof lint`: collectives in source that only some ranks issue."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtprof.lint.evidence import GroupCalls
+
+EPILOG = """\
+examples:
+  dtprof lint train.py
+  dtprof lint src/ --json
+  dtprof lint train.py --run runs/now      what a run shows of each finding
+
+A comment `# dtprof: ignore WHY` on the line, or alone on the line above, covers a finding.
+Kinds of findings: docs/reference/lint.md.
+exit status: 0 nothing found, 1 something found, 2 a file cannot be read
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "lint",
+        help="find collectives in source that only some ranks issue",
+        description="Read Python source, without running it, and find collectives that some ranks of a group issue and "
+        "others do not: under conditions on the rank, after early exits, in loops of unequal length, in exception "
+        "handlers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("paths", type=Path, metavar="PATH", nargs="+", help="Python file, or directory of those")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        dest="run_directory",
+        metavar="RUN",
+        help="run directory of this source: findings are confirmed or acquitted by what ranks called there",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON, schema 1")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings."""
+    from dtprof.lint.linting import lint
+    from dtprof.report.lint_json import lint_json
+    from dtprof.report.lint_text import lint_text
+
+    result = lint(arguments.paths)
+    if arguments.run_directory is not None:
+        from dtprof.lint.evidence import confirm
+
+        result = confirm(result, _group_calls(arguments.run_directory))
+    print(json.dumps(lint_json(result), indent=1) if arguments.json else lint_text(result))
+    if result.unreadable:
+        return 2
+    return 1 if any(finding.severity in ("error", "warning") for finding in result.findings) else 0
+
+
+def _group_calls(path: Path) -> "list[GroupCalls]":
+    """Return what the ranks of a run called in each group, in order."""
+    from dtprof.lint.evidence import GroupCalls
+    from dtprof.run_format import schema
+    from dtprof.run_format.reader import open_run
+
+    found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
+    for tables in open_run(path).load_all():
+        for number, group in tables.groups.items():
+            operations = tables.operations
+            own = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
+            if not group.ranks or not len(own):
+                continue
+            calls = found.setdefault((group.name, group.ranks), GroupCalls(ranks=group.ranks)).calls
+            mine = calls.setdefault(tables.rank, [])
+            for row in own[own["seq"].argsort(kind="stable")]:
+                site = tables.sites.get(int(row["site"]))
+                name = tables.ops[int(row["op"])] if int(row["op"]) < len(tables.ops) else "?"
+                mine.append((name, site.file if site else "", site.line if site else 0))
+    return list(found.values())

@@ -1,0 +1,279 @@
+"""From where ranks part to findings: what is wrong, why, and what to do."""
+
+import ast
+from collections.abc import Iterator
+
+from dtprof.lint import vocabulary
+from dtprof.lint.bindings import Scopes
+from dtprof.lint.comparison import Parting, find_order, find_partings
+from dtprof.lint.findings import LintFinding, Place
+from dtprof.lint.sequences import Sequences, TooLargeError, own_nodes, place_of
+from dtprof.lint.sources import Function
+from dtprof.lint.steps import Condition, Token, Tokens
+from dtprof.lint.values import NUM_RANKS, Value
+
+ROOT_AT = {"broadcast": 1, "reduce": 1, "broadcast_object_list": 1}
+ROOT_WORDS = ("src", "dst", "group_src", "group_dst")
+
+
+def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[LintFinding]:
+    """Yield the findings of one function."""
+    yield from _handlers(function, sequences)
+    if function not in sequences.issuing:
+        return
+    if not sequences.parts(function):
+        yield from _arguments(function, scopes, [sequences.issued(function)] * NUM_RANKS)
+        return
+    try:
+        by_rank = [sequences.of_rank(function, rank) for rank in range(NUM_RANKS)]
+        partings = [one for one in find_partings(by_rank) if not _is_called_back(one, function, sequences)]
+        if partings and not sequences.is_called_with_own_rank(function):
+            partings = []
+        found = [_finding(function, parting) for parting in partings]
+        if not found and (order := find_order(by_rank)) is not None:
+            found = [_order(function, *order)]
+    except (TooLargeError, RecursionError):
+        return  # more ways through it than can be compared
+    yield from found
+    yield from _arguments(function, scopes, by_rank)
+
+
+def _finding(function: Function, parting: Parting) -> LintFinding:
+    condition, operation = parting.condition, parting.operation
+    kind = _kind(condition)
+    what = _text(operation, parting.group)
+    of_data = condition.value.of_data
+    where = f"`{condition.place.text}` (line {condition.place.line})"
+    differs = "the data of each rank" if of_data else "the rank"
+    if kind == "rank-dependent-loop":
+        summary = f"{what} is issued in a loop over {where}, whose length depends on {differs}"
+        why = "Ranks that go through the loop more often wait in it for ranks that have left it."
+        advice = "Agree on the number of iterations first, for example with an all_reduce of it (MIN), or use join()."
+    elif kind == "rank-dependent-exit":
+        verb = condition.exit or "exit"
+        summary = f"{what} is not reached by ranks that leave by {verb} where {where} decides by {differs}"
+        why = f"Ranks that {verb} never enter it; the others wait in it for ever."
+        advice = f"Make the call before the {verb}, or let all members of the group leave together."
+    else:
+        instead = f", the others issue {parting.instead.name}" if parting.instead is not None else ""
+        summary = f"{what} is issued only where {where} holds{instead}, which depends on {differs}"
+        why = (
+            "A collective ends when every member of its group has entered it: those that do wait for those that do not."
+        )
+        advice = (
+            "Make the same call on every member of the group, and keep only the work that needs no other rank under "
+            "the condition."
+        )
+        if of_data:
+            advice = "Let all ranks decide alike: all_reduce the value before the condition."
+    return LintFinding(
+        kind=kind,
+        severity="warning" if of_data or condition.value.assumed or parting.group else "error",
+        place=operation.place or condition.place,
+        function=function.name,
+        op=operation.name,
+        group=parting.group or None,
+        summary=f"{summary}.",
+        why=why,
+        advice=advice,
+        condition=condition.place,
+        called_from=operation.called_from,
+        ran_there=_places(operation),
+    )
+
+
+def _is_called_back(parting: Parting, function: Function, sequences: Sequences) -> bool:
+    """Say whether functions are defined under the condition that issue collectives whenever others call them."""
+    inside = set(ast.walk(parting.condition.node))
+    return any(inner.node in inside and inner in sequences.issuing for inner in function.inner.values())
+
+
+def _kind(condition: Condition) -> str:
+    if condition.how == "loop":
+        return "rank-dependent-loop"
+    if condition.value.of_data:
+        return "data-dependent-collective"
+    return "rank-dependent-exit" if condition.how == "exit" else "rank-dependent-collective"
+
+
+def _places(*tokens: Token | None) -> tuple[Place, ...]:
+    """Return the lines at which records of the operations lie."""
+    return tuple(
+        place
+        for token in tokens
+        if token is not None
+        for place in (token.place, token.called_from)
+        if place is not None
+    )
+
+
+def _text(operation: Token, group: str) -> str:
+    text = f"{operation.name} of {group}" if group else operation.name
+    return f"{text} (called here)" if operation.called_from is not None else text
+
+
+def _order(function: Function, mine: Token, theirs: Token, condition: Condition) -> LintFinding:
+    return LintFinding(
+        kind="rank-dependent-group-order",
+        severity="warning" if condition.value.assumed else "error",
+        place=mine.place or condition.place,
+        function=function.name,
+        op=mine.name,
+        group=mine.group or None,
+        summary=f"{mine.name} of {mine.group or 'the default group'} comes before {theirs.name} of "
+        f"{theirs.group or 'the default group'} on some ranks and after it on others: `{condition.place.text}` "
+        f"(line {condition.place.line}) depends on the rank.",
+        why="Each side waits in one group for ranks that wait in the other: a cycle.",
+        advice="Issue operations of groups that share ranks in one order on all ranks.",
+        condition=condition.place,
+        ran_there=_places(mine, theirs),
+    )
+
+
+def _handlers(function: Function, sequences: Sequences) -> Iterator[LintFinding]:
+    """Yield collectives that only ranks issue on which something was raised."""
+    for statement, handler, tokens in sequences.handlers(function):
+        operation = next((one for token in tokens for one in token.operations()), None)
+        if operation is None or operation.place is None:
+            continue
+        if handler is None:
+            if not _may_fail_alone(statement, function, sequences) or operation.conditions:
+                continue
+            yield LintFinding(
+                kind="collective-in-finally",
+                severity="warning",
+                place=operation.place,
+                function=function.name,
+                op=operation.name,
+                group=operation.group or None,
+                summary=f"{_text(operation, operation.group)} stands in a finally block: a rank on which the block "
+                "above it raises enters it while the others are elsewhere.",
+                why="The exception is held back until the collective ends, which waits for the other ranks: a crash "
+                "becomes a hang.",
+                advice="Move the call behind the try statement, so that only ranks that came through make it.",
+                condition=place_of(function, statement.finalbody[0], "finally"),
+                called_from=operation.called_from,
+                ran_there=_places(operation),
+            )
+        elif not _is_deterministic(handler) and _may_fail_alone(statement, function, sequences, handler):
+            caught = ast.unparse(handler.type) if handler.type is not None else "everything"
+            yield LintFinding(
+                kind="collective-in-except",
+                severity="warning",
+                place=operation.place,
+                function=function.name,
+                op=operation.name,
+                group=operation.group or None,
+                summary=f"{_text(operation, operation.group)} is issued only by ranks that caught {caught} "
+                f"(line {handler.lineno}).",
+                why="An exception is the business of one rank: the others do not come here, and the collective waits "
+                "for them.",
+                advice="Let all ranks learn of the failure first (all_reduce a flag after the try statement), then act "
+                "together.",
+                condition=Place(
+                    file=str(function.module.path),
+                    line=handler.lineno,
+                    column=handler.col_offset + 1,
+                    text=f"except {caught}",
+                ),
+                called_from=operation.called_from,
+                ran_there=_places(operation),
+            )
+
+
+def _may_fail_alone(
+    statement: ast.Try | ast.TryStar,
+    function: Function,
+    sequences: Sequences,
+    handler: ast.ExceptHandler | None = None,
+) -> bool:
+    """Say whether one rank alone may fail in the body of a try statement.
+
+    It may not where there is nothing but collectives, which fail on all, and tensors made; nor where the exception
+    caught is one that the body raises itself, whatever the rank.
+    """
+    nodes = [node for one in statement.body for node in ast.walk(one)]
+    by_some = {
+        one
+        for node in nodes
+        if isinstance(node, ast.If) and sequences.splits(function, node)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Raise)
+    }
+    raises = [node for node in nodes if isinstance(node, ast.Raise) and node.exc is not None and node not in by_some]
+    raised = {ast.unparse(_called(node.exc)) for node in raises if node.exc is not None}
+    if by_some:
+        return True
+    if handler is not None and handler.type is not None and ast.unparse(handler.type) in raised:
+        return False
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    yields = any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await) for node in nodes)
+    return yields or any(
+        not sequences.issues(function, call) and ast.unparse(call.func) not in raised and not _is_harmless(call)
+        for call in calls
+    )
+
+
+def _called(node: ast.expr) -> ast.expr:
+    return node.func if isinstance(node, ast.Call) else node
+
+
+def _is_harmless(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    return name in ("range", "len", "print", "str", "int") or (name.startswith("torch.") and name.count(".") == 1)
+
+
+def _is_deterministic(handler: ast.ExceptHandler) -> bool:
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = [ast.unparse(one).rpartition(".")[2] for one in types if one is not None]
+    return bool(names) and all(name in vocabulary.DETERMINISTIC for name in names)
+
+
+def _arguments(function: Function, scopes: Scopes, by_rank: list[Tokens]) -> Iterator[LintFinding]:
+    """Yield collectives whose root or reduction is another one on each rank."""
+    scope = scopes.known(function)
+    if scope is None:
+        return
+    for node in own_nodes(function):
+        if not isinstance(node, ast.Call) or not (name := scope.called(node)):
+            continue
+        known = vocabulary.collective_of(name)
+        if known is None or known.by_all or scope.group(node, known.group_at)[0]:
+            continue
+        for what, given in _agreeing(node, name.rpartition(".")[2]):
+            value: Value = scope.value(given)
+            if not value.splits or value.known is None or value.assumed or value.scope != "global":
+                continue
+            place = place_of(function, node)
+            issuing = [rank for rank, tokens in enumerate(by_rank) if _issues(tokens, place)]
+            if len({repr(value.known[rank]) for rank in issuing}) < 2:
+                continue
+            yield LintFinding(
+                kind="rank-dependent-argument",
+                severity="error",
+                place=place,
+                function=function.name,
+                op=known.op,
+                group=None,
+                summary=f"The {what} of {known.op}, `{ast.unparse(given)}`, is another one on each rank.",
+                why=f"All members must name the same {what}; back ends let it pass, with wrong results, or hang.",
+                advice=f"Compute the {what} in a way that gives the same on all ranks.",
+                condition=place_of(function, given, ast.unparse(given)),
+                ran_there=(place,),
+            )
+
+
+def _issues(tokens: Tokens, place: Place) -> bool:
+    return any(operation.place == place for token in tokens for operation in token.operations())
+
+
+def _agreeing(call: ast.Call, name: str) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the arguments that must be equal on all members."""
+    for word in call.keywords:
+        if word.arg in ROOT_WORDS:
+            yield "root", word.value
+        elif word.arg == "op":
+            yield "reduction", word.value
+    at = ROOT_AT.get(name)
+    if at is not None and len(call.args) > at:
+        yield "root", call.args[at]

@@ -1,0 +1,373 @@
+"""What the expressions of a function are worth on each rank, given its names."""
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from dtprof.lint import vocabulary
+from dtprof.lint.sources import Class, Function, Program
+from dtprof.lint.values import (
+    GLOBAL,
+    NUM_RANKS,
+    UNKNOWN,
+    WORLD,
+    Value,
+    all_or_any,
+    calculate,
+    compare,
+    elementwise,
+    merge,
+    negate,
+    one_rank,
+    ranks_of,
+    same,
+    truth,
+)
+
+MAX_DEPTH = 4
+_CALCULATING = (int, bool, str, len, abs, min, max, divmod, list, tuple, set, sorted, range, frozenset)
+_BUILTINS: dict[str, Callable[..., object]] = {function.__name__: function for function in _CALCULATING}
+_PASSED_ON = frozenset(
+    {"enumerate", "zip", "reversed", "iter", "tqdm", "trange", "DataLoader", "Subset", "islice", "cycle"}
+)
+_GROUP_RANK = re.compile(r"get_\w*rank")
+_OF_FORM = frozenset({"shape", "size", "device", "dtype", "ndim", "keys", "dim", "numel", "grad_fn", "requires_grad"})
+_JUDGING = frozenset({"item", "any", "all", "isnan", "isinf", "isfinite", "equal", "allclose"})
+_TYPES = frozenset({"isinstance", "hasattr", "type", "callable", "is_tensor", "len", "getattr", "id"})
+SUMMED = re.compile(r"reduce|gather|broadcast|sync|average|consensus|agree")
+
+
+class KnownScopes(Protocol):
+    """The scopes of all functions of a program."""
+
+    program: Program
+
+    def known(self, function: Function | None) -> "Scope | None":
+        """Return the scope of a function, None for none."""
+
+    def bind(self, scope: "Scope") -> None:
+        """Go through the statements of the function of a scope."""
+
+
+class Scope:
+    """Evaluates the expressions of one function; `tests` holds what its conditions and iterables were worth."""
+
+    def __init__(self, function: Function, scopes: "KnownScopes", *, depth: int = 0) -> None:
+        """Start with the parameters."""
+        self.function = function
+        self.tests: dict[int, Value] = {}
+        self._scopes = scopes
+        self._program = scopes.program
+        self._module = function.module
+        self._parent = scopes.known(function.parent)
+        self._depth = depth
+        self.names: dict[str, Value] = {}
+        for argument in function.arguments:
+            self.names[argument.arg] = self._parameter(argument)
+
+    @property
+    def wrapped(self) -> str:
+        """The way in which a model of this function, or around it, is distributed; empty where none is seen."""
+        found = next((value.wrapped for value in self.names.values() if value.wrapped), "")
+        if not found and self.function.owner is not None:
+            found = next((v.wrapped for v in self._attributes(self.function.owner).values() if v.wrapped), "")
+        return found or (self._parent.wrapped if self._parent is not None else "")
+
+    def group(self, call: ast.Call, at: int | None) -> tuple[str, frozenset[int] | None]:
+        """Return the group of a call, empty for the default group, and its members where they are known."""
+        given = next((word.value for word in call.keywords if word.arg in vocabulary.GROUP_WORDS), None)
+        if given is None and at is not None and len(call.args) > at:
+            given = call.args[at]
+        if given is None or (isinstance(given, ast.Constant) and given.value is None):
+            return "", None
+        value = self.value(given)
+        return (ast.unparse(given), None) if value.group is None else (value.group, value.members)
+
+    def called(self, call: ast.Call) -> str | None:
+        """Return the dotted name of what a call calls, traced to where it was imported from."""
+        dotted = self._module.dotted(call.func)
+        return None if dotted is None else self._program.origin(dotted)
+
+    def target(self, call: ast.Call) -> Function | None:
+        """Return the function of the files that a call runs."""
+        func = call.func
+        if isinstance(func, ast.Name):
+            scope: Scope | None = self
+            while scope is not None:
+                if func.id in scope.function.inner:
+                    return scope.function.inner[func.id]
+                scope = scope._parent
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+            owner: object = self.value(func.value).instance
+            if func.value.id in ("self", "cls") and self.function.owner is not None:
+                owner = self.function.owner
+            if isinstance(owner, Class):
+                return self._program.method(owner, func.attr)
+        if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Call):
+            inner = func.value
+            if isinstance(inner.func, ast.Name) and inner.func.id == "super" and self.function.owner is not None:
+                bases = of_bases(self.function.owner)
+                return self._program.method(bases, func.attr)
+        dotted = self._module.dotted(func)
+        found = self._program.find(dotted) if dotted else None
+        return self._program.method(found, "__init__") if isinstance(found, Class) else found
+
+    def value(self, node: ast.expr) -> Value:
+        """Return what an expression is worth."""
+        if isinstance(node, ast.Constant):
+            return same(node.value)
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            pairs = zip(sides, node.ops, sides[1:], strict=False)
+            return all_or_any([self._compare(a, how, b) for a, how, b in pairs], conjunction=True)
+        if isinstance(node, ast.BoolOp):
+            return all_or_any([self.test(one) for one in node.values], conjunction=isinstance(node.op, ast.And))
+        if isinstance(node, ast.UnaryOp):
+            operand = self.value(node.operand)
+            if isinstance(node.op, ast.Not):
+                return negate(self.test(node.operand))
+            if isinstance(node.op, ast.USub):
+                return elementwise(_minus, [operand])
+            return operand
+        if isinstance(node, ast.BinOp):
+            return calculate(self.value(node.left), node.op, self.value(node.right))
+        if isinstance(node, ast.IfExp):
+            return choose(self.test(node.test), self.value(node.body), self.value(node.orelse))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            kinds = {ast.Tuple: lambda *a: a, ast.List: lambda *a: list(a), ast.Set: lambda *a: set(a)}
+            return elementwise(kinds[type(node)], [self.value(one) for one in node.elts]) if node.elts else same([])
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node)
+        if isinstance(node, ast.NamedExpr):
+            found = self.value(node.value)
+            self.names[node.target.id] = found
+            return found
+        if isinstance(node, ast.Starred | ast.Await):
+            return self.value(node.value)
+        return UNKNOWN
+
+    def test(self, node: ast.expr) -> Value:
+        """Return what a condition is worth; data decide only where they are compared or judged."""
+        found = self.value(node)
+        if found.of_data and isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
+            return UNKNOWN
+        if found.of_data and isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            return found if name in _JUDGING else UNKNOWN
+        return found
+
+    def _compare(self, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Value:
+        a, b = self.value(left), self.value(right)
+        if (a.of_data or b.of_data) and isinstance(how, ast.In | ast.NotIn | ast.Is | ast.IsNot):
+            return UNKNOWN
+        return compare(a, how, b)
+
+    def _parameter(self, argument: ast.arg) -> Value:
+        name = argument.arg
+        if name in vocabulary.RANK_NAMES:
+            return ranks_of(vocabulary.RANK_NAMES[name])
+        if name in vocabulary.MAIN_NAMES:
+            return one_rank(vocabulary.MAIN_NAMES[name])
+        if argument.annotation is not None:
+            dotted = self._module.dotted(argument.annotation)
+            found = self._program.find(dotted) if dotted else None
+            if isinstance(found, Class):
+                return Value(instance=found)
+            wrapper = vocabulary.WRAPPERS.get((dotted or "").rpartition(".")[2], "")
+            return Value(wrapped=wrapper) if wrapper else UNKNOWN
+        return UNKNOWN
+
+    def _name(self, node: ast.Name) -> Value:
+        scope: Scope | None = self
+        while scope is not None:
+            if node.id in scope.names:
+                return scope.names[node.id]
+            scope = scope._parent
+        return self._by_name(node.id)
+
+    @staticmethod
+    def _by_name(name: str) -> Value:
+        plain = name.lower().strip("_")
+        if plain in vocabulary.RANK_NAMES:
+            return ranks_of(vocabulary.RANK_NAMES[plain])
+        if plain in vocabulary.MAIN_NAMES:
+            return one_rank(vocabulary.MAIN_NAMES[plain])
+        return same(NUM_RANKS) if plain in vocabulary.SIZE_NAMES else UNKNOWN
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        dotted = self._module.dotted(node)
+        if dotted is not None and dotted.startswith(vocabulary.DISTRIBUTED):
+            return (
+                WORLD if dotted.endswith((".group.WORLD", ".GroupMember.WORLD")) else Value(known=(dotted,) * NUM_RANKS)
+            )
+        if isinstance(node.value, ast.Name) and node.value.id == "self" and self.function.owner is not None:
+            own = self._attributes(self.function.owner)
+            if node.attr in own:
+                return own[node.attr]
+        base = self.value(node.value)
+        if base.of_data and node.attr not in _OF_FORM:
+            return base
+        if isinstance(base.instance, Class):
+            own = self._attributes(base.instance)
+            if node.attr in own:
+                return own[node.attr]
+        return UNKNOWN if base.of_data else self._by_name(node.attr)
+
+    def _attributes(self, owner: Class) -> dict[str, Value]:
+        """Return what the methods of a class assign to its attributes."""
+        known: dict[str, Value] | None = getattr(owner, "_attribute_values", None)
+        if known is not None:
+            return known
+        found: dict[str, Value] = {}
+        owner._attribute_values = found  # type: ignore[attr-defined]
+        for method in owner.methods.values():
+            scope = Scope(method, self._scopes, depth=self._depth + 1)
+            for node in ast.walk(method.node) if method.node is not None else ():
+                if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                    continue
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if (
+                        isinstance(target, ast.Attribute)
+                        and isinstance(target.value, ast.Name)
+                        and target.value.id == "self"
+                    ):
+                        value = scope.value(node.value)
+                        found[target.attr] = prefer(found.get(target.attr), value)
+        return found
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        dotted = self._module.dotted(node.value)
+        if dotted == "os.environ" and isinstance(node.slice, ast.Constant):
+            scope = vocabulary.RANK_VARIABLES.get(str(node.slice.value))
+            return ranks_of(scope) if scope else UNKNOWN
+        base = self.value(node.value)
+        if isinstance(node.slice, ast.Slice):
+            # Slices from one place to another that both depend on the rank are shares of one size.
+            bounds = [self.value(part) for part in (node.slice.lower, node.slice.upper) if part is not None]
+            strided = node.slice.step is not None and any(bound.splits for bound in bounds)
+            return merge([*bounds, base], differs=True) if strided else base if base.of_data else UNKNOWN
+        index = self.value(node.slice)
+        if base.of_data:
+            return base
+        return elementwise(item, (base, index)) if index.splits or base.splits else UNKNOWN
+
+    def _call(self, node: ast.Call) -> Value:
+        name = self.called(node) or ""
+        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        values = [self.value(argument) for argument in node.args]
+        if name in ("os.environ.get", "os.getenv") and node.args and isinstance(node.args[0], ast.Constant):
+            scope = vocabulary.RANK_VARIABLES.get(str(node.args[0].value))
+            return ranks_of(scope) if scope else UNKNOWN
+        if last in ("new_group", "split_group") and name.startswith(vocabulary.DISTRIBUTED):
+            return self._new_group(node, values)
+        if last == "get_world_size":
+            return same(NUM_RANKS) if not node.args and not node.keywords else UNKNOWN
+        if not name and last in _BUILTINS:
+            if any(value.of_data for value in values):
+                return UNKNOWN if last in _TYPES else merge(values, differs=True)
+            return elementwise(_BUILTINS[last], values) if values else UNKNOWN
+        if isinstance(node.func, ast.Name) and last in _TYPES:
+            return UNKNOWN
+        own = self._returned(node, values)
+        if own is not None and (own.splits or own.wrapped or own.instance is not None):
+            return own
+        if last in vocabulary.MAIN_NAMES:
+            return one_rank(vocabulary.MAIN_NAMES[last])
+        if last in vocabulary.RANK_FUNCTIONS or _GROUP_RANK.fullmatch(last):
+            return self._rank(node, last)
+        if last in vocabulary.WRAPPERS:
+            home = name.rpartition(".")[0]
+            if home.startswith(vocabulary.WRAPPER_HOMES) or last != "replicate":
+                return Value(wrapped=vocabulary.WRAPPERS[last])
+        if last in _PASSED_ON and not any(word.arg in ("sampler", "batch_sampler") for word in node.keywords):
+            return merge(values, differs=any(value.splits for value in values))
+        if SUMMED.search(last) or last in _TYPES or last in _OF_FORM:
+            return UNKNOWN
+        receiver = self.value(node.func.value) if isinstance(node.func, ast.Attribute) else UNKNOWN
+        data = [value for value in (*values, receiver) if value.of_data]
+        if receiver.wrapped and last in ("to", "cuda", "train", "eval", "half", "bfloat16"):
+            return receiver
+        return merge(data, differs=True) if data else UNKNOWN
+
+    def _new_group(self, node: ast.Call, values: list[Value]) -> Value:
+        told = values[0] if values else next((self.value(w.value) for w in node.keywords if w.arg == "ranks"), None)
+        members = None
+        ranks = told.known[0] if told is not None and told.known is not None and not told.splits else None
+        if isinstance(ranks, list | tuple | set | range) and all(isinstance(rank, int) for rank in ranks):
+            members = frozenset(ranks)
+        return Value(group=f"new_group of line {node.lineno}:{node.col_offset}", members=members)
+
+    def _rank(self, node: ast.Call, last: str) -> Value:
+        scope = vocabulary.RANK_FUNCTIONS.get(last, last)
+        if node.args and not (isinstance(node.args[0], ast.Constant) and node.args[0].value is None):
+            scope = ast.unparse(node.args[0])
+        elif node.keywords:
+            scope = ast.unparse(node.keywords[0].value)
+            scope = GLOBAL if scope == "None" else scope
+        return ranks_of(scope)
+
+    def _returned(self, node: ast.Call, values: list[Value]) -> Value | None:
+        """Return what a function of the files returns; None where it is none."""
+        dotted = self._module.dotted(node.func)
+        found = self._program.find(dotted) if dotted else None
+        if isinstance(found, Class):
+            return Value(instance=found)
+        function = self.target(node)
+        if function is None or function.node is None or self._depth >= MAX_DEPTH:
+            return None
+        returns = [one for one in ast.walk(function.node) if isinstance(one, ast.Return) and one.value is not None]
+        if not returns or len(returns) > 6:
+            return None
+        scope = Scope(function, self._scopes, depth=self._depth + 1)
+        arguments = function.arguments[1 if function.owner is not None else 0 :]
+        for argument, value in zip(arguments, values, strict=False):
+            if value != UNKNOWN:
+                scope.names[argument.arg] = value
+        if len(function.body) <= 30:
+            self._scopes.bind(scope)
+        result: Value | None = None
+        for one in returns:
+            result = prefer(result, scope.value(one.value))  # type: ignore[arg-type]
+        return result
+
+
+def of_bases(owner: Class) -> Class:
+    """Return a class as its bases alone make it, for calls through super()."""
+    return Class(name=owner.name, module=owner.module, bases=owner.bases)
+
+
+def _minus(one: Any) -> object:
+    return -one
+
+
+def item(of: Any, at: Any) -> object:
+    return of[at]
+
+
+def choose(test: Value, then: Value, otherwise: Value) -> Value:
+    """Return one value or the other, by rank."""
+    decided = truth(test)
+    if decided is None:
+        return prefer(otherwise, then)
+    if then.known is not None and otherwise.known is not None:
+        known = tuple(a if own else b for own, a, b in zip(decided, then.known, otherwise.known, strict=True))
+        found = merge([test, then, otherwise], known)
+        return replace(found, assumed=found.assumed or test.assumed)
+    return prefer(otherwise, then)
+
+
+def prefer(known: Value | None, new: Value) -> Value:
+    """Return the value of which more is known: one that differs between ranks before one that may not."""
+    if known is None or known == UNKNOWN:
+        return new
+    if new == UNKNOWN or (known.splits and not new.splits) or (known.wrapped and not new.wrapped):
+        return known
+    return new

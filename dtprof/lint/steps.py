@@ -1,0 +1,152 @@
+"""The steps that ranks take in a function: operations, and the loops and conditions that all ranks share."""
+
+import ast
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dtprof.lint import vocabulary
+from dtprof.lint.findings import Place
+from dtprof.lint.values import Value
+
+OP, LOOP, BRANCH, BREAK, RETURN = "op", "loop", "branch", "break", "return"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that ranks decide differently, and how a collective comes after it."""
+
+    node: ast.stmt | ast.expr = field(compare=False)
+    value: Value = field(compare=False)
+    place: Place
+    how: str  # branch, exit, loop
+    exit: str = ""  # return, continue, break, raise
+
+
+@dataclass(frozen=True, eq=False)
+class Token:
+    """One step of what a rank does."""
+
+    kind: str
+    name: str = ""  # of an operation; the text of a condition
+    group: str = ""
+    members: frozenset[int] | None = None
+    place: Place | None = None
+    called_from: Place | None = None
+    conditions: tuple[Condition, ...] = ()
+    inner: tuple[tuple["Token", ...], ...] = ()
+
+    @functools.cached_property
+    def issues(self) -> bool:
+        """Say whether there is an operation in it."""
+        return self.kind == OP or any(token.issues for part in self.inner for token in part)
+
+    @functools.cached_property
+    def returns(self) -> bool:
+        """Say whether it may end the function."""
+        return self.kind == RETURN or any(token.returns for part in self.inner for token in part)
+
+    def operations(self) -> Iterator["Token"]:
+        """Yield the operations in it."""
+        if self.kind == OP:
+            yield self
+        for part in self.inner:
+            for token in part:
+                yield from token.operations()
+
+
+Tokens = tuple[Token, ...]
+Rest = Callable[[], Tokens]
+
+
+def whole(text: str, sides: tuple[Tokens, ...]) -> Tokens:
+    return (Token(BRANCH, name=text, inner=sides),) if any(sides) else ()
+
+
+def without_replicas(tokens: Tokens) -> Tokens:
+    """Leave out what replicated models do by themselves."""
+    found = []
+    for token in tokens:
+        if token.kind == OP:
+            if token.name not in vocabulary.OF_REPLICAS:
+                found.append(token)
+        elif any(inner := tuple(map(without_replicas, token.inner))) or not token.inner:
+            found.append(replace(token, inner=inner))
+    return tuple(found)
+
+
+def without_creations(tokens: Tokens, *, under_condition: bool = False) -> Tokens:
+    """Leave out what functions do once: they join the job, and make groups where they have none."""
+    found = []
+    for token in tokens:
+        if token.kind == OP:
+            if token.name not in vocabulary.ONCE and not (under_condition and token.name in vocabulary.CREATIONS):
+                found.append(token)
+            continue
+        inner = tuple(
+            without_creations(p, under_condition=under_condition or token.kind == BRANCH) for p in token.inner
+        )
+        if any(inner) or not token.inner:
+            found.append(replace(token, inner=inner))
+    return tuple(found)
+
+
+def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> Token:
+    """Return what a called function issues, as of the place of the call."""
+    return Token(
+        token.kind,
+        token.name,
+        token.group if not token.group or token.members is not None else f"{token.group} of {place.file}:{place.line}",
+        token.members,
+        token.place,
+        place,
+        conditions,
+        tuple(tuple(called_at(one, place, conditions) for one in part) for part in token.inner),
+    )
+
+
+def parts_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
+    """Say whether a raise is meant for some ranks: it stands alone under a condition on the rank.
+
+    Others refuse wrong arguments; who writes them checks for all ranks.
+    """
+    if not conditions or conditions[-1].how != "branch" or not isinstance(conditions[-1].node, ast.If):
+        return False
+    value = conditions[-1].value
+    own = conditions[-1].node
+    return not (value.assumed or value.of_data) and any(node is one for one in (*own.body, *own.orelse))
+
+
+def trips(node: ast.For | ast.AsyncFor | ast.While, value: Value, rank: int) -> str:
+    """Return a name for how often a rank goes through a loop."""
+    known = value.known[rank] if value.known is not None else rank == 0
+    if isinstance(node, ast.While) or not isinstance(known, list | tuple | range | set | frozenset):
+        return f"{known!r} times" if not isinstance(known, int) or isinstance(known, bool) else f"{known} times"
+    return f"{len(known)} times"
+
+
+def leaving(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield by which statements a block may be left, its loops apart where they keep it to themselves."""
+    for node in body:
+        if isinstance(node, ast.Return | ast.Continue | ast.Break):
+            yield type(node).__name__.lower()
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            yield from (word for word in leaving(node.body) if word == "return")
+            yield from leaving(node.orelse)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                yield from leaving(case.body)
+        else:
+            for block in ("body", "orelse", "finalbody"):
+                yield from leaving(getattr(node, block, []))
+
+
+def turns_off(node: ast.expr) -> bool:
+    func = node.func if isinstance(node, ast.Call) else node
+    return isinstance(func, ast.Attribute) and func.attr in ("no_sync", "join", "accumulate", "no_backward_sync")
+
+
+def is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and bool(node.value)
