@@ -17,6 +17,7 @@ COMMANDS = (
     "stacks",
     "compare",
     "check",
+    "gather",
     "lint",
     "export",
     "tensorboard",

@@ -1,9 +1,11 @@
 """Dask workers: of a cluster that is made on this host for the command, or of one whose scheduler is running."""
 
+import json
 import logging
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -68,10 +70,12 @@ class DaskWorkers:
         return _Pending(self._client.submit(_work, sent, pure=False), self._distributed)
 
     def _connect(self) -> Any:
-        place = {"scheduler_file" if self._scheduler.endswith(".json") else "address": self._scheduler}
         try:
-            return self._distributed.Client(**place, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
+            # Dask itself would wait without end for a file that is not there.
+            named = self._scheduler.endswith(".json")
+            address = json.loads(Path(self._scheduler).read_text())["address"] if named else self._scheduler
+            return self._distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError, KeyError, TypeError, TimeoutError) as error:
             raise SchedulerError(
                 f"no Dask scheduler answers at {self._scheduler} ({error}); expected the address of one that runs, "
                 "for example tcp://host:8786, or its scheduler file"
@@ -83,7 +87,8 @@ class DaskWorkers:
             n_workers=self._num,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # its default is one port, on all interfaces
+            worker_dashboard_address="127.0.0.1:0",
             local_directory=scratch,
             silence_logs=logging.CRITICAL,
         )

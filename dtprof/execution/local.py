@@ -23,6 +23,7 @@ RANK_COSTS_BYTES = 100_000
 ARCHIVED = 4
 """A byte of an archive costs as much as so many plain ones."""
 SAMPLED = 16
+ENDING_S = 5
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 Task = TypeVar("Task")
@@ -96,8 +97,11 @@ class LocalProcesses:
 
 
 def _how_ended(process: subprocess.Popen[bytes]) -> str:
-    process.kill()
-    status = process.wait()
+    try:
+        status = process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
     return f"killed by signal {-status}, perhaps for want of memory" if status < 0 else f"exit status {status}"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dtprof.run_format import paths, schema
 
@@ -23,15 +24,18 @@ def find_processes(folders: Mapping[int, Iterable[tuple[int, Path]]]) -> list[Ra
 
 
 def _find_process(rank: int, folder: Path) -> RankProcess | None:
-    for segment in reversed(paths.segment_files(folder)):
-        if paths.is_archive(segment):
-            continue
+    header = newest_header(folder)
+    return None if header is None else RankProcess(rank=rank, pid=header["pid"], boot_id=header["boot_id"])
+
+
+def newest_header(rank_folder: Path) -> dict[str, Any] | None:
+    """Return the header of the newest segment that has one; an archive begins with that of its segment."""
+    for segment in reversed(paths.segment_files(rank_folder)):
         try:
             with segment.open("rb") as file:
                 head = file.read(schema.HEADER_STRUCT.size)
         except OSError:
             continue
         if len(head) == schema.HEADER_STRUCT.size and head.startswith(schema.MAGIC):
-            header = schema.unpack_header(head)
-            return RankProcess(rank=rank, pid=header["pid"], boot_id=header["boot_id"])
+            return schema.unpack_header(head)
     return None

@@ -18,6 +18,7 @@ from typing import Any
 
 from dtprof.errors import MissingDependencyError, NotARunError
 from dtprof.run_format import paths
+from dtprof.run_format.copies import dig_hole
 
 LOCAL = ("file", "local")
 KEPT_S = 7 * 86_400
@@ -187,15 +188,8 @@ def _get(file_system: Any, wanted: dict[str, Path]) -> None:
 
 
 def _sign(copy: Path, source: RemoteFile) -> None:
-    """Note in the time of the copy which version it is: it goes with the file, whoever writes it.
-
-    A segment ends in zeros, which are a hole in the original; so they are here.
-    """
-    name = Path(source.name)
-    if name.name.startswith("events.") and not paths.is_archive(name):
-        data = copy.read_bytes()
-        os.truncate(copy, len(data.rstrip(b"\0")))
-        os.truncate(copy, len(data))
+    """Note in the time of the copy which version it is: it goes with the file, whoever writes it."""
+    dig_hole(copy, name=Path(source.name).name)
     if source.stamp is not None:
         signature = _signature(source)
         os.utime(copy, ns=(signature, signature))

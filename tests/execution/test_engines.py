@@ -1,0 +1,191 @@
+"""Every executor gives the same results, to the last bit, and the same errors; none leaves a process behind."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dtprof.analysis import execution
+from dtprof.analysis.comparison_series import measure_run
+from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks, share_out
+from dtprof.analysis.summary import summarise
+from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, make_engine
+from dtprof.cli.main import main
+from dtprof.errors import MissingDependencyError, NewerFormatError, SchedulerError, UsageError, WorkerLostError
+from dtprof.execution import dask_cluster, local
+from dtprof.execution.dask_cluster import DaskWorkers
+from dtprof.execution.local import LocalProcesses, choose_jobs
+from dtprof.run_format import schema
+from dtprof.run_format.reader import Run, open_run
+from tests.synthetic import HostClock, Job, generate
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a run of 16 ranks on two hosts whose clocks differ, with a pipeline, a slow rank and a missing one."""
+    job = Job(
+        dp=4,
+        tp=2,
+        pp=2,
+        steps=6,
+        microbatches=4,
+        jitter=0.05,
+        slow={3: 1.3},
+        lost=frozenset({9}),
+        ranks_per_host=8,
+        clocks={1: HostClock(offset_ns=7_000_000, drift_ppm=15.0)},
+    )
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    generate(folder, job)
+    return open_run(folder)
+
+
+@pytest.fixture(autouse=True)
+def parts_of_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "PARTS", 4)
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[DaskWorkers]:
+    with DaskWorkers(scheduler="", num=2) as workers:
+        yield workers
+
+
+def results(run: Run, executor: Executor) -> tuple[str, str]:
+    """Return all that is found, with every digit."""
+    return repr(summarise(run, executor)), repr(sorted(measure_run(run, executor).estimates.items()))
+
+
+def test_worker_processes_and_dask_give_the_same_results(run: Run, dask: DaskWorkers) -> None:
+    expected = results(run, THIS_PROCESS)
+    assert "blame" in expected[0]
+    with LocalProcesses(2) as processes:
+        assert results(run, processes) == expected
+    assert results(run, dask) == expected
+
+
+def test_the_command_says_the_same_with_every_number_of_workers(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for jobs in ("1", "2"):
+        assert main(["summary", str(run.path), "--json", "--jobs", jobs]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+
+
+def damaged(folder: Path) -> Run:
+    """Return a run of which one rank was written by a newer dtprof."""
+    job = Job(dp=4, steps=3)
+    generate(folder, job)
+    segment = folder / "rank-00002.0" / "events.00000"
+    header = bytearray(segment.read_bytes())
+    offset = next(field.offset for field in schema.HEADER if field.name == "format_version")
+    header[offset] = 99
+    segment.write_bytes(header)
+    return open_run(folder)
+
+
+def test_an_error_of_a_worker_is_the_same_sentence(dask: DaskWorkers, tmp_path: Path) -> None:
+    newer = damaged(tmp_path / "newer")
+    with pytest.raises(NewerFormatError) as here:
+        summarise(newer)
+    with pytest.raises(NewerFormatError) as there, LocalProcesses(2) as processes:
+        summarise(newer, processes)
+    with pytest.raises(NewerFormatError) as on_dask:
+        summarise(newer, dask)
+    assert str(here.value) == str(there.value) == str(on_dask.value)
+
+
+def test_a_run_that_dask_workers_do_not_see_is_said_so(dask: DaskWorkers, tmp_path: Path) -> None:
+    generate(tmp_path / "run", Job(dp=2, steps=3))
+    opened = open_run(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(SchedulerError, match=r"a worker cannot read .*rank-0000"):
+        summarise(opened, dask)
+
+
+def test_a_worker_that_is_killed_is_told_with_the_way_out() -> None:
+    with pytest.raises(WorkerLostError, match=r"killed by signal 9.*--jobs 1"), LocalProcesses(2) as processes:
+        list(map_tasks(processes, signal.raise_signal, [signal.SIGKILL]))
+
+
+def test_a_lost_dask_worker_is_told(dask: DaskWorkers) -> None:
+    with pytest.raises(WorkerLostError, match="Dask"):
+        list(map_tasks(dask, signal.raise_signal, [signal.SIGKILL]))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_no_worker_outlives_the_work(error: type[BaseException] | None) -> None:
+    pids: set[int] = set()
+
+    def work() -> None:
+        with LocalProcesses(2) as processes:
+            pids.update(map_tasks(processes, os.getpgid, [0] * 20))  # each leads a group of its own
+            if error is not None:
+                raise error
+
+    if error is None:
+        work()
+    else:
+        with pytest.raises(error):
+            work()
+    assert pids
+    assert os.getpid() not in pids
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_ranks_are_shared_out_in_order_whoever_works() -> None:
+    assert share_out([]) == []
+    assert [list(part) for part in share_out([0, 2, 5, 6, 7])] == [[0, 2], [5, 6], [7]]
+    parts = share_out(range(16_384))
+    assert {len(part) for part in parts} == {execution.MOST_RANKS_A_PART}
+    assert [rank for part in parts for rank in part] == list(range(16_384))
+
+
+def test_workers_are_used_where_they_pay(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "count_cores", lambda: 4)
+    assert choose_jobs(run.folders) == 1
+    monkeypatch.setattr(local, "PAYS_FROM_BYTES", 1_000_000)  # 15 ranks count as 1.5 million at least
+    assert choose_jobs(run.folders) == 4
+    monkeypatch.setattr(local, "count_cores", lambda: 64)
+    assert choose_jobs(run.folders) == 15
+    with executor_for(IN_THIS_PROCESS, run) as executor:
+        assert executor is THIS_PROCESS
+
+
+def test_engines_are_named_by_options_and_environment() -> None:
+    assert make_engine("local") == Engine()
+    assert make_engine("dask", jobs="3") == Engine(name="dask", jobs=3)
+    assert make_engine("dask", scheduler="tcp://a:1") == Engine(name="dask", scheduler="tcp://a:1")
+    assert make_engine("local", scheduler="tcp://a:1", asked_for=False) == Engine(), "from the environment"
+
+
+@pytest.mark.parametrize(
+    ("choose", "said"),
+    [
+        (lambda: make_engine("spark"), r"--engine \(or DTPROF_ENGINE\) is 'spark'; expected local or dask"),
+        (lambda: make_engine("local", jobs="0"), r"--jobs \(or DTPROF_JOBS\) is '0'; expected a number"),
+        (lambda: make_engine("local", jobs="-1"), "is '-1'"),
+        (lambda: make_engine("local", jobs="two"), "is 'two'"),
+        (lambda: make_engine("local", scheduler="tcp://a:1"), "expected --engine dask beside it"),
+        (lambda: make_engine("dask", scheduler="tcp://a:1", jobs="2"), "exclude each other"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(choose: Callable[[], Engine], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        choose()
+
+
+def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'dtprof\[dask\]'"):
+        DaskWorkers(scheduler="", num=1)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x", "gone.json"])
+def test_a_scheduler_that_does_not_answer_is_said_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 1)
+    with pytest.raises(SchedulerError, match=f"no Dask scheduler answers at {address}"):
+        DaskWorkers(scheduler=address, num=0).__enter__()

@@ -1,0 +1,156 @@
+"""Runs at URLs: what is fetched, what is not fetched again, and what is said where it cannot be."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from dtprof.analysis.summary import summarise
+from dtprof.cli.main import main
+from dtprof.errors import MissingDependencyError, NotARunError
+from dtprof.run_format import remote
+from dtprof.run_format.reader import open_piecemeal, open_run
+from tests.synthetic import Job, generate
+
+URL = Path("memory://runs/mine")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cache folder, which is empty."""
+    monkeypatch.setenv("DTPROF_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "runs"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """Return a run on disk that lies in memory, too, at URL."""
+    generate(tmp_path / "run", Job(dp=4, steps=4))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "run"), "/runs/mine", recursive=True)
+    yield tmp_path / "run"
+    memory.rm("/runs", recursive=True)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of what is fetched, as it grows."""
+    names: list[str] = []
+    get = remote._get
+
+    def note(file_system: object, wanted: dict[str, Path]) -> None:
+        names.extend(name.removeprefix("/runs/mine/") for name in wanted)
+        get(file_system, wanted)
+
+    monkeypatch.setattr(remote, "_get", note)
+    return names
+
+
+def test_a_run_at_a_url_is_the_run_on_disk(run: Path) -> None:
+    opened = open_run(URL)
+    assert opened.name == "memory://runs/mine"
+    assert repr(summarise(opened)).replace(opened.name, str(run)) == repr(summarise(open_run(run)))
+
+
+def test_commands_take_a_url(run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    for command in (["summary"], ["diagnose"], ["report"], ["compare", str(run)], ["check", "--max-step-ms", "10000"]):
+        assert main([*command, str(URL)]) == 0, command
+    assert "memory://runs/mine" in capsys.readouterr().out
+    assert (run.parent / "mine-report.html").exists()
+
+
+def test_what_has_not_changed_is_not_fetched_again(run: Path, fetched: list[str]) -> None:
+    open_run(URL)
+    assert len(fetched) == len([file for file in run.rglob("*") if file.is_file()])
+    fetched.clear()
+    open_run(URL)
+    assert fetched == []
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/runs/mine/rank-00001.0/strings.jsonl", b'{"k":"note","text":"new"}\n')
+    memory.rm("/runs/mine/rank-00003.0", recursive=True)
+    again = open_run(URL)
+    assert fetched == ["rank-00001.0/strings.jsonl"]
+    assert again.load(1).notes == ("new",)
+    assert again.ranks == [0, 1, 2], "what is gone at the source is gone in the copy"
+
+
+def test_ranks_are_fetched_by_who_reads_them(run: Path, fetched: list[str]) -> None:
+    opened = open_piecemeal(URL)
+    assert opened.ranks == [0, 1, 2, 3]
+    assert [name for name in fetched if name.startswith("rank-")] == []
+    part = opened.part([2])
+    fetched.clear()
+    assert part.load(2).num_events == open_run(run).load(2).num_events
+    assert fetched == ["rank-00002.0/events.00000", "rank-00002.0/strings.jsonl"]
+
+
+def test_a_copy_takes_no_more_room_than_the_records(run: Path) -> None:
+    assert run.exists()
+    segment = open_run(URL).path / "rank-00000.0" / "events.00000"
+    assert segment.stat().st_size == 4 << 20
+    assert segment.stat().st_blocks * 512 < 1 << 20
+
+
+def test_copies_that_nobody_used_for_long_go(run: Path, cache: Path) -> None:
+    assert run.exists()
+    old, young = cache / "0123", cache / "4567"
+    for folder, days in ((old, 8), (young, 6)):
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - days * 86_400,) * 2)
+    open_run(URL)
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_a_file_url_is_the_path(run: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    opened = open_run(Path(f"file://{run}"))
+    assert opened.path == run
+    assert not cache.exists()
+
+
+def test_a_folder_whose_name_looks_like_a_url_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    generate(Path("s3:/bucket"), Job(dp=1, steps=3))
+    assert open_run(Path("s3:/bucket")).ranks == [0]
+    assert remote.url_of(Path("runs/mine")) is None
+    assert remote.url_of(Path("/runs/a:b")) is None
+    assert remote.url_of(Path("simplecache::s3://bucket/mine")) == "simplecache::s3://bucket/mine"
+
+
+def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(
+        MissingDependencyError, match=r"reading memory://runs/mine needs .*pip install 'dtprof\[remote\]'"
+    ):
+        open_run(URL)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("memory://runs/none", "memory://runs/none does not exist, or is empty; expected a run directory"),
+        ("nosuch://bucket/run", "nosuch://bucket/run cannot be read .ValueError: Protocol not known: nosuch"),
+    ],
+)
+def test_what_cannot_be_read_is_said(url: str, said: str) -> None:
+    with pytest.raises(NotARunError, match=said):
+        open_run(Path(url))
+
+
+def test_a_package_for_the_kind_of_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(MissingDependencyError, match="reading s3://bucket/run needs one more package: Install s3fs"):
+        open_run(Path("s3://bucket/run"))
+
+
+def test_a_folder_at_a_url_that_is_no_run_is_said_so(run: Path) -> None:
+    fsspec.filesystem("memory").pipe_file("/runs/other/readme.txt", b"hello")
+    assert run.exists()
+    with pytest.raises(NotARunError, match="holds no run"):
+        open_run(Path("memory://runs/other"))
