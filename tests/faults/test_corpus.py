@@ -17,7 +17,6 @@ pytestmark = pytest.mark.jobs
 IN_THE_GATE = (
     "skip_of_a_group_of_its_own",
     "skip_made_good_at_the_end",
-    "barrier_on_rank_0_alone",
     "one_number_more",
     "maximum_for_sum",
     "splits_that_do_not_fit",
@@ -43,6 +42,12 @@ IN_THE_GATE = (
     "pairs_and_quartets",
     "a_rank_that_ends_early_with_nothing_left_to_do",
     "futures_instead_of_waits",
+    "gradients_averaged_without_a_wait",
+    "handles_asked_until_they_are_done",
+    "bad_batches_are_skipped",
+    "a_group_made_by_its_members_only",
+    "one_that_fails_before_it_joins",
+    "a_kill_that_the_others_wrap",
 )
 
 

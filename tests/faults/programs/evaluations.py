@@ -85,7 +85,7 @@ def a_worker_of_a_loader_that_dies(rank: int) -> None:
             return torch.ones(4)
 
     weight = nn.Parameter(torch.ones(4))
-    for batch in DataLoader(Rows(), batch_size=2, num_workers=1):  # here
+    for batch in DataLoader(Rows(), batch_size=2, num_workers=1):
         (weight * batch).sum().backward()
         dist.all_reduce(weight.grad)
 
