@@ -11,7 +11,7 @@ from dtprof.tables import UNKNOWN_NS, Site
 MIN_SLOWDOWN = 1.25
 """The job would be this much faster without the rank's lag."""
 MIN_LAST_SHARE = 0.6
-MIN_STEPS = 8
+MIN_STEPS = 6
 MIN_LAG_NS = 2_000_000
 """Below that, a rank that the system gives a core a little later is as slow."""
 MAX_CHANCE = 0.02
