@@ -15,6 +15,7 @@ ALL = (
     "export_speed",
     "trainer_speed",
     "flight_recorder",
+    "import_speed",
 )
 
 

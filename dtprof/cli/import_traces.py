@@ -39,10 +39,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and say what it holds."""
     from dtprof.importers.files import import_files
-    from dtprof.importers.imported import fresh_output, write_imported
+    from dtprof.importers.imported import check_output, clear_output, write_imported
 
+    check_output(arguments.output, arguments.paths, force=arguments.force)
     imported, left_out = import_files(arguments.paths)
-    fresh_output(arguments.output, force=arguments.force)
+    clear_output(arguments.output)
     write_imported(imported, arguments.output)
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""

@@ -1,7 +1,7 @@
 """What importers make of foreign files, whatever their format: the records of each rank, written as a run on disk."""
 
-import itertools
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -248,39 +248,74 @@ def _header(rank: ImportedRank, segment: int, count: int, opened_ns: int, epoch:
 
 
 def align_steps(ranks: Sequence[ImportedRank]) -> list[ImportedRank]:
-    """Keep the ends of those steps that all ranks have, where ranks began to record in different ones."""
-    first = [rank.first_step for rank in ranks if rank.first_step is not None]
-    if not first or len(set(first)) == 1:
+    """Let all ranks begin with the same step, where steps are marked on all of them.
+
+    What was recorded before differs from rank to rank, and so does the position of operations in their groups: they are
+    left out, and positions count from the first step that all have.
+    """
+    first = [rank.first_step for rank in ranks]
+    if not ranks or None in first:
         return list(ranks)
-    latest = max(first)
-    return [rank if rank.first_step is None else _without_steps(rank, latest - rank.first_step) for rank in ranks]
+    latest = max(step for step in first if step is not None)
+    return [_from_step(rank, latest) for rank in ranks]
 
 
-def _without_steps(rank: ImportedRank, count: int) -> ImportedRank:
-    """Leave out the first marks of a rank: what they ended becomes what came before the first step."""
-    if not count:
-        return rank
-    is_mark = (rank.records["kind"] == schema.KIND["span"]) & (rank.records["op"] == rank.ops.index(events.STEP))
-    dropped = np.flatnonzero(is_mark)[:count]
-    return replace(rank, records=np.delete(rank.records, dropped), first_step=(rank.first_step or 0) + count)
+def _from_step(rank: ImportedRank, step: int) -> ImportedRank:
+    records = rank.records
+    is_mark = (records["kind"] == schema.KIND["span"]) & (records["op"] == rank.ops.index(events.STEP))
+    marks = np.flatnonzero(is_mark)
+    surplus = step - (rank.first_step or 0)
+    if surplus >= len(marks):
+        return replace(rank, records=np.delete(records, marks))
+    begin = records["issued_ns"][marks[surplus]]
+    is_operation = (records["kind"] == COLLECTIVE) | (records["kind"] == POINT_TO_POINT)
+    early = is_operation & (records["issued_ns"] < begin)
+    known = [number for number, group in enumerate(rank.groups) if group.get("ranks")]
+    records = records.copy()
+    for number in known:
+        for kind in (COLLECTIVE, POINT_TO_POINT):
+            own = (records["group"] == number) & (records["kind"] == kind)
+            records["seq"][own & ~early] -= np.uint32((own & early).sum())
+    gone = early.copy()
+    gone[marks[:surplus]] = True
+    return replace(rank, records=records[~gone], first_step=step)
 
 
-def fresh_output(output: Path, *, force: bool) -> None:
-    """Refuse a directory that holds something, unless it is to be written over.
+def check_output(output: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    """Refuse a directory that holds something, unless it is a run that is to be written over.
 
     Raises:
-        OutputError: it holds something.
+        OutputError: it holds something, or what is to be imported.
     """
     if not output.exists():
         return
     if not output.is_dir():
         raise OutputError(f"{output} is a file; expected a directory to write the run to. Name another: -o DIR")
-    held = list(itertools.islice(output.iterdir(), 3))
-    if not held:
+    held = next(output.iterdir(), None)
+    if held is None:
         return
-    is_run = (output / paths.MANIFEST).exists()
-    if not (force and is_run):
-        how = "--force writes over a run" if is_run else "--force writes over a run, and this is none"
-        raise OutputError(f"{output} is not empty: it holds {held[0].name}. Name another directory with -o; {how}.")
-    for child in sorted(output.rglob("*"), key=lambda path: len(path.parts), reverse=True):
-        child.rmdir() if child.is_dir() and not child.is_symlink() else child.unlink()
+    if not (force and (output / paths.MANIFEST).exists()):
+        over = "--force writes over a run" + ("" if (output / paths.MANIFEST).exists() else ", and this is none")
+        raise OutputError(f"{output} is not empty: it holds {held.name}. Name another directory with -o; {over}.")
+    whole = output.resolve()
+    for path in inputs:
+        if path.resolve().is_relative_to(whole):
+            raise OutputError(f"{path} lies in {output}, which is to be written over. Name another directory with -o.")
+
+
+def clear_output(output: Path) -> None:
+    """Remove what a directory holds.
+
+    Raises:
+        OutputError: something cannot be removed.
+    """
+    try:
+        for child in output.iterdir() if output.exists() else ():
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"{error.filename} cannot be removed ({error.strerror}). Name another directory with -o."
+        ) from error

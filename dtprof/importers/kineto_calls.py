@@ -215,8 +215,8 @@ def _payload(call: Call, work: Call | None, op: str) -> tuple[int, int]:
     dims, types, _ = call.inputs()
     place = 1 if op in SECOND_INPUT and len(dims) > 1 and dims[1] else 0
     elements, dtype = -1, schema.NO_CODE
-    if place < len(dims) and dims[place]:
-        own = dims[place]
+    own = dims[place] if place < len(dims) else None
+    if isinstance(own, list) and own:
         elements = numel(own if isinstance(own[0], list) else [own])
         dtype = dtype_code(types[place]) if place < len(types) else schema.NO_CODE
     if work is not None and (elements < 0 or dtype == schema.NO_CODE):

@@ -2,6 +2,7 @@
 
 import re
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from dtprof.importers.imported import LAST_NS, Column
 from dtprof.importers.trace_stream import TraceFile
 
 COMMUNICATION_OP = ("c10d::", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
-LAUNCH = ("c10d::",)
+CALL = "c10d::"
 BACKWARD_OP = "autograd::engine::evaluate_function"
 _KERNELS = {"kernel", "Kernel", "concurrent_kernel"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"}
 _OPERATORS = {"cpu_op", "Operator", "operator"}
-_NOTES = {"user_annotation", "cpu_op", "Operator", "operator"}
+_COPIES = {"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
+OPERATOR, NODE, COMMUNICATION, WORK, NOTE = "operator", "node", "communication", "work", "note"
+KERNEL, COLLECTIVE, LAUNCH, COPY, OTHER = "kernel", "collective", "launch", "copy", "other"
+_CLASSES = (OPERATOR, NODE, COMMUNICATION, WORK, NOTE, KERNEL, COLLECTIVE, LAUNCH, COPY)
+MAX_NAMES = 100_000
 _COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl|nccl_symk|oneccl)", re.IGNORECASE)
 _WORK = re.compile(r"^(gloo|mpi|ucc):")
 _PACKED = msgspec.json.Decoder()
@@ -80,7 +85,7 @@ class Call:
 def _unpack(raw: msgspec.Raw) -> list[Any]:
     try:
         found = _PACKED.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     return found if isinstance(found, list) else []
 
@@ -92,6 +97,18 @@ class Times:
     begin: "array[float]" = field(default_factory=lambda: array("d"))  # us
     length: "array[float]" = field(default_factory=lambda: array("d"))  # us
     other: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def add(self, events: Sequence[Event], other: Sequence[int]) -> None:
+        """Add events, each with its other number."""
+        self.begin.extend([event.ts for event in events])
+        self.length.extend([event.dur for event in events])
+        self.other.extend(other)
+
+    def add_one(self, begin: float, length: float, other: int) -> None:
+        """Add one."""
+        self.begin.append(begin)
+        self.length.append(length)
+        self.other.append(other)
 
     def columns(self, base_ns: int) -> tuple[Column, Column, Column]:
         """Return begin and end in ns since 1970, and the other number."""
@@ -153,85 +170,88 @@ def read_events(path: Path) -> KinetoTrace:
     trace = KinetoTrace(path=path)
     file = TraceFile(path, Event)
     numbers: dict[object, int] = {}
+    classes: dict[str, dict[str, str]] = {}
     for events in file.events():
-        for event in events:
-            if event.ph == "X":
-                _take(trace, event, numbers)
-            elif event.cat == "fwdbwd":
-                thread = numbers.setdefault(event.tid, len(numbers))
-                trace.flows.begin.append(event.ts)
-                trace.flows.length.append(0.0)
-                trace.flows.other.append(thread if event.ph == "s" else -1 - thread)
-            elif event.name == "[memory]" and event.args is not None and event.args.device_type == 1:
-                _take_memory(trace, event, event.args)
+        _take_piece(trace, events, numbers, classes)
     trace.threads = list(numbers)
     trace.facts, trace.problems, trace.count = file.facts, file.problems, file.count
     return trace
 
 
-def _take(trace: KinetoTrace, event: Event, numbers: dict[object, int]) -> None:
-    category, name = event.cat, event.name
+def _take_piece(
+    trace: KinetoTrace, events: list[Event], numbers: dict[object, int], classes: dict[str, dict[str, str]]
+) -> None:
+    """Take in the events of a piece: sorted first, then class by class, as there are millions of them."""
+    sorted_: dict[str, list[Event]] = {name: [] for name in (*_CLASSES, OTHER)}
+    of_category = classes.get
+    for event in events:
+        if event.ph == "X":
+            known = of_category(event.cat)
+            if known is None:
+                known = classes[event.cat] = {}
+            name = known.get(event.name)
+            if name is None:
+                name = _classify(event.cat, event.name)
+                if len(known) < MAX_NAMES:
+                    known[event.name] = name
+            sorted_[name].append(event)
+        elif event.cat == "fwdbwd":
+            thread = numbers.setdefault(event.tid, len(numbers))
+            trace.flows.add_one(event.ts, 0.0, thread if event.ph == "s" else -1 - thread)
+        elif event.name == "[memory]" and event.args is not None and event.args.device_type == 1:
+            _take_memory(trace, event, event.args)
+    for name, into in (
+        (OPERATOR, trace.operators),
+        (NODE, trace.backward),
+        (COMMUNICATION, trace.communicating),
+        (WORK, trace.communicating),
+    ):
+        into.add(sorted_[name], [numbers.setdefault(event.tid, len(numbers)) for event in sorted_[name]])
+    for name, into in ((KERNEL, trace.kernels), (LAUNCH, trace.launches)):
+        into.add(sorted_[name], [correlation_of(event.args) for event in sorted_[name]])
+    trace.annotations += map(_call, sorted_[NOTE])
+    trace.collectives += map(_call, sorted_[COLLECTIVE])
+    trace.works += map(_call, sorted_[WORK])
+    trace.copies += len(sorted_[COPY])
+    for event in sorted_[COMMUNICATION]:
+        if event.name.startswith(CALL):
+            trace.calls.append(_call(event))
+        elif event.name == "record_param_comms" and event.args is not None and event.args.external_id is not None:
+            trace.described[event.args.external_id] = event.args
+    for name in (KERNEL, COLLECTIVE):
+        devices = {event.args.device for event in sorted_[name] if event.args and type(event.args.device) is int}
+        trace.devices.update(device for device in devices if 0 <= device < MAX_DEVICES)
+
+
+def _classify(category: str, name: str) -> str:
+    """Return what an event is."""
     if category in _OPERATORS:
-        into = trace.operators
         if name.startswith(BACKWARD_OP):
-            into = trace.backward
-        elif name.startswith(COMMUNICATION_OP) or "wait_tensor" in name:
-            _take_communication(trace, event, numbers)
-            return
-        elif name.startswith("enumerate(DataLoader)"):
-            trace.annotations.append(_call(event))
-            return
-        into.begin.append(event.ts)
-        into.length.append(event.dur)
-        into.other.append(numbers.setdefault(event.tid, len(numbers)))
-    elif category in _KERNELS:
-        if _COLLECTIVE_KERNEL.match(name):
-            trace.collectives.append(_call(event))
-        else:
-            _append(trace.kernels, event)
-        if event.args is not None and type(event.args.device) is int and 0 <= event.args.device < MAX_DEVICES:
-            trace.devices.add(event.args.device)
-    elif category in _LAUNCHES:
-        if event.args is not None and event.args.correlation is not None:
-            _append(trace.launches, event)
-    elif category == "user_annotation":
+            return NODE
         if _WORK.match(name):
-            _take_communication(trace, event, numbers)
-        elif not name.startswith(("nccl:", "xccl:")):
-            trace.annotations.append(_call(event))
-    elif category in ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"):
-        trace.copies += 1
-
-
-def _take_communication(trace: KinetoTrace, event: Event, numbers: dict[object, int]) -> None:
-    name = event.name
-    trace.communicating.begin.append(event.ts)
-    trace.communicating.length.append(event.dur)
-    trace.communicating.other.append(numbers.setdefault(event.tid, len(numbers)))
-    if name.startswith(LAUNCH):
-        trace.calls.append(_call(event))
-    elif _WORK.match(name):
-        trace.works.append(_call(event))
-    elif name == "record_param_comms" and event.args is not None and event.args.external_id is not None:
-        trace.described[event.args.external_id] = event.args
+            return WORK
+        if name.startswith(COMMUNICATION_OP) or "wait_tensor" in name:
+            return COMMUNICATION
+        return NOTE if name.startswith("enumerate(DataLoader)") else OPERATOR
+    if category in _KERNELS:
+        return COLLECTIVE if _COLLECTIVE_KERNEL.match(name) else KERNEL
+    if category in _LAUNCHES:
+        return LAUNCH
+    if category == "user_annotation":
+        if _WORK.match(name):
+            return WORK
+        return OTHER if name.startswith(("nccl:", "xccl:")) else NOTE
+    return COPY if category in _COPIES else OTHER
 
 
 def _take_memory(trace: KinetoTrace, event: Event, arguments: Arguments) -> None:
     if type(arguments.allocated) is int and type(arguments.reserved) is int and arguments.reserved < LAST_NS:
-        trace.memory.begin.append(event.ts)
-        trace.memory.length.append(float(arguments.allocated))
-        trace.memory.other.append(arguments.reserved)
+        trace.memory.add_one(event.ts, float(arguments.allocated), arguments.reserved)
 
 
-def _append(into: Times, event: Event) -> None:
-    into.begin.append(event.ts)
-    into.length.append(event.dur)
-    into.other.append(correlation_of(event.args) if event.args is not None else -1)
-
-
-def correlation_of(arguments: Arguments) -> int:
+def correlation_of(arguments: Arguments | None) -> int:
     """Return the number that a kernel shares with its launch; -1 where there is none."""
-    number = arguments.correlation
+    number = arguments.correlation if arguments is not None else None
     return number if type(number) is int and 0 <= number < LAST_NS else -1
 
 

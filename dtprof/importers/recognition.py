@@ -55,7 +55,7 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     if len(found) > 1:
         (a, of_a), (b, of_b) = list(found.items())[:2]
         raise NotATraceError(
-            f"{of_a[0]} is of {a} and {of_b[0]} of {b}; expected files of one format. "
+            f"{of_a[0]} looks like {a}, {of_b[0]} like {b}; expected files of one format. "
             "Import each into a run of its own."
         )
     ((name, files),) = found.items()

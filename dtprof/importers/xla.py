@@ -24,6 +24,7 @@ from dtprof.importers.imported import (
     ImportedRank,
     ImportedRun,
     RecordBuilder,
+    align_steps,
     merge_intervals,
     number_in_group,
 )
@@ -102,7 +103,7 @@ def import_xla(files: Sequence[Path]) -> ImportedRun:
         for device in sorted(host.devices):
             ranks.append(_rank(host, number, device, len(ranks), size))
     return ImportedRun(
-        format=FORMAT, files=tuple(map(str, files)), ranks=tuple(ranks), cannot_tell=tuple(_lacks(ranks))
+        format=FORMAT, files=tuple(map(str, files)), ranks=tuple(align_steps(ranks)), cannot_tell=tuple(_lacks(ranks))
     )
 
 

@@ -13,6 +13,7 @@ from benchmarks.kineto_traces import Shape, write_traces
 from dtprof import events
 from dtprof.analysis.results import Summary
 from dtprof.analysis.summary import summarise
+from dtprof.cli.main import main
 from dtprof.errors import NotATraceError
 from dtprof.importers.files import import_files
 from dtprof.importers.imported import write_imported
@@ -142,6 +143,20 @@ def test_ranks_that_began_in_different_steps_use_those_that_all_have(tmp_path: P
     assert summary.steps.used == (2, 5)  # ProfilerStep 6 to 9
 
 
+def test_operations_meet_where_ranks_began_in_different_steps(tmp_path: Path) -> None:
+    """Rank 0 recorded two steps more, in which it sent 25 elements; from step 3 on both send alike."""
+    earlier = []
+    for number in (1, 2):
+        for row in host_step(0):
+            name = row["name"].replace("#3", f"#{number}")
+            earlier.append(row | {"ts": row["ts"] - 1000 * (3 - number), "name": name})
+    for rank, rows in ((0, [*earlier, *host_step(0)]), (1, host_step(40))):
+        (tmp_path / f"t{rank}").write_text(trace(rank, rows, host_name="a", baseTimeNanoseconds=10**18))
+    summary = imported(tmp_path, tmp_path / "t0", tmp_path / "t1")
+    row = one(summary, "all_reduce")
+    assert (row.count, row.wait_ns) == (1, 20 * US)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -161,6 +176,20 @@ def test_what_cannot_be_imported_is_refused_with_a_sentence(tmp_path: Path, make
     with pytest.raises(NotATraceError, match=said) as error:
         import_files(make(tmp_path))
     assert str(error.value).rstrip().endswith((".", ")"))
+
+
+def test_a_directory_that_holds_something_is_not_written_over(tmp_path: Path) -> None:
+    traces = write_traces(tmp_path / "traces", Shape(ranks=1))[0].parent
+    arguments = ["import", str(traces), "-o"]
+    assert main([*arguments, str(tmp_path / "run")]) == 0
+    assert main([*arguments, str(tmp_path / "run")]) == 2
+    assert main([*arguments, str(tmp_path / "run"), "--force"]) == 0
+    assert main([*arguments, str(traces), "--force"]) == 2
+    shutil.copytree(traces, tmp_path / "run" / "traces")
+    inside = str(tmp_path / "run" / "traces")
+    assert main(["import", inside, "-o", str(tmp_path / "run"), "--force"]) == 2
+    assert Path(inside, "rank0.json").exists()
+    assert main(["summary", str(tmp_path / "run"), "--json"]) == 0
 
 
 def write(path: Path, data: bytes | str) -> Path:
