@@ -99,7 +99,7 @@ class LiveWindow:
         self._max_steps = max_steps
         self._max_rows = max_rows
         self._opened = reader.open_run(run)
-        self._follower = RunFollower(run)
+        self._follower = RunFollower(run, newest=self._room(len(self._opened.folders)))
         self._recent: dict[int, _Recent] = {}
 
     def look(self) -> dict[int, Growth]:
@@ -171,10 +171,14 @@ class LiveWindow:
 
     # ---- bounds --------------------------------------------------------------------------------------------------
 
+    def _room(self, num_ranks: int) -> int:
+        """Return how many records are kept of each rank."""
+        return max(MIN_ROWS, self._max_rows // max(1, num_ranks))
+
     def _drop(self) -> None:
         """Drop the oldest steps, of all ranks alike, and what is beyond the room of each rank."""
         first = self.first_step
-        room = max(MIN_ROWS, self._max_rows // max(1, len(self._recent)))
+        room = self._room(len(self._recent))
         for recent in self._recent.values():
             if recent.oldest_step < first - self._max_steps // 4 or recent.num_rows > room:
                 recent.keep_from(first)

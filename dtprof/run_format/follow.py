@@ -44,19 +44,23 @@ class Growth:
 class LogFollower:
     """Follows the log of one rank in one attempt."""
 
-    def __init__(self, folder: Path, *, rank: int, attempt: int, from_end: bool = False) -> None:
-        """Begin at the first record that is there, or after those there are.
+    def __init__(
+        self, folder: Path, *, rank: int, attempt: int, from_end: bool = False, newest: int | None = None
+    ) -> None:
+        """Begin at the first record that is there, or later.
 
         Args:
             folder: of the rank.
             rank: global rank.
             attempt: restart attempt.
             from_end: leave out all but the newest segment, and of that what had settled at the first look.
+            newest: leave out records that are there at the first look but for so many; a segment more at most is read.
         """
         self.folder, self.rank, self.attempt = folder, rank, attempt
         self._passes_over = from_end
+        self._newest = 0 if from_end else newest
         self._windows: list[_Window] = []
-        self._next = 0
+        self._next = self._begin = 0
         self._strings = Strings()
         self._strings_at = 0
         self._step = 0
@@ -97,9 +101,17 @@ class LogFollower:
     # ---- records -------------------------------------------------------------------------------------------------
 
     def _skip_to_end(self) -> None:
-        if self._passes_over and not self._windows:
-            headers = {number: _header_of(self.folder / paths.segment_name(number)) for number in _numbers(self.folder)}
-            self._next = max((number for number, header in headers.items() if header and header["head"]), default=0)
+        """Find where to begin."""
+        if self._newest is None or self._windows:
+            return
+        headers = {number: _header_of(self.folder / paths.segment_name(number)) for number in _numbers(self.folder)}
+        heads = {number: header["head"] for number, header in headers.items() if header and header["head"]}
+        self._next = max(heads, default=0)
+        head = min(heads.get(self._next, 0), schema.SEGMENT_CAPACITY)
+        if head < self._newest and self._next - 1 in headers:
+            self._next, head = self._next - 1, head + schema.SEGMENT_CAPACITY
+        self._begin = max(0, head - self._newest) if not self._passes_over else 0
+        self._newest = None
 
     def _open_next(self) -> bool:
         """Open the next segment where the newest one is full; return whether there is more to read."""
@@ -113,6 +125,7 @@ class LogFollower:
                 window = _open_window(self.folder, number)
         if window is None:
             return False
+        window.start, self._begin = self._begin, 0
         self._windows.append(window)
         self._next += 1
         return True
@@ -198,14 +211,18 @@ class LogFollower:
 class RunFollower:
     """Follows the newest attempt of every rank of a run."""
 
-    def __init__(self, run: Path, *, boot_id: str | None = None, from_end: bool = False) -> None:
+    def __init__(
+        self, run: Path, *, boot_id: str | None = None, from_end: bool = False, newest: int | None = None
+    ) -> None:
         """Follow a run directory, which may be empty still.
 
         Args:
             run: the run directory.
             boot_id: follow only ranks of the host with this boot id.
             from_end: leave out what ranks that are there at the first look had recorded.
+            newest: of what a rank has recorded when it is first seen, leave out all but so many records.
         """
+        self._newest = newest
         self._run = run
         self._boot_id = boot_id
         self._from_end = from_end
@@ -249,7 +266,9 @@ class RunFollower:
                 continue
             if known is not None:
                 known.close()
-            self._logs[rank] = LogFollower(folder, rank=rank, attempt=attempt, from_end=self._from_end)
+            self._logs[rank] = LogFollower(
+                folder, rank=rank, attempt=attempt, from_end=self._from_end, newest=self._newest
+            )
             self.problems.pop(rank, None)
 
     def _is_ours(self, folder: Path) -> bool:
@@ -273,7 +292,7 @@ class _Window:
     def __init__(self, file: int | None, data: bytes, number: int) -> None:
         self._file, self._data = file, data
         self._number = number
-        self._start = 0
+        self.start = 0  # the first record that has not settled
         self.header: dict[str, Any] = {}
         self.told: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)  # of the records of the last read
         self.full = False
@@ -296,7 +315,7 @@ class _Window:
         end = min(header["head"], schema.SEGMENT_CAPACITY)
         self.full = end == schema.SEGMENT_CAPACITY or self._file is None
         data = self._bytes(
-            schema.HEADER_SIZE + self._start * schema.RECORD_SIZE, (end - self._start) * schema.RECORD_SIZE
+            schema.HEADER_SIZE + self.start * schema.RECORD_SIZE, (end - self.start) * schema.RECORD_SIZE
         )
         rows = np.frombuffer(data[: len(data) // schema.RECORD_SIZE * schema.RECORD_SIZE], RECORD_DTYPE)
         self.told = np.concatenate([self.told, np.zeros(len(rows) - len(self.told), np.uint8)])
@@ -307,7 +326,7 @@ class _Window:
         """Leave behind the first records as far as all have settled."""
         unsettled = np.flatnonzero(self.told != _SETTLED)
         first = int(unsettled[0]) if len(unsettled) else len(self.told)
-        self._start += first
+        self.start += first
         self.told = self.told[first:]
 
     def close(self) -> None:

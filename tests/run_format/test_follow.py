@@ -180,6 +180,20 @@ def test_from_the_end_only_what_comes_later_is_given(tmp_path: Path) -> None:
     follower.close()
 
 
+@pytest.mark.parametrize("newest", [1, 4, 7, 11, 15])
+def test_only_so_many_of_the_records_that_are_there_are_given(
+    newest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 8)
+    folder = put(tmp_path / "run", job(6), tmp_path / "0")  # 30 records: 6 in the newest segment
+    follower = LogFollower(folder, rank=0, attempt=0, newest=newest)
+    grown = follower.look()
+    assert len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples) == min(newest, 14)
+    assert grown.lost == 0
+    put(tmp_path / "run", job(7), tmp_path / "1")
+    assert len(follower.look().tables.operations) == 2
+
+
 def test_ranks_come_up_later_and_with_a_new_attempt(tmp_path: Path) -> None:
     run = tmp_path / "run"
     follower = RunFollower(run)
