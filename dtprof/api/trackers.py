@@ -1,0 +1,108 @@
+"""The summary of a run to an experiment tracker: one call, in the job or after it.
+
+In the job nothing here may end the training: what goes wrong is said once on stderr, and False is returned.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from dtprof.analysis.results import Summary
+from dtprof.errors import MissingDependencyError, UsageError
+from dtprof.fence import fenced
+from dtprof.settings import ENV_RUN_DIR
+
+TRACKERS = ("wandb", "mlflow")
+
+
+def log_to(tracker: str, run: str | os.PathLike[str] | None = None) -> bool:
+    """Log the summary of a run to the tracker's active run; say whether that was done.
+
+    Parameters:
+        tracker: "wandb" or "mlflow". It must be installed, and its run must have been begun.
+        run: run directory; None: the run that records this process. Then call it on one rank, after the training: what
+            the other ranks have recorded by then is in it.
+
+    Raises:
+        UsageError: `run` is given, and there is no such tracker, or it has no active run.
+        MissingDependencyError: `run` is given, and the tracker is not installed.
+        NotARunError: `run` is given and cannot be read.
+        Exception: `run` is given, and the tracker raises it.
+    """
+    if run is not None:
+        return _log(tracker, Path(run))
+    recorded = os.environ.get(ENV_RUN_DIR)
+    if not recorded:
+        return False  # the program runs without dtprof
+    return fenced("dtprof.log_to", "did not log the summary")(_log)(tracker, Path(recorded)) is True
+
+
+def _log(tracker: str, path: Path) -> bool:
+    if tracker not in TRACKERS:
+        raise UsageError(f"there is no tracker {tracker!r}; expected one of {', '.join(TRACKERS)}")
+    try:
+        module = import_module(tracker)
+    except ImportError as error:
+        raise MissingDependencyError(f"{tracker} is not installed; pip install {tracker}") from error
+    from dtprof.api import open_run
+
+    summary = open_run(path).summary()
+    if tracker == "wandb":
+        _to_wandb(module, summary)
+    else:
+        _to_mlflow(module, summary)
+    return True
+
+
+def _to_wandb(wandb: ModuleType, summary: Summary) -> None:
+    if wandb.run is None:
+        raise UsageError("wandb has no active run; call wandb.init() first")
+    wandb.run.config.update(describe(summary), allow_val_change=True)
+    for name, value in measure(summary).items():
+        wandb.run.summary[name] = value
+
+
+def _to_mlflow(mlflow: ModuleType, summary: Summary) -> None:
+    if mlflow.active_run() is None:
+        raise UsageError("mlflow has no active run; call mlflow.start_run() first")
+    mlflow.log_params(describe(summary))
+    mlflow.log_metrics(measure(summary))
+
+
+def measure(summary: Summary) -> dict[str, float]:
+    """Return the figures by name: times in ms, sizes in bytes, shares from 0 to 1; what is not known is left out."""
+    figures: dict[str, float | None] = {}
+    steps = summary.steps.duration_ns
+    if steps is not None:
+        figures |= {f"step_{name}_ms": getattr(steps, name) / 1e6 for name in ("median", "p10", "p90")}
+    measured = [rank for rank in summary.ranks if rank.step_ns and rank.partition_ns]
+    total = sum(rank.step_ns or 0 for rank in measured)
+    for part in measured[0].partition_ns or {} if total else {}:
+        figures[f"share/{part}"] = sum((rank.partition_ns or {})[part] for rank in measured) / total
+    figures["peak_bytes"] = max(
+        (rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None), default=None
+    )
+    if summary.pipeline is not None:
+        figures["bubble_fraction"] = summary.pipeline.bubble_fraction
+    if summary.stragglers and summary.stragglers[0].blame_ns_per_step is not None:
+        figures["straggler_rank"] = summary.stragglers[0].rank
+        figures["straggler_blame_ms"] = summary.stragglers[0].blame_ns_per_step / 1e6
+    figures["overhead_share"] = summary.overhead.share_of_step
+    figures["dropped_events"] = summary.dropped_events
+    return {f"dtprof/{name}": float(value) for name, value in figures.items() if value is not None}
+
+
+def describe(summary: Summary) -> Mapping[str, str | int]:
+    """Return what the run is: its layout and where its records lie."""
+    sizes: dict[str, int] = {}
+    for group in summary.groups:
+        if group.axis:
+            name = re.sub(r"[^\w.-]", "_", group.axis)
+            sizes[name] = max(sizes.get(name, 0), len(group.ranks))
+    layout: dict[str, str | int] = {"world_size": summary.world_size, "hosts": len(summary.hosts), "run": summary.run}
+    layout |= {f"size_{axis}": size for axis, size in sorted(sizes.items())}
+    layout |= {"backend": summary.backend} if summary.backend else {}
+    return {f"dtprof/{name}": value for name, value in layout.items()}
