@@ -35,6 +35,8 @@ TRANSPORT_WORDS = (
 )
 """Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
 
+BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store", "backward", "monitoredbarrier")
+"""Parts of a traceback through an operation, or of what a back end says."""
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
@@ -217,8 +219,10 @@ class RankEvidence:
         last = self.exceptions[-1]
         # An exception raised in a handler tells of what was handled: its traceback begins with that.
         chained = any(words in last.traceback for words in CHAINED)
-        text = f"{last.traceback if chained else ''}{last.type}: {last.message}".lower()
-        return last if any(words in text for words in TRANSPORT_WORDS) else None
+        whole = f"{last.traceback}{last.type}: {last.message}".lower()
+        text = whole if chained else f"{last.type}: {last.message}".lower()
+        of_torch = any(words in whole for words in BACK_ENDS)  # others lose connections, too: to loggers, to storage
+        return last if of_torch and any(words in text for words in TRANSPORT_WORDS) else None
 
     @property
     def signal_name(self) -> str | None:

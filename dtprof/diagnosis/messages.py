@@ -230,8 +230,11 @@ def size_finding(evidence: Evidence, rank: int, mine: Operation, other: Operatio
 
 
 def _unmatched(evidence: Evidence, unmet: list[Wait], waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
-    """Return the finding for a message whose other end its peer does not post: it waits elsewhere, or has ended."""
-    for wait in unmet:
+    """Return the finding for a message whose other end its peer does not post: it waits elsewhere, or has ended.
+
+    A rank that turns to a peer as never before while another waits for it went astray itself: it is heard last.
+    """
+    for wait in sorted(unmet, key=lambda wait: _went_astray(evidence, wait)):
         mine = wait.operation
         peers = [evidence.ranks[r] for r in wait.awaited if r in evidence.ranks]
         elsewhere = [p for p in peers if p.finished or (p.rank in waits and not _comes_soon(p.rank, waits))]
@@ -262,6 +265,13 @@ def _unmatched(evidence: Evidence, unmet: list[Wait], waits: dict[int, tuple[Wai
             advice=f"Make the {needed} on rank {peer.rank}, or leave out the call{at_line(mine.site)}.",
         )
     return None
+
+
+def _went_astray(evidence: Evidence, wait: Wait) -> bool:
+    mine = wait.operation
+    usual = [c for c in evidence.ranks[wait.rank].channels if c.sends == (mine.op == "send")]
+    first = mine.nth == 0 and len({channel.peer for channel in usual}) > 1
+    return first and any(other.nth > 0 for other in _expecting(evidence, wait.rank, mine).values())
 
 
 def _expecting(evidence: Evidence, rank: int, operation: Operation) -> dict[int, Operation]:

@@ -49,6 +49,16 @@ def test_an_exception_raised_while_the_loss_of_a_peer_was_handled_is_a_consequen
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-crashed", (1,), (0, 2))
 
 
+def test_a_connection_that_is_none_of_the_job_is_the_fault_of_the_rank_that_lost_it() -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[1].exception(2100, "ConnectionRefusedError", "[Errno 111] Connection refused", line=77)
+    for rank in (ranks[0], ranks[2]):
+        gradients(rank, 2000, done=False)
+        rank.exception(2150, "RuntimeError", CONNECTION_LOST, line=10)
+    finding = judge(ranks, statuses={0: (1, 2300), 1: (1, 2200), 2: (1, 2300)}).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-crashed", (1,), (0, 2))
+
+
 def test_the_same_exception_on_every_rank_blames_every_rank() -> None:
     ranks = ranks_in_step(2, 1)
     for rank in ranks:

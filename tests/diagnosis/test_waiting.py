@@ -67,6 +67,19 @@ def test_a_message_whose_peer_waits_in_a_barrier_is_unmatched() -> None:
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_turns_to_another_peer_than_ever_is_blamed_and_not_that_peer(late: int) -> None:
+    ranks = pair(3)
+    for t in (0, 100, 200):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+    message(ranks[0], "send", 1, 300 + 5 * (late == 0), line=4)
+    message(ranks[1], "recv", 2, 300 + 5 * (late == 1), line=5)
+    ranks[2].op("barrier", 250)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (1,))
+
+
 @pytest.mark.parametrize("received", [8, 16])
 def test_a_message_that_is_larger_than_what_is_received_is_a_size_mismatch(received: int) -> None:
     ranks = pair()
