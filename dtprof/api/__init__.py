@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtprof.cli.engines import Engine, executor_for, make_engine
+from dtprof.cli.engines import open_run as open_with
 from dtprof.errors import NothingToShowError, UsageError
 from dtprof.run_format import reader
 
@@ -28,13 +30,15 @@ FIGURES = ("step_times", "step_parts", "step_phases", "timeline")
 class Run:
     """A run on disk. Everything is computed when it is asked for first, and kept but for tables of records."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, engine: Engine) -> None:
         """Open the run directory; use `dtprof.open_run`."""
-        self._opened = reader.open_run(path)
+        self._given = path
+        self._engine = engine
+        self._opened = open_with(path, engine)
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """The run directory; of a run at a URL that of the copy."""
         return self._opened.path
 
     @property
@@ -50,13 +54,14 @@ class Run:
     def _summary(self) -> "Summary":
         from dtprof.analysis.summary import summarise
 
-        return summarise(self._opened)
+        with executor_for(self._engine, self._opened) as executor:
+            return summarise(self._opened, executor)
 
     def diagnose(self) -> "Verdict":
         """Return what `dtprof diagnose` says. Asked anew each time: a job may be running."""
         from dtprof.cli.inspection import diagnose_run
 
-        return diagnose_run(self.path)
+        return diagnose_run(self._given, self._engine)
 
     def compare(self, other: "Run", *, at_least: float = 0.01) -> "Comparison":
         """Return what `dtprof compare` says of this run, A, and another, B.
@@ -74,7 +79,8 @@ class Run:
     def _figures(self) -> "RunFigures":
         from dtprof.analysis.comparison_series import measure_run
 
-        return measure_run(self._opened)
+        with executor_for(self._engine, self._opened) as executor:
+            return measure_run(self._opened, executor)
 
     def table(self, name: str, *, ranks: Iterable[int] | None = None) -> "Table":
         """Return a table: records as they are ("operations", "spans", "samples"), or results.
@@ -119,7 +125,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""
-        return f"<dtprof run {str(self.path)!r}: {len(self.ranks)} ranks>"
+        return f"<dtprof run {self._opened.name!r}: {len(self.ranks)} ranks>"
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
@@ -128,14 +134,23 @@ class Run:
         return f"<pre>{escape(summary_text(self._summary))}</pre>"
 
 
-def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run directory.
+def open_run(
+    path: str | os.PathLike[str], *, engine: str = "local", scheduler: str = "", jobs: int | None = None
+) -> Run:
+    """Open a run directory, or the run at a URL that fsspec can open.
+
+    Parameters:
+        engine: where what takes long is computed: "local", this host, or "dask".
+        scheduler: of Dask, its address; empty: a cluster on this host is made each time.
+        jobs: worker processes on this host, 1 for none; None: as many as pay.
 
     Raises:
         NotARunError: the path does not exist, or holds nothing that dtprof wrote.
         NewerFormatError: it was written by a newer dtprof.
+        MissingDependencyError: a package that the URL needs is not installed.
+        UsageError: there is no such engine, or the parameters contradict each other.
     """
-    return Run(Path(path))
+    return Run(Path(path), make_engine(engine, scheduler=scheduler, jobs="" if jobs is None else str(jobs)))
 
 
 def schema(table: str) -> "tuple[Column, ...]":

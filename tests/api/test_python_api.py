@@ -161,5 +161,15 @@ def test_what_does_not_exist_is_refused_with_what_does(run: api.Run, folder: Pat
         run.compare(run, at_least=2)
     with pytest.raises(NotARunError):
         dtprof.open_run(folder / "nothing")
+
+
+def test_results_are_the_same_wherever_they_are_computed(folder: Path) -> None:
+    here, there = (dtprof.open_run(folder / "run", jobs=jobs) for jobs in (1, 2))
+    assert repr(here.summary()) == repr(there.summary())
+    assert dtprof.open_run(f"file://{folder / 'run'}").ranks == here.ranks
+    with pytest.raises(UsageError, match="is 'spark'; expected local or dask"):
+        dtprof.open_run(folder / "run", engine="spark")
+    with pytest.raises(UsageError, match="is '0'"):
+        dtprof.open_run(folder / "run", jobs=0)
     with pytest.raises(AttributeError, match="no attribute 'close_run'"):
         dtprof.close_run  # type: ignore[attr-defined]  # noqa: B018
