@@ -177,7 +177,9 @@ class NodeTally:
 
     def _take_open(self, own: RankTally, growth: Growth) -> None:
         rows = growth.open_operations
-        waiting = rows[(rows["done_ns"] == UNKNOWN_NS) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)]
+        # Inside its call it is open, and whether its completion will be seen is not known yet.
+        sees_end = (rows["state"] == codes.ISSUED) | ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
+        waiting = rows[(rows["done_ns"] == UNKNOWN_NS) & sees_end]
         own.oldest_open_ns = int(waiting["issued_ns"].min()) if len(waiting) else None
         if len(waiting):
             self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))

@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rank.span(f"phase:{HOSTILE}", begin + 82 * MS, begin + 83 * MS)
             rank.span("optimizer", begin + 84 * MS, begin + 90 * MS)
             rank.sample("rss_bytes", begin + 90 * MS, 1_000_000 + step)
-        rank.op("all_reduce", NUM_STEPS * 100 * MS, nbytes=1)
+        rank.op("all_reduce", NUM_STEPS * 100 * MS, nbytes=1, flags=0)
     return write_run(tmp_path_factory.mktemp("runs") / "job", ranks)
 
 
