@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from dtprof.cli.engines import Engine, executor_for, make_engine
 from dtprof.cli.engines import open_run as open_with
 from dtprof.errors import NothingToShowError, UsageError
-from dtprof.run_format import reader
 
 if TYPE_CHECKING:
     from dtprof.analysis.comparison import Comparison
