@@ -22,10 +22,10 @@ from dtprof.analysis import codes
 from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.collectives import FROM_ROOT, TO_ROOT
 from dtprof.analysis.intervals import Column
-from dtprof.analysis.meetings import FAR, Family, Matched
-from dtprof.analysis.records import stride_of
+from dtprof.analysis.meetings import FAR, Family, Matched, split
+from dtprof.analysis.records import is_any, stride_of
 from dtprof.analysis.results import ClockResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 Floats = npt.NDArray[np.float64]
 
@@ -140,28 +140,35 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
 
     Rows are by position; `start` is -1 where nobody needs it, `done` FAR where it needs nobody, or is not known.
     """
-    marks: dict[Family, Array] = {}
-    names = np.array([*tables.ops, ""])
-    for family, rows in matched.rows.items():
-        if family.members < 2:
-            continue
-        seqs = matched.seqs[family]
-        kept = seqs % stride_of(len(seqs), MAX_MARKS) == 0
-        own = operations[rows[kept]]
-        marked = np.zeros(len(own), _MARK)
-        marked["seq"] = seqs[kept]
-        name = names[np.minimum(own["op"], len(tables.ops))]
-        is_root = own["peer"] == family.ranks.place_of(tables.rank)
-        gives = ~(np.isin(name, FROM_ROOT) & ~is_root) & ~(np.isin(name, TO_ROOT) & is_root)
-        needs = ~(np.isin(name, FROM_ROOT) & is_root) & ~(np.isin(name, TO_ROOT) & ~is_root)
-        if family.is_p2p:
-            gives = np.full(len(own), family.ranks[family.sender] == tables.rank)
-            needs = ~gives
-        known = (own["done_ns"] != UNKNOWN_NS) & (own["state"] == codes.DONE)
-        marked["start"] = np.where(gives, own["issued_ns"], -1)
-        marked["done"] = np.where(needs & known, own["done_ns"], FAR)
-        marks[family] = marked
-    return marks
+    several = [family for family in matched.rows if family.members > 1]
+    if not several:
+        return {}
+    seqs = {family: _thinned(matched.seqs[family], matched.seqs[family]) for family in several}
+    lengths = [len(own) for own in seqs.values()]
+    own = select(operations, np.concatenate([_thinned(matched.rows[one], matched.seqs[one]) for one in several]))
+    names = [*tables.ops, ""]
+    op = np.minimum(own["op"], len(tables.ops))
+    from_root, to_root = (
+        is_any(op, [i for i, name in enumerate(names) if name in ops]) for ops in (FROM_ROOT, TO_ROOT)
+    )
+    is_root = own["peer"] == np.repeat([family.ranks.place_of(tables.rank) for family in several], lengths)
+    is_p2p = np.repeat([family.is_p2p for family in several], lengths)
+    sends = [family.is_p2p and family.ranks[family.sender] == tables.rank for family in several]
+    is_send = np.repeat(sends, lengths)
+    gives = np.where(is_p2p, is_send, ~(from_root & ~is_root) & ~(to_root & is_root))
+    needs = np.where(is_p2p, ~is_send, ~(from_root & is_root) & ~(to_root & ~is_root))
+    known = (own["done_ns"] != UNKNOWN_NS) & (own["state"] == codes.DONE)
+    marked = np.zeros(len(own), _MARK)
+    marked["seq"] = np.concatenate(list(seqs.values()))
+    marked["start"] = np.where(gives, own["issued_ns"], -1)
+    marked["done"] = np.where(needs & known, own["done_ns"], FAR)
+    return split(marked, seqs)
+
+
+def _thinned(column: Column, seqs: Column) -> Column:
+    """Return the rows that are kept of so many positions."""
+    stride = stride_of(len(seqs), MAX_MARKS)
+    return column if stride == 1 else column[seqs % stride == 0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +191,10 @@ class Marks:
 
 
 def _merge(a: Array, b: Array) -> Array:
-    seqs, in_a, in_b = np.intersect1d(a["seq"], b["seq"], assume_unique=True, return_indices=True)
+    if len(a) == len(b) and np.array_equal(a["seq"], b["seq"]):
+        seqs, in_a, in_b = a["seq"], np.arange(len(a)), np.arange(len(b))
+    else:
+        seqs, in_a, in_b = np.intersect1d(a["seq"], b["seq"], assume_unique=True, return_indices=True)
     out = np.zeros(len(seqs), _MARK)
     out["seq"] = seqs
     out["start"] = np.maximum(a["start"][in_a], b["start"][in_b])

@@ -1,6 +1,5 @@
 """Wait, transfer and exposed time of every operation, and their sums by group, operation and api."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from dtprof.analysis.intervals import Column, Intervals, Mask, pair
 from dtprof.analysis.meetings import Family, Matched, Meetings, duration_of
 from dtprof.analysis.records import UNNAMED, is_any
 from dtprof.analysis.results import CollectiveResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables, join, select
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
@@ -89,22 +88,16 @@ def time_operations(
     culprit = np.full(len(operations), -1, np.int64)
     in_doubt = np.zeros(len(operations), np.bool_)
     mixed = 0
-    shared: list[tuple[Family, Column]] = []
-    for family, rows in matched.rows.items():
-        if family.members > 1:
-            shared.append((family, rows))
-        else:
-            source[rows] = EXACT
-    if shared:
-        rows = np.concatenate([some for _, some in shared])
-        lengths = [len(some) for _, some in shared]
-        members = np.repeat([family.members for family, _ in shared], lengths)
-        is_p2p = np.repeat([family.is_p2p for family, _ in shared], lengths)
-        met = join([find_met(meetings, family, matched) for family, _ in shared])
+    if matched.rows:
+        rows = matched.every_row
+        members = matched.of_each(family.members for family in matched.rows)
+        is_p2p = matched.of_each(family.is_p2p for family in matched.rows) > 0
+        met = matched.find_met(meetings)
         num_seen, started, took = met["num_seen"], start[rows], duration[rows]
-        differs = met["mixed_ops"] & ~is_p2p
+        alone = members <= 1
+        differs = met["mixed_ops"] & ~is_p2p & ~alone
         mixed = int(differs.sum())
-        exact = (num_seen == members) & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
+        exact = (num_seen == members) & ~alone & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
         estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
         arrived, for_root = _exact_arrival(meetings, is_p2p, met, started, done[rows])
         last = np.where(for_root, met["root_rank"], met["last_rank"])
@@ -114,8 +107,8 @@ def time_operations(
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], took)
-        arrival[rows] = np.where(exact, arrived, np.where(estimated, by_duration, started))
-        source[rows] = np.where(exact, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
+        arrival[rows] = np.where(exact, arrived, np.where(estimated & ~alone, by_duration, started))
+        source[rows] = np.where(exact | alone, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
     return _split(
         start,
         duration,
@@ -126,12 +119,6 @@ def time_operations(
         mixed=mixed,
         in_doubt=in_doubt,
     )
-
-
-def find_met(meetings: Meetings, family: Family, matched: Matched) -> Array:
-    """Return the meetings of a rank's operations in one family, in the order of its rows."""
-    table, seqs = meetings.tables[family], matched.seqs[family]
-    return table if np.array_equal(table["seq"], seqs) else select(table, np.searchsorted(table["seq"], seqs))
 
 
 def _exact_arrival(meetings: Meetings, is_p2p: Mask, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
@@ -222,28 +209,29 @@ def sum_rows(
 
     A collective goes by the names that the lowest rank gave it, a message by this rank's own.
     """
-    named = _Named()
-    parts: list[tuple[Column, Column, Mask, Mask]] = []  # key, row, counts as an operation, of the lowest member
-    for family, rows in matched.rows.items():
-        inside = chosen[rows]
-        every = bool(inside.all())
-        rows = rows if every else rows[inside]
-        if not len(rows):
-            continue
-        if family.is_p2p:
-            op, api = np.minimum(operations["op"][rows], len(tables.ops)), apis.of_operation[rows]
-            keys = named.keys(family._replace(sender=-1, receiver=-1), (*tables.ops, UNNAMED), apis.names, op, api)
-            counted = is_lowest = np.ones(len(rows), np.bool_)
-        else:
-            met = find_met(meetings, family, matched)
-            met = met if every else select(met, inside)
-            keys = named.keys(family, meetings.ops.names, meetings.apis.names, met["op"], met["api"])
-            counted = met["first_rank"] == tables.rank
-            is_lowest = np.full(len(rows), tables.rank == family.ranks.lowest)
-        parts.append((keys, rows, counted, is_lowest))
-    if not parts:
+    inside = chosen[matched.every_row]
+    if not inside.any():
         return {}
-    keys, rows, counted, is_lowest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    rows = matched.every_row[inside]
+    met = select(matched.find_met(meetings), inside)
+    number = matched.of_each(range(len(matched.rows)))[inside]
+    is_p2p = matched.of_each(family.is_p2p for family in matched.rows)[inside] > 0
+    lowest = (tables.rank == family.ranks.lowest for family in matched.rows)
+    is_lowest = is_p2p | (matched.of_each(lowest)[inside] > 0)
+    counted = is_p2p | (met["first_rank"] == tables.rank)
+    op = np.where(is_p2p, np.minimum(operations["op"][rows], len(tables.ops)), met["op"])
+    api = np.where(is_p2p, apis.of_operation[rows], met["api"])
+    codes, keys = _number_distinct(op.astype(np.int64) << 32 | api)
+    pairs, keys = _number_distinct(number * len(codes) + keys)
+    families = list(matched.rows)
+    names = []
+    for pair_of in pairs.tolist():
+        family, code = families[pair_of // len(codes)], int(codes[pair_of % len(codes)])
+        op_names, api_names = (
+            ((*tables.ops, UNNAMED), apis.names) if family.is_p2p else (meetings.ops.names, meetings.apis.names)
+        )
+        base = family._replace(sender=-1, receiver=-1) if family.is_p2p else family
+        names.append(RowKey(base, op_names[code >> 32], api_names[code & 0xFFFFFFFF]))
     order = keys.argsort(kind="stable")
     keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
     sums: dict[RowKey, Array] = {}
@@ -255,35 +243,13 @@ def sum_rows(
         table = np.zeros(len(first), ROW_SUMS)
         for name, values in columns.items():
             table[name] = np.add.reduceat(values, first, dtype=np.int64)
-        for position, number in enumerate(keys[some][first].tolist()):
-            key, row = named.names[number], table[position : position + 1]
+        for position, place in enumerate(keys[some][first].tolist()):
+            key, row = names[place], table[position : position + 1]
             sums[key] = add_sums(sums[key], row) if key in sums else row
     return sums
 
 
 _ROWS_AT_ONCE = 1 << 16
-
-
-class _Named:
-    """The rows that operations go to, by number."""
-
-    def __init__(self) -> None:
-        self.names: list[RowKey] = []
-        self._numbers: dict[RowKey, int] = {}
-
-    def keys(
-        self, family: Family, op_names: Sequence[str], api_names: Sequence[str], op: Column, api: Column
-    ) -> Column:
-        """Return the number of the row of each operation of a family."""
-        codes, place = _number_distinct((op.astype(np.int64) << 32) | api)
-        numbers = []
-        for code in codes.tolist():
-            key = RowKey(family, op_names[code >> 32], api_names[code & 0xFFFFFFFF])
-            number = self._numbers.setdefault(key, len(self.names))
-            if number == len(self.names):
-                self.names.append(key)
-            numbers.append(number)
-        return np.array(numbers, np.int64)[place]
 
 
 def _number_distinct(values: Column) -> tuple[Column, Column]:
@@ -342,7 +308,8 @@ def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
     )
 
 
-def _result(key: RowKey, row: np.void) -> CollectiveResult:
+def _result(key: RowKey, sums: np.void) -> CollectiveResult:
+    row = dict(zip(ROW_SUMS.names or (), sums.item(), strict=True))
     transfer = int(row["transfer"])
     busbw = None
     if row["split"] and transfer > 0:
@@ -366,7 +333,7 @@ def _result(key: RowKey, row: np.void) -> CollectiveResult:
     )
 
 
-def _mean(total: np.int64, number: np.int64) -> int | None:
+def _mean(total: int, number: int) -> int | None:
     return int(total) // int(number) if number else None
 
 

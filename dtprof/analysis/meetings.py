@@ -4,7 +4,8 @@ Each rank gives, per family of operations, one row an operation; rows of the sam
 associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from dtprof.analysis.intervals import Column
 from dtprof.analysis.records import UNNAMED, is_any
 from dtprof.events import POINT_TO_POINT
 from dtprof.members import Members, share
-from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, select
+from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, join, select
 
 MEETING = np.dtype(
     [
@@ -101,6 +102,28 @@ class Matched:
     seqs: dict[Family, Column]
     unmatched: int  # operations that cannot be placed
 
+    @functools.cached_property
+    def every_row(self) -> Column:
+        """All rows, family by family."""
+        return np.concatenate([*self.rows.values(), np.zeros(0, np.int64)])
+
+    def of_each(self, values: Iterable[int]) -> Column:
+        """Return for each of these rows the value of its family, given one a family."""
+        lengths = [len(rows) for rows in self.rows.values()]
+        return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
+
+    def find_met(self, meetings: "Meetings") -> Array:
+        """Return the meetings of these rows."""
+        if not self.rows:
+            return np.zeros(0, MEETING)
+        tables = [meetings.tables[family] for family in self.rows]
+        met = join(tables)
+        seqs = np.concatenate(list(self.seqs.values()))
+        if np.array_equal(met["seq"], seqs):
+            return met
+        parts = zip(tables, self.seqs.values(), strict=True)
+        return join([select(table, np.searchsorted(table["seq"], own)) for table, own in parts])
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankMeetings:
@@ -141,19 +164,38 @@ class Meetings:
             column: np.array([own.number(name) for name in names], np.int32)
             for column, own, names in (("op", self.ops, ops), ("api", self.apis, apis), ("host", self.hosts, hosts))
         }
-        for family, theirs in tables.items():
-            rows = select(theirs, np.arange(len(theirs)))
-            for column, number in numbers.items():
-                rows[column] = number[theirs[column]]
-            known = self.tables.get(family)
-            self.tables[family] = rows if known is None else merge(known, rows)
+        if not tables:
+            return
+        rows = join([*tables.values(), np.zeros(0, MEETING)])
+        for column, number in numbers.items():
+            rows[column] = number[rows[column]]
+        self._merge(split(rows, tables))
+
+    def _merge(self, theirs: Mapping[Family, Array]) -> None:
+        """Take in rows; those of families that have met at the same positions so far in one go."""
+        alike = [family for family, rows in theirs.items() if len(self.tables.get(family, ())) == len(rows)]
+        if alike:
+            known, new = (join([tables[family] for family in alike]) for tables in (self.tables, theirs))
+            if np.array_equal(known["seq"], new["seq"]):
+                done = {family: theirs[family] for family in alike}
+                self.tables.update(split(_combine(known, new), done))
+                theirs = {family: rows for family, rows in theirs.items() if family not in done}
+        for family, rows in theirs.items():
+            before = self.tables.get(family)
+            self.tables[family] = rows if before is None else merge(before, rows)
+
+
+def split(rows: Array, like: Mapping[Family, Array | Column]) -> dict[Family, Array]:
+    """Return the rows of each family, which follow one another and are as many as those of `like`."""
+    ends = np.cumsum([len(own) for own in like.values()]).tolist()
+    return {family: rows[begin:end] for family, begin, end in zip(like, [0, *ends], ends, strict=False)}
 
 
 def match_operations(tables: RankTables, operations: Array) -> Matched:
     """Place every operation of one rank in its family."""
     rows: dict[Family, Column] = {}
     seqs: dict[Family, Column] = {}
-    families = find_families(tables.groups)
+    families = find_families(tables.groups, set(np.unique(operations["group"]).tolist()))
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     seqs_seen = operations["seq"]
     key = operations["group"] + (is_p2p.astype(np.int64) << 16)
@@ -186,17 +228,18 @@ def _bounds(sorted_values: Column) -> list[int]:
     return [0, *changes.tolist(), len(sorted_values)]
 
 
-def find_families(groups: Mapping[int, Group]) -> dict[int, Family]:
-    """Return the family of each group's collectives; a group made again under the same name counts apart."""
+def find_families(groups: Mapping[int, Group], chosen: Container[int] | None = None) -> dict[int, Family]:
+    """Return the family of each (chosen) group's collectives; a group made again under the same name counts apart."""
     families: dict[int, Family] = {}
     seen: dict[tuple[str, Members], int] = {}
     for number in sorted(groups):
         group = groups[number]
-        ranks = share(group.ranks)
+        ranks = group.ranks if isinstance(group.ranks, Members) else share(group.ranks)
         generation = seen.get((group.name, ranks), 0)
         seen[group.name, ranks] = generation + 1
-        size = len(ranks) or group.size
-        families[number] = Family(group=group.name, ranks=ranks, size=size, generation=generation)
+        if chosen is None or number in chosen:
+            size = len(ranks) or group.size
+            families[number] = Family(group=group.name, ranks=ranks, size=size, generation=generation)
     return families
 
 
@@ -241,27 +284,35 @@ def duration_of(operations: Array) -> Column:
 
 def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
     """Describe the operations of one rank for the meeting with the other ranks."""
-    rows: dict[Family, Array] = {}
+    if not matched.rows:
+        return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows={})
+    some = matched.every_row
+    rows = np.repeat(_NEUTRAL, len(some))
+    start = operations["issued_ns"][some]
+    rows["seq"] = np.concatenate(list(matched.seqs.values()))
+    rows["num_seen"] = 1
+    rows["first_start"] = rows["last_start"] = start
+    rows["last_rank"] = rows["first_rank"] = tables.rank
     duration = np.where(operations["done_ns"] != UNKNOWN_NS, duration_of(operations), FAR)
-    for family, some in matched.rows.items():
-        row = np.repeat(_NEUTRAL, len(some))
-        start = operations["issued_ns"][some]
-        row["seq"] = matched.seqs[family]
-        row["num_seen"] = 1
-        row["first_start"] = row["last_start"] = start
-        row["last_rank"] = row["first_rank"] = tables.rank
-        root = operations["peer"][some]
-        if not family.is_p2p and family.ranks:
-            has_root = (root >= 0) & (root < len(family.ranks))
-            if has_root.any():
-                row["root_rank"][has_root] = family.ranks.array[root[has_root]]
-                row["root_start"] = np.where(row["root_rank"] == tables.rank, start, -1)
-        row["min_duration"] = duration[some]
-        row["op"] = np.minimum(operations["op"][some], len(tables.ops))
-        row["api"] = apis.of_operation[some]
-        row["host"] = 0
-        rows[family] = row
-    return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows=rows)
+    rows["min_duration"] = duration[some]
+    rows["op"] = np.minimum(operations["op"][some], len(tables.ops))
+    rows["api"] = apis.of_operation[some]
+    rows["host"] = 0
+    by_family = split(rows, matched.rows)
+    is_p2p = matched.of_each(family.is_p2p for family in matched.rows) > 0
+    if ((operations["peer"][some] >= 0) & ~is_p2p).any():
+        _describe_roots(tables.rank, operations, matched, by_family)
+    return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows=by_family)
+
+
+def _describe_roots(rank: int, operations: Array, matched: Matched, by_family: Mapping[Family, Array]) -> None:
+    """Fill in the roots of collectives."""
+    for family, rows in by_family.items():
+        root = operations["peer"][matched.rows[family]]
+        has_root = (root >= 0) & (root < len(family.ranks))
+        if not family.is_p2p and has_root.any():
+            rows["root_rank"][has_root] = family.ranks.array[root[has_root]]
+            rows["root_start"] = np.where(rows["root_rank"] == rank, rows["first_start"], -1)
 
 
 def merge(a: Array, b: Array) -> Array:

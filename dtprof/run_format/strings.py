@@ -124,13 +124,14 @@ class Strings:
         """
         axes: dict[str, str] = {}
         for mesh in sorted(self.meshes, key=lambda mesh: mesh.flattened):
-            for name, group in zip(mesh.names, mesh.groups, strict=False):
-                axes.setdefault(group, name)
+            for dimension, name in zip(mesh.names, mesh.groups, strict=False):
+                axes.setdefault(name, dimension)
         axes = self.axes | axes
-        return {
-            number: dataclasses.replace(group, axis=axes.get(group.name) or axis_of(group.description))
-            for number, group in self.groups.items()
-        }
+        found = dict(self.groups)
+        for number, group in self.groups.items():
+            if axis := axes.get(group.name) or axis_of(group.description):
+                found[number] = dataclasses.replace(group, axis=axis)
+        return found
 
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
