@@ -21,9 +21,9 @@ from benchmarks import pairs
 from benchmarks.kineto_traces import Shape, write_traces
 
 RANKS = 2
-EVENTS = 120_000
+EVENTS = 200_000
 """Of each rank, about."""
-RUNS = 3
+RUNS = 2
 _HTA = """
 import sys
 from hta.trace_analysis import TraceAnalysis

@@ -16,6 +16,28 @@ GAP_US = 10
 BEHIND_US = 200
 """The device runs a kernel this long after the host launched it."""
 
+_SHAPES = {
+    "Concrete Inputs": ["", "", "1"],
+    "Input type": ["float", "float", "Scalar"],
+    "Input Strides": [[1024, 1], [1024, 1], []],
+    "Input Dims": [[512, 1024], [512, 1024], []],
+    "Sequence number": 4711,
+    "Fwd thread id": 0,
+}
+"""What record_shapes=True adds to an operator."""
+_GRID = {
+    "queued": 0,
+    "context": 1,
+    "registers per thread": 32,
+    "shared memory": 0,
+    "blocks per SM": 7.75,
+    "warps per SM": 31.03,
+    "grid": [1024, 1, 1],
+    "block": [128, 1, 1],
+    "est. achieved occupancy %": 48,
+}
+"""What Kineto tells of a kernel."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -73,17 +95,11 @@ def _events(rank: int, shape: Shape) -> Iterator[dict[str, Any]]:
                 at = begin + layer * shape.layer_us + kernel * (KERNEL_US + GAP_US)
                 for depth in range(shape.operators):
                     external += 1
-                    arguments = {"External id": external, "Record function id": 0, "Ev Idx": external}
+                    arguments = {"External id": external, "Record function id": 0, **_SHAPES, "Ev Idx": external}
                     yield _event("cpu_op", f"aten::op{depth}", at + depth, 40 - 2 * depth, rank, arguments)
                 launch = {"correlation": correlation, "cbid": 211, "External id": external}
                 yield _event("cuda_runtime", "cudaLaunchKernel", at + 20, LAUNCH_US, rank, launch)
-                run = {
-                    "correlation": correlation,
-                    "stream": 7,
-                    "device": rank,
-                    "External id": external,
-                    "grid": [1, 1, 1],
-                }
+                run = {"External id": external, **_GRID, "device": rank, "stream": 7, "correlation": correlation}
                 name = "void at::native::vectorized_elementwise_kernel<4>"
                 yield _event("kernel", name, at + BEHIND_US, KERNEL_US, rank, run, thread=7)
                 correlation += 1

@@ -20,13 +20,12 @@ _KERNELS = {"kernel", "Kernel", "concurrent_kernel"}
 _LAUNCHES = {"cuda_runtime", "cuda_driver", "Runtime", "runtime", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"}
 _OPERATORS = {"cpu_op", "Operator", "operator"}
 _COPIES = {"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"}
-OPERATOR, NODE, COMMUNICATION, WORK, NOTE = "operator", "node", "communication", "work", "note"
-KERNEL, COLLECTIVE, LAUNCH, COPY, OTHER = "kernel", "collective", "launch", "copy", "other"
-_CLASSES = (OPERATOR, NODE, COMMUNICATION, WORK, NOTE, KERNEL, COLLECTIVE, LAUNCH, COPY)
+OPERATOR, NODE, COMMUNICATION, WORK, NOTE, KERNEL, COLLECTIVE, LAUNCH, COPY, FLOW, MEMORY, OTHER = range(12)
+"""Classes of events."""
+NUM_CLASSES = 12
 MAX_NAMES = 100_000
 _COLLECTIVE_KERNEL = re.compile(r"^(nccl|rccl|nccl_symk|oneccl)", re.IGNORECASE)
 _WORK = re.compile(r"^(gloo|mpi|ucc):")
-_PACKED = msgspec.json.Decoder()
 MAX_US = 1 << 53
 MAX_DEVICES = 1 << 16
 
@@ -55,6 +54,13 @@ class Arguments(msgspec.Struct, gc=False):
     device_type: Any = msgspec.field(default=None, name="Device Type")
 
 
+class Correlated(msgspec.Struct, gc=False):
+    """What is wanted of kernels and launches, of which there are many."""
+
+    correlation: Any = None
+    device: Any = None
+
+
 class Event(msgspec.Struct, gc=False):
     """One event of the trace."""
 
@@ -64,7 +70,12 @@ class Event(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float = 0.0
     tid: int | str | None = None
-    args: Arguments | None = None
+    args: msgspec.Raw = msgspec.Raw()  # most are never looked at
+
+
+_PACKED = msgspec.json.Decoder()
+_ARGUMENTS = msgspec.json.Decoder(Arguments)
+_CORRELATED = msgspec.json.Decoder(Correlated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,60 +181,74 @@ def read_events(path: Path) -> KinetoTrace:
     trace = KinetoTrace(path=path)
     file = TraceFile(path, Event)
     numbers: dict[object, int] = {}
-    classes: dict[str, dict[str, str]] = {}
+    classes: dict[str, dict[str, int]] = {}
     for events in file.events():
-        _take_piece(trace, events, numbers, classes)
+        _take_piece(trace, _sort(events, classes), numbers)
     trace.threads = list(numbers)
     trace.facts, trace.problems, trace.count = file.facts, file.problems, file.count
     return trace
 
 
-def _take_piece(
-    trace: KinetoTrace, events: list[Event], numbers: dict[object, int], classes: dict[str, dict[str, str]]
-) -> None:
-    """Take in the events of a piece: sorted first, then class by class, as there are millions of them."""
-    sorted_: dict[str, list[Event]] = {name: [] for name in (*_CLASSES, OTHER)}
-    of_category = classes.get
+def _sort(events: list[Event], classes: dict[str, dict[str, int]]) -> list[list[Event]]:
+    """Return the events of each class. `classes` keeps the class of each category and name: there are millions."""
+    found: list[list[Event]] = [[] for _ in range(NUM_CLASSES)]
     for event in events:
-        if event.ph == "X":
-            known = of_category(event.cat)
-            if known is None:
-                known = classes[event.cat] = {}
-            name = known.get(event.name)
-            if name is None:
-                name = _classify(event.cat, event.name)
-                if len(known) < MAX_NAMES:
-                    known[event.name] = name
-            sorted_[name].append(event)
-        elif event.cat == "fwdbwd":
-            thread = numbers.setdefault(event.tid, len(numbers))
-            trace.flows.add_one(event.ts, 0.0, thread if event.ph == "s" else -1 - thread)
-        elif event.name == "[memory]" and event.args is not None and event.args.device_type == 1:
-            _take_memory(trace, event, event.args)
-    for name, into in (
+        try:
+            number = classes[event.cat][event.name]
+        except KeyError:
+            number = _classify(event.cat, event.name)
+            known = classes.setdefault(event.cat, {})
+            if len(known) < MAX_NAMES:
+                known[event.name] = number
+        found[number].append(event)
+    return found
+
+
+def _take_piece(trace: KinetoTrace, events: list[list[Event]], numbers: dict[object, int]) -> None:
+    """Take in the events of a piece, class by class."""
+    for number, into in (
         (OPERATOR, trace.operators),
         (NODE, trace.backward),
         (COMMUNICATION, trace.communicating),
         (WORK, trace.communicating),
     ):
-        into.add(sorted_[name], [numbers.setdefault(event.tid, len(numbers)) for event in sorted_[name]])
-    for name, into in ((KERNEL, trace.kernels), (LAUNCH, trace.launches)):
-        into.add(sorted_[name], [correlation_of(event.args) for event in sorted_[name]])
-    trace.annotations += map(_call, sorted_[NOTE])
-    trace.collectives += map(_call, sorted_[COLLECTIVE])
-    trace.works += map(_call, sorted_[WORK])
-    trace.copies += len(sorted_[COPY])
-    for event in sorted_[COMMUNICATION]:
+        into.add(events[number], [numbers.setdefault(event.tid, len(numbers)) for event in events[number]])
+    for number, into in ((KERNEL, trace.kernels), (LAUNCH, trace.launches)):
+        told = [_correlated(event) for event in events[number]]
+        into.add(events[number], [correlation_of(one) for one in told])
+        if number == KERNEL:
+            trace.devices.update(_devices_of(told))
+    trace.annotations += map(_call, events[NOTE])
+    collectives = [_call(event) for event in events[COLLECTIVE]]
+    trace.devices.update(_devices_of([call.arguments for call in collectives]))
+    trace.collectives += collectives
+    trace.works += map(_call, events[WORK])
+    trace.copies += len(events[COPY])
+    for event in events[COMMUNICATION]:
         if event.name.startswith(CALL):
             trace.calls.append(_call(event))
-        elif event.name == "record_param_comms" and event.args is not None and event.args.external_id is not None:
-            trace.described[event.args.external_id] = event.args
-    for name in (KERNEL, COLLECTIVE):
-        devices = {event.args.device for event in sorted_[name] if event.args and type(event.args.device) is int}
-        trace.devices.update(device for device in devices if 0 <= device < MAX_DEVICES)
+        elif event.name == "record_param_comms" and (told_of := _call(event).arguments).external_id is not None:
+            trace.described[told_of.external_id] = told_of
+    for event in events[FLOW]:
+        thread = numbers.setdefault(event.tid, len(numbers))
+        trace.flows.add_one(event.ts, 0.0, thread if event.ph == "s" else -1 - thread)
+    for event in events[MEMORY]:
+        _take_memory(trace, event, _call(event).arguments)
 
 
-def _classify(category: str, name: str) -> str:
+def _correlated(event: Event) -> Correlated | None:
+    try:
+        return _CORRELATED.decode(event.args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _devices_of(told: Sequence[Correlated | Arguments | None]) -> set[int]:
+    found = {one.device for one in told if one is not None and type(one.device) is int}
+    return {device for device in found if 0 <= device < MAX_DEVICES}
+
+
+def _classify(category: str, name: str) -> int:
     """Return what an event is."""
     if category in _OPERATORS:
         if name.startswith(BACKWARD_OP):
@@ -237,6 +262,10 @@ def _classify(category: str, name: str) -> str:
         return COLLECTIVE if _COLLECTIVE_KERNEL.match(name) else KERNEL
     if category in _LAUNCHES:
         return LAUNCH
+    if category == "fwdbwd":
+        return FLOW
+    if name == "[memory]":
+        return MEMORY
     if category == "user_annotation":
         if _WORK.match(name):
             return WORK
@@ -245,11 +274,13 @@ def _classify(category: str, name: str) -> str:
 
 
 def _take_memory(trace: KinetoTrace, event: Event, arguments: Arguments) -> None:
+    if arguments.device_type != 1:
+        return
     if type(arguments.allocated) is int and type(arguments.reserved) is int and arguments.reserved < LAST_NS:
         trace.memory.add_one(event.ts, float(arguments.allocated), arguments.reserved)
 
 
-def correlation_of(arguments: Arguments | None) -> int:
+def correlation_of(arguments: Correlated | Arguments | None) -> int:
     """Return the number that a kernel shares with its launch; -1 where there is none."""
     number = arguments.correlation if arguments is not None else None
     return number if type(number) is int and 0 <= number < LAST_NS else -1
@@ -257,7 +288,10 @@ def correlation_of(arguments: Arguments | None) -> int:
 
 def _call(event: Event) -> Call:
     """Keep an event; what it refers to of the piece it was read from is copied."""
-    arguments = event.args or Arguments()
+    try:
+        arguments = _ARGUMENTS.decode(event.args)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        arguments = Arguments()
     for name in ("concrete", "dims", "types"):
         setattr(arguments, name, getattr(arguments, name).copy())
     begin = _bounded(event.ts)

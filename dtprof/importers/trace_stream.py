@@ -15,7 +15,8 @@ import msgspec
 
 from dtprof.errors import NotATraceError
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 256 << 10
+"""Read at a time: small enough to stay in the processor's cache."""
 MAX_HEAD_BYTES = 64 << 20
 TAIL_BYTES = 1 << 16
 """Where the end of the last whole event is looked for at the end of a piece."""
