@@ -60,7 +60,8 @@ def _labelled(label: str, text: str, max_lines: int = 1) -> list[str]:
 def _job_lines(summary: Summary) -> list[str]:
     command = " ".join(map(shlex.quote, summary.command)) or summary.run
     hosts = f"{len(summary.hosts)} host{'s' if len(summary.hosts) != 1 else ''}"
-    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''} on {hosts}"]
+    on_hosts = f" on {hosts}" if summary.hosts else ""  # not known of some imported runs
+    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''}{on_hosts}"]
     parts += [summary.backend] if summary.backend else []
     parts += [f"torch {summary.torch}"] if summary.torch else []
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
