@@ -85,3 +85,13 @@ def _fragmentation(courses: Mapping[str, Course]) -> float | None:
     if allocated is None or reserved is None or not reserved.value.max():
         return None
     return max(0.0, 1 - float(allocated.value.max()) / float(reserved.value.max()))
+
+
+def state_formula_bytes(categories: Mapping[str, int | None]) -> int | None:
+    """Return what Adam in one precision holds for these parameters: as much again for gradients, twice for moments.
+
+    For parameters of 4 bytes this is the 16 bytes a parameter of docs/reference/metrics.md; a rank that holds a shard
+    holds its share of it. None where the parameters are not known.
+    """
+    parameters = categories.get("parameters")
+    return None if parameters is None else 4 * parameters

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import FAR, Meetings
+from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.events import POINT_TO_POINT
 from dtprof.tables import RankTables
 
@@ -92,3 +93,48 @@ class TrafficCount:
                 )
             )
         return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisTime:
+    """Communication along one axis of parallelism, mean over the ranks of the job and the used steps."""
+
+    axis: str  # or the description of its groups, where they serve no axis that is known
+    groups: int
+    operations: float  # a step, of all its groups
+    wait_ns: float
+    transfer_ns: float
+    exposed_ns: float
+
+
+def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
+    """Sum the table of collectives by axis, what is exposed most first; empty without used steps."""
+    if summary.steps.used is None or not summary.ranks:
+        return ()
+    steps = summary.steps.used[1] - summary.steps.used[0] + 1
+    groups = {group.name: group for group in summary.groups}
+    found: dict[str, list[CollectiveResult]] = {}
+    for one in summary.collectives:
+        if one.duration_ns is not None:
+            group = groups.get(one.group)
+            axis = (group.axis or group.description) if group else ""
+            found.setdefault(axis or f"group {one.group}", []).append(one)
+    share = steps * len(summary.ranks)
+
+    def weight(one: CollectiveResult) -> int:
+        group = groups.get(one.group)
+        is_message = one.op in POINT_TO_POINT
+        return one.count * (1 if is_message or group is None else max(1, len(group.ranks)))
+
+    rows = [
+        AxisTime(
+            axis=axis,
+            groups=len({one.group for one in some}),
+            operations=sum(one.count for one in some) / steps,
+            wait_ns=sum(weight(one) * (one.wait_ns or 0) for one in some) / share,
+            transfer_ns=sum(weight(one) * (one.transfer_ns or 0) for one in some) / share,
+            exposed_ns=sum(weight(one) * (one.exposed_ns or 0) for one in some) / share,
+        )
+        for axis, some in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.axis)))

@@ -20,10 +20,27 @@ if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
     from dtprof.api.table import Column, Table
     from dtprof.diagnosis.findings import Verdict
+    from dtprof.figures.source import Source
 
 RECORDS = ("operations", "spans", "samples")
 RESULTS = ("steps", "ranks", "collectives", "groups", "stragglers")
-FIGURES = ("step_times", "step_parts", "step_phases", "timeline")
+FIGURES = (
+    "step_times",
+    "step_parts",
+    "step_phases",
+    "timeline",
+    "pipeline",
+    "bubble_parts",
+    "stage_times",
+    "pipeline_changes",
+    "exposed_by_axis",
+    "bandwidth",
+    "traffic_matrix",
+    "lateness",
+    "memory_categories",
+    "memory_course",
+    "blame",
+)
 
 
 class Run:
@@ -106,7 +123,7 @@ class Run:
         return read_records(name, (self._opened.load(rank) for rank in chosen))
 
     def figure(self, name: str) -> Any:
-        """Return a Plotly figure of the report: "step_times", "step_parts", "step_phases", "timeline".
+        """Return a Plotly figure of the report, such as "step_times" or "pipeline"; FIGURES has all names.
 
         Raises:
             UsageError: there is no such figure.
@@ -114,13 +131,20 @@ class Run:
         """
         if name not in FIGURES:
             raise UsageError(f"there is no figure {name!r}; expected one of {', '.join(FIGURES)}")
-        from importlib import import_module
+        from dtprof.figures import registry
 
-        draw = getattr(import_module(f"dtprof.figures.{name}"), f"draw_{name}")
-        drawn = draw(self._summary)
+        drawn = registry.FIGURES[name](self._source)
         if not hasattr(drawn, "figure"):
             raise NothingToShowError(f"{drawn.why} {drawn.remedy}")
         return drawn.figure
+
+    @cached_property
+    def _source(self) -> "Source":
+        from dtprof.analysis.closeup import examine
+        from dtprof.figures.source import Source
+
+        summary, closeup = examine(self._opened)
+        return Source(summary=summary, closeup=closeup)
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""

@@ -4,14 +4,20 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
 
-EPILOG = """\
-example:
-  dtprof report dtprof-runs/20261121-101500-train
+if TYPE_CHECKING:
+    from dtprof.figures.source import Source
 
-exit status: 0 the page was written, 2 the run cannot be read or the page not written
+EPILOG = """\
+examples:
+  dtprof report dtprof-runs/20261121-101500-train
+  dtprof report runs/after --against runs/before
+  dtprof report RUN --dashboard pipeline --dashboard mine.toml -o mine.html
+
+exit status: 0 the file was written, 2 the run cannot be read or the file not written
 """
 DEFAULT_FILE = "report.html"
 
@@ -20,7 +26,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "report",
-        help="write a run as one interactive HTML page",
+        help="write a run as one interactive HTML file",
         description="Write one self-contained HTML file: it opens from disk and never asks the network for anything.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,25 +41,54 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--force", action="store_true", help="overwrite FILE")
     parser.add_argument(
-        "--dashboard", default="overview", metavar="NAME|FILE.toml", help="page to write (default: %(default)s)"
+        "--dashboard",
+        action="append",
+        metavar="NAME|FILE.toml",
+        help="page to write, may be given several times (default: all that have something to show)",
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="OTHER", help="run directory to compare with, on a page of its own"
     )
     engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and print where it lies."""
-    from dtprof.cli.summary import summarise
+    """Write the pages and print where they lie."""
     from dtprof.report import html, page_dashboard, page_panels
 
-    dashboard = page_dashboard.load_dashboard(arguments.dashboard, page_panels.panel_names())
-    summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
+    named = [page_dashboard.load_dashboard(name, page_panels.panel_names()) for name in arguments.dashboard or ()]
+    source = read_source(arguments.run_directory, engines.chosen_engine(arguments), against=arguments.against)
+    pages = page_dashboard.name_apart(named) or page_dashboard.load_report(
+        page_panels.panel_names(), available=source.available
+    )
     output = arguments.output or _beside(arguments.run_directory)
     is_ours = arguments.output is None and html.is_own_report(output)
-    html.write_html(summary, dashboard, output, force=arguments.force or is_ours)
+    html.write_html(source, pages, output, force=arguments.force or is_ours)
     print(output)
     print(f"next: open {shlex.quote(str(output))} in a browser", file=sys.stderr)
     return 0
+
+
+def read_source(path: Path, engine: engines.Engine, *, against: Path | None = None) -> "Source":
+    """Read and analyse all that the pages show of a run.
+
+    Raises:
+        NotARunError: a path holds no run that can be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
+    """
+    from dtprof.analysis.closeup import examine
+    from dtprof.analysis.comparison import AT_LEAST, compare_runs
+    from dtprof.analysis.comparison_series import measure_run
+    from dtprof.cli.inspection import diagnose_run
+    from dtprof.figures.source import Source
+
+    runs = [engines.open_run(one, engine) for one in (against, path) if one is not None]
+    with engines.executor_for(engine, *runs) as executor:
+        summary, closeup = examine(runs[-1], executor)
+        figures = [measure_run(run, executor) for run in runs] if against is not None else []
+    comparison = compare_runs(*figures, at_least=AT_LEAST) if figures else None
+    return Source(summary=summary, closeup=closeup, verdict=diagnose_run(path), comparison=comparison)
 
 
 def _beside(run_directory: Path) -> Path:

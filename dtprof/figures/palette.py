@@ -71,6 +71,55 @@ HUES = {
     "exposed": Hue(
         label="exposed communication", light="#e7a72e", dark="#e8aa31", meaning="the rank is blocked by the operation"
     ),
+    "loss": Hue(label="loss", light="#2f9c7a", dark="#5cc7a4", meaning="the loss of the last stage"),
+    "weight_gradient": Hue(
+        label="weight gradient",
+        light="#7dbbf0",
+        dark="#bce5fd",
+        meaning="gradient of the weights, which nobody waits for",
+    ),
+    "schedule": Hue(
+        label="schedule", light="#b581ec", dark="#9c5aac", meaning="what the planned order costs with equal times"
+    ),
+    "imbalance": Hue(
+        label="imbalance", light="#3465be", dark="#5a91ee", meaning="stages take different times for a microbatch"
+    ),
+    "exposed_p2p": Hue(
+        label="exposed messages", light="#e7a72e", dark="#e8aa31", meaning="activations and gradients on their way"
+    ),
+    "jitter": Hue(
+        label="jitter",
+        light="#5ba593",
+        dark="#73cda9",
+        meaning="the same action takes different times from one to the next",
+    ),
+    "warm_up": Hue(label="warm-up", light="#d8c3f3", dark="#6d4a86", meaning="before the first gradient of a rank"),
+    "steady": Hue(label="steady", light="#9a63d6", dark="#a873c9", meaning="between warm-up and drain"),
+    "drain": Hue(label="drain", light="#5d3391", dark="#d3b0ec", meaning="after the last forward of a rank"),
+    "other_causes": Hue(label="other causes", light="#b9bdc4", dark="#5d636c", meaning="imbalance, messages, jitter"),
+    "memory parameters": Hue(label="parameters", light="#1d3a78", dark="#5a91ee", meaning="the weights of the model"),
+    "memory gradients": Hue(label="gradients", light="#7dbbf0", dark="#bce5fd", meaning="gradients of the weights"),
+    "memory optimizer_state": Hue(
+        label="optimizer state",
+        light="#5ba593",
+        dark="#73cda9",
+        meaning="what the optimizer keeps, such as moments of Adam",
+    ),
+    "memory activations": Hue(
+        label="activations", light="#e7a72e", dark="#e8aa31", meaning="kept from the forward pass for the backward pass"
+    ),
+    "memory communication": Hue(
+        label="communication", light="#b04589", dark="#ce5fad", meaning="buffers of collectives and messages"
+    ),
+    "memory other": Hue(
+        label="other", light="#b9bdc4", dark="#5d636c", meaning="what of the peak is left: Python, libraries, allocator"
+    ),
+    "series 0": Hue(label="", light="#3465be", dark="#5a91ee"),
+    "series 1": Hue(label="", light="#b5651d", dark="#e8aa31"),
+    "series 2": Hue(label="", light="#2f7f6c", dark="#73cda9"),
+    "series 3": Hue(label="", light="#a8489a", dark="#c46fd6"),
+    "series 4": Hue(label="", light="#6b7077", dark="#969ca4"),
+    "series 5": Hue(label="", light="#8476cf", dark="#9f8ff0"),
     "point to point": Hue(label="point to point", light="#a8489a", dark="#c46fd6", meaning="send or receive"),
 }
 """By the name of a part (results.PARTS), of a phase (results.PHASES) or of a kind of interval of the timeline.

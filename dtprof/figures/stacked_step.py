@@ -62,6 +62,7 @@ def _bars(
         orientation="h" if lying else "v",
         x=lengths if lying else where,
         y=where if lying else lengths,
+        customdata=list(ranks),
         marker=marker(name),
         hoverinfo="text",
         hovertext=[

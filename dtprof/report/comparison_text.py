@@ -23,7 +23,7 @@ _BETWEEN_RUNS = (
 
 def comparison_text(result: Comparison) -> str:
     """Return the text."""
-    lines = [*_side_lines("A", result.a), *_side_lines("B", result.b), *_labelled("steps", _step_sentence(result))]
+    lines = [*_side_lines("A", result.a), *_side_lines("B", result.b), *_labelled("steps", step_sentence(result))]
     if _judged(result.changes):
         lines += _labelled("all figures", _overall_sentence(result))
     for table in (JOB, COLLECTIVES, RANKS):
@@ -50,7 +50,8 @@ def _side_lines(name: str, side: RunSide) -> list[str]:
     return _labelled(name, shorten(side.run, WIDTH - LABEL - 1 - len(facts)) + facts)
 
 
-def _step_sentence(result: Comparison) -> str:
+def step_sentence(result: Comparison) -> str:
+    """Return what is to be said of the step times of both runs."""
     step = result.step
     if step is None:
         return "cannot be compared"
@@ -133,7 +134,8 @@ def _weight(change: Change, step: Change | None) -> tuple[int, float]:
     return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
+    """Return name, A, B, difference, its interval, and from which difference on one would have been seen."""
     between, seen = "", ""
     if change.low is not None and change.high is not None:
         low, high = _signed(change.low, change), _signed(change.high, change)
@@ -142,9 +144,13 @@ def _cells(change: Change) -> tuple[str, ...]:
     if change.detectable is not None:
         seen = _format(change.detectable, change.figure)
     difference = UNKNOWN if change.difference is None else _signed(change.difference, change)
-    mark = "* " if change.differs else "  "
     a, b = (UNKNOWN if value is None else _format(value, change.figure) for value in (change.a, change.b))
-    return (mark + _name(change.figure), a, b, difference, between, seen)
+    return _name(change.figure), a, b, difference, between, seen
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    name, *rest = describe_change(change)
+    return (("* " if change.differs else "  ") + name, *rest)
 
 
 def _name(figure: Figure) -> str:

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -16,16 +17,20 @@ import dtprof
 from dtprof.analysis.results import Summary
 from dtprof.errors import OutputError
 from dtprof.figures.palette import HUES
+from dtprof.figures.source import Source
 from dtprof.report.page_dashboard import Dashboard, Panel, dashboards_folder
+from dtprof.report.page_documents import Document, render_documents
 from dtprof.report.page_markup import Markup, element, join
-from dtprof.report.page_panels import render_panel
 
 GENERATOR = "dtprof report"
+SCRIPTS = ("plots.js", "grid.js", "tracks.js", "tables.js", "page.js")
+"""In the order in which they run; the last one starts the page."""
+LIVE_SCRIPT = "live.js"
 _HEAD_BYTES = 2048
 
 
-def write_html(summary: Summary, dashboard: Dashboard, output: Path, *, force: bool) -> None:
-    """Write the page to a file, whole or not at all.
+def write_html(source: Source, pages: Sequence[Dashboard], output: Path, *, force: bool) -> None:
+    """Write the pages to a file, whole or not at all.
 
     Raises:
         OutputError: the file exists and `force` is not given, or it cannot be written.
@@ -34,7 +39,7 @@ def write_html(summary: Summary, dashboard: Dashboard, output: Path, *, force: b
         raise OutputError(f"{output} is a directory; expected a file to write, for example {output / 'report.html'}")
     if output.exists() and not force:
         raise OutputError(f"{output} exists; give --force to overwrite it, or another file with -o FILE")
-    page = render_html(summary, dashboard).encode("utf-8", "backslashreplace")
+    page = render_html(source, pages).encode("utf-8", "backslashreplace")
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         try:
@@ -58,41 +63,53 @@ def is_own_report(path: Path) -> bool:
         return False
 
 
-def render_html(summary: Summary, dashboard: Dashboard) -> str:
-    """Return the page as one string."""
+def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int | None = None) -> str:
+    """Return the pages as one string; with a version as the beginning of a page that asks its server for changes."""
     from plotly.offline import get_plotlyjs
 
     folder = dashboards_folder()
-    script = (folder / "page.js").read_text(encoding="utf-8")
-    contents = {panel.anchor: (panel, render_panel(panel, summary, dashboard)) for panel in dashboard.panels}
-    figures = {
-        anchor: json.loads(content.figure.to_json())
-        for anchor, (_, content) in contents.items()
-        if content.figure is not None
-    }
+    is_live = live_version is not None
+    scripts = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
+    script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
+    documents = render_documents(source, pages)
+    drawings = {anchor: document.drawing for anchor, document in documents.items() if document.drawing is not None}
+    has_plots = any("plotly" in drawing for drawing in drawings.values())
+    summary = source.summary
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
         generator=element("meta", name="generator", content=f"{GENERATOR} {dtprof.__version__}"),
-        policy=_render_policy(script),
-        title=element("title", f"{_run_name(summary)} \u2013 {dashboard.title} \u2013 dtprof"),
+        policy=_render_policy(script, may_ask=is_live),
+        title=element("title", f"{_run_name(summary)} \u2013 {pages[0].title} \u2013 dtprof"),
         style=Markup(f"{_render_hues()}\n{(folder / 'style.css').read_text(encoding='utf-8')}"),
-        header=_render_header(summary, dashboard),
-        links=_render_links(dashboard),
-        panels=join(*(_wrap(panel, content.markup) for panel, content in contents.values())),
+        header=_render_header(summary),
+        live=_render_live(live_version) if is_live else "",
+        tabs=_render_tabs(pages),
+        pages=join(*(_render_page(page, documents) for page in pages)),
         version=f"dtprof {dtprof.__version__}",
-        plotly=_pack(get_plotlyjs()) if figures else "",
-        figures=_pack(json.dumps(figures, separators=(",", ":"))),
+        plotly=_pack(get_plotlyjs()) if has_plots else "",
+        figures=_pack(json.dumps(drawings, separators=(",", ":"))),
         hues=json.dumps({name: [hue.light, hue.dark] for name, hue in HUES.items()}),
         script=script,
     )
 
 
-def _render_policy(script: str) -> Markup:
+def _render_live(version: int | None) -> Markup:
+    return element(
+        "div",
+        element("span", "live", class_="live-text"),
+        element("ul", class_="live-alarms", role="status"),
+        id="live",
+        data_version=str(version),
+    )
+
+
+def _render_policy(script: str, *, may_ask: bool) -> Markup:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rules = (
         "default-src 'none'",
         f"script-src 'sha256-{digest}' blob:",
         "style-src 'unsafe-inline'",
         "img-src data: blob:",
+        *(["connect-src 'self'"] if may_ask else []),
         "base-uri 'none'",
         "form-action 'none'",
     )
@@ -110,7 +127,7 @@ def _render_hues() -> str:
     )
 
 
-def _render_header(summary: Summary, dashboard: Dashboard) -> Markup:
+def _render_header(summary: Summary) -> Markup:
     num = summary.world_size
     facts = [
         f"{num} rank{'' if num == 1 else 's'}",
@@ -120,10 +137,9 @@ def _render_header(summary: Summary, dashboard: Dashboard) -> Markup:
     ]
     command = " ".join(summary.command)
     return join(
-        element("h1", element("bdi", _run_name(summary)), element("span", f" {dashboard.title}", class_="page")),
+        element("h1", element("bdi", _run_name(summary))),
         element("p", " \u00b7 ".join(filter(None, facts)), class_="facts-line"),
         element("p", element("code", command), class_="command-line", title=command) if command else "",
-        element("p", dashboard.question, class_="question") if dashboard.question else "",
     )
 
 
@@ -131,9 +147,28 @@ def _run_name(summary: Summary) -> str:
     return Path(summary.run).name or summary.run
 
 
-def _render_links(dashboard: Dashboard) -> Markup:
-    return join(
-        *(element("li", element("a", panel.title, href=f"#{panel.anchor}")) for panel in dashboard.panels),
+def _render_tabs(pages: Sequence[Dashboard]) -> Markup:
+    if len(pages) < 2:
+        return Markup("")
+    items = [element("li", element("a", page.title, href=f"#page-{page.name}")) for page in pages]
+    return element("nav", element("ol", *items), class_="tabs", aria_label="Pages of this report")
+
+
+def _render_page(page: Dashboard, documents: Mapping[str, Document]) -> Markup:
+    """Return one page: its question, the links to its panels, its panels."""
+    links = [element("li", element("a", panel.title, href=f"#{panel.anchor}")) for panel in page.panels]
+    return element(
+        "section",
+        element("nav", element("ol", *links), class_="panels", aria_label=f"Panels of the page {page.title}"),
+        element(
+            "div",
+            element("p", element("span", page.title, class_="page-title"), " ", page.question, class_="page-question"),
+            *(_wrap(panel, documents[panel.anchor].markup) for panel in page.panels),
+            class_="content",
+        ),
+        id=f"page-{page.name}",
+        class_="page",
+        aria_label=page.title,
     )
 
 
@@ -149,7 +184,7 @@ def _wrap(panel: Panel, content: Markup) -> Markup:
             id=heading,
         ),
         element("p", panel.question, class_="question") if panel.question else "",
-        content,
+        element("div", content, class_="content-of-panel", id=f"content-{panel.anchor}"),
         _render_help(panel),
         id=panel.anchor,
         class_=f"panel panel-{panel.name.replace('_', '-')}",

@@ -2,17 +2,19 @@
 
 import re
 import tomllib
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dtprof.errors import UsageError
 
-DEFAULT_DASHBOARD = "overview"
 _PANEL_KEYS = {"panel", "title", "question", "help", "definitions"}
-_PAGE_KEYS = {"title", "question", "panels"}
+_PAGE_KEYS = {"title", "question", "order", "needs", "panels"}
+NEEDS = ("finding", "comparison")
+"""What a page may be about that not every report has; it is left out of those that do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,8 @@ class Dashboard:
     title: str
     question: str
     panels: tuple[Panel, ...]
+    order: int = 100  # among the pages of a report, from left to right
+    needs: str = ""  # one of NEEDS
 
 
 def dashboards_folder() -> Path:
@@ -47,6 +51,31 @@ def dashboards_folder() -> Path:
 def dashboard_names() -> list[str]:
     """Return the names of the shipped pages."""
     return sorted(path.stem for path in dashboards_folder().glob("*.toml"))
+
+
+def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:
+    """Load the shipped pages of a report in their order, but for those that need what is not available."""
+    pages = [load_dashboard(name, valid_panels) for name in dashboard_names()]
+    chosen = [page for page in pages if not page.needs or page.needs in available]
+    return name_apart(sorted(chosen, key=lambda page: (page.order, page.name)))
+
+
+def name_apart(pages: Iterable[Dashboard]) -> tuple[Dashboard, ...]:
+    """Give panels that several pages have an anchor of their own on each page but the first."""
+    taken: set[str] = set()
+    named = []
+    for page in pages:
+        panels = []
+        for panel in page.panels:
+            anchor = panel.anchor
+            if anchor in taken:
+                anchor = next(
+                    one for n in count(1) if (one := f"{page.name}-{panel.anchor}{f'-{n}' * (n > 1)}") not in taken
+                )
+            taken.add(anchor)
+            panels.append(replace(panel, anchor=anchor))
+        named.append(replace(page, panels=tuple(panels)))
+    return tuple(named)
 
 
 def load_dashboard(name: str, valid_panels: Collection[str]) -> Dashboard:
@@ -99,7 +128,21 @@ class _Checker:
             title=self._text(document, "title", self.path.stem),
             question=self._text(document, "question", ""),
             panels=tuple(panels),
+            order=self._order(document),
+            needs=self._needs(document),
         )
+
+    def _order(self, document: dict[str, Any]) -> int:
+        order = document.get("order", 100)
+        if not isinstance(order, int) or isinstance(order, bool):
+            raise self._error(f"order is {order!r}", "expected a whole number, for example 20", r"\s*order\s*=")
+        return order
+
+    def _needs(self, document: dict[str, Any]) -> str:
+        needs = self._text(document, "needs", "")
+        if needs and needs not in NEEDS:
+            raise self._error(f"needs is {needs!r}", f"expected one of {', '.join(NEEDS)}", r"\s*needs\s*=")
+        return needs
 
     def _check_panel(self, table: dict[str, Any], anchors: set[str]) -> Panel:
         name = table.get("panel")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.results import PARTS, RankResult, Summary
+from dtprof.diagnosis.findings import Verdict
 from dtprof.figures.quantities import format_duration, format_share
 
 NOTEWORTHY_SHARE = 0.10
@@ -13,6 +14,8 @@ NOTEWORTHY_SHARE = 0.10
 MOST = 0.7
 """Wait or transfer alone is named where it is at least this share of the exposed communication."""
 ENDED_WELL = ("finished", "running", "unknown")
+BROKEN = {"hang": "Hang", "crash": "Crash"}
+"""Outcomes of the diagnosis that come before everything else."""
 STOPPED = "killed by SIGTERM"
 _MAX_NAMED_RANKS = 4
 _LOSSES = {
@@ -60,8 +63,10 @@ def split_topic(doubt: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", doubt)
 
 
-def write_headline(summary: Summary) -> Headline:
-    """Say what matters most: a job that ended badly, else where its time goes, else why that is not known."""
+def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline:
+    """Say what matters most: a job that hung or ended badly, else where its time goes, else why that is not known."""
+    if verdict is not None and verdict.outcome in BROKEN and verdict.findings:
+        return _describe_finding(verdict, summary)
     failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]
     if failed or summary.missing_ranks:
         return _describe_end(failed, summary)
@@ -87,7 +92,19 @@ def write_headline(summary: Summary) -> Headline:
         label="Attention",
         sentence=f"{_who_spends(summary, losses[largest])} {what}.",
         advice=advice,
-        evidence="step_parts",
+        evidence="bubble_parts" if largest == "bubble" else "step_parts",
+    )
+
+
+def _describe_finding(verdict: Verdict, summary: Summary) -> Headline:
+    first = verdict.findings[0]
+    return Headline(
+        verdict="bad",
+        label=BROKEN[verdict.outcome],
+        sentence=first.summary[:1].upper() + first.summary[1:].rstrip(".") + ".",
+        advice=first.advice[0] if first.advice else "",
+        evidence="findings",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
     )
 
 

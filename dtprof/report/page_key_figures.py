@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dtprof.analysis.memory_course import state_formula_bytes
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
@@ -29,6 +30,7 @@ def key_figures(summary: Summary) -> list[KeyFigure]:
         _step_time(summary),
         _exposed_communication(summary),
         _overlap(summary),
+        _bubble(summary),
         _peak_memory(summary),
         _slowdown(summary),
         _clock_error(summary),
@@ -133,12 +135,25 @@ def _overlap(summary: Summary) -> KeyFigure:
     )
 
 
+def _bubble(summary: Summary) -> KeyFigure:
+    pipeline = summary.pipeline
+    name = "Pipeline bubble"
+    if pipeline is None:
+        return KeyFigure(key="bubble", name=name, value="none", beside="no pipeline ran")
+    theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
+    beside = f"{theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
+    return KeyFigure(key="bubble", name=name, value=format_share(pipeline.bubble_fraction), beside=beside)
+
+
 def _peak_memory(summary: Summary) -> KeyFigure:
     peaks = {rank.rank: rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None}
     if not peaks:
         return KeyFigure(key="peak_memory", name="Peak memory", value=NOT_KNOWN, beside="no memory samples")
     worst, least = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
     beside = f"rank {worst}" if worst == least else f"rank {worst}; least {format_bytes(peaks[least])}, rank {least}"
+    categories = next(rank.memory_categories for rank in summary.ranks if rank.rank == worst)
+    if (formula := state_formula_bytes(categories)) is not None:
+        beside += f"; model state by formula {format_bytes(formula)}"
     return KeyFigure(key="peak_memory", name="Peak memory", value=format_bytes(peaks[worst]), beside=beside)
 
 

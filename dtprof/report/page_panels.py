@@ -1,59 +1,65 @@
 """Every panel that a page can name, and how its content is written."""
 
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtprof.analysis.results import GroupResult, Summary
 from dtprof.figures.drawing import Drawing, Nothing
-from dtprof.figures.quantities import DURATIONS, format_bytes, format_duration, format_share
-from dtprof.figures.step_parts import draw_step_parts
-from dtprof.figures.step_phases import draw_step_phases
-from dtprof.figures.step_times import draw_step_times
-from dtprof.figures.timeline import draw_timeline
+from dtprof.figures.registry import FIGURES
+from dtprof.figures.source import Source
 from dtprof.formatting import format_count
+from dtprof.report import page_comparison, page_findings, page_grid, page_memory, page_sections, page_tracks
 from dtprof.report.page_dashboard import Dashboard, Panel
-from dtprof.report.page_headline import knows_stragglers, split_topic, write_headline
 from dtprof.report.page_key_figures import render_key_figures
-from dtprof.report.page_markup import Markup, element, join
-from dtprof.report.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
+from dtprof.report.page_markup import Markup, element
+from dtprof.report.page_sections import render_nothing
+from dtprof.report.page_tables import render_plain_table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What stands in a panel: markup, and the Plotly figure that the browser draws in it."""
+    """What stands in a panel: markup, and what the browser draws in it: a Plotly figure, or a drawing of its own."""
 
     markup: Markup
     figure: Any = None
+    drawing: Mapping[str, Any] | None = None
 
 
 def panel_names() -> list[str]:
     """Return the names that a dashboard may use."""
-    return [*_FIGURES, *_SECTIONS]
+    return [*FIGURES, *_DRAWN, *_SECTIONS]
 
 
-def render_panel(panel: Panel, summary: Summary, dashboard: Dashboard) -> Content:
-    """Return the content of one panel."""
-    if panel.name in _FIGURES:
-        return _render_figure(panel, _FIGURES[panel.name](summary))
-    return Content(markup=_SECTIONS[panel.name](panel, summary, dashboard))
+def render_panel(panel: Panel, source: Source, pages: Sequence[Dashboard]) -> Content:
+    """Return the content of one panel; `pages` are those it may link to."""
+    if panel.name in FIGURES:
+        return _render_figure(panel, FIGURES[panel.name](source))
+    if panel.name in _DRAWN:
+        drawn = _DRAWN[panel.name](panel, source)
+        if isinstance(drawn, Nothing):
+            return Content(markup=render_nothing(drawn))
+        return Content(markup=drawn[0], drawing=drawn[1])
+    return Content(markup=_SECTIONS[panel.name](panel, source, pages))
 
 
 def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
     if isinstance(drawn, Nothing):
-        return Content(markup=_render_nothing(drawn))
+        return Content(markup=render_nothing(drawn))
     markup = element(
         "figure",
         element(
             "div",
-            class_="plot",
-            id=f"plot-{panel.anchor}",
-            role="group",
-            tabindex="0",
-            aria_label=f"{panel.title}. {drawn.sentence} The numbers are in the table below.",
-            style=f"min-height:{drawn.figure.layout.height}px",
-            data_zooms="yes" if drawn.zooms else None,
+            element(
+                "div",
+                class_="plot",
+                id=f"plot-{panel.anchor}",
+                role="group",
+                tabindex="0",
+                aria_label=f"{panel.title}. {drawn.sentence} The numbers are in the table below.",
+                style=f"min-height:{drawn.figure.layout.height}px",
+                data_zooms="yes" if drawn.zooms else None,
+            ),
+            class_="frame",
         ),
         element("figcaption", drawn.sentence),
         element(
@@ -69,193 +75,22 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
     return Content(markup=markup, figure=drawn.figure)
 
 
-def _render_nothing(nothing: Nothing) -> Markup:
-    return element("p", element("b", nothing.why), " ", nothing.remedy, class_="nothing")
-
-
-def _render_headline(_panel: Panel, summary: Summary, dashboard: Dashboard) -> Markup:
-    headline = write_headline(summary)
-    links = []
-    anchor = next((panel.anchor for panel in dashboard.panels if panel.name == headline.evidence), None)
-    if anchor is not None:
-        links.append(element("a", "Show the evidence", href=f"#{anchor}", class_="evidence"))
-    if headline.command:
-        links.append(element("span", "Next: ", element("code", headline.command, class_="command"), class_="next"))
-    return element(
-        "div",
-        element("p", headline.label, class_="verdict"),
-        element("p", headline.sentence, class_="sentence"),
-        element("p", headline.advice, class_="advice") if headline.advice else "",
-        element("p", *links, class_="links"),
-        class_=f"headline {headline.verdict}",
-    )
-
-
-def _render_collectives(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
-    rows = summary.collectives
-    if not rows:
-        return _render_nothing(
-            Nothing(
-                why="No collective was recorded.",
-                remedy="A job of one rank has none; otherwise check under Quality of the measurement that every "
-                "rank was reached.",
-            )
-        )
-    described = {group.name: group for group in summary.groups}
-    groups = [described.get(one.group) for one in rows]
-    columns = [
-        text_column("op", "operation", [one.op for one in rows]),
-        text_column("group", "group", [_name_group(one.group, summary.groups) for one in rows]),
-        number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
-        text_column("api", "called by", [one.api or "\u2013" for one in rows]),
-        number_column("count", "count", [one.count for one in rows], _as_count),
-        number_column("bytes", "size", [one.bytes for one in rows], format_bytes),
-        unit_column("duration", "duration", [one.duration_ns for one in rows], DURATIONS),
-        unit_column("wait", "wait", [one.wait_ns for one in rows], DURATIONS),
-        unit_column("transfer", "transfer", [one.transfer_ns for one in rows], DURATIONS),
-        unit_column("exposed", "exposed", [one.exposed_ns for one in rows], DURATIONS),
-        number_column("overlap", "overlap", [one.overlap for one in rows], format_share),
-        number_column("busbw", "bus bandwidth (GB/s)", [one.busbw_gb_per_s for one in rows]),
-    ]
-    return render_table(columns, caption=panel.title, definitions=panel.definitions)
-
-
-def _name_group(name: str, groups: Sequence[GroupResult]) -> str:
-    """Return the description of a group, with its name where another group has the same description."""
-    descriptions = {group.name: group.description for group in groups}
-    description = descriptions.get(name, "")
-    if not description:
-        return name
-    return description if list(descriptions.values()).count(description) == 1 else f"{description} ({name})"
-
-
-def _render_stragglers(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
-    rows = summary.stragglers
-    if not rows:
-        return _render_nothing(_explain_no_straggler(summary))
-    columns = [
-        number_column("rank", "rank", [one.rank for one in rows], _as_count),
-        number_column("last_share", "to blame in", [one.last_share for one in rows], format_share),
-        unit_column("blame", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
-        number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
-    ]
-    return render_table(columns, caption=panel.title, definitions=panel.definitions)
-
-
-def _explain_no_straggler(summary: Summary) -> Nothing:
-    if summary.world_size == 1:
-        return Nothing(why="The job has one rank: nobody waits for anybody.", remedy="")
-    if not knows_stragglers(summary):
-        return Nothing(
-            why="It is not known who was waited for.",
-            remedy="Waits are counted per step, in collectives that every member recorded on one clock.",
-        )
-    return Nothing(why="No rank holds the others up.", remedy="Waits, if any, are spread over the ranks.")
-
-
-def _render_cannot_tell(_panel: Panel, summary: Summary, _: Dashboard) -> Markup:
-    if not summary.cannot_tell:
-        return element("p", "Everything on this page could be told from the run.", class_="nothing")
-    doubts = [split_topic(doubt) for doubt in summary.cannot_tell]
-    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in doubts]
-    return element("ul", *items, class_="sentences")
-
-
-def _render_measurement(panel: Panel, summary: Summary, _: Dashboard) -> Markup:
-    facts = [
-        ("command", shlex.join(summary.command) or "not known"),
-        ("hosts", ", ".join(summary.hosts) or "not known"),
-        ("backend", summary.backend or "not known"),
-        ("torch", summary.torch or "not known"),
-        ("tap", summary.tap or "not known"),
-        ("whole", "yes" if summary.complete else "no: a rank is missing, cut or still running"),
-        ("missing ranks", ", ".join(map(str, summary.missing_ranks)) or "none"),
-        ("events", f"{format_count(summary.events)}, {format_count(summary.dropped_events)} dropped"),
-        ("recorded time", _or_not_known(summary.wall_ns, format_duration)),
-        ("clock error", _or_not_known(summary.clock_error_ns, format_duration)),
-        ("recording took", f"{format_duration(summary.overhead.capture_ns_total)}, all ranks together"),
-        ("a recorded event cost", _or_not_known(summary.overhead.capture_ns_per_event, format_duration)),
-        ("share of the step", _or_not_known(summary.overhead.share_of_step, format_share)),
-    ]
-    described = [
-        element("div", element("dt", name), element("dd", element("bdi", value)), title=panel.definitions.get(name))
-        for name, value in facts
-    ]
-    return join(
-        element("dl", *described, class_="facts"),
-        element(
-            "details",
-            element("summary", f"Ranks ({len(summary.ranks)})"),
-            render_plain_table(
-                ("rank", "ended", "events", "step", "peak memory"),
-                [
-                    (
-                        str(rank.rank),
-                        rank.ended,
-                        format_count(rank.events),
-                        _or_not_known(rank.step_ns, format_duration),
-                        _or_not_known(rank.peak_bytes, format_bytes),
-                    )
-                    for rank in summary.ranks
-                ],
-                caption="Ranks of the run",
-            ),
-        ),
-        element(
-            "details",
-            element("summary", f"Process groups ({len(summary.groups)})"),
-            render_plain_table(
-                ("group", "description", "axis", "size", "ranks"),
-                [
-                    (
-                        group.name,
-                        group.description,
-                        group.axis or "\u2013",
-                        str(len(group.ranks)),
-                        ", ".join(map(str, group.ranks)),
-                    )
-                    for group in summary.groups
-                ],
-                caption="Process groups of the run",
-            ),
-        ),
-    )
-
-
-def _as_count(value: float) -> str:
-    return format_count(round(value))
-
-
-def _or_not_known(value: float | None, write: Callable[[float], str]) -> str:
-    return "not known" if value is None else write(value)
-
-
-def _render_next_commands(_panel: Panel, summary: Summary, _: Dashboard) -> Markup:
-    run = shlex.quote(summary.run)
-    commands = [
-        (f"dtprof diagnose {run}", "what is wrong, with evidence, ranked"),
-        (f"dtprof summary {run}", "the same figures in the terminal"),
-        (f"dtprof summary {run} --json", "the same figures for a script"),
-    ]
-    rows = [
-        element("div", element("dt", element("code", command, class_="command")), element("dd", does))
-        for command, does in commands
-    ]
-    return element("dl", *rows, class_="commands")
-
-
-_FIGURES: dict[str, Callable[[Summary], Drawing | Nothing]] = {
-    "step_parts": draw_step_parts,
-    "step_phases": draw_step_phases,
-    "step_times": draw_step_times,
-    "timeline": draw_timeline,
+_DRAWN: dict[str, Callable[[Panel, Source], tuple[Markup, Mapping[str, Any]] | Nothing]] = {
+    "rank_grid": page_grid.render_rank_grid,
+    "run_timeline": page_tracks.render_run_timeline,
 }
-_SECTIONS: dict[str, Callable[[Panel, Summary, Dashboard], Markup]] = {
-    "headline": _render_headline,
-    "key_figures": lambda panel, summary, _: render_key_figures(summary, panel.definitions),
-    "collectives": _render_collectives,
-    "stragglers": _render_stragglers,
-    "cannot_tell": _render_cannot_tell,
-    "measurement": _render_measurement,
-    "next_commands": _render_next_commands,
+_SECTIONS: dict[str, Callable[[Panel, Source, Sequence[Dashboard]], Markup]] = {
+    "headline": page_sections.render_headline,
+    "key_figures": lambda panel, source, _: render_key_figures(source.summary, panel.definitions),
+    "collectives": page_sections.render_collectives,
+    "stragglers": page_sections.render_stragglers,
+    "critical_path": page_findings.render_critical_path,
+    "findings": page_findings.render_findings,
+    "memory_table": page_memory.render_memory_table,
+    "comparison": page_comparison.render_comparison,
+    "cannot_tell": page_sections.render_cannot_tell,
+    "measurement": page_sections.render_measurement,
+    "clocks": page_findings.render_clocks,
+    "next_commands": page_sections.render_next_commands,
+    "page_links": page_sections.render_page_links,
 }

@@ -14,8 +14,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from dtprof.analysis.results import Summary
+from dtprof.figures.source import Source
 from dtprof.report.html import write_html
-from dtprof.report.page_dashboard import load_dashboard
+from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_panels import panel_names
 
 FLAGS = (
@@ -109,17 +110,18 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chr
 
 
 @pytest.fixture
-def show(chromium: webdriver.Chrome, tmp_path: Path) -> Callable[[Summary], Page]:
-    """Return a function that writes the overview of a summary and opens it, light and 1280 wide."""
+def show(chromium: webdriver.Chrome, tmp_path: Path) -> Callable[..., Page]:
+    """Return a function that writes a report and opens it, light and 1280 wide."""
 
-    def write_and_open(summary: Summary) -> Page:
+    def write_and_open(results: Summary | Source, fragment: str = "") -> Page:
         path = tmp_path / "report of a run.html"
-        write_html(summary, load_dashboard("overview", panel_names()), path, force=True)
+        source = results if isinstance(results, Source) else Source(summary=results)
+        write_html(source, load_report(panel_names(), available=source.available), path, force=True)
         page = Page(chromium, path)
         page.emulate()
         page.complaints()
         page.requests()
-        page.open()
+        page.open(fragment)
         page.run("try { localStorage.clear() } catch {}")
         return page
 

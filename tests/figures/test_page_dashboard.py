@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from dtprof.errors import UsageError
-from dtprof.report.page_dashboard import dashboard_names, dashboards_folder, load_dashboard
+from dtprof.report.html import SCRIPTS
+from dtprof.report.page_dashboard import (
+    NEEDS,
+    dashboard_names,
+    dashboards_folder,
+    load_dashboard,
+    load_report,
+    name_apart,
+)
 from dtprof.report.page_panels import panel_names
 
 
@@ -28,13 +36,27 @@ def test_every_shipped_page_loads_and_explains_its_panels(name: str) -> None:
     assert all(panel.title for panel in dashboard.panels)
 
 
-def test_the_overview_shows_every_panel_once() -> None:
-    dashboard = load_dashboard("overview", panel_names())
-    assert sorted(panel.name for panel in dashboard.panels) == sorted(panel_names())
+def test_every_panel_is_on_a_shipped_page_and_anchors_are_unique() -> None:
+    pages = load_report(panel_names(), available=NEEDS)
+    panels = [panel for page in pages for panel in page.panels]
+    assert {panel.name for panel in panels} == set(panel_names())
+    assert len({panel.anchor for panel in panels}) == len(panels)
+
+
+def test_pages_come_in_their_order_and_without_those_that_have_nothing_to_show() -> None:
+    everything = [page.name for page in load_report(panel_names(), available=NEEDS)]
+    assert everything[:3] == ["overview", "hang", "timeline"]
+    assert set(everything) - {page.name for page in load_report(panel_names())} == {"hang", "comparison"}
+
+
+def test_a_panel_that_two_pages_have_is_called_after_its_page_the_second_time() -> None:
+    pages = name_apart([load_dashboard(name, panel_names()) for name in ("overview", "collectives", "collectives")])
+    anchors = [panel.anchor for page in pages for panel in page.panels if panel.name == "bandwidth"]
+    assert anchors == ["bandwidth", "collectives-bandwidth", "collectives-bandwidth-2"]
 
 
 def test_template_style_and_script_lie_beside_the_pages() -> None:
-    assert {"page.html", "page.js", "style.css"} <= {path.name for path in dashboards_folder().iterdir()}
+    assert {"page.html", "style.css", *SCRIPTS} <= {path.name for path in dashboards_folder().iterdir()}
 
 
 def test_a_page_of_the_user_is_loaded_by_path(tmp_path: Path) -> None:
@@ -77,7 +99,7 @@ def test_broken_toml_names_the_line(tmp_path: Path) -> None:
 
 def test_an_unknown_panel_names_the_line_and_the_valid_ones(tmp_path: Path) -> None:
     message = load(tmp_path, '[[panels]]\npanel = "timeline"\n\n[[panels]]\npanel = "bubles"\n')
-    assert message.startswith("mine.toml, line 5: unknown panel 'bubles'; expected one of cannot_tell, collectives,")
+    assert message.startswith("mine.toml, line 5: unknown panel 'bubles'; expected one of bandwidth, blame,")
 
 
 def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
@@ -93,6 +115,8 @@ def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
         ("panels = [3]", "it has no panels"),
         ('[[panels]]\ntitle = "x"', "a [[panels]] names no panel"),
         ("[[panels]]\npanel = 3", "line 2: unknown panel 3"),
+        ('order = "x"\n[[panels]]\npanel = "timeline"', "line 1: order is 'x'; expected a whole number"),
+        ('needs = "x"\n[[panels]]\npanel = "timeline"', "line 1: needs is 'x'; expected one of finding, comparison"),
         ('title = 3\n[[panels]]\npanel = "timeline"', "line 1: title is 3; expected a text in quotes"),
         ('[[panels]]\npanel = "timeline"\ndefinitions = 3', "line 3: definitions of panel 'timeline' are not texts"),
         ('[[panels]]\npanel = "timeline"\n[panels.definitions]\nx = 3', "line 3: definitions of panel 'timeline'"),
@@ -102,7 +126,7 @@ def test_other_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None
     assert words in load(tmp_path, text)
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "read-the-report.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "dashboards.md"
 
 
 def test_the_documented_page_loads_and_the_documented_panels_are_all_there_are(tmp_path: Path) -> None:
@@ -110,5 +134,5 @@ def test_the_documented_page_loads_and_the_documented_panels_are_all_there_are(t
     example = tmp_path / "communication.toml"
     example.write_text(text.partition("```toml")[2].partition("```")[0])
     assert load_dashboard(str(example), panel_names()).title == "Communication"
-    listed = text.partition("Panels: ")[2].partition(". ")[0]
-    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(panel_names())
+    listed = re.findall(r"^\| `(\w+)` \|", text.partition("## Panels")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(panel_names())

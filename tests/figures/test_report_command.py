@@ -42,6 +42,8 @@ def test_the_page_lies_in_the_run_unless_told_otherwise(
     assert call(run_directory) == 0
     page = (run_directory / "report.html").read_text()
     assert 'id="plot-timeline"' in page
+    assert 'id="page-memory"' in page
+    assert 'id="page-comparison"' not in page
     captured = capsys.readouterr()
     assert captured.out == f"{run_directory}/report.html\n"
     assert captured.err == f"next: open '{run_directory}/report.html' in a browser\n"
@@ -100,6 +102,22 @@ def test_writing_a_page_does_not_load_torch(run_directory: Path) -> None:
     code = (
         "import sys, argparse; from pathlib import Path; from dtprof.cli import report\n"
         f"report.run(argparse.Namespace(run_directory=Path({str(run_directory)!r}), output=None, force=False, "
-        "dashboard='overview'))\nsys.exit('torch' in sys.modules)"
+        "dashboard=None, against=None, engine=None, scheduler=None, jobs='1'))\nsys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+def test_a_second_run_brings_the_page_that_compares_them(run_directory: Path, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    assert call(run_directory, "--against", run_directory, "-o", output) == 0
+    page = output.read_text()
+    assert 'id="page-comparison"' in page
+    assert str(run_directory) in page
+
+
+def test_several_pages_may_be_named(run_directory: Path, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    call(run_directory, "--dashboard", "collectives", "--dashboard", "overview", "-o", output)
+    page = output.read_text()
+    assert page.index('id="page-collectives"') < page.index('id="page-overview"')
+    assert 'id="overview-bandwidth"' in page

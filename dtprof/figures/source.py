@@ -1,0 +1,26 @@
+"""What figures and pages are drawn from."""
+
+from dataclasses import dataclass
+
+from dtprof.analysis.closeup import Closeup
+from dtprof.analysis.comparison import Comparison
+from dtprof.analysis.results import Summary
+from dtprof.diagnosis.findings import Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Results of a run; where one is None, what needs it says why it is empty."""
+
+    summary: Summary
+    closeup: Closeup | None = None
+    verdict: Verdict | None = None
+    comparison: Comparison | None = None
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """What pages may be about that not every report has."""
+        has_finding = self.verdict is not None and bool(self.verdict.findings)
+        return tuple(
+            name for name, there in (("finding", has_finding), ("comparison", self.comparison is not None)) if there
+        )
