@@ -32,6 +32,7 @@ class Strings:
         self.sites: dict[int, Site] = {}
         self.labels: dict[int, tables.Label] = {}
         self.groups: dict[int, Group] = {}
+        self.has_crowd = False  # groups beyond the last id share it
         self.axes: dict[str, str] = {}
         self.meshes: list[tables.Mesh] = []
         self.pipelines: dict[int, tables.Pipeline] = {}
@@ -128,6 +129,8 @@ class Strings:
                 axes.setdefault(name, dimension)
         axes = self.axes | axes
         found = dict(self.groups)
+        if self.has_crowd:
+            del found[schema.MAX_TABLE_ENTRIES]
         for number, group in self.groups.items():
             if axis := axes.get(group.name) or axis_of(group.description):
                 found[number] = dataclasses.replace(group, axis=axis)
@@ -135,6 +138,7 @@ class Strings:
 
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
+        self.has_crowd |= known is not None and int(row["id"]) == schema.MAX_TABLE_ENTRIES and known.name != row["name"]
         ranks = _members(row) or (known.ranks if known else ())
         self.groups[int(row["id"])] = Group(
             name=str(row["name"]),
@@ -177,6 +181,11 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
             strings.take(row)
         except ENTRY_ERRORS:
             damaged += 1
+    if strings.has_crowd:
+        problems.append(
+            f"{folder.name} has more than {schema.MAX_TABLE_ENTRIES:,} groups: those beyond cannot be told apart, and "
+            "their operations are left out"
+        )
     if damaged:
         problems.append(f"{folder.name}/{file.name} holds {damaged} entries that cannot be understood, left out")
     return strings

@@ -137,6 +137,25 @@ def test_a_job_without_any_collective_has_steps_and_parts() -> None:
     check_invariants(summary)
 
 
+def test_each_of_very_many_groups_has_its_own_figures() -> None:
+    ranks = [RankBuilder(rank, world_size=4) for rank in range(4)]
+    for number in range(1_000):
+        pair = (0, 1) if number % 2 else (2, 3)
+        begin = 1_000 + 100 * number
+        for place, rank in enumerate(pair):
+            own = ranks[rank]
+            group = own.group(f"pair {number}", pair)
+            # The first waits 20 for the second; the transfer takes 10: means are 20, 10 and 10.
+            own.op("all_reduce", begin + 20 * place, begin + 30, group=group, nbytes=number)
+    summary = summarise(MemoryRun(ranks))
+    assert len(summary.groups) == 1_001
+    rows = {row.group: row for row in summary.collectives}
+    assert len(rows) == 1_000
+    for number in (0, 1, 998, 999):
+        row = rows[f"pair {number}"]
+        assert (row.count, row.bytes, row.duration_ns, row.wait_ns, row.transfer_ns) == (1, number, 20, 10, 10)
+
+
 def test_ranks_killed_in_the_middle_of_a_step_keep_their_complete_steps() -> None:
     ranks = train(2)
     for rank in ranks:

@@ -195,3 +195,15 @@ def test_times_beyond_what_can_be_are_not_known_and_not_a_warning(tmp_path: Path
     for name in ("returned_ns", "wait_begin_ns", "done_ns"):
         assert tables.operations[name].tolist() == [-1] * 4, name
     assert tables.operations["wait_ns"].tolist() == [0] * 4
+
+
+def test_groups_beyond_the_last_number_are_not_taken_for_one_another(tmp_path: Path) -> None:
+    rank = RankBuilder(0, world_size=2)
+    rank.op("all_reduce", 1_000, 2_000)
+    folder = write_run(tmp_path / "run", [rank]) / "rank-00000.0"
+    with (folder / "strings.jsonl").open("a", encoding="utf-8") as file:
+        for name in ("one", "another"):
+            file.write(json.dumps({"k": "group", "id": 65_535, "name": name, "size": 2, "ranks": [0, 1]}) + "\n")
+    tables = open_run(tmp_path / "run").load(0)
+    assert 65_535 not in tables.groups
+    assert any("more than 65,535 groups" in problem for problem in tables.problems)
