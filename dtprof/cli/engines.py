@@ -101,7 +101,7 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
         with DaskWorkers(scheduler=engine.scheduler, num=engine.jobs) as workers:
             yield workers
         return
-    from dtprof.execution.local import LocalProcesses, choose_jobs
+    from dtprof.execution.sizes import choose_jobs
 
     if engine.jobs:
         jobs = min(engine.jobs, max((len(run.folders) for run in runs), default=1) or 1)
@@ -110,5 +110,7 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
     if jobs == 1:
         yield THIS_PROCESS
         return
+    from dtprof.execution.local import LocalProcesses
+
     with LocalProcesses(jobs) as processes:
         yield processes

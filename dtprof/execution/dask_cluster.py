@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from dtprof import __version__
 from dtprof.errors import MissingDependencyError, SchedulerError, WorkerLostError
-from dtprof.execution.local import count_cores
+from dtprof.execution.sizes import count_cores
 
 CONNECT_S = 10
 WORKERS_S = 60

@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -215,6 +214,8 @@ def _cache_folder() -> Path:
         given = os.environ.get("DTPROF_CACHE_DIR")
         base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"
     except RuntimeError:  # a user without a home folder, as in a container
+        import tempfile
+
         base = Path(tempfile.gettempdir()) / f"dtprof-{os.getuid()}"
     return base / "runs"
 

@@ -15,9 +15,10 @@ from dtprof.analysis.summary import summarise
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, make_engine
 from dtprof.cli.main import main
 from dtprof.errors import MissingDependencyError, NewerFormatError, SchedulerError, UsageError, WorkerLostError
-from dtprof.execution import dask_cluster, local
+from dtprof.execution import dask_cluster, sizes
 from dtprof.execution.dask_cluster import DaskWorkers
-from dtprof.execution.local import LocalProcesses, choose_jobs
+from dtprof.execution.local import LocalProcesses
+from dtprof.execution.sizes import choose_jobs
 from dtprof.run_format import schema
 from dtprof.run_format.reader import Run, open_run
 from tests.synthetic import HostClock, Job, generate
@@ -145,11 +146,11 @@ def test_ranks_are_shared_out_in_order_whoever_works() -> None:
 
 
 def test_workers_are_used_where_they_pay(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "count_cores", lambda: 4)
+    monkeypatch.setattr(sizes, "count_cores", lambda: 4)
     assert choose_jobs(run.folders) == 1
-    monkeypatch.setattr(local, "PAYS_FROM_BYTES", 1_000_000)  # 15 ranks count as 1.5 million at least
+    monkeypatch.setattr(sizes, "PAYS_FROM_BYTES", 1_000_000)  # 15 ranks count as 1.5 million at least
     assert choose_jobs(run.folders) == 4
-    monkeypatch.setattr(local, "count_cores", lambda: 64)
+    monkeypatch.setattr(sizes, "count_cores", lambda: 64)
     assert choose_jobs(run.folders) == 15
     with executor_for(IN_THIS_PROCESS, run) as executor:
         assert executor is THIS_PROCESS
