@@ -169,11 +169,7 @@ def _operations(tables: RankTables, operations: Array, names: Names) -> _Columns
     for op, group, nbytes, api in distinct.T.tolist():
         called = tables.ops[op] if op < len(tables.ops) else "?"
         of = tables.groups.get(group)
-        words.append(
-            names.name(
-                f"{called} ({apis.names[api]})"
-                + (f" of {of.description or of.name}" if of else "")
-                + f", {format_bytes(nbytes)}"
-            )
-        )
+        by = f" ({apis.names[api]})" if apis.names[api] not in ("", called) else ""
+        where = f" of {of.description or of.name}" if of else ""
+        words.append(names.name(f"{called}{by}{where}, {format_bytes(nbytes)}"))
     return _rows(pair(operations["issued_ns"], end), COMMUNICATION, kinds, np.array(words)[place.reshape(-1)])
