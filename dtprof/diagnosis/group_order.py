@@ -1,7 +1,7 @@
 """Groups that ranks enter in different orders: cycles of waits, and orders that could become one."""
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ def _words(evidence: Evidence, operation: Operation) -> str:
 def _wrong_handle(evidence: Evidence, fronts: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
     """Return the finding for a rank that made the call of its peers, at the same line, on another group than ever."""
     for rank, mine in fronts.items():
-        if mine.site is None or _used_before(evidence, mine, mine.group):
+        if mine.site is None or _used_before(evidence, mine, mine.group) or _comes_next(evidence, rank, mine):
             continue
         peers = {
             r: other
@@ -77,6 +77,16 @@ def _wrong_handle(evidence: Evidence, fronts: dict[int, Operation], everyone: di
     return None
 
 
+def _comes_next(evidence: Evidence, rank: int, operation: Operation) -> bool:
+    """Say whether the group is that of the call that follows this line in the program: then two calls were swapped."""
+    following = [
+        after.group
+        for before, after in pairwise(evidence.ranks[rank].operations)
+        if (before.site, before.op) == (operation.site, operation.op) and before.done
+    ]
+    return bool(following) and following.count(operation.group) * 2 > len(following)
+
+
 def _earlier_wrong_handle(
     evidence: Evidence, fronts: dict[int, Operation], everyone: dict[int, Operation]
 ) -> Finding | None:
@@ -90,7 +100,12 @@ def _earlier_wrong_handle(
             if own is None or front.site is None or own.counts.get((front.group, False), 0) > front.seq:
                 continue
             *before, newest = [o for o in own.operations if (o.site, o.op) == (front.site, front.op)] or [front]
-            if len(before) > 1 and newest.group != front.group and {o.group for o in before} == {front.group}:
+            if (
+                len(before) > 1
+                and newest.done
+                and newest.group != front.group
+                and {o.group for o in before} == {front.group}
+            ):
                 usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (front.group, front.seq)}
                 return _wrong_finding(evidence, rank, newest, usual, everyone)
     return None

@@ -166,6 +166,19 @@ def test_a_line_that_always_used_one_group_and_now_another_is_the_wrong_group() 
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (1,), (0, 2))
 
 
+def test_a_line_that_uses_the_group_of_the_next_line_is_in_the_wrong_order() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = [rank.group(name, range(3), name) for name in "ab"]
+        sites = [rank.site("all_reduce", line=30 + i) for i in range(2)]
+        for t in (0, 100, 200):
+            for i in range(2):
+                rank.op("all_reduce", t + 10 * i, t + 10 * i + 9, group=groups[i], site=sites[i], nbytes=8)
+        rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == 1], site=sites[0], nbytes=8)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-order-inversion", (1,), (0, 2))
+
+
 def test_a_call_on_the_wrong_group_that_a_peer_met_is_found_where_ranks_wait_for_it_at_its_line() -> None:
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
