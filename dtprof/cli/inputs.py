@@ -1,5 +1,6 @@
 """What the paths given to `dtprof diagnose` are, by their content: runs, Flight Recorder dumps, plain logs."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from dtprof.diagnosis.logs import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.importers.flight_recorder import looks_like_dump
+from dtprof.run_format.paths import MANIFEST
 from dtprof.run_format import remote
 
 HEAD_BYTES = 1 << 20

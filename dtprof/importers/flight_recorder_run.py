@@ -100,6 +100,7 @@ def _rank(dump: Dump, size: int) -> ImportedRank:
             {"k": "feature", "name": f"backend:{dump.backend or 'unknown'}"},
         ),
         notes=dump.problems,
+        ended=False,
         clock=f"rank {dump.rank}",  # dumps do not name hosts
     )
 
@@ -113,8 +114,6 @@ def _row(
         return None
     _, (op, _, peers) = parse_name(name[:MAX_TEXT])
     op = op.strip("_") or "unknown"
-    if op not in builder.ops and len(builder.ops) >= schema.MAX_TABLE_ENTRIES // 8:
-        op = "unknown"
     group = text(held[0]) if isinstance(held, tuple | list) and held else text(entry.get("pg_name")) or "0"
     is_message = bool(entry.get("is_p2p")) or op in events.POINT_TO_POINT or op == "coalesced"
     seq = integer(entry.get("collective_seq_id"), -1)

@@ -1,5 +1,6 @@
 """What importers make of foreign files, whatever their format: the records of each rank, written as a run on disk."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from dtprof.run_format.writer import write_json
 from dtprof.tables import Array
 
 MAX_WORLD_SIZE = 1 << 20
+MAX_OPS = 1000
 MAIN_THREAD = 1
 COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
 FIRST_NS = 1_000_000_000
@@ -44,6 +46,7 @@ class ImportedRank:
     pid: int = 0
     local_rank: int = -1
     torch_version: str = ""
+    ended: bool = True  # the process is not known to have gone on, or to have hung
     first_step: int | None = None  # what the format calls the first step that is marked
 
 
@@ -62,12 +65,14 @@ class ImportedRun:
 class RecordBuilder:
     """Collects the records of one rank, column by column."""
 
-    ops: list[str] = field(default_factory=list)
+    ops: list[str] = field(default_factory=lambda: ["unknown"])
     parts: list[Array] = field(default_factory=list)
 
     def op(self, name: str) -> int:
         """Return the id of an operation or phase."""
         if name not in self.ops:
+            if len(self.ops) >= MAX_OPS:
+                return self.op("unknown")
             self.ops.append(name)
         return self.ops.index(name)
 
@@ -216,7 +221,7 @@ def _write_rank(run: Path, rank: ImportedRank, shift: int, epoch: int) -> None:
         *({"k": "group", "id": i, **group} for i, group in enumerate(rank.groups)),
         *rank.entries,
         *({"k": "note", "t_ns": last, "text": note} for note in rank.notes),
-        {"k": "exit", "t_ns": last, "how": "imported", "code": None},
+        *([{"k": "exit", "t_ns": last, "how": "imported", "code": None}] if rank.ended else []),
     ]
     lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries)
     (folder / paths.STRINGS).write_text(lines, encoding="utf-8")
@@ -238,9 +243,9 @@ def _header(rank: ImportedRank, segment: int, count: int, opened_ns: int, epoch:
         "opened_monotonic_ns": opened_ns,
         "opened_realtime_ns": opened_ns + epoch,
         "head": count,
-        "marks": schema.MARK["closed"] | schema.MARK["sealed"],
-        "host": rank.host.encode()[:63],
-        "boot_id": rank.clock.encode()[:39],
+        "marks": schema.MARK["closed"] * rank.ended | schema.MARK["sealed"],
+        "host": rank.host.encode("utf-8", "replace")[:63],
+        "boot_id": hashlib.sha256(rank.clock.encode("utf-8", "replace")).hexdigest()[:36].encode(),
         "torch_version": rank.torch_version.encode()[:31],
         "dtprof_version": __version__.encode()[:31],
     }

@@ -23,6 +23,9 @@ TAIL_BYTES = 1 << 16
 MAX_PIECE_BYTES = 256 << 20
 """The longest event, with all that lies before it in a piece."""
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LAST = re.compile(rb"\}\s*(\])(?=\s*(?:[,}]|$))")
+MAX_LISTS_AFTER = 16
+"""Lists of objects among the facts that follow the events."""
 _BETWEEN = re.compile(rb"\}\s*,(?=\s*\{)")
 
 Event = TypeVar("Event", bound=msgspec.Struct)
@@ -79,9 +82,9 @@ class TraceFile(Generic[Event]):
         while len(head) < MAX_HEAD_BYTES:
             piece = file.read(PIECE_BYTES)
             head += piece
-            if head.lstrip()[:1] == b"[":
+            if head[:64].lstrip()[:1] == b"[":
                 return head.lstrip()[1:]
-            if match := _EVENTS.search(head):
+            if match := _EVENTS.search(head, max(0, len(head) - len(piece) - 64)):
                 self._take_facts(head[: match.end()] + b"]}")
                 return head[match.end() :]
             if not piece:
@@ -123,12 +126,12 @@ class TraceFile(Generic[Event]):
         if not text:
             self._lost("the file ends there")
             return [], b"", False
-        end = text.rfind(b"]")
-        while end >= 0 and (found := self._decode(text[:end].rstrip().rstrip(b","))) is None:
-            end = text.rfind(b"]", max(0, end - (1 << 20)), end)
-        if end >= 0:
-            self._take_facts(b"{" + text[end + 1 :].strip().lstrip(b","))
-            return found or [], b"", False
+        ends = [match.start(1) for match in _LAST.finditer(text)][-MAX_LISTS_AFTER:]
+        for end in [*reversed(ends), *([0] if text[:1] == b"]" else [])]:
+            found = self._decode(text[:end].rstrip().rstrip(b","))
+            if found is not None:
+                self._take_facts(b"{" + text[end + 1 :].strip().lstrip(b","))
+                return found, b"", False
         found, _ = self._longest(text)
         self._lost("the file ends inside an event" if found or self.count else "the first event is cut or damaged")
         return found, b"", False
