@@ -76,7 +76,6 @@
     const { anchor, rank } = readAddress();
     const target = document.getElementById(anchor);
     const page = target?.closest(".page") ?? pages[0];
-    const changed = page.hidden || !pages.some((one) => !one.hidden && one !== page);
     for (const other of pages) other.hidden = other !== page;
     for (const link of document.querySelectorAll(".tabs a")) {
       if (link.hash === `#${page.id}`) link.setAttribute("aria-current", "page");
@@ -84,9 +83,8 @@
     }
     if (rank !== null && rank !== dtprof.selected) select(rank);
     await drawPage(page);
-    if (!changed) return;
-    if (target && target !== page && anchor) target.scrollIntoView({ behavior: "instant" });
-    else if (target === page) window.scrollTo({ top: 0, behavior: "instant" });
+    if (target === page) window.scrollTo({ top: 0, behavior: "instant" });
+    else target?.scrollIntoView({ behavior: "instant" });
   }
 
   // A link that leads where the address is already, or keeps the selection, changes no hash by itself.
@@ -98,14 +96,9 @@
     event.preventDefault();
     const rank = dtprof.selected === null ? "" : `:rank=${dtprof.selected}`;
     history.pushState(null, "", `#${anchor}${rank}`);
-    follow().then(() => {
-      const target = document.getElementById(anchor);
-      if (target.classList.contains("page")) window.scrollTo({ top: 0, behavior: "instant" });
-      else target.scrollIntoView();
-    }, explainFailure);
+    follow().catch(explainFailure);
   });
   window.addEventListener("popstate", () => follow().catch(explainFailure));
-  window.addEventListener("hashchange", () => follow().catch(explainFailure));
 
   // ---- documents
 
@@ -134,8 +127,16 @@
     return plotly;
   }
 
-  async function drawPage(page) {
+  let drawn = Promise.resolve(); // pages are drawn one after the other
+
+  function drawPage(page) {
     delete root.dataset.drawn;
+    drawn = drawn.catch(() => undefined).then(() => drawNow(page));
+    return drawn;
+  }
+
+  async function drawNow(page) {
+    if (page.hidden) return;
     for (const panel of page.querySelectorAll(".panel")) {
       const drawing = drawings[panel.id];
       if (drawing?.grid) dtprof.grid.show(panel.id, drawing.grid);

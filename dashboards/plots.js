@@ -114,7 +114,7 @@ globalThis.dtprof = { selected: null };
     }
   }
 
-  function react(anchor, plot, figure) {
+  async function react(anchor, plot, figure) {
     const { data, layout } = themed(figure, plot);
     plot.style.height = `${figure.layout.height}px`;
     if (plot.dataset.zooms && plot.dataset.moved) {
@@ -122,7 +122,12 @@ globalThis.dtprof = { selected: null };
       if (!layout.yaxis.fixedrange) layout.yaxis.range = plot.layout.yaxis.range.slice();
     }
     plots.set(anchor, { figure, look: look() });
-    return Plotly.react(plot, data, layout, settings(plot));
+    await Plotly.react(plot, data, layout, settings(plot));
+    if (plot.dataset.legend !== legendOf(figure)) addLegend(plot, figure);
+  }
+
+  function legendOf(figure) {
+    return JSON.stringify(figure.data.map((trace) => trace.name ?? null));
   }
 
   async function show(anchor, figure) {
@@ -172,7 +177,7 @@ globalThis.dtprof = { selected: null };
       swatch.className = `swatch ${entry.pattern ? "striped" : ""} ${lines.has(entry.meta) ? `swatch-${entry.meta}` : ""}`;
       swatch.style.setProperty("--hue", swatchColour(entry.meta));
       toggle.type = "button";
-      toggle.setAttribute("aria-pressed", "true");
+      toggle.setAttribute("aria-pressed", String(plot.data?.[entry.positions[0]]?.visible !== false));
       toggle.append(swatch, entry.name);
       toggle.addEventListener("click", () => {
         const shown = toggle.getAttribute("aria-pressed") !== "true";
@@ -183,6 +188,8 @@ globalThis.dtprof = { selected: null };
       item.append(toggle);
       list.append(item);
     }
+    plot.dataset.legend = legendOf(figure);
+    plot.parentElement.querySelector(":scope > .legend")?.remove();
     if (list.children.length) plot.before(list);
   }
 

@@ -1,0 +1,124 @@
+"""Figures of the pages draw what the results hold, and say why where there is nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtprof.figures.drawing import Drawing, Nothing
+from dtprof.figures.registry import FIGURES
+from dtprof.figures.source import Source
+from dtprof.report.page_dashboard import Panel
+from dtprof.report.page_grid import render_rank_grid
+from dtprof.report.page_tracks import encode_tracks
+from tests.figures.example_closeups import source_of, tracks_of
+from tests.figures.example_summaries import MS, empty_summary
+
+PANEL = Panel(name="x", anchor="x", title="X")
+
+
+def draw(name: str, source: Source) -> Drawing:
+    drawn = FIGURES[name](source)
+    assert isinstance(drawn, Drawing), drawn
+    return drawn
+
+
+def grid_of(source: Source) -> Mapping[str, Any]:
+    drawn = render_rank_grid(PANEL, source)
+    assert not isinstance(drawn, Nothing)
+    grid: Mapping[str, Any] = drawn[1]["grid"]
+    return grid
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_a_run_without_anything_says_why_and_what_to_do(name: str) -> None:
+    drawn = FIGURES[name](Source(summary=empty_summary()))
+    assert isinstance(drawn, Nothing)
+    assert drawn.why.endswith(".")
+    assert drawn.remedy.endswith(".")
+
+
+@pytest.mark.parametrize("name", sorted(set(FIGURES) - {"blame"}))
+def test_every_figure_has_titles_units_a_sentence_and_its_numbers(name: str) -> None:
+    drawn = draw(name, source_of())
+    layout = drawn.figure.layout
+    assert layout.title.text
+    assert layout.xaxis.title.text or layout.yaxis.title.text
+    assert drawn.sentence.endswith(".")
+    assert drawn.rows
+    assert {len(row) for row in drawn.rows} == {len(drawn.columns)}
+    assert all(trace.hoverinfo in ("text", "skip") for trace in drawn.figure.data)
+
+
+def test_the_planned_schedule_stands_above_the_measured_one_on_one_scale() -> None:
+    figure = draw("pipeline", source_of()).figure
+    forward = [trace for trace in figure.data if trace.legendgroup == "F"]
+    planned, measured = forward
+    # Rows 0 and 1 are planned, 2.7 and 3.7 measured; stage 1 begins its forwards at 10 and 20 ms.
+    assert list(planned.y) == [0, 0, 1, 1]
+    assert [round(y - x, 3) for x, y in zip(planned.y, measured.y, strict=True)] == [2.7] * 4
+    assert list(measured.base) == [0, 10, 10, 20]
+    assert list(measured.text) == ["F0", "F1", "F0", "F1"]
+    assert list(measured.customdata) == [0, 0, 1, 1]
+    bubble = next(trace for trace in figure.data if trace.meta == "bubble")
+    assert list(bubble.x) == [90, 90]
+
+
+def test_the_parts_of_the_bubble_are_drawn_by_cause_and_by_time() -> None:
+    rows = draw("bubble_parts", source_of()).rows
+    assert [(row[0], row[2]) for row in rows[:2]] == [("by cause", "33.33"), ("by cause", "0.00")]
+    assert sum(float(row[2]) for row in rows if row[0] == "by time") == pytest.approx(100 / 3, abs=0.02)
+
+
+def test_the_grid_lays_the_first_axis_down_and_the_others_right() -> None:
+    grid = grid_of(source_of())
+    assert grid["axes"] == ["pp", "dp"]
+    assert [(cell["rank"], cell["row"], cell["column"]) for cell in grid["cells"]] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
+    compute = next(metric for metric in grid["metrics"] if metric["key"] == "compute")
+    assert compute["values"] == [90 * MS, 90 * MS, 140 * MS, 90 * MS]
+    assert compute["top"] == 140 * MS
+
+
+def test_a_thousand_ranks_are_folded_and_no_two_share_a_place() -> None:
+    cells = grid_of(source_of(num_ranks=1024))["cells"]
+    assert len({(cell["row"], cell["column"]) for cell in cells}) == 1024
+    assert max(cell["column"] for cell in cells) == 31
+
+
+def test_ranks_whose_axes_do_not_tell_them_apart_stand_in_order() -> None:
+    source = source_of()
+    assert source.closeup is not None
+    same = replace(source.closeup, coordinates={rank: {"dp": 0} for rank in range(4)})
+    grid = grid_of(replace(source, closeup=same))
+    assert grid["axes"] == []
+    assert [(cell["row"], cell["column"]) for cell in grid["cells"]] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_tracks_survive_their_way_to_the_browser() -> None:
+    tracks = tracks_of(2)
+    sent = encode_tracks(tracks)
+    for track, rank in zip(tracks.tracks, sent["ranks"], strict=True):
+        assert (np.cumsum(rank["begin"]) * sent["tick_ns"] == track.begin_ns).all()
+        assert (np.array(rank["length"]) * sent["tick_ns"] == track.length_ns).all()
+        lanes, kinds, names = np.array(sent["what"])[rank["what"]].T
+        assert (lanes == track.lane).all()
+        assert (kinds == track.kind).all()
+        assert (names == track.name).all()
+
+
+def test_names_of_the_run_are_escaped_in_every_figure() -> None:
+    evil = "<b>x</b>"
+    source = source_of()
+    summary = source.summary
+    collectives = tuple(replace(one, op=evil, group=evil, api=evil) for one in summary.collectives)
+    groups = tuple(replace(group, name=evil, description=evil, axis=evil) for group in summary.groups)
+    hostile = replace(source, summary=replace(summary, collectives=collectives, groups=groups))
+    for name in ("bandwidth", "exposed_by_axis", "lateness"):
+        assert evil not in str(draw(name, hostile).figure.to_json()).replace("\\u003c", "<").replace("\\u003e", ">")
