@@ -8,8 +8,8 @@ from pathlib import Path
 from dtprof.diagnosis.logs import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.importers.flight_recorder import looks_like_dump
-from dtprof.run_format.paths import MANIFEST
 from dtprof.run_format import remote
+from dtprof.run_format.paths import MANIFEST
 
 HEAD_BYTES = 1 << 20
 
@@ -38,6 +38,7 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     for given in dict.fromkeys(paths):
         path = remote.fetch(given)
         if path.is_dir():
+            _refuse_imported_dumps(path)
             files = [] if is_run(path) else list(files_of([path]))
             if not files:
                 runs.append(given)  # its reader says what is wrong with an empty directory
@@ -60,6 +61,25 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
 def is_run(path: Path) -> bool:
     """Say whether a directory is a run, also one whose beginning is damaged."""
     return (path / "run.json").exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
+
+
+def _refuse_imported_dumps(path: Path) -> None:
+    """Refuse a run made of Flight Recorder dumps: it holds what a summary needs, not how the job stood.
+
+    Raises:
+        NotARunError: it is one.
+    """
+    try:
+        held = json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("imported")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return  # no run, or a damaged one, of which its reader tells
+    if isinstance(held, dict) and held.get("format") == "Flight Recorder":
+        files = [str(file) for file in held["files"]] if isinstance(held.get("files"), list) else []
+        given = " ".join(files[:2]) + (" ..." if len(files) > 2 else "")
+        raise NotARunError(
+            f"{path} was imported from Flight Recorder dumps and does not hold how the job stood; expected the dumps "
+            f"themselves: dtprof diagnose {given or 'DUMP...'}"
+        )
 
 
 def _is_dump(file: Path) -> bool:

@@ -26,8 +26,6 @@ COMMANDS = (
     "inject",
     "demo",
 )
-MODULES = {"import": "import_traces"}
-"""Where the command cannot have the name of its module."""
 EPILOG = """\
 start here:
   dtprof run -- torchrun --nproc-per-node 4 train.py    record a job, no code change
@@ -50,8 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dtprof {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        module = MODULES.get(name, name)
-        importlib.import_module(f"dtprof.cli.{module}").add_parser(subparsers)
+        importlib.import_module(f"dtprof.cli.{name}").add_parser(subparsers)
     return parser
 
 

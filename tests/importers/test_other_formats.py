@@ -9,7 +9,8 @@ import pytest
 
 from dtprof.analysis.results import Summary
 from dtprof.analysis.summary import summarise
-from dtprof.errors import DtprofError
+from dtprof.cli import inputs
+from dtprof.errors import DtprofError, NotARunError
 from dtprof.importers.files import import_files
 from dtprof.importers.imported import write_imported
 from dtprof.run_format.reader import open_run
@@ -157,6 +158,9 @@ def test_operations_of_dumps_last_as_long_as_their_devices_measured(tmp_path: Pa
     assert row.exposed_ns is None
     site = next(iter(open_run(tmp_path / "run").load(0).sites.values()))
     assert (site.file, site.line) == ("/srv/train.py", 12)
+    # What is left of dumps in a run is no ground for a verdict: a hang would be healthy.
+    with pytest.raises(NotARunError, match="was imported from Flight Recorder dumps"):
+        inputs.sort_inputs([tmp_path / "run"])
 
 
 def test_a_pickle_that_would_run_code_runs_none(tmp_path: Path) -> None:
