@@ -61,6 +61,7 @@ PHASES = (
 )
 DEVICE_BUSY = "device_busy"  # of imported runs: the device computes; what it did besides communication is idle
 HOST_BUSY = "host_busy"  # of imported runs: an operator computes on the host
+LEAVING = "leaving"  # a span without length: the program called sys.exit or os._exit
 STEP = "step"  # a span without length: the program called dtprof.step()
 USER_PHASE = "phase:"
 """Begins the names of spans that the program opened with dtprof.phase(), unless it named one of PHASES."""

@@ -119,6 +119,7 @@ class Process:
             self._install_taps(recorder)
         self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
         self._exits.install()
+        exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False
         return recorder
 
@@ -156,6 +157,13 @@ class Process:
         folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))
         if self._exits is None and not (self._run / folder).exists() and self.recorder(trains=False) is not None:
             self._record_exception(error)
+
+    @fence.fenced("the end of this process")
+    def _mark_leaving(self) -> None:
+        """Record the line at which a rank leaves the program; not in processes that it forked."""
+        if self._recorder is not None:
+            span = self._recorder.begin_span(self._recorder.name_id(events.LEAVING), False)
+            self._recorder.end_span(span, False, 0, False)
 
     def _hook_init(self) -> None:
         """Open the log before the rendezvous, so that a rank that waits there is seen waiting."""

@@ -84,6 +84,24 @@ def record_uncaught(record: Callable[[BaseException], None]) -> None:
     sys.excepthook = excepthook
 
 
+@fence.fenced("the end of this process")
+def watch_leaving(mark: Callable[[], None]) -> None:
+    """See calls of sys.exit and os._exit: their line tells where a rank left."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        original = getattr(module, name)
+        if getattr(original, "__module__", "") != __name__:  # inherited from the parent of a forked process
+            setattr(module, name, _marking(original, mark))
+
+
+def _marking(leave: Callable[..., Any], mark: Callable[[], None]) -> Callable[..., Any]:
+    def marked(*arguments: Any, **options: Any) -> Any:
+        mark()
+        return leave(*arguments, **options)
+
+    marked.__name__, marked.__qualname__, marked.__doc__ = leave.__name__, leave.__qualname__, leave.__doc__
+    return marked
+
+
 @fence.fenced("the exceptions of spawned ranks")
 def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
     """See the exceptions of ranks started from Python, which never reach the exception hook."""

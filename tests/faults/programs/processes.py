@@ -22,15 +22,15 @@ def sys_exit_after_a_bad_config(rank: int) -> None:
     dist.barrier()
     if rank == 2:
         print("no such split")
-        sys.exit(0)
-    dist.all_reduce(torch.ones(4))  # here
+        sys.exit(0)  # here
+    dist.all_reduce(torch.ones(4))
 
 
 @faulty("rank-exited", 1)
 def os_exit_with_status_0(rank: int) -> None:
     def leave(step: int) -> None:
         if rank == 1 and step == 3:
-            os._exit(0)
+            os._exit(0)  # here
 
     train(rank, 6, leave)
 
