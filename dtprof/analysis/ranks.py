@@ -23,11 +23,13 @@ from dtprof.analysis.dropped import sum_dropped
 from dtprof.analysis.intervals import Column, Intervals, locate, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
+from dtprof.analysis.memory_growth import find_growth
 from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.records import sound_operations, sound_spans
+from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
 from dtprof.analysis.timeline import RankBars, collect_bars
@@ -99,6 +101,7 @@ class RankReduction:
     mixed: int  # operations that met a different one
     path: RankPath | None = None  # for the critical path
     in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
+    memory_growth: MemoryGrowth | None = None
 
 
 def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
@@ -241,6 +244,7 @@ def reduce_rank(
         not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
         mixed=timing.mixed,
         in_doubt=int((chosen & timing.in_doubt).sum()),
+        memory_growth=find_growth(tables, used),
     )
 
 

@@ -83,6 +83,17 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryGrowth:
+    """How the memory of a rank changes from step to step."""
+
+    sample: str  # that tells, such as heap_bytes
+    bytes_per_step: float
+    low_bytes_per_step: float  # with 99.9 % confidence
+    high_bytes_per_step: float
+    leaks: bool | None  # it grows notably and goes on growing; None: too few samples
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankResult:
     """One rank, averaged over the used steps; the parts sum to the step."""
 
@@ -97,6 +108,7 @@ class RankResult:
     user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
     memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    memory_growth: MemoryGrowth | None = None  # None: too few samples
 
 
 @dataclass(frozen=True, kw_only=True)

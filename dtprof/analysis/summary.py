@@ -315,6 +315,7 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         peak_bytes=fact.peak_bytes,
         memory_categories=fact.memory_categories,
         memory_bytes=fact.memory_bytes,
+        memory_growth=reduction.memory_growth,
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
         events=fact.events,

@@ -60,6 +60,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
             "peak_bytes": rank.peak_bytes,
             "categories": rank.memory_categories,
             "largest_bytes": {name: value for name, value in rank.memory_bytes.items() if name.endswith("_bytes")},
+            "growth": asdict(rank.memory_growth) if rank.memory_growth is not None else None,
             "out_of_memory": [
                 {
                     "device": one.device,

@@ -42,6 +42,7 @@ def summary_text(summary: Summary) -> str:
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
         *_memory_lines(summary.ranks),
+        *_growth_lines(summary.ranks),
         *_quality_lines(summary),
     ]
     following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never cut: it is there to be copied
@@ -233,6 +234,17 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
     shown = ", ".join(f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns)
     most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
     return _labelled("crit. path", shown + most)
+
+
+def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:
+    leaking = [(one.memory_growth, one.rank) for one in ranks if one.memory_growth and one.memory_growth.leaks]
+    if not leaking:
+        return []
+    growth, rank = max(leaking, key=lambda item: item[0].bytes_per_step)
+    low, high = format_bytes(int(growth.low_bytes_per_step)), format_bytes(int(growth.high_bytes_per_step))
+    text = f"grows by {format_bytes(int(growth.bytes_per_step))} a step ({low} to {high}) on rank {rank}"
+    more = f", and on {len(leaking) - 1} other ranks" if len(leaking) > 1 else ""
+    return _labelled("memory leak", text + more, max_lines=2)
 
 
 def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:

@@ -1,6 +1,12 @@
 """Memory of a rank: the peak, and what it is held for."""
 
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
+from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.summary import summarise
 from tests.builders import MemoryRun, RankBuilder
 
@@ -10,6 +16,62 @@ def sampled(**values: int) -> RankBuilder:
     for name, value in values.items():
         rank.sample(name, 10, value)
     return rank
+
+
+def stepping(values: Sequence[int], name: str = "rss_bytes") -> RankBuilder:
+    """Return a rank with a sample after each step, the first of which has no begin."""
+    rank = RankBuilder(0, world_size=1)
+    for step, value in enumerate(values):
+        rank.span("backward", 100 * step, 100 * step + 50)
+        rank.span("optimizer", 100 * step + 60, 100 * step + 80)
+        rank.sample(name, 100 * step + 90, value)
+    return rank
+
+
+def growth_of(values: Sequence[int]) -> MemoryGrowth | None:
+    return summarise(MemoryRun([stepping(values)])).ranks[0].memory_growth
+
+
+MIB = 1 << 20
+NOISE = np.random.default_rng(1).integers(0, 4 * MIB, 400).tolist()
+
+
+def test_memory_that_grows_by_a_mebibyte_a_step_leaks_by_that_much() -> None:
+    growth = growth_of([500 * MIB + step * MIB + NOISE[step] for step in range(60)])
+    assert growth is not None
+    assert growth.leaks
+    assert growth.bytes_per_step == pytest.approx(MIB, rel=0.1)
+    assert growth.low_bytes_per_step < MIB < growth.high_bytes_per_step
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [500 * MIB + NOISE[step] for step in range(60)],  # noise
+        [500 * MIB + min(step, 20) * 10 * MIB for step in range(60)],  # grows for a third of the run, then stays
+        [500 * MIB + (step % 5) * 50 * MIB for step in range(60)],  # up and down
+        [500 * MIB + step * 4096 for step in range(60)],  # by 240 KiB all in all
+        [500 * MIB + 100 * MIB * (step > 40) for step in range(60)],  # once
+    ],
+)
+def test_memory_that_does_not_go_on_growing_does_not_leak(values: Sequence[int]) -> None:
+    growth = growth_of(values)
+    assert growth is not None
+    assert growth.leaks is False
+
+
+def test_a_few_steps_tell_no_leak_and_fewer_no_slope() -> None:
+    growth = growth_of([500 * MIB + step * 10 * MIB for step in range(14)])
+    assert growth is not None
+    assert growth.bytes_per_step == 10 * MIB
+    assert growth.leaks is None
+    assert growth_of([500 * MIB + step * 10 * MIB for step in range(8)]) is None
+
+
+def test_noise_seldom_looks_like_a_leak() -> None:
+    random = np.random.default_rng(0)
+    found = [growth_of((500 * MIB + random.normal(0, 20 * MIB, 30)).astype(int).tolist()) for _ in range(100)]
+    assert sum(bool(growth and growth.leaks) for growth in found) == 0
 
 
 def test_the_peak_is_the_devices_where_one_is_used() -> None:
