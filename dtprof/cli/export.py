@@ -147,8 +147,8 @@ def _tables(run_directory: Path) -> "dict[str, Iterator[Table]]":
     opened = api.open_run(run_directory)
 
     def records(name: str) -> "Iterator[Table]":
-        for rank in opened.ranks:
-            yield opened.table(name, ranks=[rank])
+        for ranks in [[rank] for rank in opened.ranks] or [[]]:
+            yield opened.table(name, ranks=ranks)
 
     def results(name: str) -> "Iterator[Table]":
         yield opened.table(name)

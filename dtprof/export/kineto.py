@@ -23,9 +23,9 @@ from dtprof.analysis.intervals import Column, Intervals, intersect
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.export.tracks import assign_lanes, name_group, name_rank
 from dtprof.export.windows import Window, choose_window
-from dtprof.tables import UNKNOWN_NS
+from dtprof.tables import UNKNOWN_NS, Group
 
-MAX_EVENTS = 200_000
+MAX_EVENTS = 100_000
 """Of all ranks; their readers take about 10 us an event and keep all of them in memory."""
 COMPRESSION = 1
 COUNTED = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
@@ -153,32 +153,39 @@ def _operations(rank: RankDetail, numbers: Column, windows: Intervals) -> Operat
     inside[inside] = done[inside] <= windows[at[inside], 1]
     chosen = np.flatnonzero(inside)
     chosen = chosen[np.lexsort((-duration[chosen], begin[chosen]))]
-    names = (*rank.tables.ops, "?")
-    arguments: list[dict[str, Any]] = []
-    for row in chosen.tolist():
-        record = rows[row]
-        group = rank.tables.groups.get(int(record["group"]))
-        wait = int(rank.timing.wait[row])
-        arguments.append(
-            {
-                "Input Dims": [[int(record["nbytes"])]],
-                "Input type": ["unsigned char"],
-                "Collective name": names[min(int(record["op"]), len(rank.tables.ops))],
-                "Process Group Name": group.name if group is not None else "",
-                "Process Group Description": name_group(group),
-                "Group size": len(group.ranks) or group.size if group is not None else 0,
-                "Seq": int(record["seq"]),
-                "wait_ns": wait if wait != UNKNOWN_NS else None,
-            }
-        )
+    names = [(*rank.tables.ops, "?")[op] for op in np.minimum(rows["op"][chosen], len(rank.tables.ops)).tolist()]
+    groups = {number: _describe_group(rank.tables.groups.get(number)) for number in np.unique(rows["group"]).tolist()}
+    columns = (
+        names,
+        *(rows[name][chosen].tolist() for name in ("group", "seq", "nbytes")),
+        rank.timing.wait[chosen].tolist(),
+    )
     return Operations(
         step=numbers[at[chosen]] if len(numbers) else np.zeros(0, np.int64),
         begin=begin[chosen],
         end=done[chosen],
-        name=[names[op] for op in np.minimum(rows["op"][chosen], len(rank.tables.ops)).tolist()],
+        name=names,
         lane=assign_lanes(begin[chosen], done[chosen]) if len(chosen) else np.zeros(0, np.int64),
-        arguments=arguments,
+        arguments=[
+            {
+                "Input Dims": [[nbytes]],
+                "Input type": ["unsigned char"],
+                "Collective name": name,
+                **groups[group],
+                "Seq": seq,
+                "wait_ns": wait if wait != UNKNOWN_NS else None,
+            }
+            for name, group, seq, nbytes, wait in zip(*columns, strict=True)
+        ],
     )
+
+
+def _describe_group(group: Group | None) -> dict[str, Any]:
+    return {
+        "Process Group Name": group.name if group is not None else "",
+        "Process Group Description": name_group(group),
+        "Group size": len(group.ranks) or group.size if group is not None else 0,
+    }
 
 
 def _count_by_step(traces: Sequence[RankTrace]) -> dict[int, int]:
@@ -205,13 +212,19 @@ def _counted(trace: RankTrace, counts: dict[int, int], shortest: dict[int, Colum
     """Return the operations of a rank, and as many more of no effect as it has fewer than others."""
     own, pid, origin = trace.operations, trace.rank, trace.origin_ns
     found: list[Event] = []
-    for row, name in enumerate(own.name):
-        begin, length = int(own.begin[row]) - origin, int(own.end[row] - own.begin[row])
-        tid = FIRST_LANE + int(own.lane[row])
+    columns = (
+        own.name,
+        (own.begin - origin).tolist(),
+        (own.end - own.begin).tolist(),
+        own.lane.tolist(),
+        own.arguments,
+    )
+    for name, begin, length, lane, arguments in zip(*columns, strict=True):
+        counted, tid = name, FIRST_LANE + lane
         if name not in COUNTED:
-            found.append(_slice("user_annotation", name, pid, tid, begin, length, **own.arguments[row]))
-            name, tid = NEAREST.get(name, "all_reduce"), FIRST_COUNTED_LANE + int(own.lane[row])
-        found.append(_slice("user_annotation", f"{prefix}:{name}", pid, tid, begin, length, **own.arguments[row]))
+            found.append(_slice("user_annotation", name, pid, tid, begin, length, **arguments))
+            counted, tid = NEAREST.get(name, "all_reduce"), FIRST_COUNTED_LANE + lane
+        found.append(_slice("user_annotation", f"{prefix}:{counted}", pid, tid, begin, length, **arguments))
     named = False
     for step, count in counts.items():
         rows = np.flatnonzero(own.step == step)

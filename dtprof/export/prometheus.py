@@ -36,7 +36,7 @@ def list_samples(summary: Summary) -> Iterator[Samples]:
     percentiles = {"10": spread.p10, "50": spread.median, "90": spread.p90} if spread is not None else {}
     yield _table("step_seconds", "Step time of all ranks in the used steps.", "percentile", _seconds(percentiles))
     partitions = [rank.partition_ns for rank in summary.ranks if rank.partition_ns is not None]
-    if len(partitions) == len(summary.ranks):
+    if partitions and len(partitions) == len(summary.ranks):
         parts = {part: _mean([own[part] for own in partitions]) for part in PARTS}
         yield _table("part_seconds", "Parts of the step, mean over ranks.", "part", _seconds(parts))
     yield from _ranks(summary.ranks)

@@ -30,7 +30,7 @@ MAX_POINTS = 1_000
 MAX_SPREADS = 100
 MAX_RANKS = 64
 """More runs than this cannot be told apart in TensorBoard."""
-MAX_TRACE_EVENTS = 60_000
+MAX_TRACE_EVENTS = 40_000
 """Of all ranks: torch-tb-profiler takes about a second for 20,000."""
 MAX_TRACED_RANKS = 16
 
@@ -66,7 +66,7 @@ class ScalarLogs:
         self.written = max(self.written, last)
         for log in self.logs.values():
             log.flush()
-        said = [f"every {stride}th of {format_count(last)} steps is a point of the scalars"] if stride > 1 else []
+        said = [f"one step in {stride} of {format_count(last)} is a point of the scalars"] if stride > 1 else []
         if len(shown) < len(run.ranks):
             said.append(f"scalars are of {len(shown)} of {len(run.ranks)} ranks, and of all together")
         return said

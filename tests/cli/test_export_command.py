@@ -10,7 +10,7 @@ import pytest
 from dtprof.cli.export import FORMATS
 from dtprof.cli.main import main
 from tests.analysis.noisy_runs import build_ranks
-from tests.builders import write_run
+from tests.builders import RankBuilder, write_run
 
 Captured = pytest.CaptureFixture[str]
 
@@ -36,6 +36,27 @@ def test_every_format_is_written_once_and_says_what_to_do_next(
     assert "exists already; give another path with -o, or --force to overwrite it" in capsys.readouterr().err
     assert main(["export", str(run), "--format", kind, "-o", str(out), "--force"]) == 0
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_run_without_ranks_and_one_without_steps_give_what_there_is(kind: str, tmp_path: Path) -> None:
+    for name, ranks in (("none", []), ("stepless", [RankBuilder(0, world_size=2)])):
+        for rank in ranks:
+            rank.op("all_reduce", 10)
+        run = write_run(tmp_path / f"run-{name}", ranks)
+        assert main(["export", str(run), "--format", kind, "-o", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hosts_whose_clocks_are_not_aligned_are_said_to_be_apart(tmp_path: Path, capsys: Captured) -> None:
+    ranks = [RankBuilder(i, world_size=2, host=f"host-{i}", boot_id=f"boot-{i}") for i in range(2)]
+    for rank in ranks:
+        rank.span("backward", 10, 20)
+    run = write_run(tmp_path / "run", ranks)
+    assert main(["export", str(run), "--format", "perfetto", "-o", str(tmp_path / "out")]) == 0
+    assert "clocks of the hosts are not aligned" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

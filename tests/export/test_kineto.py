@@ -65,10 +65,10 @@ def test_the_overview_shows_our_steps_and_parts(detail: RunDetail, out: Path, su
 
 
 JOBS = {
-    "ddp": Job(dp=4, steps=4),
-    "tensor parallel": Job(tp=2, dp=2, steps=4),
-    "pipeline": Job(pp=2, dp=2, microbatches=4, steps=4),
-    "pipeline of unequal stages": Job(pp=4, microbatches=2, tp=2, steps=4),
+    "ddp": Job(dp=4, steps=3),
+    "tensor parallel": Job(tp=2, dp=2, steps=3),
+    "pipeline": Job(pp=2, dp=2, microbatches=2, steps=3),
+    "pipeline of unequal stages": Job(pp=4, microbatches=2, steps=3),
 }
 
 

@@ -105,9 +105,9 @@ def test_what_a_running_job_comes_to_is_added_once_all_ranks_have_it(run: Run, o
 
 def test_of_a_long_run_every_nth_step_is_a_point_and_it_is_said(run: Run, out: Path) -> None:
     logs = ScalarLogs(folder=out)
-    (_, *said) = ["", *logs.append(read_detail(run), series_of(5_000))]
+    said = logs.append(read_detail(run), series_of(5_000))
     logs.close()
-    assert said[0] == "every 5th of 5,000 steps is a point of the scalars"
+    assert said[0] == "one step in 5 of 5,000 is a point of the scalars"
     values = load(out / "rank 00000").Scalars("step_ms")
     assert len(values) == 1000
     assert values[-1].step == 5_000
