@@ -61,12 +61,13 @@ def look_closer(run: Run, summary: Summary, surveys: Surveys, *, max_bars: int) 
     names = Names()
     traffic = TrafficCount(surveys.meetings)
     limit = bars_each(max_bars, len(surveys.boots))
+    one_clock = surveys.one_clock
     for rank in sorted(surveys.boots):
         tables = surveys.clocks.align(run.part([rank]).load(rank))
         coordinates[rank] = tables.coordinates
         courses[rank] = follow_memory(tables)
         traffic.add(tables)
-        if surveys.one_clock:
+        if one_clock:
             tracks.append(draw_track(tables, surveys.steps[rank], names, limit=limit))
     chart = chart_pipeline(tuple(surveys.pipelines.values()), summary)
     return Closeup(
