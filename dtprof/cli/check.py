@@ -110,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.analysis.limits import Limit
     from dtprof.report.check_json import check_json
     from dtprof.report.check_text import check_text
+    from dtprof.run_format import remote
 
     limits = []
     for option in OPTIONS:
@@ -126,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.append(_judge_findings(arguments.run_directory, engine))
     failing = ("failed",) if arguments.allow_unknown else ("failed", "unknown")
     passed = not any(result.outcome in failing for result in results)
-    name = str(arguments.run_directory)
+    name = remote.shown(remote.url_of(arguments.run_directory) or str(arguments.run_directory))
     if arguments.json:
         print(json.dumps(check_json(name, results, passed=passed, allow_unknown=arguments.allow_unknown), indent=1))
     else:

@@ -51,7 +51,6 @@ class DaskWorkers:
             SchedulerError: the scheduler does not answer, has no workers, or these cannot load this dtprof.
         """
         with ExitStack() as started:
-            logging.getLogger("distributed").setLevel(logging.CRITICAL)
             self._client = started.enter_context(self._connect() if self._scheduler else self._start(started))
             self._check()
             self._ending = started.pop_all()

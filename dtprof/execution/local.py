@@ -39,12 +39,18 @@ class LocalProcesses:
         others = os.environ.get("PYTHONPATH")
         environment = os.environ | ONE_THREAD | {"PYTHONPATH": f"{ours}{os.pathsep}{others}" if others else ours}
         command = [sys.executable, "-P", "-m", "dtprof.execution.worker"]
-        for _ in range(self._num):
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-            )
-            self._processes.append(process)
-            self._idle.put(process)
+        pipe = subprocess.PIPE
+        try:
+            for _ in range(self._num):
+                process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
+                self._processes.append(process)
+                self._idle.put(process)
+        except OSError as error:
+            self.__exit__(type(error), error, None)
+            raise WorkerLostError(
+                f"worker {len(self._processes) + 1} of {self._num} cannot be started ({error.strerror}); "
+                "use fewer, for example --jobs 1"
+            ) from error
         return self
 
     def __exit__(

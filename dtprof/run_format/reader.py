@@ -88,7 +88,9 @@ def open_run(path: Path) -> Run:
         MissingDependencyError: a package that the URL needs is not installed.
     """
     url = remote.url_of(path)
-    return _open(remote.plain(path)) if url is None else dataclasses.replace(_open(remote.fetch(path)), origin=url)
+    if url is None:
+        return _open(remote.plain(path))
+    return dataclasses.replace(_open(remote.fetch(path)), origin=remote.shown(url))
 
 
 def open_piecemeal(path: Path) -> Run:
@@ -103,8 +105,7 @@ def open_piecemeal(path: Path) -> Run:
     files = remote.find_files(url)
     lacking = files.of_ranks(are_wanted=True)
     place = files.of_ranks(are_wanted=False).fetch()
-    names = sorted({one.name.partition("/")[0] for one in lacking.files})
-    return dataclasses.replace(_open(place, names), origin=url, lacking=lacking)
+    return dataclasses.replace(_open(place, lacking.files), origin=remote.shown(url), lacking=lacking)
 
 
 def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +43,11 @@ def plain(path: Path) -> Path:
     return Path("/", match["rest"]) if match and match["scheme"] in LOCAL and not match["chain"] else path
 
 
+def shown(url: str) -> str:
+    """Return a URL without a user's name and password."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
     """A file at the source."""
@@ -58,7 +63,7 @@ class RemoteFiles:
 
     url: str
     root: str  # the URL without what names the file system
-    files: tuple[RemoteFile, ...]
+    files: Mapping[str, tuple[RemoteFile, ...]]  # by the folder of the run; a file of its own by its name
 
     @property
     def place(self) -> Path:
@@ -68,15 +73,11 @@ class RemoteFiles:
 
     def of(self, folders: Iterable[str]) -> "RemoteFiles":
         """Return the files of some of the folders of the run."""
-        wanted = set(folders)
-        return replace(self, files=tuple(one for one in self.files if one.name.partition("/")[0] in wanted))
+        return replace(self, files={name: self.files[name] for name in folders if name in self.files})
 
     def of_ranks(self, *, are_wanted: bool) -> "RemoteFiles":
         """Return the files in folders of ranks, or all others."""
-        chosen = (
-            one for one in self.files if (paths.parse_rank_folder(one.name.partition("/")[0]) is None) != are_wanted
-        )
-        return replace(self, files=tuple(chosen))
+        return self.of(name for name in self.files if (paths.parse_rank_folder(name) is not None) == are_wanted)
 
     def fetch(self) -> Path:
         """Bring the copies of the files up to date and return their folder.
@@ -86,16 +87,14 @@ class RemoteFiles:
             NotARunError: the source cannot be read.
         """
         place = self.place
-        stale = [one for one in self.files if not _is_current(place / one.name, one)]
+        stale = [one for files in self.files.values() for one in files if not _is_current(place / one.name, one)]
         if stale:
             with _translated(self.url):
                 file_system = _open(self.url)[0]
                 drafts = {one: place / f"{one.name}.{os.getpid()}.part" for one in stale}
                 for draft in drafts.values():
                     draft.parent.mkdir(parents=True, exist_ok=True)
-                _get(
-                    file_system, {f"{self.root}/{one.name}" if one.name else self.root: d for one, d in drafts.items()}
-                )
+                _get(file_system, {f"{self.root}/{one.name}": draft for one, draft in drafts.items()})
                 for one, draft in drafts.items():
                     if draft.exists():
                         _sign(draft, one)
@@ -116,19 +115,33 @@ def find_files(url: str) -> RemoteFiles:
         found = file_system.find(root, detail=True)
     if list(found) == [root]:
         root = root.rpartition("/")[0]  # a file
-    names = {name.removeprefix(root).lstrip("/"): info for name, info in sorted(found.items())}
-    files = tuple(_describe(name, info) for name, info in names.items() if not LEFT_OUT.fullmatch(name))
+    files: dict[str, tuple[RemoteFile, ...]] = {}
+    for name, info in sorted(found.items()):
+        name = name.removeprefix(root).lstrip("/")
+        # Keys of a bucket can be anything: also a path that leads out of the copy, or the mark of a folder.
+        if name and name[-1] != "/" and ".." not in name.split("/") and not LEFT_OUT.fullmatch(name):
+            head = name.partition("/")[0]
+            files[head] = (*files.get(head, ()), _describe(name, info))
     if not files:
-        raise NotARunError(f"{url} does not exist, or is empty; expected a run directory")
+        raise NotARunError(f"{shown(url)} does not exist, or is empty; expected a run directory")
     remote = RemoteFiles(url=url, root=root, files=files)
     _make_room(remote.place)
-    for copy in remote.place.rglob("*"):
-        if copy.is_file() and copy.suffix != ".part" and str(copy.relative_to(remote.place)) not in names:
-            copy.unlink(missing_ok=True)  # no longer at the source
-    for folder in remote.place.iterdir():
-        if not any(name.partition("/")[0] == folder.name for name in names):
-            shutil.rmtree(folder, ignore_errors=True)
+    _forget_others(remote)
     return remote
+
+
+def _forget_others(remote: RemoteFiles) -> None:
+    """Delete copies of what is no longer at the source."""
+    for entry in remote.place.iterdir():
+        if entry.name not in remote.files and entry.is_file() and entry.suffix != ".part":
+            entry.unlink(missing_ok=True)
+        elif entry.name not in remote.files:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.is_dir():
+            kept = {one.name for one in remote.files[entry.name]}
+            for copy in entry.iterdir():
+                if f"{entry.name}/{copy.name}" not in kept and copy.is_file() and copy.suffix != ".part":
+                    copy.unlink(missing_ok=True)
 
 
 def fetch(path: Path) -> Path:
@@ -146,7 +159,7 @@ def _open(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading {url} needs a package that is not installed ({error}): pip install 'dtprof[remote]'"
+            f"reading {shown(url)} needs a package that is not installed ({error}): pip install 'dtprof[remote]'"
         ) from error
     found: tuple[Any, str] = url_to_fs(url)
     return found
@@ -160,12 +173,14 @@ def _translated(url: str) -> Iterator[None]:
     except MissingDependencyError:
         raise
     except ImportError as error:
-        raise MissingDependencyError(f"reading {url} needs one more package: {error}") from error
+        raise MissingDependencyError(f"reading {shown(url)} needs one more package: {error}") from error
     except FileNotFoundError as error:
-        raise NotARunError(f"{url} does not exist; expected a run directory") from error
+        raise NotARunError(f"{shown(url)} does not exist; expected a run directory") from error
     except Exception as error:
         said = f"{type(error).__name__}: {error}".strip(": ")
-        raise NotARunError(f"{url} cannot be read ({said}); expected a run directory that fsspec can open") from error
+        raise NotARunError(
+            f"{shown(url)} cannot be read ({said}); expected a run directory that fsspec can open"
+        ) from error
 
 
 def _describe(name: str, info: dict[str, Any]) -> RemoteFile:

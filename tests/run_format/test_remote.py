@@ -123,6 +123,21 @@ def test_a_folder_whose_name_looks_like_a_url_is_a_folder(tmp_path: Path, monkey
     assert remote.url_of(Path("simplecache::s3://bucket/mine")) == "simplecache::s3://bucket/mine"
 
 
+def test_no_key_of_a_bucket_leads_out_of_the_copy(run: Path, cache: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.store["/runs/mine/node-a/../../../escaped"] = memory.store["/runs/mine/run.json"]
+    try:
+        assert open_run(URL).ranks == open_run(run).ranks
+        assert list(cache.parent.rglob("escaped")) == []
+    finally:
+        del memory.store["/runs/mine/node-a/../../../escaped"]
+
+
+def test_a_password_in_a_url_is_not_shown() -> None:
+    assert remote.shown("ftp://me:secret@host/runs/mine") == "ftp://host/runs/mine"
+    assert remote.shown("s3://bucket/me@home") == "s3://bucket/me@home"
+
+
 def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(
