@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and say what it holds."""
     from dtprof.importers.files import import_files
-    from dtprof.importers.imported import check_output, clear_output, write_imported
+    from dtprof.importers.run_directory import check_output, clear_output, write_imported
 
     check_output(arguments.output, arguments.paths, force=arguments.force)
     imported, left_out = import_files(arguments.paths)

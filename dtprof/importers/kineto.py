@@ -6,7 +6,6 @@ Else they are those of the host: an operation begins with its call and ends with
 say what was computed. The names of steps and phases come from the annotations of torch and of the program.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +18,9 @@ from dtprof.errors import NotATraceError
 from dtprof.importers.imported import MAX_WORLD_SIZE, Column, ImportedRank, RecordBuilder, align_steps, merge_intervals
 from dtprof.importers.kineto_calls import NOT_RECORDED, Groups, add_operations, device_operations, host_operations
 from dtprof.importers.kineto_events import Call, KinetoTrace, Times, correlation_of, read_events
+from dtprof.importers.kineto_phases import STEP, host_phases, host_steps
 
 FORMAT = "torch.profiler"
-_STEP = re.compile(r"ProfilerStep#(\d{1,15})$")
-_PHASES = (
-    (re.compile(r"Optimizer\.step#"), events.OPTIMIZER),
-    (re.compile(r"enumerate\(DataLoader\)"), events.DATA),
-    (re.compile(r"\W*(forward|fwd)\W*$", re.IGNORECASE), events.FORWARD),
-    (re.compile(r"\W*(backward|bwd)\W*$", re.IGNORECASE), events.BACKWARD),
-    (re.compile(r"\W*(optimizer|optimizer[ _.]step)\W*$", re.IGNORECASE), events.OPTIMIZER),
-    (re.compile(r"\W*(data|dataload(er|ing)?)\W*$", re.IGNORECASE), events.DATA),
-    (re.compile(r"\W*checkpoint(ing)?\W*$", re.IGNORECASE), events.CHECKPOINT),
-)
 _ON_HOST = (events.DATA, events.CHECKPOINT)
 
 
@@ -48,8 +38,8 @@ def read_kineto(path: Path) -> ImportedRank:
     rank, world_size = _rank_of(trace)
     builder = RecordBuilder()
     groups = Groups(rank=max(rank, 0), world_size=world_size, configured=_configured(trace))
-    steps = _host_steps(trace)
-    phases = _host_phases(trace)
+    steps = host_steps(trace)
+    phases = host_phases(trace)
     if trace.uses_device:
         launched = _launch_times(trace)
         ends = _add_device(builder, trace, launched, steps[1])
@@ -106,67 +96,8 @@ def _backend(trace: KinetoTrace) -> str:
 
 
 def _pid(trace: KinetoTrace) -> int:
-    threads = [call.thread for call in trace.annotations if _STEP.match(call.name)] or trace.threads
+    threads = [call.thread for call in trace.annotations if STEP.match(call.name)] or trace.threads
     return next((thread for thread in threads if type(thread) is int and 0 < thread < 1 << 31), 0)
-
-
-def _host_steps(trace: KinetoTrace) -> tuple[int | None, Column]:
-    """Return the number of the first step, and the moments from its begin to the end of the last on the host."""
-    marked: dict[int, Call] = {}
-    for call in trace.annotations:
-        if match := _STEP.match(call.name):
-            marked.setdefault(int(match[1]), call)
-    if not marked:
-        return None, np.zeros(0, np.int64)
-    calls = [marked[number] for number in sorted(marked)]
-    times = np.array([calls[0].begin, *(call.end for call in calls)], np.int64) + trace.base_ns
-    return min(marked), np.maximum.accumulate(times)
-
-
-def _host_phases(trace: KinetoTrace) -> list[tuple[str, Column, Column]]:
-    """Return the phases on the host, each as begins and ends."""
-    found: dict[str, list[Call]] = {}
-    for call in trace.annotations:
-        for pattern, phase in _PHASES:
-            if pattern.match(call.name):
-                found.setdefault(phase, []).append(call)
-                break
-    spans = []
-    for phase, calls in found.items():
-        times = np.array([(call.begin, call.end) for call in calls], np.int64).reshape(-1, 2) + trace.base_ns
-        spans.append((phase, *merge_intervals(times[:, 0], times[:, 1])))
-    if not (events.FORWARD in found and events.BACKWARD in found):
-        spans += [span for span in _passes(trace) if span[0] not in found]
-    return spans
-
-
-def _passes(trace: KinetoTrace) -> list[tuple[str, Column, Column]]:
-    """Return forward and backward passes, from the links between operators and their backward nodes.
-
-    A forward pass runs from the first operator that has a backward node to the first of these nodes, a backward pass
-    from there to the last node before the next forward pass. Recomputation inside a backward pass is part of it.
-    """
-    at, _, code = trace.flows.columns(trace.base_ns)
-    begin, end, _ = trace.backward.columns(trace.base_ns)
-    if not len(at) or not len(begin):
-        return []
-    order = np.argsort(begin, kind="stable")
-    begin, reach = begin[order], np.maximum.accumulate(end[order])
-    starts = np.sort(at[code >= 0])
-    # What runs inside a backward node is recomputation.
-    inside = np.searchsorted(begin, starts, "right") - 1
-    recomputes = (inside >= 0) & (starts < reach[np.maximum(inside, 0)])
-    starts = starts[~recomputes]
-    first_node = np.searchsorted(begin, starts, "left")  # of the backward pass that follows each operator
-    known = first_node < len(begin)
-    first_node, starts = first_node[known], starts[known]
-    if not len(starts):
-        return []
-    opens = np.r_[True, np.diff(first_node) != 0]
-    node = first_node[opens]
-    forward = starts[opens], begin[node]
-    last = np.r_[node[1:] - 1, len(begin) - 1]
-    return [(events.FORWARD, *forward), (events.BACKWARD, begin[node], reach[last])]
 
 
 def _launch_times(trace: KinetoTrace) -> Column:

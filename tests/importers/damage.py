@@ -16,7 +16,7 @@ from benchmarks.kineto_traces import Shape, write_traces
 from dtprof.analysis.summary import summarise
 from dtprof.errors import DtprofError
 from dtprof.importers.files import import_files
-from dtprof.importers.imported import write_imported
+from dtprof.importers.run_directory import write_imported
 from dtprof.run_format.reader import open_run
 from tests.importers.test_kineto_import import host_step, trace
 from tests.importers.test_other_formats import dump, straggler_table, timeline, xla

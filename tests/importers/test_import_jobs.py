@@ -11,7 +11,7 @@ from dtprof.analysis.collectives import bus_factor
 from dtprof.analysis.results import Summary
 from dtprof.analysis.summary import summarise
 from dtprof.importers.files import import_files
-from dtprof.importers.imported import write_imported
+from dtprof.importers.run_directory import write_imported
 from dtprof.run_format.reader import Run, open_run
 from dtprof.tables import Array, RankTables
 from tests import jobs

@@ -16,7 +16,7 @@ from dtprof.analysis.summary import summarise
 from dtprof.cli.main import main
 from dtprof.errors import NotATraceError
 from dtprof.importers.files import import_files
-from dtprof.importers.imported import write_imported
+from dtprof.importers.run_directory import write_imported
 from dtprof.run_format.reader import open_run
 
 US = 1_000

@@ -12,7 +12,7 @@ from dtprof.analysis.summary import summarise
 from dtprof.cli import inputs
 from dtprof.errors import DtprofError, NotARunError
 from dtprof.importers.files import import_files
-from dtprof.importers.imported import write_imported
+from dtprof.importers.run_directory import write_imported
 from dtprof.run_format.reader import open_run
 
 US, MS = 1_000, 1_000_000
