@@ -163,13 +163,15 @@ def _operations(tables: RankTables, operations: Array, names: Names) -> _Columns
         np.where(2 * blocked >= length, names.kind(BLOCKING), names.kind(IN_FLIGHT)),
     )
     apis = find_apis(tables, operations)
-    keys = np.stack([operations["op"].astype(np.int64), operations["group"], operations["nbytes"], apis.of_operation])
-    distinct, place = np.unique(keys, axis=1, return_inverse=True)
+    sizes, size = np.unique(operations["nbytes"], return_inverse=True)
+    columns = (operations["op"], operations["group"], apis.of_operation, size.reshape(-1))
+    shape = tuple(int(column.max()) + 1 for column in columns)
+    distinct, place = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
     words = []
-    for op, group, nbytes, api in distinct.T.tolist():
+    for op, group, api, number in zip(*(column.tolist() for column in np.unravel_index(distinct, shape)), strict=True):
         called = tables.ops[op] if op < len(tables.ops) else "?"
         of = tables.groups.get(group)
         by = f" ({apis.names[api]})" if apis.names[api] not in ("", called) else ""
         where = f" of {of.description or of.name}" if of else ""
-        words.append(names.name(f"{called}{by}{where}, {format_bytes(nbytes)}"))
+        words.append(names.name(f"{called}{by}{where}, {format_bytes(int(sizes[number]))}"))
     return _rows(pair(operations["issued_ns"], end), COMMUNICATION, kinds, np.array(words)[place.reshape(-1)])
