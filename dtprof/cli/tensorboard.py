@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.errors import MissingDependencyError, UsageError
+from dtprof.errors import MissingDependencyError, NotARunError, UsageError
 
 if TYPE_CHECKING:
     from dtprof.export.tensorboard import ScalarLogs
@@ -105,7 +105,7 @@ def refuse_taken_port(port: int) -> None:
 def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterator[None]:
     """Add what a running job comes to, on a thread of its own, until the block ends; then close the logs."""
     ended = threading.Event()
-    thread = threading.Thread(target=_follow, args=(run_directory, logs, ended), name="follow", daemon=True)
+    thread = threading.Thread(target=follow, args=(run_directory, logs, ended), name="follow", daemon=True)
     if live:
         thread.start()
     try:
@@ -117,15 +117,19 @@ def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterat
         logs.close()
 
 
-def _follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
+def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
+    """Add the steps that a job ends, until the job or we end."""
     from dtprof.export.tensorboard import append_steps
     from dtprof.run_format.reader import open_run
 
     pause_s = AGAIN_AFTER_S
     while not ended.wait(pause_s):
         began_s = time.thread_time()
-        opened = open_run(run_directory)
-        append_steps(opened, logs)
+        try:
+            opened = open_run(run_directory)
+            append_steps(opened, logs)
+        except NotARunError:
+            continue  # it is being moved, or its file system is away for a moment
         if opened.manifest.ended_realtime_ns:
             return
         pause_s = max(AGAIN_AFTER_S, (time.thread_time() - began_s) / SHARE_OF_A_CORE)

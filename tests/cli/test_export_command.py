@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
+from dtprof.cli import tensorboard
 from dtprof.cli.export import FORMATS
 from dtprof.cli.main import main
+from dtprof.export.tensorboard import ScalarLogs
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
 
@@ -121,3 +124,29 @@ def test_without_tensorboard_the_command_names_the_extra(
     monkeypatch.setattr(importlib.util, "find_spec", {"tensorboard": None}.get)
     assert main(["tensorboard", str(run)]) == 2
     assert "pip install 'dtprof[tensorboard]'" in capsys.readouterr().err
+
+
+def test_what_a_running_job_ends_is_added_until_it_has_ended(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "AGAIN_AFTER_S", 0.01)
+    logs = ScalarLogs(folder=tmp_path / "logs")
+    ended = threading.Event()
+    follower = threading.Thread(target=tensorboard.follow, args=(run, logs, ended))
+    follower.start()
+    follower.join(60)  # the run has ended, and so does following it, once its steps are there
+    logs.close()
+    assert not follower.is_alive()
+    assert logs.written == 30
+
+
+def test_a_run_that_cannot_be_read_for_a_moment_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "AGAIN_AFTER_S", 0.01)
+    logs, ended = ScalarLogs(folder=tmp_path / "logs"), threading.Event()
+    follower = threading.Thread(target=tensorboard.follow, args=(tmp_path / "run", logs, ended))
+    follower.start()
+    write_run(tmp_path / "elsewhere", build_ranks(1)).rename(tmp_path / "run")
+    follower.join(60)
+    logs.close()
+    assert not follower.is_alive()
+    assert logs.written == 30
