@@ -8,6 +8,8 @@ from dtprof.tables import UNKNOWN_NS, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How back ends begin what they say of arguments that they do not take."""
+STOPPED = (-2, -15, 130, 143)
+"""Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
@@ -244,4 +246,36 @@ def find_exited(evidence: Evidence) -> Finding | None:
             "Every rank must make the same collectives: look for an early return, break or exit, "
             "or for fewer batches on that rank.",
         ),
+    )
+
+
+def find_left_alone(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks that ended in order before others lost their connection to a peer.
+
+    For records that do not show in which operation those others were: the last thing to look for.
+    """
+    lost = [error.t_ns for rank in evidence.ranks.values() if (error := rank.transport_exception) is not None]
+    gone = tuple(
+        sorted(
+            rank.rank
+            for rank in evidence.ranks.values()
+            if lost and rank.finished and rank.ended_ns != UNKNOWN_NS and rank.ended_ns <= min(lost)
+        )
+    )
+    if not gone or evidence.manifest.exit_status in STOPPED:
+        return None
+    sites = {rank: site for rank in gone if (site := evidence.ranks[rank].last_site) is not None}
+    return _finding(
+        "rank-exited",
+        f"{capitalised(gone)} left the program with status 0, and others lost a peer then",
+        gone,
+        sites,
+        evidence,
+        confidence=0.7,
+        evidence=tuple(
+            f"rank {rank.rank} lost its peer{at_line(error.frame)}: {error.type}"
+            for rank in evidence.ranks.values()
+            if (error := rank.transport_exception) is not None
+        ),
+        advice=("Every rank must make the same collectives: look for an early return, break or exit on that rank.",),
     )

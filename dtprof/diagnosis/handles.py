@@ -74,9 +74,15 @@ def _left_alone(evidence: Evidence, rank: int, table: Array) -> dict[int, tuple[
         open_ended = (ends == len(table)) & (not evidence.ranks[rank].finished)
         dropped = here[~covered & ~open_ended]
         operation = sweep.operation(int(table["row"][here[0]]))
-        if len(dropped) and operation.op in RECEIVE_ALL and operation.site is not None and operation.site.label is None:
+        if len(dropped) and operation.op in RECEIVE_ALL and _is_of_the_program(operation):
             found[place] = sweep.operation(int(table["row"][dropped[0]])), len(dropped)
     return found
+
+
+def _is_of_the_program(operation: Operation) -> bool:
+    """Say whether the program itself made the call: what a library does with its handles is the library's."""
+    site = operation.site
+    return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
 
 
 def _finding_of_all(evidence: Evidence, group: GroupKey, dropped: dict[int, tuple[Operation, int]]) -> Finding:

@@ -145,7 +145,7 @@ def _finding(
     others = {rank: operation for rank, operation in present.items() if rank not in culprits}
     theirs, mine = next(iter(others.values())), present[culprits[0]]
     skipped = shift.by < 0
-    ended_badly = evidence.stalled
+    ended_badly = evidence.stalled or evidence.manifest.exit_status not in (None, 0)
     name = capitalised(culprits)
     what = (
         f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"

@@ -2,15 +2,13 @@
 
 from dtprof import events
 from dtprof.diagnosis.divergence import Front
-from dtprof.diagnosis.endings import call_sites
+from dtprof.diagnosis.endings import STOPPED, call_sites
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
-STOPPED = (-2, -15, 130, 143)
-"""Exit statuses of a job that was stopped from outside."""
 LONG_PHASES = {
     events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",

@@ -64,7 +64,7 @@ def _first_cause(evidence: Evidence) -> Finding | None:
         return death if other is None else replace(other, evidence=(*other.evidence, death.summary))
     exited = endings.find_exited(evidence)
     if death is None and exited is None and not evidence.stalled:
-        return None if _ended_well(evidence) else endings.find_late_death(evidence)
+        return None if _ended_well(evidence) else endings.find_late_death(evidence) or _find_left_alone(evidence)
     fronts = divergence.find_fronts(evidence)
     parted = _find_parted(evidence, fronts)
     if death is not None:
@@ -72,7 +72,18 @@ def _first_cause(evidence: Evidence) -> Finding | None:
         # A back end may abort the process that receives what does not fit: then the end is a consequence.
         return death if parted is None else replace(parted, evidence=(*parted.evidence, death.summary))
     cause = parted or _find_held_up(evidence, exited, fronts) or endings.find_late_death(evidence)
+    cause = cause or _find_left_alone(evidence)
     return find_uneven_inputs(evidence, cause) if cause is not None else None
+
+
+def _find_left_alone(evidence: Evidence) -> Finding | None:
+    """Find a rank that left, and why, where no operation is known to have failed."""
+    left = endings.find_left_alone(evidence)
+    if left is None:
+        return None
+    skipped = find_skipped_round(evidence)
+    parted = skipped if skipped is not None and skipped.culprit_ranks == left.culprit_ranks else left
+    return find_uneven_inputs(evidence, parted)
 
 
 def _find_parted(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
@@ -158,7 +169,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         lost = [rank for rank in evidence.ranks.values() if rank.transport_exception is not None]
         if lost:
             return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
-        if stopped or status in stalls.STOPPED:
+        if stopped or status in endings.STOPPED:
             return "unknown", (
                 "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that",
             )

@@ -112,6 +112,19 @@ def test_a_rank_that_left_with_status_0_while_others_wait_is_named() -> None:
     assert verdict.findings[0].culprit_ranks == (0,)
 
 
+@pytest.mark.parametrize(("end", "kind"), [(2050, "rank-exited"), (2500, None)])
+def test_a_rank_that_ended_before_others_lost_a_peer_has_left_also_where_no_operation_is_seen_to_fail(
+    end: int, kind: str | None
+) -> None:
+    ranks = ranks_in_step(3, 2)
+    ranks[1].closed = True
+    ranks[1].span("data", end - 10, end)
+    for rank in (ranks[0], ranks[2]):
+        rank.exception(2100, "RuntimeError", CONNECTION_LOST, line=10)
+    verdict = judge(ranks, statuses={0: (1, 2300), 1: (0, end + 100), 2: (1, 2300)}, stalled=False)
+    assert [(f.kind, f.culprit_ranks) for f in verdict.findings] == ([(kind, (1,))] if kind else [])
+
+
 def test_a_rank_that_ended_first_after_all_its_collectives_is_not_blamed() -> None:
     ranks = ranks_in_step(2, 2)
     ranks[0].closed = True  # rank 1 is still in its last all_reduce, which rank 0 has made
