@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "summary",
     "report",
+    "dashboard",
     "top",
     "diagnose",
     "stacks",

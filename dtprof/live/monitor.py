@@ -29,6 +29,7 @@ class Moment:
     ranks: Sequence[RankNow]
     summary: Summary | None  # of the newest steps; None before the first
     summary_is_new: bool
+    has_moved: bool  # a rank has left a record since the look before
     still_s: float  # for how long no rank has left a record
     has_ended: bool
     exit_status: int | None
@@ -44,14 +45,20 @@ class Moment:
 class Monitor:
     """Looks at a run time and again; takes a bounded share of the time and of memory."""
 
-    def __init__(self, run: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: Path, *, summarises: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the run.
+
+        Args:
+            run: the run directory.
+            summarises: work out the summary of the newest steps.
+            clock: seconds.
 
         Raises:
             NotARunError: there is none.
             NewerFormatError: it was written by a newer dtprof.
         """
-        self._window = LiveWindow(run)
+        self.window = LiveWindow(run)
+        self._summarises = summarises
         self._present = Present()
         self._clock = clock
         self._boot_id = writer.boot_id()
@@ -63,7 +70,7 @@ class Monitor:
     @property
     def run(self) -> Path:
         """The run directory."""
-        return self._window.path
+        return self.window.path
 
     def look(self) -> Moment:
         """Look once.
@@ -71,18 +78,20 @@ class Monitor:
         Raises:
             NotARunError: the run has been moved or deleted.
         """
-        growths = self._window.look()
-        manifest = self._window.manifest
+        growths = self.window.look()
+        manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
-        if any(map(_has_moved, growths.values())):
+        has_moved = any(map(_has_moved, growths.values()))
+        if has_moved:
             self._moved, self._has_news = self._clock(), True
-        ranks = self._present.take(growths, exits=self._window.exits, job_has_ended=has_ended, boot_id=self._boot_id)
-        is_new = self._summarise() if growths else False
+        ranks = self._present.take(growths, exits=self.window.exits, job_has_ended=has_ended, boot_id=self._boot_id)
+        is_new = self._summarise() if growths and self._summarises else False
         still_s = _still_s(ranks, self._clock() - self._moved)
         return Moment(
             ranks=ranks,
             summary=self._summary,
             summary_is_new=is_new,
+            has_moved=has_moved,
             still_s=still_s,
             has_ended=has_ended,
             exit_status=manifest.exit_status,
@@ -91,7 +100,7 @@ class Monitor:
 
     def close(self) -> None:
         """Close the files."""
-        self._window.close()
+        self.window.close()
 
     def _summarise(self) -> bool:
         """Summarise the newest steps where that is due and would say something new."""
@@ -99,7 +108,7 @@ class Monitor:
         if not self._has_news or began < self._summary_due:
             return False
         self._has_news = False
-        self._summary = summarise(self._window)
+        self._summary = summarise(self.window)
         took = self._clock() - began
         self._summary_due = began + took + max(SUMMARY_EVERY_S, took / SUMMARY_SHARE)
         return True

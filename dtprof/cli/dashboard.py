@@ -1,0 +1,98 @@
+"""`dtprof dashboard`: the pages of `dtprof report`, live in a browser while the job runs."""
+
+import argparse
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dtprof.figures.source import Source
+    from dtprof.report.page_dashboard import Dashboard
+    from dtprof.serving.feed import Feed
+
+DEFAULT_PORT = 8265
+EPILOG = """\
+examples:
+  dtprof dashboard dtprof-runs/20261121-101500-train
+  dtprof dashboard dtprof-runs                            all runs in the folder, in a list
+  ssh -L 8265:localhost:8265 NODE dtprof dashboard RUN    from another machine, through ssh
+
+Only this machine can reach it, unless --host says otherwise: then the printed address carries a token without which
+nothing is answered. Nothing can be changed through it. Ctrl-C ends it; the job does not notice.
+exit status: 0; 2 there is no such run, or the port is taken
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "dashboard",
+        help="the pages of the report, live in a browser while the job runs",
+        description="Serve the pages of `dtprof report` over the newest steps of a running job, renewed as it goes on, "
+        "without losing zoom or selection.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", type=Path, metavar="RUN", help="run directory, or a folder of runs")
+    parser.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, metavar="P", help="port (default: %(default)s; 0: any that is free)"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dashboard",
+        action="append",
+        metavar="NAME|FILE.toml",
+        help="page to show, may be given several times (default: all that have something to show)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    import uvicorn
+
+    from dtprof.cli.inspection import diagnose_run
+    from dtprof.report import page_dashboard, page_panels
+    from dtprof.run_format.reader import open_run
+    from dtprof.serving.feed import Feed
+    from dtprof.serving.server import Runs, is_loopback, listen, make_app
+
+    path: Path = arguments.path.resolve()
+    valid = page_panels.panel_names()
+    named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in arguments.dashboard or ())
+
+    def choose(source: "Source") -> "Sequence[Dashboard]":
+        return named or page_dashboard.load_report(valid, available=source.available)
+
+    def make_feed(run_directory: Path) -> "Feed":
+        return Feed(run_directory, pages=choose, diagnose=diagnose_run)
+
+    runs = Runs(path, make_feed)
+    if not runs.entries() and (runs.is_one or not path.is_dir()):
+        open_run(path)  # says what is wrong
+    token = None if is_loopback(arguments.host) else secrets.token_urlsafe(16)
+    with listen(arguments.host, arguments.port) as listening:
+        port = listening.getsockname()[1]
+        name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        address = f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+        print(address, flush=True)
+        print("dtprof: open it in a browser; Ctrl-C ends it, the job does not notice", file=sys.stderr, flush=True)
+        config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            runs.close()
+    return 0
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
+    return int(text)

@@ -1,0 +1,67 @@
+"""The live page in a real browser: it follows the job, and what the reader has set up stays."""
+
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+from tests.browser.conftest import Page
+from tests.live.test_live_window import two_ranks
+from tests.live.test_top import running
+from tests.serving.test_feed import grow
+from tests.serving.test_server import served
+
+pytestmark = pytest.mark.browser
+
+STATUS = "return document.querySelector('#live .live-text').textContent"
+
+
+class LivePage(Page):
+    """A page that a server gives."""
+
+    address = ""
+
+    @property
+    def url(self) -> str:
+        """Where the server gives it."""
+        return self.address
+
+
+def test_page_follows_the_job_and_keeps_zoom_and_selection(
+    chromium: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 0.5)
+    run = running(two_ranks(30), tmp_path / "run")
+    with served(run) as connection:
+        page = LivePage(chromium, run)
+        object.__setattr__(page, "address", f"http://localhost:{connection.port}/run/run/")
+        page.emulate()
+        page.complaints()
+        page.requests()
+        page.open()
+        page.wait_for(f"{STATUS}.startsWith('running, step 30')")
+        first = page.run("return document.getElementById('live').dataset.version")
+
+        plot = page.run("return document.querySelector('.page:not([hidden]) .plot').id")
+        page.run("Plotly.relayout(arguments[0], {'yaxis.range[0]': 0.25, 'yaxis.range[1]': 0.75})", plot)
+        page.run("document.querySelectorAll('#page-overview .cells button')[1].click()")
+        chosen = page.wait_for(
+            "return !document.getElementById('selected').hidden && document.getElementById('selected').textContent"
+        )
+
+        grow(run, 40, tmp_path / "grown")
+        page.wait_for(f"{STATUS}.startsWith('running, step 40')")
+        page.wait_for("return document.getElementById('live').dataset.version !== arguments[0]", first)
+        page.wait_for("return document.documentElement.dataset.drawn")
+        assert page.run("return document.getElementById(arguments[0]).layout.yaxis.range", plot) == [0.25, 0.75]
+        assert page.run("return document.getElementById('selected').textContent") == chosen
+        asked = page.requests()
+        assert all(url.startswith(page.url) for url in asked)
+        assert page.complaints() == []
+
+        run.rename(tmp_path / "elsewhere")
+        page.wait_for(f"{STATUS}.startsWith('what was seen last stays')")
+        assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
+    page.wait_for(f"{STATUS}.includes('does not answer')")
+    page.driver.get("about:blank")
+    page.complaints()

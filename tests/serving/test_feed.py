@@ -1,0 +1,124 @@
+"""The feed of a live page: what changed and no more, in a bounded share of the time."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dtprof.cli.inspection import diagnose_run
+from dtprof.report.page_dashboard import load_report
+from dtprof.report.page_panels import panel_names
+from dtprof.serving.feed import Feed, Pace
+from tests import builders
+from tests.live.test_live_window import two_ranks
+from tests.live.test_top import running
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def feed_of(run: Path, clock: Callable[[], float], cpu: Callable[[], float] | None = None) -> Feed:
+    return Feed(
+        run,
+        pages=lambda source: load_report(panel_names(), available=source.available),
+        diagnose=diagnose_run,
+        clock=clock,
+        cpu=cpu or clock,
+    )
+
+
+def grow(run: Path, num_steps: int, scratch: Path) -> None:
+    """Let the run go on to so many steps."""
+    grown = running(two_ranks(num_steps), scratch)
+    for rank in ("rank-00000.0", "rank-00001.0"):
+        with (run / rank / "events.00000").open("r+b") as file:
+            file.write((grown / rank / "events.00000").read_bytes())
+
+
+def test_only_what_changed_is_sent(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    source, pages, version = feed.first()
+    assert source.summary.steps.count == 8
+    everything = feed.since(0)["documents"]
+    assert set(everything) == {panel.anchor for page in pages for panel in page.panels}
+    assert feed.since(version)["documents"] == {}
+    grow(run, 12, tmp_path / "grown")
+    clock.now += 30
+    news = feed.since(version)
+    assert news["version"] > version
+    assert news["status"]["text"].startswith("running, step 12")
+    assert 0 < len(news["documents"]) < len(everything)
+    assert feed.since(news["version"])["documents"] == {}
+
+
+def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock, cpu = Clock(), Clock()
+    feed = feed_of(run, clock, cpu)
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)  # a second of drawing: the next one in more than a minute
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 1
+    news = feed.since(version)
+    assert news["version"] == version
+    assert news["status"]["text"].startswith("running, step 9")
+    assert news["status"]["text"].endswith("figures as of step 8")
+    clock.now += 70
+    assert feed.since(version)["version"] == version + 1
+
+
+def test_pace_keeps_to_its_share() -> None:
+    clock = Clock()
+    pace = Pace(every_s=1.0, share=0.01, clock=clock)
+    count, busy = 0, 0.0
+    for _ in range(10_000):
+        clock.now += 0.1
+        if pace.is_due:
+            clock.now += 0.2
+            busy += 0.2
+            count += 1
+            pace.charge(0.2)
+    assert count > 10
+    assert busy / (clock.now - 100) <= 0.0101
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_what_was_seen_last_stays_when_the_run_is_gone(how: str, tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    run.rename(tmp_path / "elsewhere")
+    clock.now += 5
+    news = feed.since(0)
+    assert news["status"]["state"] == "gone"
+    assert "what was seen last stays" in news["status"]["text"]
+    assert news["documents"]
+    if how == "moved":  # and back
+        (tmp_path / "elsewhere").rename(run)
+        clock.now += 5
+        assert feed.since(version)["status"]["state"] == "running"
+
+
+def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
+    run = running(two_ranks(80), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    source, _, _ = feed.first()
+    assert source.summary.steps.used is not None
+    assert source.summary.steps.used[0] >= 30
+    ended = builders.write_run(tmp_path / "ended", two_ranks(80))
+    (run / "run.json").write_bytes((ended / "run.json").read_bytes())
+    clock.now += 1
+    assert feed.since(0)["status"] == {"state": "ended", "text": "ended with exit status 0, step 80", "alarms": []}
+    assert feed.source is not None
+    assert feed.source.summary.steps.used is not None
+    assert feed.source.summary.steps.used[0] < 10
