@@ -133,6 +133,19 @@ class CollectiveResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmallMessages:
+    """Operations so small and so many that joining them would save time; of several groups of an axis the worst."""
+
+    axis: str  # or the description of the group, or its name
+    op: str
+    api: str | None
+    groups: int  # of the axis in which it is so
+    count_per_step: float
+    bytes: int  # each, mean
+    exposed_ns_per_step: int  # of each rank
+
+
+@dataclass(frozen=True, kw_only=True)
 class Waiter:
     """A rank that waited for a straggler, itself or through others."""
 
@@ -271,4 +284,5 @@ class Summary:
     timeline: Timeline | None
     cannot_tell: tuple[str, ...]
     critical_path: CriticalPathResult | None = None
+    small_messages: tuple[SmallMessages, ...] = ()
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several

@@ -30,6 +30,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
 )
+from dtprof.analysis.small_messages import find_small_messages
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
@@ -142,6 +143,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
+    groups = _list_groups(facts)
     pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
     return Summary(
         run=run.name,
@@ -158,7 +160,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
         clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
         wall_ns=_wall_ns(facts),
         overhead=_overhead(facts, reductions),
-        groups=_list_groups(facts),
+        groups=groups,
         steps=Steps(
             count=used.count,
             used=(used.first, used.last) if used.known else None,
@@ -195,6 +197,12 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             lacks=run.manifest.cannot_tell,
         ),
         critical_path=_critical_path(reductions),
+        small_messages=find_small_messages(
+            collectives,
+            groups,
+            num_steps=used.last - used.first + 1 if used.known else 0,
+            step_ns=int(np.median(durations)) if len(durations) else None,
+        ),
         clocks=_list_clocks(surveys),
     )
 

@@ -11,6 +11,7 @@ from dtprof.analysis.results import (
     CriticalPathResult,
     PipelineResult,
     RankResult,
+    SmallMessages,
     StragglerResult,
     Summary,
 )
@@ -39,6 +40,7 @@ def summary_text(summary: Summary) -> str:
     tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
     tail = [
         *_pipeline_lines(summary.pipeline),
+        *_small_message_lines(summary.small_messages),
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
         *_memory_lines(summary.ranks),
@@ -234,6 +236,18 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
     shown = ", ".join(f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns)
     most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
     return _labelled("crit. path", shown + most)
+
+
+def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:
+    if not found:
+        return []
+    worst = found[0]
+    text = (
+        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} keep the "
+        f"program for {format_ns(worst.exposed_ns_per_step)}: join them"
+    )
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return _labelled("messages", text + more, max_lines=2)
 
 
 def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:
