@@ -8,6 +8,8 @@ from dtprof.tables import UNKNOWN_NS, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How back ends begin what they say of arguments that they do not take."""
+TO_THE_END_NS = 1_000_000_000
+"""Between the end of a program's connections and that of its interpreter."""
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
@@ -259,7 +261,7 @@ def find_left_alone(evidence: Evidence) -> Finding | None:
         sorted(
             rank.rank
             for rank in evidence.ranks.values()
-            if lost and rank.finished and rank.ended_ns != UNKNOWN_NS and rank.ended_ns <= min(lost)
+            if lost and rank.finished and rank.ended_ns != UNKNOWN_NS and rank.ended_ns <= min(lost) + TO_THE_END_NS
         )
     )
     if not gone or evidence.manifest.exit_status in STOPPED:
