@@ -1,7 +1,6 @@
 """`dtprof dashboard`: the pages of `dtprof report`, live in a browser while the job runs."""
 
 import argparse
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +53,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    import secrets
+
     import uvicorn
 
     from dtprof.cli.inspection import diagnose_run
