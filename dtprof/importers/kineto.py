@@ -96,8 +96,9 @@ def _backend(trace: KinetoTrace) -> str:
 
 
 def _pid(trace: KinetoTrace) -> int:
-    threads = [call.thread for call in trace.annotations if STEP.match(call.name)] or trace.threads
-    return next((thread for thread in threads if type(thread) is int and 0 < thread < 1 << 31), 0)
+    """Return the process that ran the steps; 0 where the trace does not tell."""
+    processes = [call.process for call in trace.annotations if STEP.match(call.name)]
+    return next((process for process in processes if type(process) is int and 0 <= process < 1 << 31), 0)
 
 
 def _launch_times(trace: KinetoTrace) -> Column:

@@ -63,8 +63,8 @@ class Groups:
         listed = rank_numbers(known.get("ranks"))
         if size and len(ranks) != size and len(listed) == size:
             ranks = listed
-        if size and len(ranks) != size:
-            ranks = _progression(ranks, size)
+        if size and len(ranks) != size and name != NOT_RECORDED:
+            ranks = tuple(range(size)) if size == self.world_size else _progression(ranks, size)
         number = self._ids[name] = min(len(self.entries), MAX_GROUPS)
         if number == len(self.entries):
             backend = str(known.get("backend_config") or known.get("backend") or "").split(",")[0].rpartition(":")[2]
@@ -114,13 +114,7 @@ def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
         if isinstance(arguments.collective, str) and arguments.collective:
             op = operation_name(arguments.collective)
         peer = _peer(arguments, op)
-        ranks = rank_numbers(arguments.group_ranks)
-        name = arguments.group if isinstance(arguments.group, str) and arguments.group else ""
-        group = groups.of(name, str(arguments.group_text or ""), ranks, _count(arguments.group_size)) if name else None
-        if group is None:
-            group = groups.only()
-        if group is None:
-            group = groups.of(NOT_RECORDED, "not recorded", (), groups.world_size)
+        group = _group_of(arguments, groups)
         members = groups.entries[group]["ranks"]
         found.append(
             Operation(
@@ -149,7 +143,12 @@ def _count(value: object) -> int:
 
 
 def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
-    """Return the operations that the program issued on the host, each with the work of the back end on it."""
+    """Return the operations that the program issued on the host, each with the work of the back end on it.
+
+    Where only that work is in the trace, it stands for the call.
+    """
+    if not trace.calls:
+        return [_work_alone(work, groups) for work in trace.works]
     calls = sorted(trace.calls, key=lambda call: call.begin)
     named = [events.canonical_op(call.name.rpartition(":")[2]) for call in calls]
     done = _pair_up(calls, named, sorted(trace.works, key=lambda call: call.begin))
@@ -175,6 +174,23 @@ def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
             )
         )
     return found
+
+
+def _work_alone(work: Call, groups: Groups) -> Operation:
+    op = operation_name(work.name)
+    elements, dtype = _payload(work, work, op)
+    return Operation(
+        op=op, begin=work.begin, end=work.end, group=_group_of(work.arguments, groups), elements=elements, dtype=dtype
+    )
+
+
+def _group_of(arguments: Arguments, groups: Groups) -> int:
+    """Return the id of the group that an event names; else the only one that it can be, or one of its own."""
+    if isinstance(arguments.group, str) and arguments.group:
+        ranks = rank_numbers(arguments.group_ranks)
+        return groups.of(arguments.group, str(arguments.group_text or ""), ranks, _count(arguments.group_size))
+    only = groups.only()
+    return groups.of(NOT_RECORDED, "not recorded", (), groups.world_size) if only is None else only
 
 
 def _pair_up(calls: Sequence[Call], named: Sequence[str], works: Sequence[Call]) -> dict[int, Call]:

@@ -69,6 +69,7 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ts: float = 0.0
     dur: float = 0.0
+    pid: int | str | None = None
     tid: int | str | None = None
     args: msgspec.Raw = msgspec.Raw()  # most are never looked at
 
@@ -85,7 +86,8 @@ class Call:
     name: str
     begin: int
     end: int
-    thread: object
+    process: int | str | None
+    thread: int | str | None
     arguments: Arguments
 
     def inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
@@ -299,6 +301,7 @@ def _call(event: Event) -> Call:
         name=event.name,
         begin=begin,
         end=begin + max(0, _bounded(event.dur)),
+        process=event.pid,
         thread=event.tid,
         arguments=arguments,
     )

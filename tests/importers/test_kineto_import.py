@@ -134,6 +134,28 @@ def test_on_the_host_an_operation_lasts_from_its_call_to_the_end_of_its_work(tmp
     assert (phases["forward"], phases["backward"]) == (190 * US, 300 * US)
 
 
+def test_operations_whose_group_is_not_told_meet_nobody(tmp_path: Path) -> None:
+    """On gloo traces name no group: with groups of different members a wait would be a guess."""
+    groups = [{"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}]
+    for rank in (0, 1):
+        info = {"rank": rank, "world_size": 3, "backend": "gloo", "pg_config": groups}
+        text = trace(rank, host_step(40 * rank), host_name="a", baseTimeNanoseconds=10**18, distributedInfo=info)
+        (tmp_path / f"t{rank}").write_text(text)
+    summary = imported(tmp_path, tmp_path / "t0", tmp_path / "t1")
+    row = one(summary, "all_reduce")
+    assert (row.wait_ns, row.transfer_ns, row.busbw_gb_per_s) == (None, None, None)
+    assert row.exposed_ns == (200 + 160) // 2 * US
+    assert any(reason.startswith("wait_ns: which group") for reason in summary.cannot_tell)
+
+
+def test_work_of_the_back_end_stands_for_calls_that_are_not_in_the_trace(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        rows = [row for row in host_step(40 * rank) if not row["name"].startswith("c10d::")]
+        (tmp_path / f"t{rank}").write_text(trace(rank, rows, host_name="a", baseTimeNanoseconds=10**18))
+    row = one(imported(tmp_path, tmp_path / "t0", tmp_path / "t1"), "all_reduce")
+    assert (row.group, row.wait_ns, row.transfer_ns) == ("0", 20 * US, 240 * US)
+
+
 def test_ranks_that_began_in_different_steps_use_those_that_all_have(tmp_path: Path) -> None:
     for rank, first in ((0, 5), (1, 6)):
         rows = [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 1000) for n in range(first, 10)]
