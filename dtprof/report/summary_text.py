@@ -202,7 +202,7 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
     if pipeline.by_time:
         text += "; in " + ", ".join(f"{name.replace('_', '-')} {part:.1%}" for name, part in pipeline.by_time.items())
     lines = _labelled("pipeline", text, max_lines=4)
-    return lines + _labelled("", f"smaller by {pipeline.advice}", max_lines=2) if pipeline.advice else lines
+    return lines + _labelled("", f"smaller with {pipeline.advice}", max_lines=2) if pipeline.advice else lines
 
 
 def _straggler_lines(summary: Summary) -> list[str]:
