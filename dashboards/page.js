@@ -164,14 +164,22 @@
       else delete drawings[anchor];
       const fresh = document.createElement("template");
       fresh.innerHTML = markup;
-      const kept = place.querySelector(".frame, .grid-place, .tracks-place");
-      const slot = fresh.content.querySelector(".frame, .grid-place, .tracks-place");
-      if (kept && slot && kept.className === slot.className) slot.replaceWith(kept);
       const open = [...place.querySelectorAll("details")].map((one) => one.open);
       [...fresh.content.querySelectorAll("details")].forEach((one, position) => (one.open = open[position] ?? false));
-      place.replaceChildren(fresh.content);
+      const kept = place.querySelector(".frame, .grid-place, .tracks-place");
+      const slot = fresh.content.querySelector(".frame, .grid-place, .tracks-place");
+      if (kept && slot && kept.className === slot.className) replaceAround(kept, slot);
+      else place.replaceChildren(fresh.content);
     }
     await drawPage(pages.find((page) => !page.hidden));
+  }
+
+  // Replaces what stands beside a drawing; the drawing itself is not touched, for it would lose what is scrolled.
+  function replaceAround(kept, slot) {
+    for (const old of [...kept.parentElement.childNodes]) if (old !== kept) old.remove();
+    const beside = [...slot.parentElement.childNodes];
+    kept.before(...beside.slice(0, beside.indexOf(slot)));
+    kept.after(...beside.slice(beside.indexOf(slot) + 1));
   }
 
   // ---- start

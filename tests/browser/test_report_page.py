@@ -351,10 +351,12 @@ def test_documents_that_arrive_later_keep_zoom_and_selection(show: Show) -> None
     source = source_of(num_steps=30, bars_each=400)
     documents = render_documents(source, load_report(panel_names()))
     sent = {anchor: {"markup": one.markup, "drawing": one.drawing} for anchor, one in documents.items()}
-    page.driver.execute_async_script(
+    failed = page.driver.execute_async_script(
         "const done = arguments[1]; dtprof.update(arguments[0]).then(() => done(), (error) => done(String(error)))",
         sent,
     )
+    assert failed is None
+    assert page.run("return document.querySelector('#run-timeline figcaption').innerText").startswith("2.66")
     assert range_of(page, "plot-timeline") == zoomed
     assert page.run("const c = dtprof.tracks.chartOf('run-timeline'); return [c.t0, c.t1]") == [0, 60000]
     assert page.run("return dtprof.selected") == 1
