@@ -47,6 +47,8 @@ def chosen_engine(arguments: argparse.Namespace) -> Engine:
         settings.from_environment(setting) if given[setting] is None else given[setting]
         for setting in settings.ANALYSIS_SETTINGS
     )
+    if name == "dask" and scheduler and given[settings.JOBS] is None:
+        jobs = ""  # what the environment says is for this host
     return make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
 
 
@@ -70,7 +72,9 @@ def make_engine(name: str, *, scheduler: str = "", jobs: str = "", asked_for: bo
             "1 works in this process"
         )
     if scheduler:
-        raise UsageError("--jobs and --scheduler exclude each other: the workers of a running scheduler are there")
+        raise UsageError(
+            "--jobs and --scheduler (or DTPROF_SCHEDULER) exclude each other: a running scheduler has its workers"
+        )
     return Engine(name=name, jobs=int(jobs))
 
 

@@ -12,8 +12,8 @@ from dtprof.analysis import execution
 from dtprof.analysis.comparison_series import measure_run
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks, share_out
 from dtprof.analysis.summary import summarise
-from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, make_engine
-from dtprof.cli.main import main
+from dtprof.cli.engines import IN_THIS_PROCESS, Engine, chosen_engine, executor_for, make_engine
+from dtprof.cli.main import build_parser, main
 from dtprof.errors import MissingDependencyError, NewerFormatError, SchedulerError, UsageError, WorkerLostError
 from dtprof.execution import dask_cluster, sizes
 from dtprof.execution.dask_cluster import DaskWorkers
@@ -161,6 +161,30 @@ def test_engines_are_named_by_options_and_environment() -> None:
     assert make_engine("dask", jobs="3") == Engine(name="dask", jobs=3)
     assert make_engine("dask", scheduler="tcp://a:1") == Engine(name="dask", scheduler="tcp://a:1")
     assert make_engine("local", scheduler="tcp://a:1", asked_for=False) == Engine(), "from the environment"
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "expected"),
+    [
+        ([], {}, Engine()),
+        ([], {"DTPROF_JOBS": "3"}, Engine(jobs=3)),
+        (["--jobs", "2"], {"DTPROF_JOBS": "3"}, Engine(jobs=2)),
+        ([], {"DTPROF_SCHEDULER": "tcp://a:1"}, Engine()),
+        (["--engine", "dask"], {"DTPROF_SCHEDULER": "tcp://a:1"}, Engine(name="dask", scheduler="tcp://a:1")),
+        ([], {"DTPROF_ENGINE": "dask", "DTPROF_JOBS": "3"}, Engine(name="dask", jobs=3)),
+        (
+            ["--scheduler", "tcp://a:1", "--engine=dask"],
+            {"DTPROF_JOBS": "3"},
+            Engine(name="dask", scheduler="tcp://a:1"),
+        ),
+    ],
+)
+def test_options_come_before_the_environment(
+    options: list[str], environment: dict[str, str], expected: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert chosen_engine(build_parser().parse_args(["summary", "RUN", *options])) == expected
 
 
 @pytest.mark.parametrize(
