@@ -1,0 +1,44 @@
+"""Every step of a rank in detail: what the summary takes its means of."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dtprof.analysis.detail import read_detail, read_ranks
+from dtprof.analysis.partition import average
+from dtprof.analysis.results import PARTS, PHASES
+from dtprof.analysis.summary import summarise
+from dtprof.run_format.reader import open_run
+from tests.synthetic import Job, generate
+
+
+def test_parts_and_phases_of_each_step_are_those_that_the_summary_averages(tmp_path: Path) -> None:
+    generate(tmp_path / "run", Job(pp=2, tp=2, microbatches=3, steps=6, jitter=0.2))
+    run = open_run(tmp_path / "run")
+    detail, summary = read_detail(run), summarise(run)
+    for rank, result in zip(read_ranks(detail), summary.ranks, strict=True):
+        used = (rank.steps.numbers >= detail.used.first) & (rank.steps.numbers <= detail.used.last)
+        assert used.any()
+        assert rank.parts is not None
+        assert average({name: column[used] for name, column in rank.parts.items()}) == result.partition_ns
+        assert average({name: column[used] for name, column in rank.phases.items()}) == result.phases_ns
+        length = rank.steps.windows[:, 1] - rank.steps.windows[:, 0]
+        for columns, names in ((rank.parts, PARTS), (rank.phases, PHASES)):
+            assert tuple(columns) == names
+            assert np.array_equal(sum(columns.values()), length)
+
+
+def test_members_of_an_operation_share_a_number_that_no_other_has(tmp_path: Path) -> None:
+    job = Job(dp=2, tp=2, steps=3)
+    generate(tmp_path / "run", job)
+    seen: dict[int, set[tuple[str, int]]] = {}
+    members: dict[int, int] = {}
+    for rank in read_ranks(read_detail(open_run(tmp_path / "run"))):
+        for row, number in zip(rank.operations, rank.meeting.tolist(), strict=True):
+            group = rank.tables.groups[int(row["group"])]
+            seen.setdefault(number, set()).add((group.name, int(row["seq"])))
+            members[number] = members.get(number, 0) + 1
+            assert len(group.ranks) >= 2
+    assert 0 not in seen
+    assert {len(names) for names in seen.values()} == {1}
+    assert set(members.values()) == {2, 4}
