@@ -23,8 +23,11 @@ def main() -> None:
                 result = work(task)
             except DtprofError as error:
                 refused = error
-            pickle.dump((result, refused), results, protocol=pickle.HIGHEST_PROTOCOL)
-            results.flush()
+            try:
+                pickle.dump((result, refused), results, protocol=pickle.HIGHEST_PROTOCOL)
+                results.flush()
+            except BrokenPipeError:
+                os._exit(1)  # who asked for it is gone
 
 
 if __name__ == "__main__":
