@@ -10,9 +10,9 @@ import pytest
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.registry import FIGURES
 from dtprof.figures.source import Source
+from dtprof.figures.tracks import encode_tracks
 from dtprof.report.page_dashboard import Panel
 from dtprof.report.page_grid import render_rank_grid
-from dtprof.report.page_tracks import encode_tracks
 from tests.figures.example_closeups import source_of, tracks_of
 from tests.figures.example_summaries import MS, empty_summary
 

@@ -50,6 +50,8 @@ class Links(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if (tag, dict(attrs).get("href")) == ("link", "data:,"):
+            return  # no icon: the browser would ask a server for one
         self.found += [value or "" for name, value in attrs if name in ("href", "src", "srcset", "action", "data")]
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
         assert not [name for name, _ in attrs if name.startswith("on")]
