@@ -24,6 +24,7 @@ class Slack:
     def __init__(self, pipelines: Mapping[int, RankPipeline], steps: tuple[int, int]) -> None:
         """Take what all ranks did in their pipelines, and the first and the last step to look at."""
         self._pipelines, self._steps = pipelines, steps
+        self._known: dict[int, dict[int, float]] = {}
 
     def of(self, rank: int, *, whole_stage: bool) -> int:
         """Return the slack of one rank, ns a step; 0 for one without a pipeline, or where that cannot be replayed."""
@@ -55,21 +56,25 @@ class Slack:
         took = _took(actions)
         for kind in np.unique(actions["kind"]).tolist():
             rows = actions["kind"] == kind
-            means = [mean for mean in (_mean_of(self._chosen(other), kind) for other in alike) if mean]
+            means = [mean for mean in (self._means(other).get(kind) for other in alike) if mean]
             mean = float(took[rows].mean())
             if means and mean > 0:
                 took[rows] *= min(1.0, float(np.median(means)) / mean)
         return took
 
+    def _means(self, member: RankPipeline) -> dict[int, float]:
+        """Return how long the actions of a rank take, by kind."""
+        if member.rank not in self._known:
+            actions = self._chosen(member)
+            kinds, place = np.unique(actions["kind"], return_inverse=True)
+            means = np.bincount(place.reshape(-1), _took(actions)) / np.bincount(place.reshape(-1))
+            self._known[member.rank] = dict(zip(kinds.tolist(), means.tolist(), strict=True))
+        return self._known[member.rank]
+
 
 def _took(actions: Array) -> Floats:
     took: Floats = (actions["end"] - actions["begin"]).astype(np.float64)
     return took
-
-
-def _mean_of(actions: Array, kind: int) -> float:
-    rows = actions["kind"] == kind
-    return float(_took(actions)[rows].mean()) if rows.any() else 0.0
 
 
 def _compare(per_rank: Sequence[Array], shortened: Sequence[Floats]) -> tuple[Floats, Floats] | None:
