@@ -29,7 +29,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "node_directories", type=Path, nargs="+", metavar="NODE_DIR", help="run directory that one launcher has written"
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="run directory to create")
-    parser.add_argument("--force", action="store_true", help="replace the run in the output directory")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace the run in the output directory, and join also where commands differ",
+    )
     parser.set_defaults(run=run)
 
 

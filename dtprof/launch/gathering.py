@@ -68,7 +68,7 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
         OutputError: the directory is taken or cannot be written to.
     """
     _check_places([run.path for run in runs], output)
-    _check_job(runs)
+    _check_job(runs, any_command=force)
     chosen, remarks = _choose_folders(runs)
     runs = sorted(runs, key=lambda run: (min(run.folders, default=(1 << 62, 0)), run.given))
     directory.create(output, force=force)
@@ -104,13 +104,13 @@ def _check_places(sources: Sequence[Path], output: Path) -> None:
             raise OutputError(f"{output} and {sources[i]} lie in each other; give a directory of its own with -o")
 
 
-def _check_job(runs: Sequence[NodeRun]) -> None:
-    """Refuse runs that cannot be of one job."""
+def _check_job(runs: Sequence[NodeRun], *, any_command: bool) -> None:
+    """Refuse runs that cannot be of one job, and where that is not allowed those whose commands differ."""
     told = [run for run in runs if run.document.get("job")]
     _refuse_where_they_differ([(run, str(run.document["job"])) for run in told], "are of different jobs")
-    if len(told) < len(runs):
+    if len(told) < len(runs) and not any_command:
         commands = [(run, _command(run.document.get("command"))) for run in runs if run.document.get("command")]
-        _refuse_where_they_differ(commands, "ran different commands")
+        _refuse_where_they_differ(commands, "ran different commands", "; --force joins them all the same")
     _refuse_where_they_differ(
         [(run, _listed(run.world_sizes)) for run in runs if run.world_sizes], "differ in world size"
     )
@@ -129,13 +129,13 @@ def _check_job(runs: Sequence[NodeRun]) -> None:
                 )
 
 
-def _refuse_where_they_differ(told: Sequence[tuple[NodeRun, str]], what: str) -> None:
+def _refuse_where_they_differ(told: Sequence[tuple[NodeRun, str]], what: str, way_out: str = "") -> None:
     for run, value in told[1:]:
         first, expected = told[0]
         if value != expected:
             raise UsageError(
                 f"{first.given} and {run.given} {what} ({expected}; {value}); expected what the launchers of one job "
-                "have written"
+                f"have written{way_out}"
             )
 
 

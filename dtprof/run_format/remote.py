@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dtprof.errors import MissingDependencyError, NotARunError
+from dtprof.errors import MissingDependencyError, NotARunError, OutputError
 from dtprof.run_format import paths
 from dtprof.run_format.copies import dig_hole
 
@@ -108,6 +108,7 @@ def find_files(url: str) -> RemoteFiles:
     Raises:
         MissingDependencyError: fsspec is not installed, or a package for this kind of URL.
         NotARunError: there is nothing, or it cannot be read.
+        OutputError: there is no place for copies.
     """
     with _translated(url):
         file_system, root = _open(url)
@@ -125,8 +126,14 @@ def find_files(url: str) -> RemoteFiles:
     if not files:
         raise NotARunError(f"{shown(url)} does not exist, or is empty; expected a run directory")
     remote = RemoteFiles(url=url, root=root, files=files)
-    _make_room(remote.place)
-    _forget_others(remote)
+    try:
+        _make_room(remote.place)
+        _forget_others(remote)
+    except OSError as error:
+        raise OutputError(
+            f"{_cache_folder()} cannot be written to ({error.strerror}), where a copy of the run would lie: "
+            "set DTPROF_CACHE_DIR to a folder that can"
+        ) from error
     return remote
 
 

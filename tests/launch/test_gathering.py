@@ -171,6 +171,14 @@ def test_folders_of_different_jobs_are_refused(
     assert not (nodes / "run").exists()
 
 
+def test_commands_that_differ_for_a_reason_are_joined_with_force(nodes: Path) -> None:
+    change(nodes / "node1", command=["bash", "start-node-1.sh"])
+    command = ["gather", str(nodes / "node0"), str(nodes / "node1"), "-o", str(nodes / "run")]
+    assert main(command) == 2
+    assert main([*command, "--force"]) == 0
+    assert open_run(nodes / "run").ranks == list(range(8))
+
+
 @pytest.mark.parametrize(
     ("given", "output", "said"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from dtprof.analysis.summary import summarise
 from dtprof.cli.main import main
-from dtprof.errors import MissingDependencyError, NotARunError
+from dtprof.errors import MissingDependencyError, NotARunError, OutputError
 from dtprof.run_format import remote
 from dtprof.run_format.reader import open_piecemeal, open_run
 from tests.synthetic import Job, generate
@@ -131,6 +131,12 @@ def test_no_key_of_a_bucket_leads_out_of_the_copy(run: Path, cache: Path) -> Non
         assert list(cache.parent.rglob("escaped")) == []
     finally:
         del memory.store["/runs/mine/node-a/../../../escaped"]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTPROF_CACHE_DIR", str(run / "run.json"))
+    with pytest.raises(OutputError, match="set DTPROF_CACHE_DIR to a folder that can"):
+        open_run(URL)
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:
