@@ -22,8 +22,10 @@ import json, resource, sys, time
 from dtprof.cli.main import main
 wall = time.perf_counter()
 assert main(["export", sys.argv[1], "--format", sys.argv[2], "-o", sys.argv[3], "--force"]) == 0
-usage = resource.getrusage(resource.RUSAGE_SELF)
-print(json.dumps([usage.ru_utime + usage.ru_stime, time.perf_counter() - wall, usage.ru_maxrss * 1024]))
+wall = time.perf_counter() - wall
+own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+cpu = sum(usage.ru_utime + usage.ru_stime for usage in (own, workers))
+print(json.dumps([cpu, wall, own.ru_maxrss * 1024]))
 """
 
 
