@@ -1,5 +1,6 @@
 """Metrics told while a job runs: served, kept in a file, or neither, and what happens to them at the end."""
 
+import re
 import socket
 import time
 import urllib.error
@@ -7,11 +8,22 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dtprof.analysis.clock_errors import ONE_CLOCK
+from dtprof.analysis.codes import DONE
+from dtprof.analysis.collectives import EXACT
+from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.rank_timing import time_rank
+from dtprof.analysis.ranks import survey
+from dtprof.analysis.steps import find_steps
 from dtprof.launch.metrics import Metrics, MetricsSettings
 from dtprof.metrics.node import NodeState
 from dtprof.run_format import writer
+from dtprof.run_format.reader import open_run
+from dtprof.tables import RankTables
+from tests import jobs
 from tests.builders import RankBuilder, write_run
 
 PATIENCE_S = 60
@@ -114,3 +126,64 @@ def test_an_error_of_dtprofs_own_ends_the_metrics_and_is_told_once(
     assert "the metrics are not told any longer: ValueError: broken" in capfd.readouterr().err
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(said[0].rpartition(" ")[2], timeout=10)
+
+
+def hold(job: jobs.Job, url: str, *wanted: str) -> str:
+    """Return what is served as soon as it holds all of this."""
+    text = ""
+
+    def is_there() -> bool:
+        nonlocal text
+        text = fetch(url)
+        return all(line in text for line in wanted)
+
+    job.wait_until(is_there)
+    return text
+
+
+def waits(ranks: list[RankTables]) -> list[int]:
+    """Return how long each rank waited for the other in collectives, as the summary reckons."""
+    surveys, meetings = [survey(tables) for tables in ranks], Meetings()
+    for seen in surveys:
+        meetings.add(seen.meetings)
+    found = []
+    for tables, seen in zip(ranks, surveys, strict=True):
+        timed = time_rank(tables, seen.steps, meetings, ONE_CLOCK)
+        met = (timed.timing.source == EXACT) & (timed.timing.wait > 0)
+        found.append(int(timed.timing.wait[met].sum()))
+    return found
+
+
+@pytest.mark.jobs
+def test_a_running_job_tells_what_its_records_say(tmp_path: Path) -> None:
+    steps, go = 6, tmp_path / "go"
+    options = ("--metrics-port", "0", "--hang-after", "2")
+    command = jobs.torchrun(2, jobs.PROGRAMS / "monitored.py", str(steps), str(go))
+    with jobs.started([*jobs.DTPROF, "run", "-o", str(tmp_path / "run"), *options, "--", *command], tmp_path) as job:
+        job.wait_until(lambda: "metrics of this node are at" in job.stderr)
+        (line,) = [line for line in job.stderr.splitlines() if "metrics of this node" in line]
+        url = line.rpartition(" ")[2]
+        held = [f'dtprof_rank_steps_total{{rank="{rank}"}} {steps}\n' for rank in range(2)]
+        text = hold(job, url, *held, "dtprof_hang 1\n")
+        told = {name: float(value) for name, value in re.findall(r"^(dtprof_\S+) (\S+)$", text, re.MULTILINE)}
+        opened = open_run(tmp_path / "run")
+        ranks = [(tables, find_steps(tables, tables.spans)) for tables in opened.load_all()]
+        go.touch()
+        assert job.wait() == 0
+    total_ns = sum(int(np.diff(own.windows).sum()) for _, own in ranks)
+    assert told["dtprof_step_duration_seconds_sum"] == pytest.approx(total_ns / 1e9, rel=1e-9)
+    assert told["dtprof_step_duration_seconds_count"] == 2 * (steps - 1)
+    for rank, waited_ns in enumerate(waits([tables for tables, _ in ranks])):
+        assert told[f'dtprof_rank_wait_seconds_total{{rank="{rank}"}}'] == pytest.approx(waited_ns / 1e9, abs=1e-6)
+        # Of two ranks each waits for the other alone.
+        other = told[f'dtprof_rank_waited_for_seconds_total{{rank="{1 - rank}"}}']
+        assert other == pytest.approx(waited_ns / 1e9, abs=1e-6)
+    assert told['dtprof_rank_waited_for_seconds_total{rank="1"}'] > 0.02  # it is late by that in each step
+    ended = sum(int((tables.operations["state"] == DONE).sum()) for tables, _ in ranks)
+    counted = [value for name, value in told.items() if name.startswith("dtprof_operations_total")]
+    assert sum(counted) == ended
+    assert told['dtprof_open_operations{group="dp",op="barrier"}'] == 1  # DDP uses the default group
+    assert told["dtprof_node_memory_used_bytes"] > 1e8
+    capture_ns = sum(tables.capture_ns for tables, _ in ranks)
+    assert told["dtprof_capture_seconds_total"] <= capture_ns / 1e9
+    assert 0 < told["dtprof_metrics_cpu_seconds_total"] < 3
