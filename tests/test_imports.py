@@ -47,6 +47,7 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
     "dtprof/run_format/remote.py": {"fsspec"},  # the extra `remote`, where a run is given as a URL
     "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
+    "dtprof/run_format/follow.py": {"numpy"},  # part of the reader
     "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},

@@ -11,7 +11,7 @@ import dtprof
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
-from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
@@ -30,12 +30,31 @@ def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS) -> Verdict:
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     run = open_run(path, engine)
+    return _with_times_seen(_diagnose_attempts(run, engine), run)
+
+
+def _diagnose_attempts(run: reader.Run, engine: Engine) -> Verdict:
     last = _judge(collect(run, engine))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
     return remember(last, [_judge(collect_attempt(run, number)) for number in earlier])
+
+
+def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
+    """Say of mismatches that `dtprof run` told of while the job ran when that was."""
+    seen = {(row.get("kind"), row.get("group"), row.get("seq")): row.get("t_ns") for row in run.mismatches}
+    started_ns = run.job_facts.get("started_monotonic_ns")
+
+    def dated(finding: Finding) -> Finding:
+        t_ns = seen.get((finding.kind, finding.group.name if finding.group else "", finding.seq or 0))
+        if not isinstance(t_ns, int) or not isinstance(started_ns, int):
+            return finding
+        when = f"`dtprof run` told of it while the job ran, {(t_ns - started_ns) / 1e9:.0f} s after its start"
+        return replace(finding, evidence=(*finding.evidence[:3], when, *finding.evidence[3:]))
+
+    return replace(verdict, findings=tuple(map(dated, verdict.findings)))
 
 
 def _judge(evidence: facts.Evidence) -> Attempt:

@@ -11,7 +11,7 @@ from dtprof.errors import CommandNotFoundError, UsageError
 from dtprof.fence import fenced
 
 if TYPE_CHECKING:
-    from dtprof.launch import job, watcher
+    from dtprof.launch import comparing, job, watcher
     from dtprof.launch.metrics import MetricsSettings
     from dtprof.run_format import reader
 
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.launch import child, job
 
     chosen = _settings(arguments)
-    end = job.run_job(command, chosen, _diagnose)
+    end = job.run_job(command, chosen, _diagnose, compare=_compare)
     if end.run is not None:
         _print_end(end.run, end)
     return job.EXIT_HANG if end.stopped_by_us else child.end_like(end.status)
@@ -119,6 +119,36 @@ def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: ar
         address=given(settings.METRICS_ADDRESS, arguments.metrics_address),
         file=Path(file).absolute() if file else None,
     )
+
+
+def _compare(run: Path) -> "comparing.Look":
+    """Return what looks at the records of the ranks of this host for calls that do not go together."""
+    from dtprof.diagnosis.findings import Verdict
+    from dtprof.diagnosis.live import LiveComparison
+    from dtprof.launch import comparing
+    from dtprof.report.verdict_text import verdict_text
+    from dtprof.run_format import follow, writer
+
+    follower = follow.RunFollower(run, boot_id=writer.boot_id())
+    comparison = LiveComparison()
+
+    def look(is_last: bool) -> list[comparing.Mismatch]:
+        grown = [growth.tables for growth in follower.look().values()]
+        seen = tuple(tables.rank for tables in grown)
+        return [
+            comparing.Mismatch(
+                kind=finding.kind,
+                group=finding.group.name if finding.group else "",
+                seq=finding.seq or 0,
+                summary=finding.summary,
+                text=verdict_text(
+                    Verdict(outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,))
+                ),
+            )
+            for finding in comparison.take(grown, is_last=is_last)
+        ]
+
+    return look
 
 
 def _diagnose(run: Path) -> "watcher.Verdict":

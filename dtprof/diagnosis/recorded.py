@@ -42,7 +42,7 @@ def rank_evidence(
     alive: bool | None,
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
-    keys, groups = _group_keys(tables)
+    keys, groups = group_keys(tables)
     rows = tables.operations[tables.operations["op"] < len(tables.ops)]
     rows = _without_refused(rows)
     nth, channels = _count_messages(rows, tables, keys)
@@ -108,7 +108,8 @@ def _key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
     return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
 
 
-def _group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
+def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
+    """Return the groups of a rank as all ranks name them, by id, and what the rank knows of each."""
     keys: dict[int, GroupKey] = {}
     groups: dict[GroupKey, Group] = {}
     seen: dict[tuple[str, tuple[int, ...]], int] = {}

@@ -8,13 +8,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
 from dtprof.fence import fenced
 from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, storage, watcher
 from dtprof.launch.archiver import Archiver
+from dtprof.launch.comparing import Comparer, Look
 from dtprof.launch.metrics import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.sampler import Sampler
 from dtprof.metrics.node import NodeState
@@ -52,7 +53,13 @@ def say(text: str) -> None:
     print("\n".join(f"dtprof: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
 
 
-def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Diagnose) -> JobEnd:
+def run_job(
+    command: Sequence[str],
+    settings: JobSettings,
+    diagnose: watcher.Diagnose,
+    *,
+    compare: Callable[[Path], Look] | None = None,
+) -> JobEnd:
     """Run the command with its ranks instrumented.
 
     Raises:
@@ -93,11 +100,15 @@ def run_job(command: Sequence[str], settings: JobSettings, diagnose: watcher.Dia
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
     archiver = Archiver(records)
-    sampler = Sampler(records / paths.node_folder_name(writer.host_name()), lambda: watch.pids)
+    node_folder = records / paths.node_folder_name(writer.host_name())
+    sampler = Sampler(node_folder, lambda: watch.pids)
     node_state = functools.partial(_node_state, run, watch, sampler, oom_before)
     metrics = Metrics.start(settings.metrics, records, node_state, say=say)
+    comparer = Comparer(lambda: compare(records), node_folder, say=say) if compare is not None else None
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
+    if comparer is not None:
+        comparer.stop(looks_last=status == 0)
     metrics.stop()
     sampler.stop()
     clock.stop()

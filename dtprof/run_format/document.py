@@ -29,6 +29,7 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `node-HOST/samples.jsonl` | `dtprof run` | the node about once a second: host, cores, GPUs, ranks; JSON lines |
 | `node-HOST/clock.jsonl` | `dtprof run` | the host's clock against that of the host that created the run; JSON lines |
 | `node-HOST/launcher-PID.json` | `dtprof run` | a launcher that joined a run which another one had created |
+| `node-HOST/mismatches.jsonl` | `dtprof run` | mismatches that were seen while the job ran, one JSON object a line |
 | `node-HOST/stacks.json` | `dtprof run` | processes and their Python stacks when the job last made no progress |
 | `report.html` | `dtprof report` | the page, unless it was written elsewhere |
 
@@ -73,6 +74,7 @@ _NODE_FILES = (
      "`offset_ns` (add to a time of this host for that of the reference), `error_ns` (at most), `round_trip_ns`, "
      "`rounds` (exchanges, of which the shortest counts)"),
     ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
+    ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `kind`, `group`, `seq`, `summary`, as `dtprof diagnose` has them"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
      "prints them, or `reason` why there are none"),
 )  # fmt: skip

@@ -8,6 +8,7 @@ STRINGS = "strings.jsonl"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
 STACKS = "stacks.json"
+MISMATCHES = "mismatches.jsonl"
 DROPPED = "dropped.json"
 
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")

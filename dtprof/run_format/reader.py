@@ -35,6 +35,7 @@ class Run:
     processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
     job_facts: dict[str, Any]  # run.json as it stands
     stacks: dict[str, Any]  # the newest stacks.json, joined over the nodes
+    mismatches: tuple[dict[str, Any], ...] = ()  # told of while the job ran
     problems: tuple[str, ...] = ()
     origin: str = ""  # the URL that `path` is a copy of
     lacking: remote.RemoteFiles | None = None  # what of the copy is fetched as ranks are read
@@ -123,11 +124,13 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
     exits: dict[int, ProcessExit] = {}
     processes: list[dict[str, Any]] = []
     stacks: dict[str, Any] = {"processes": {}}
+    mismatches: list[dict[str, Any]] = []
     for node in sorted(path.glob("node-*")):
         for row in json_lines(node / paths.EXITS, problems):
             if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
                 exits[row["pid"]] = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
         processes += json_lines(node / paths.PROCESSES, problems)
+        mismatches += json_lines(node / paths.MISMATCHES, problems)
         sampled = (_read_document(node / paths.STACKS, problems) or {}).get("processes")
         stacks["processes"].update(sampled if isinstance(sampled, dict) else {})
     return Run(
@@ -138,6 +141,7 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
         processes=tuple(processes),
         job_facts=document or {},
         stacks=stacks,
+        mismatches=tuple(mismatches),
         problems=tuple(problems),
     )
 

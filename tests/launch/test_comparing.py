@@ -1,0 +1,69 @@
+"""A mismatch that gloo lets pass is told of while the job goes on, and dated in the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtprof.cli.inspection import diagnose_run
+from dtprof.cli.run import _compare
+from dtprof.launch.comparing import Comparer, Mismatch
+from dtprof.run_format import paths, writer
+from tests import jobs
+from tests.builders import RankBuilder, write_run
+
+
+@pytest.mark.jobs
+def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    program = jobs.PROGRAMS / "mismatched.py"
+    command = [*jobs.DTPROF, "run", "-o", str(run), "--", *jobs.torchrun(2, program, str(tmp_path / "told"))]
+    with jobs.started(command, tmp_path) as job:
+        job.wait_until(lambda: "reduce-op-mismatch" in job.stderr)
+        (tmp_path / "told").touch()  # only then does the job end
+        assert job.wait() == 0, job.stderr
+    assert job.stderr.count("ranks make calls that do not go together, and the job goes on") == 1
+    assert f"{program}:" in job.stderr
+    (told,) = [json.loads(line) for file in run.glob(f"node-*/{paths.MISMATCHES}") for line in file.open()]
+    assert told["kind"] == "reduce-op-mismatch"
+    (finding,) = [one for one in diagnose_run(run).findings if one.kind == "reduce-op-mismatch"]
+    assert finding.seq == told["seq"]
+    assert any("told of it while the job ran" in fact for fact in finding.evidence)
+
+
+def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def look(is_last: bool) -> list[Mismatch]:
+        raise RuntimeError(f"broken {is_last}")
+
+    (tmp_path / "rank-00000.0").mkdir()
+    comparer = Comparer(lambda: look, tmp_path / "node-a", say=print)
+    comparer.stop(looks_last=True)
+    assert "broken True" in capsys.readouterr().err
+
+
+def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
+    looked: list[bool] = []
+
+    def look(is_last: bool) -> list[Mismatch]:
+        looked.append(is_last)
+        return []
+
+    Comparer(lambda: look, tmp_path, say=print).stop(looks_last=False)
+    assert looked == []
+
+
+def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path) -> None:
+    ranks = [RankBuilder(rank, world_size=2, boot_id=writer.boot_id()) for rank in range(2)]
+    for rank in ranks:
+        for step in range(30):
+            odd = rank.rank == 1 and step == 20
+            site = rank.site(line=9 if odd else 5)
+            rank.op("all_reduce", step * 100, step * 100 + 10, nbytes=8, reduce_op="max" if odd else "sum", site=site)
+    look = _compare(write_run(tmp_path / "run", ranks))
+    (mismatch,) = look(False)
+    assert (mismatch.kind, mismatch.seq) == ("reduce-op-mismatch", 20)
+    assert "train.py:9" in mismatch.text
+    assert "train.py:5" in mismatch.text
+    assert list(look(True)) == []
