@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PAYS_FROM_BYTES = 24_000_000
+PAYS_FROM_BYTES = 48_000_000
 """Records of a run, on disk, from which workers save more than their start takes (measured: analysis-speed.md)."""
 RANK_COSTS_BYTES = 100_000
 """A rank without records costs as much as so many bytes of them."""
