@@ -148,7 +148,7 @@ class Sequences:
             TooLargeError: there are too many ways through it.
         """
         scope = self._scopes.known(function)
-        if scope is None or (isinstance(function.node, ast.AsyncFunctionDef) and _is_server(function)):
+        if scope is None:
             return ()
         walker = _Walker(self, function, scope, rank)
         conditions: tuple[Condition, ...] = ()
@@ -201,10 +201,6 @@ def one_rank_condition(function: Function) -> Condition | None:
             scope = "local" if "local" in name else "global"
             return Condition(decorator, Value(known=known, scope=scope), place, "branch")
     return None
-
-
-def _is_server(function: Function) -> bool:
-    return function.node is not None and function.name.startswith("__a")
 
 
 class _Walker:
