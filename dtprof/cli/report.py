@@ -88,7 +88,7 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
         summary, closeup = examine(runs[-1], executor)
         figures = [measure_run(run, executor) for run in runs] if against is not None else []
     comparison = compare_runs(*figures, at_least=AT_LEAST) if figures else None
-    return Source(summary=summary, closeup=closeup, verdict=diagnose_run(path), comparison=comparison)
+    return Source(summary=summary, closeup=closeup, verdict=diagnose_run(path, engine), comparison=comparison)
 
 
 def _beside(run_directory: Path) -> Path:
