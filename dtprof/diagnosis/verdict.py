@@ -129,7 +129,8 @@ def _ended_well(evidence: Evidence) -> bool:
 
 def _find_risks(evidence: Evidence) -> list[Finding]:
     """Find what is wrong, or may go wrong, in a job that ended in order or goes on."""
-    shift = find_thread_order(evidence) or find_shift(evidence)
+    crossed = find_thread_order(evidence)
+    shift = crossed or find_shift(evidence)
     wrong = [shift] if shift is not None else find_mismatches(evidence)
     return [
         *wrong,
@@ -139,7 +140,7 @@ def _find_risks(evidence: Evidence) -> list[Finding]:
         *find_creation_risk(evidence),
         *find_slow_ranks(evidence),
         *find_long_operations(evidence),
-        *find_hazards(evidence),
+        *(note for note in find_hazards(evidence) if crossed is None or note.group != crossed.group),
     ]
 
 
