@@ -21,10 +21,10 @@ from dtprof.report.page_documents import render_documents
 from dtprof.run_format.reader import open_run
 
 LOOK_EVERY_S = 0.5
-DRAW_SHARE = 0.015
+DRAW_SHARE = 0.01
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
-DIAGNOSE_SHARE = 0.005
+DIAGNOSE_SHARE = 0.0025
 DIAGNOSE_EVERY_S = 10.0
 STILL_S = 3.0
 """Without a record, from which on the page says so."""
