@@ -24,7 +24,9 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
         assert job.wait() == 0, job.stderr
     assert job.stderr.count("ranks make calls that do not go together, and the job goes on") == 1
     assert f"{program}:" in job.stderr
-    (told,) = [json.loads(line) for file in run.glob(f"node-*/{paths.MISMATCHES}") for line in file.open()]
+    (told,) = [
+        json.loads(line) for file in run.glob(f"node-*/{paths.MISMATCHES}") for line in file.read_text().splitlines()
+    ]
     assert told["kind"] == "reduce-op-mismatch"
     (finding,) = [one for one in diagnose_run(run).findings if one.kind == "reduce-op-mismatch"]
     assert finding.seq == told["seq"]
