@@ -23,6 +23,8 @@ from tests.faults.corpus import Program
 HANG_AFTER_S = 3.0
 LOOK_S = 0.05
 GRACE_S = 1.0
+END = os._exit
+"""Taken before ranks are recorded: that the runner ends them so is not part of the program."""
 LIMIT_S = 120.0
 
 
@@ -70,7 +72,7 @@ def _fork(program: Program, rank: int, *, port: int, folder: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
+        END(status)
 
 
 def _be_rank(program: Program, rank: int, *, port: int) -> int:
