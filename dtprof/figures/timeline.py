@@ -15,6 +15,7 @@ RANK_PITCH = 2.5
 """Distance of two ranks in lanes; the half above two is the gap between them."""
 MAX_NAMED_LANES = 8
 MAX_NAMED_RANKS = 32
+MAX_HEIGHT = 2_400
 
 
 def draw_timeline(summary: Summary) -> Drawing | Nothing:
@@ -36,7 +37,7 @@ def draw_timeline(summary: Summary) -> Drawing | Nothing:
         title=_title(timeline),
         x_title="time since the beginning of the window (ms)",
         y_title="",
-        height=int(80 + lane_px * RANK_PITCH * len(ranks)),
+        height=min(MAX_HEIGHT, int(80 + lane_px * RANK_PITCH * len(ranks))),
     )
     for kind in _kinds(timeline.intervals):
         figure.add_trace(_bars(kind, timeline.intervals, ranks))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from dtprof.figures.quantities import Unit, choose_decimals, choose_unit, format_number
 from dtprof.report.page_markup import Markup, element, join
 
+MAX_ROWS_IN_VIEW = 20
+"""A longer table scrolls in a frame of its own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -75,7 +78,7 @@ def render_table(columns: Sequence[Column], *, caption: str, definitions: Mappin
             element("tbody", *body),
             class_="sortable",
         ),
-        class_="scroll",
+        class_="scroll tall" if len(columns[0].cells) > MAX_ROWS_IN_VIEW else "scroll",
         tabindex="0",
         role="region",
         aria_label=caption,
