@@ -97,7 +97,6 @@
       button.style.setProperty("--share", `${(100 * Math.min(1, share)).toFixed(1)}%`);
       value.textContent = grid.data.columns > 16 ? text.replace(/\s?[a-z\u00b5%]+$/iu, "") : text;
       button.title = `rank ${cell.rank}${cell.where ? ` (${cell.where})` : ""}: ${metric.name} ${text}`;
-      button.setAttribute("aria-label", button.title);
     });
     mark();
   }

@@ -519,7 +519,7 @@ def test_text_stands_out_from_its_ground(
         };
         for (const details of document.querySelectorAll('details')) details.open = true;
         return [...document.querySelectorAll('body *')].filter((e) =>
-          !['SCRIPT', 'NOSCRIPT'].includes(e.tagName) && e.checkVisibility() && !e.closest('.bars') &&
+          !['SCRIPT', 'NOSCRIPT'].includes(e.tagName) && e.checkVisibility() && !e.closest('.bars, .cells') &&
           [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())
         ).map((e) => {
           const style = getComputedStyle(e);
