@@ -8,7 +8,7 @@ import pytest
 from dtprof.cli.inspection import diagnose_run
 from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_panels import panel_names
-from dtprof.serving.feed import Feed, Pace
+from dtprof.serving.feed import DRAW_SHARE, Feed, Pace
 from tests import builders
 from tests.live.test_live_window import two_ranks
 from tests.live.test_top import running
@@ -64,14 +64,14 @@ def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
     clock, cpu = Clock(), Clock()
     feed = feed_of(run, clock, cpu)
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)  # a second of drawing: the next one in more than a minute
+    feed._draw_pace.charge(1.0)  # a second of drawing
     grow(run, 9, tmp_path / "grown")
     clock.now += 1
     news = feed.since(version)
     assert news["version"] == version
     assert news["status"]["text"].startswith("running, step 9")
     assert news["status"]["text"].endswith("figures as of step 8")
-    clock.now += 70
+    clock.now += 1.0 / DRAW_SHARE
     assert feed.since(version)["version"] == version + 1
 
 
