@@ -180,8 +180,8 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
         from dtprof.cli.inspection import diagnose_run
 
         verdict = diagnose_run(run)
-        if verdict.findings and not end.stopped_by_us:
-            job.say(verdict.findings[0].summary)
+        if verdict.faults and not end.stopped_by_us:
+            job.say(verdict.faults[0].summary)
     job.say(f"run kept in {shown}")
     if first is not None:
         following = "diagnose" if end.status != 0 else "summary"

@@ -46,10 +46,10 @@ class Records:
     def joined(self) -> tuple[Array, Array, Array, Array]:
         """Return the operations, spans, samples and device times."""
         return (
-            _by_time(self.operations, tables.OPERATION, "issued_ns"),
-            _by_time(self.spans, tables.SPAN, "begin_ns"),
-            _by_time(self.samples, tables.SAMPLE, "t_ns"),
-            _by_time(self.device_times, RECORD_DTYPE, "issued_ns"),
+            by_time(self.operations, tables.OPERATION, "issued_ns"),
+            by_time(self.spans, tables.SPAN, "begin_ns"),
+            by_time(self.samples, tables.SAMPLE, "t_ns"),
+            by_time(self.device_times, RECORD_DTYPE, "issued_ns"),
         )
 
 
@@ -181,7 +181,7 @@ def take_rows(rows: Array, records: Records) -> int:
     return damaged
 
 
-def _by_time(parts: Sequence[Array], dtype: np.dtype[Any], column: str) -> Array:
+def by_time(parts: Sequence[Array], dtype: np.dtype[Any], column: str) -> Array:
     """Return the rows of all parts in order of time."""
     if not parts:
         return np.zeros(0, dtype)
