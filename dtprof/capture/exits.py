@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -89,16 +90,18 @@ def watch_leaving(mark: Callable[[], None]) -> None:
     """See calls of sys.exit and os._exit: their line tells where a rank left."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         original = getattr(module, name)
-        if getattr(original, "__module__", "") != __name__:  # inherited from the parent of a forked process
-            setattr(module, name, _marking(original, mark))
+        if not isinstance(original, types.FunctionType):  # ours is inherited from the parent of a forked process
+            setattr(module, name, _marking(original, module.__name__, mark))
 
 
-def _marking(leave: Callable[..., Any], mark: Callable[[], None]) -> Callable[..., Any]:
+def _marking(leave: Callable[..., Any], module: str, mark: Callable[[], None]) -> Callable[..., Any]:
     def marked(*arguments: Any, **options: Any) -> Any:
         mark()
         return leave(*arguments, **options)
 
-    marked.__name__, marked.__qualname__, marked.__doc__ = leave.__name__, leave.__qualname__, leave.__doc__
+    # By these it is pickled, as the target of a process for example.
+    marked.__module__, marked.__name__, marked.__qualname__ = module, leave.__name__, leave.__qualname__
+    marked.__doc__ = leave.__doc__
     return marked
 
 
