@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(folder: str, port: int) -> int:
-    """Run TensorBoard to its end."""
+    """Run TensorBoard to its end, or until Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", folder, "--port", str(port)]
     with subprocess.Popen(command) as process:
         try:

@@ -1,7 +1,6 @@
 """TensorBoard itself with a run of ours: every view of torch-tb-profiler draws, and nothing is asked of the network."""
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -63,8 +62,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             wait_for(lambda: not ask(f"{base}{PLUGIN}/runs")["loading"])
             yield base
         finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            process.terminate()
+            assert process.wait(120) == 0
 
 
 def ask(url: str) -> Any:

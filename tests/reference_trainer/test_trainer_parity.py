@@ -38,7 +38,7 @@ def test_a_missing_step_is_no_parity() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS)
 def test_covering_layouts_train_like_one_process(model: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "reference_trainer.parity", "--model", model, "--covering", "--steps", "10"]
+    command = [sys.executable, "-m", "reference_trainer.parity", "--model", model, "--covering", "--steps", "6"]
     with jobs.started(command, tmp_path) as job:
         status = job.wait(840)
     assert status == 0, job.stdout + job.stderr

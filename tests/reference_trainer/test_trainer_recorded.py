@@ -31,18 +31,18 @@ def test_losses_are_bit_identical_with_and_without_recording(tmp_path: Path, mod
     recorded.mkdir()
     command = [sys.executable, str(jobs.PROGRAMS / "layouts.py")]
     job = jobs.finished(
-        [*command, str(bare), model, "3", "covering"], tmp_path, env={"PYTHONPATH": str(jobs.REPOSITORY)}
+        [*command, str(bare), model, "2", "covering"], tmp_path, env={"PYTHONPATH": str(jobs.REPOSITORY)}
     )
     assert job.process.returncode == 0, job.stderr
     options = ["--no-native"] if model == "bart" else []
     jobs.recorded(
         run,
-        [*command, str(recorded), model, "3", "covering"],
+        [*command, str(recorded), model, "2", "covering"],
         *options,
         env={"PYTHONPATH": str(jobs.REPOSITORY)},
     )
     assert len(curves(bare)) >= 8
-    assert all(len(curve) == 3 for curve in curves(bare).values())
+    assert all(len(curve) == 2 for curve in curves(bare).values())
     assert curves(recorded) == curves(bare)
     events = [tables.num_events for tables in open_run(run).load_all()]
     assert min(events) > 1000
