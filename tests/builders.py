@@ -366,31 +366,24 @@ def _table(rows: list[dict[str, Any]], dtype: np.dtype[Any], order: str) -> tabl
 
 
 def _header(rank: RankTables, segment: int, head: int) -> bytes:
-    values = {
-        "magic": schema.MAGIC,
-        "format_version": schema.FORMAT_VERSION,
-        "byte_order": schema.BYTE_ORDER_MARK,
-        "header_size": schema.HEADER_SIZE,
-        "record_size": schema.RECORD_SIZE,
-        "capacity": schema.SEGMENT_CAPACITY,
-        "segment": segment,
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "world_size": rank.world_size,
-        "attempt": rank.attempt,
-        "pid": rank.pid,
-        "tap": {name: code for code, name in schema.TAPS.items()}[rank.tap],
-        "opened_monotonic_ns": rank.first_ns,
-        "opened_realtime_ns": rank.first_ns + rank.monotonic_to_realtime_ns,
-        "head": head,
-        "dropped": rank.dropped_events,
-        "marks": schema.MARK["closed"] * rank.closed | schema.MARK["truncated"] * rank.truncated,
-        "host": rank.host.encode(),
-        "boot_id": rank.boot_id.encode(),
-        "torch_version": rank.torch_version.encode(),
-        "dtprof_version": b"0.1.0",
-    }
-    return schema.HEADER_STRUCT.pack(*(values.get(field.name, 0) for field in schema.HEADER))
+    return schema.pack_header(
+        segment=segment,
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
+        attempt=rank.attempt,
+        pid=rank.pid,
+        tap={name: code for code, name in schema.TAPS.items()}[rank.tap],
+        opened_monotonic_ns=rank.first_ns,
+        opened_realtime_ns=rank.first_ns + rank.monotonic_to_realtime_ns,
+        head=head,
+        dropped=rank.dropped_events,
+        marks=schema.MARK["closed"] * rank.closed | schema.MARK["truncated"] * rank.truncated,
+        host=rank.host.encode(),
+        boot_id=rank.boot_id.encode(),
+        torch_version=rank.torch_version.encode(),
+        dtprof_version=b"0.1.0",
+    )
 
 
 def _strings(rank: RankTables) -> list[dict[str, Any]]:

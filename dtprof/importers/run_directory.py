@@ -88,28 +88,21 @@ def _write_rank(run: Path, rank: ImportedRank, shift: int, epoch: int) -> None:
 
 
 def _header(rank: ImportedRank, segment: int, count: int, opened_ns: int, epoch: int) -> bytes:
-    values = {
-        "magic": schema.MAGIC,
-        "format_version": schema.FORMAT_VERSION,
-        "byte_order": schema.BYTE_ORDER_MARK,
-        "header_size": schema.HEADER_SIZE,
-        "record_size": schema.RECORD_SIZE,
-        "capacity": schema.SEGMENT_CAPACITY,
-        "segment": segment,
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "world_size": rank.world_size,
-        "pid": rank.pid,
-        "opened_monotonic_ns": opened_ns,
-        "opened_realtime_ns": opened_ns + epoch,
-        "head": count,
-        "marks": schema.MARK["closed"] * rank.ended | schema.MARK["sealed"],
-        "host": rank.host.encode("utf-8", "replace")[:63],
-        "boot_id": hashlib.sha256(rank.clock.encode("utf-8", "replace")).hexdigest()[:36].encode(),
-        "torch_version": rank.torch_version.encode()[:31],
-        "dtprof_version": __version__.encode()[:31],
-    }
-    return schema.HEADER_STRUCT.pack(*(values.get(field.name, 0) for field in schema.HEADER))
+    return schema.pack_header(
+        segment=segment,
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
+        pid=rank.pid,
+        opened_monotonic_ns=opened_ns,
+        opened_realtime_ns=opened_ns + epoch,
+        head=count,
+        marks=schema.MARK["closed"] * rank.ended | schema.MARK["sealed"],
+        host=rank.host,
+        boot_id=hashlib.sha256(rank.clock.encode("utf-8", "replace")).hexdigest()[:36],
+        torch_version=rank.torch_version,
+        dtprof_version=__version__,
+    )
 
 
 def check_output(output: Path, inputs: Sequence[Path], *, force: bool) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from dtprof.errors import NewerFormatError
 from dtprof.run_format import archive, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE
+from dtprof.run_format.rank_processes import header_of, newest_header
 from dtprof.run_format.segments import Records, refuse_newer, take_rows
 from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
 from dtprof.tables import Array, RankTables, select
@@ -104,7 +105,7 @@ class LogFollower:
         """Find where to begin."""
         if self._newest is None or self._windows:
             return
-        headers = {number: _header_of(self.folder / paths.segment_name(number)) for number in _numbers(self.folder)}
+        headers = {number: header_of(self.folder / paths.segment_name(number)) for number in _numbers(self.folder)}
         heads = {number: header["head"] for number, header in headers.items() if header and header["head"]}
         self._next = max(heads, default=0)
         head = min(heads.get(self._next, 0), schema.SEGMENT_CAPACITY)
@@ -276,14 +277,13 @@ class RunFollower:
             return True
         if folder in self._elsewhere:
             return False
-        for number in _numbers(folder):
-            header = _header_of(folder / paths.segment_name(number))
-            if header is not None:
-                ours = bool(header["boot_id"] == self._boot_id[:39])
-                if not ours:
-                    self._elsewhere.add(folder)
-                return ours
-        return False
+        header = newest_header(folder)
+        if header is None:
+            return False
+        if header["boot_id"] != self._boot_id[:39]:
+            self._elsewhere.add(folder)
+            return False
+        return True
 
 
 class _Window:
@@ -379,14 +379,3 @@ def _numbers(folder: Path) -> list[int]:
         return [int(file.name.split(".")[1]) for file in paths.segment_files(folder)]
     except OSError:
         return []
-
-
-def _header_of(path: Path) -> dict[str, Any] | None:
-    try:
-        with path.open("rb") as file:
-            head = file.read(schema.HEADER_SIZE)
-    except OSError:
-        return None
-    if len(head) < schema.HEADER_SIZE or not head.startswith(schema.MAGIC):
-        return None
-    return schema.unpack_header(head)

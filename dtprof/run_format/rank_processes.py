@@ -30,12 +30,17 @@ def _find_process(rank: int, folder: Path) -> RankProcess | None:
 
 def newest_header(rank_folder: Path) -> dict[str, Any] | None:
     """Return the header of the newest segment that has one; an archive begins with that of its segment."""
-    for segment in reversed(paths.segment_files(rank_folder)):
-        try:
-            with segment.open("rb") as file:
-                head = file.read(schema.HEADER_STRUCT.size)
-        except OSError:
-            continue
-        if len(head) == schema.HEADER_STRUCT.size and head.startswith(schema.MAGIC):
-            return schema.unpack_header(head)
-    return None
+    headers = map(header_of, reversed(paths.segment_files(rank_folder)))
+    return next((header for header in headers if header is not None), None)
+
+
+def header_of(segment: Path) -> dict[str, Any] | None:
+    """Return the header of a segment or its archive; None where it has none yet, or cannot be read."""
+    try:
+        with segment.open("rb") as file:
+            head = file.read(schema.HEADER_STRUCT.size)
+    except OSError:
+        return None
+    return (
+        schema.unpack_header(head) if len(head) == schema.HEADER_STRUCT.size and head.startswith(schema.MAGIC) else None
+    )

@@ -236,6 +236,14 @@ TAPS = {1: "native", 2: "python"}
 TEXTS = tuple(field.name for field in HEADER if field.code.endswith("s") and field.name != "magic")
 """Fields of the header that hold zero-padded text."""
 
+_COMMON: dict[str, int | str | bytes] = {
+    "magic": MAGIC,
+    "format_version": FORMAT_VERSION,
+    "byte_order": BYTE_ORDER_MARK,
+    "header_size": HEADER_SIZE,
+    "record_size": RECORD_SIZE,
+}
+
 if RECORD_STRUCT.size != RECORD_SIZE:
     raise AssertionError(f"a record takes {RECORD_STRUCT.size} bytes, the format says {RECORD_SIZE}")
 
@@ -251,6 +259,22 @@ def unpack_header(head: bytes) -> dict[str, Any]:
     for name in TEXTS:
         header[name] = header[name].rstrip(b"\0").decode("utf-8", "replace")
     return header
+
+
+def pack_header(**values: int | str | bytes) -> bytes:
+    """Return the header of a segment: what all have in common, with these fields; texts are cut to their room.
+
+    Raises:
+        struct.error: a number has no room in its field.
+    """
+    known = _COMMON | {"capacity": SEGMENT_CAPACITY} | values
+    return HEADER_STRUCT.pack(*(_as_stored(field, known.get(field.name)) for field in HEADER))
+
+
+def _as_stored(field: Field, value: int | str | bytes | None) -> int | bytes:
+    if value is None:
+        return b"" if field.code.endswith("s") else 0
+    return value.encode("utf-8", "replace")[: field.size - 1] if isinstance(value, str) else value
 
 
 def cpp_header() -> str:

@@ -14,13 +14,7 @@ RECORD_DEFAULTS = {
     "reduce_op": schema.NO_CODE,
     "peer": -1,
 }
-HEADER_DEFAULTS = {
-    "magic": schema.MAGIC,
-    "format_version": schema.FORMAT_VERSION,
-    "byte_order": schema.BYTE_ORDER_MARK,
-    "header_size": schema.HEADER_SIZE,
-    "record_size": schema.RECORD_SIZE,
-    "capacity": schema.SEGMENT_CAPACITY,
+HEADER_DEFAULTS: dict[str, Any] = {
     "world_size": 1,
     "tap": 1,
     "host": b"host-a",
@@ -38,9 +32,7 @@ def record(**values: Any) -> bytes:
 
 def header(**values: Any) -> bytes:
     """Return a header, padded to where the records start."""
-    chosen = HEADER_DEFAULTS | values
-    packed = schema.HEADER_STRUCT.pack(*(chosen.get(field.name, 0) for field in schema.HEADER))
-    return packed.ljust(schema.HEADER_SIZE, b"\0")
+    return schema.pack_header(**(HEADER_DEFAULTS | values)).ljust(schema.HEADER_SIZE, b"\0")
 
 
 def write_rank(run: Path, records: Sequence[bytes], *, rank: int = 0, attempt: int = 0, **values: Any) -> Path:

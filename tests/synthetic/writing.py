@@ -126,30 +126,23 @@ def _header(job: Job, rank: int, segment: int, head: int, *, is_last: bool) -> b
     host = job.host_of(rank)
     opened = job.show(999_000_000, host)
     marks = schema.MARK["closed"] * (is_last and rank not in job.killed) | schema.MARK["sealed"] * (not is_last)
-    values = {
-        "magic": schema.MAGIC,
-        "format_version": schema.FORMAT_VERSION,
-        "byte_order": schema.BYTE_ORDER_MARK,
-        "header_size": schema.HEADER_SIZE,
-        "record_size": schema.RECORD_SIZE,
-        "capacity": schema.SEGMENT_CAPACITY,
-        "segment": segment,
-        "rank": rank,
-        "local_rank": rank % job.ranks_per_host if job.ranks_per_host else rank,
-        "world_size": job.world_size,
-        "pid": 10_000 + rank,
-        "tap": 1,
-        "opened_monotonic_ns": opened,
-        "opened_realtime_ns": WALL_CLOCK_NS,
-        "head": head,
-        "capture_ns": 500 * head,
-        "marks": marks,
-        "host": _host_name(host).encode(),
-        "boot_id": f"boot-{host}".encode(),
-        "torch_version": b"2.13.0",
-        "dtprof_version": b"0.1.0",
-    }
-    packed = schema.HEADER_STRUCT.pack(*(values.get(field.name, 0) for field in schema.HEADER))
+    packed = schema.pack_header(
+        segment=segment,
+        rank=rank,
+        local_rank=rank % job.ranks_per_host if job.ranks_per_host else rank,
+        world_size=job.world_size,
+        pid=10_000 + rank,
+        tap=1,
+        opened_monotonic_ns=opened,
+        opened_realtime_ns=WALL_CLOCK_NS,
+        head=head,
+        capture_ns=500 * head,
+        marks=marks,
+        host=_host_name(host).encode(),
+        boot_id=f"boot-{host}".encode(),
+        torch_version=b"2.13.0",
+        dtprof_version=b"0.1.0",
+    )
     return packed.ljust(schema.HEADER_SIZE, b"\0")
 
 
