@@ -10,6 +10,7 @@ from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.formatting import format_ns
 from dtprof.live.now import Present, RankNow
+from dtprof.live.pace import Pace
 from dtprof.live.window import LiveWindow
 from dtprof.run_format import writer
 from dtprof.run_format.follow import Growth
@@ -28,7 +29,6 @@ class Moment:
 
     ranks: Sequence[RankNow]
     summary: Summary | None  # of the newest steps; None before the first
-    summary_is_new: bool
     has_moved: bool  # a rank has left a record since the look before
     still_s: float  # for how long no rank has left a record
     has_ended: bool
@@ -64,7 +64,7 @@ class Monitor:
         self._boot_id = writer.boot_id()
         self._moved = clock()
         self._summary: Summary | None = None
-        self._summary_due = self._moved
+        self._pace = Pace(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
         self._has_news = True
 
     @property
@@ -85,12 +85,12 @@ class Monitor:
         if has_moved:
             self._moved, self._has_news = self._clock(), True
         ranks = self._present.take(growths, exits=self.window.exits, job_has_ended=has_ended, boot_id=self._boot_id)
-        is_new = self._summarise() if growths and self._summarises else False
+        if growths and self._summarises:
+            self._summarise()
         still_s = _still_s(ranks, self._clock() - self._moved)
         return Moment(
             ranks=ranks,
             summary=self._summary,
-            summary_is_new=is_new,
             has_moved=has_moved,
             still_s=still_s,
             has_ended=has_ended,
@@ -102,16 +102,14 @@ class Monitor:
         """Close the files."""
         self.window.close()
 
-    def _summarise(self) -> bool:
+    def _summarise(self) -> None:
         """Summarise the newest steps where that is due and would say something new."""
+        if not self._has_news or not self._pace.is_due:
+            return
         began = self._clock()
-        if not self._has_news or began < self._summary_due:
-            return False
         self._has_news = False
         self._summary = summarise(self.window)
-        took = self._clock() - began
-        self._summary_due = began + took + max(SUMMARY_EVERY_S, took / SUMMARY_SHARE)
-        return True
+        self._pace.charge(self._clock() - began)
 
 
 def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:

@@ -16,6 +16,7 @@ from dtprof.errors import DtprofError
 from dtprof.figures.source import Source
 from dtprof.formatting import format_count
 from dtprof.live.monitor import Moment, Monitor
+from dtprof.live.pace import Pace
 from dtprof.report.page_dashboard import Dashboard
 from dtprof.report.page_documents import render_documents
 from dtprof.run_format.reader import open_run
@@ -30,24 +31,6 @@ STILL_S = 3.0
 """Without a record, from which on the page says so."""
 
 Pages = Callable[[Source], Sequence[Dashboard]]
-
-
-class Pace:
-    """Allows something as often as it takes a share of the time, and not more often than that."""
-
-    def __init__(self, *, every_s: float, share: float, clock: Callable[[], float]) -> None:
-        """Allow the first at once."""
-        self._every_s, self._share, self._clock = every_s, share, clock
-        self._due = clock()
-
-    @property
-    def is_due(self) -> bool:
-        """Say whether the next may begin."""
-        return self._clock() >= self._due
-
-    def charge(self, took_s: float) -> None:
-        """Say what one that has just ended took."""
-        self._due = self._clock() + max(self._every_s, took_s / self._share)
 
 
 @dataclass(frozen=True, kw_only=True)

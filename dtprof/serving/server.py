@@ -6,7 +6,6 @@ name are answered, so that no page of another site can read along by a name that
 
 import hmac
 import ipaddress
-import json
 import socket
 import threading
 from collections.abc import Callable
@@ -26,7 +25,9 @@ from dtprof.errors import DtprofError, UsageError
 from dtprof.report import html
 from dtprof.report.run_list import RunEntry, render_run_list
 from dtprof.run_format import paths
+from dtprof.run_format.reader import open_run
 from dtprof.serving.feed import Feed
+from dtprof.tables import Manifest
 
 COOKIE = "dtprof-token"
 IDLE_S = 60.0
@@ -236,17 +237,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _entry(path: Path) -> RunEntry:
     try:
-        known = json.loads((path / paths.MANIFEST).read_bytes())
-        facts = known if isinstance(known, dict) else {}
-    except (OSError, ValueError):
-        facts = {}
-    command = facts.get("command")
-    started, ended, status = (facts.get(name) for name in ("started_realtime_ns", "ended_realtime_ns", "exit_status"))
+        run = open_run(path)
+    except DtprofError:  # moved since, or of a newer format
+        manifest, num_ranks = Manifest(), 0
+    else:
+        manifest, num_ranks = run.manifest, len(run.ranks)
     return RunEntry(
         name=path.name,
-        command=" ".join(map(str, command)) if isinstance(command, list) else "",
-        started_realtime_ns=started if isinstance(started, int) else 0,
-        has_ended=bool(ended),
-        exit_status=status if isinstance(status, int) else None,
-        num_ranks=len({parsed[0] for child in path.iterdir() if (parsed := paths.parse_rank_folder(child.name))}),
+        command=" ".join(manifest.command),
+        started_realtime_ns=manifest.started_realtime_ns,
+        has_ended=bool(manifest.ended_realtime_ns),
+        exit_status=manifest.exit_status,
+        num_ranks=num_ranks,
     )

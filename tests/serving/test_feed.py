@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.inspection import diagnose_run
+from dtprof.live.pace import Pace
 from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_panels import panel_names
-from dtprof.serving.feed import DRAW_SHARE, Feed, Pace
+from dtprof.serving.feed import DRAW_SHARE, Feed
 from tests import builders
 from tests.live.test_live_window import two_ranks
 from tests.live.test_top import running
