@@ -11,7 +11,16 @@ import numpy as np
 
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.pipeline import KINDS, Key, RankPipeline, theory_fraction
-from dtprof.analysis.pipeline_replay import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, GRADIENT, LOSS
+from dtprof.analysis.pipeline_replay import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    LOSS,
+    Act,
+    Needed,
+    in_order,
+)
 from dtprof.analysis.results import Summary
 from dtprof.tables import Array
 
@@ -155,46 +164,22 @@ def _planned(member: RankPipeline) -> list[tuple[int, int, int, int]]:
 def lay_out(
     orders: Sequence[Sequence[tuple[int, int, int, int]]], means: Mapping[int, int], place: Mapping[int, int]
 ) -> tuple[ChartAction, ...]:
-    """Return planned actions at the times at which they could begin; empty where they wait for each other.
-
-    A forward needs that of the stage before; a gradient of inputs that of the stage after, in the same microbatch.
-    """
-    last_stage = max((stage for order in orders for _, _, stage, _ in order), default=0)
+    """Return planned actions at the times at which they could begin; empty where they wait for each other."""
+    order = in_order([[Act(*action[1:]) for action in own] for own in orders])
     fallback = means.get(BACKWARD, means.get(FORWARD, 1))
-    ready: dict[tuple[bool, int, int], int] = {}
-    at, now = [0] * len(orders), [0] * len(orders)
+    ready: dict[Needed, int] = {}
+    now = [0] * len(orders)
     placed: list[ChartAction] = []
-    moved = True
-    while moved:
-        moved = False
-        for index, order in enumerate(orders):
-            while at[index] < len(order):
-                rank, kind, stage, microbatch = order[at[index]]
-                needed: int | None = 0
-                if kind == FORWARD and stage > 0:
-                    needed = ready.get((True, stage - 1, microbatch))
-                elif kind in GRADIENT and stage < last_stage:
-                    needed = ready.get((False, stage + 1, microbatch))
-                if needed is None:
-                    break
-                begin = max(now[place[rank]], needed)
-                now[place[rank]] = end = begin + means.get(kind, fallback)
-                if kind == FORWARD or kind in GRADIENT:
-                    ready[kind == FORWARD, stage, microbatch] = end
-                placed.append(
-                    ChartAction(
-                        rank=rank,
-                        stage=stage,
-                        kind=LETTERS[kind],
-                        microbatch=microbatch,
-                        begin_ns=begin,
-                        end_ns=end,
-                    )
-                )
-                at[index] += 1
-                moved = True
-    complete = all(done == len(order) for done, order in zip(at, orders, strict=True))
-    return tuple(placed) if complete else ()
+    for index, at, needs, gives in order or ():
+        rank, kind, stage, microbatch = orders[index][at]
+        begin = max(now[place[rank]], 0 if needs is None else ready[needs])
+        now[place[rank]] = end = begin + means.get(kind, fallback)
+        if gives is not None:
+            ready[gives] = end
+        placed.append(
+            ChartAction(rank=rank, stage=stage, kind=LETTERS[kind], microbatch=microbatch, begin_ns=begin, end_ns=end)
+        )
+    return tuple(placed)
 
 
 def _stage_times(members: Sequence[RankPipeline]) -> tuple[StageTime, ...]:

@@ -33,6 +33,8 @@ class Act(NamedTuple):
 
 Plan = tuple[tuple[Act, ...], ...]
 """The actions of each rank, in order."""
+Needed = tuple[bool, int, int]
+"""What an action waits for: whether it is a forward (else a gradient), of which stage and microbatch."""
 
 
 def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[str, float] | None:
@@ -135,42 +137,58 @@ def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
 def _replay(plan: Plan, took: Floats) -> Floats | None:
     """Return how long it is when ranks act in their order, each action as soon as what it needs is there.
 
-    A forward needs that of the stage before; a gradient of inputs that of the stage after. None where the actions wait
-    for each other or for one that is missing.
+    None where the actions wait for each other or for one that is missing.
 
     Parameters:
         took: durations of the actions, rank by rank; one column a replay.
     """
-    last_stage = max((act.stage for acts in plan for act in acts), default=0)
+    order = in_order(plan)
+    if order is None:
+        return None
     first_row = np.cumsum([0, *map(len, plan)]).tolist()
-    ready: dict[tuple[bool, int, int], Floats] = {}
-    at = [0] * len(plan)
+    ready: dict[Needed, Floats] = {}
     now = np.zeros((len(plan), took.shape[1]))
     begun = np.full(took.shape[1], np.inf)
+    for rank, at, needs, gives in order:
+        begin = now[rank] if needs is None else np.maximum(now[rank], ready[needs])
+        begun = np.minimum(begun, begin)
+        now[rank] = begin + took[first_row[rank] + at]
+        if gives is not None:
+            ready[gives] = now[rank].copy()
+    window: Floats = now.max(axis=0) - begun
+    return window
+
+
+def in_order(plan: Sequence[Sequence[Act]]) -> list[tuple[int, int, Needed | None, Needed | None]] | None:
+    """Return the actions of all ranks in an order in which each finds what it needs; None where there is none.
+
+    A forward needs that of the stage before; a gradient of inputs that of the stage after, in the same microbatch. Each
+    is told as its rank, its position there, what it needs and what it gives.
+    """
+    last_stage = max((act.stage for acts in plan for act in acts), default=0)
+    given: set[Needed] = set()
+    at = [0] * len(plan)
+    order: list[tuple[int, int, Needed | None, Needed | None]] = []
     moved = True
     while moved:
         moved = False
         for rank, acts in enumerate(plan):
             while at[rank] < len(acts):
                 kind, stage, microbatch = acts[at[rank]]
-                needed: Floats | None = now[rank]
+                needs = gives = None
                 if kind == FORWARD and stage > 0:
-                    needed = ready.get((True, stage - 1, microbatch))
+                    needs = (True, stage - 1, microbatch)
                 elif kind in GRADIENT and stage < last_stage:
-                    needed = ready.get((False, stage + 1, microbatch))
-                if needed is None:
+                    needs = (False, stage + 1, microbatch)
+                if needs is not None and needs not in given:
                     break
-                begin = np.maximum(now[rank], needed)
-                now[rank] = begin + took[first_row[rank] + at[rank]]
-                begun = np.minimum(begun, begin)
                 if kind == FORWARD or kind in GRADIENT:
-                    ready[kind == FORWARD, stage, microbatch] = now[rank].copy()
+                    gives = (kind == FORWARD, stage, microbatch)
+                    given.add(gives)
+                order.append((rank, at[rank], needs, gives))
                 at[rank] += 1
                 moved = True
-    if any(done < len(acts) for done, acts in zip(at, plan, strict=True)):
-        return None
-    window: Floats = now.max(axis=0) - begun
-    return window
+    return order if all(done == len(acts) for done, acts in zip(at, plan, strict=True)) else None
 
 
 def mean_parts(parts: Mapping[str, float] | None, fraction: float) -> dict[str, float] | None:
