@@ -252,6 +252,16 @@ class ProcessExit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeMemory:
+    """A memory of a node, and the most of it that was in use by anybody while the job ran."""
+
+    host: str
+    device: str  # "host", "gpu 0"
+    capacity_bytes: int
+    most_used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What `dtprof run` wrote about the whole job; empty fields for a run without it."""
 

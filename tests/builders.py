@@ -276,6 +276,7 @@ class MemoryRun:
     exits: dict[int, ProcessExit] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     clocks: dict[str, HostClock] = field(default_factory=dict)
+    memory: tuple[tables.NodeMemory, ...] = ()
 
     def __post_init__(self) -> None:
         """Sort by rank and attempt."""
@@ -288,6 +289,10 @@ class MemoryRun:
     def name(self) -> str:
         """Where it lies."""
         return str(self.path)
+
+    def node_memory(self) -> tuple[tables.NodeMemory, ...]:
+        """Return the memories of the nodes."""
+        return self.memory
 
     def host_clocks(self) -> dict[str, HostClock]:
         """Return the clocks measured, by host."""

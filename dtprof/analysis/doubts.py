@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.alignment import Clocks, worst_error_ns
+from dtprof.analysis.memory_formulas import activation_bytes
 from dtprof.analysis.ranks import RankFacts, RankReduction
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import CollectiveResult
@@ -176,6 +177,8 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
         doubts.append("memory: buffers of communication are known under DDP and FSDP only")
     return doubts
 
+    if "activations" not in unknown and any(activation_bytes(fact.model_share) is None for fact in facts):
+        doubts.append("activation formula: only tensor-parallel layers tell the sizes that it takes")
 
 def _never_recorded(used: UsedSteps) -> list[str]:
     if used.known:

@@ -23,6 +23,7 @@ from dtprof.analysis.dropped import sum_dropped
 from dtprof.analysis.intervals import Column, Intervals, locate, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
+from dtprof.analysis.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory_growth import find_growth
 from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
@@ -66,6 +67,7 @@ class RankFacts:
     memory_categories: dict[str, int | None]
     memory_bytes: dict[str, int]
     out_of_memory: tuple[OutOfMemory, ...]
+    model_share: ModelShare
     unsound: int  # records whose times cannot be
     unmatched: int  # operations that cannot be matched with other ranks'
 
@@ -111,18 +113,20 @@ def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
     steps = find_steps(tables, spans)
     return Survey(
         facts=_state_facts(
+    pipeline = find_pipeline(tables, spans, steps)
             tables,
             unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
             unmatched=matched.unmatched,
+            share=find_share(tables, operations, pipeline),
         ),
         steps=steps,
         meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
-        pipeline=find_pipeline(tables, spans, steps),
+        pipeline=pipeline,
         marks=collect_marks(tables, operations, matched) if several_clocks else {},
     )
 
 
-def _state_facts(tables: RankTables, *, unsound: int, unmatched: int) -> RankFacts:
+def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatched: int) -> RankFacts:
     return RankFacts(
         rank=tables.rank,
         attempt=tables.attempt,
@@ -152,6 +156,7 @@ def _state_facts(tables: RankTables, *, unsound: int, unmatched: int) -> RankFac
         out_of_memory=tables.out_of_memory,
         unsound=unsound,
         unmatched=unmatched,
+        model_share=share,
     )
 
 

@@ -106,6 +106,38 @@ class RankResult:
     events: int
     ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
     user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
+@dataclass(frozen=True, kw_only=True)
+class MemoryFormula:
+    """What a rank holds beside what it should hold by formula."""
+
+    scheme: str  # "none", "zero1", "zero2", "zero3": how the model's state is spread
+    shards: int  # data-parallel ranks that it is, or could be, spread over
+    state_bytes: int  # parameters, gradients, optimizer state
+    state_formula_bytes: int
+    by_scheme_bytes: dict[str, int]  # the formula of each scheme
+    activation_bytes: int | None
+    activation_formula_bytes: int | None  # None: the records do not tell the sizes of the layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumption:
+    """What the formulas assume, and whether it holds in this run; None: the records do not tell."""
+
+    text: str
+    holds: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headroom:
+    """What was left of a memory when most of it was in use."""
+
+    host: str
+    device: str  # "host", "gpu 0"
+    capacity_bytes: int
+    most_used_bytes: int  # by anybody
+    headroom_bytes: int
+
+
     memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
@@ -122,6 +154,7 @@ class CollectiveResult:
     op: str
     api: str | None
     count: int  # operations, each counted once however many ranks took part
+    memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
     bytes: int
     duration_ns: int | None
     wait_ns: int | None
@@ -286,3 +319,5 @@ class Summary:
     critical_path: CriticalPathResult | None = None
     small_messages: tuple[SmallMessages, ...] = ()
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
+    memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
+    headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled

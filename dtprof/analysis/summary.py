@@ -15,6 +15,7 @@ from dtprof.analysis.endings import describe_end
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column, Intervals
 from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank
@@ -209,6 +210,8 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
 
 def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:
     paths = [reduction.path for reduction in reductions if reduction.path is not None]
+        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
+        headroom=find_headroom(run.node_memory()),
     return find_critical_path(paths) if len(paths) == len(reductions) else None
 
 
@@ -329,6 +332,7 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         events=fact.events,
         ended=describe_end(
             exit_seen=run.exits.get(fact.pid),
+        memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
             ended_ns=fact.ended_ns,
             has_exception=fact.has_exception,
             job_has_ended=manifest.ended_realtime_ns != 0 if manifest.started_realtime_ns else None,

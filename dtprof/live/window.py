@@ -10,7 +10,7 @@ from dtprof.run_format import paths, reader
 from dtprof.run_format.clocks import HostClock
 from dtprof.run_format.follow import Growth, RunFollower
 from dtprof.run_format.segments import by_time
-from dtprof.tables import Array, Manifest, ProcessExit, RankTables, join, select
+from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables, join, select
 
 MAX_STEPS = 50
 """Steps kept behind the newest one of any rank."""
@@ -164,6 +164,10 @@ class LiveWindow:
     def part(self, ranks: Sequence[int]) -> RecentRecords:
         """Return the newest records of some ranks."""
         return RecentRecords(ranks={rank: self._recent[rank].tables() for rank in ranks})
+
+    def node_memory(self) -> tuple[NodeMemory, ...]:
+        """Return how much memory each node has, and the most that was in use."""
+        return self._opened.node_memory()
 
     def host_clocks(self) -> dict[str, HostClock]:
         """Return the clocks that launchers measured, by host name."""

@@ -49,6 +49,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "cannot_tell": list(summary.cannot_tell),
     }
 
+        "headroom": [asdict(one) for one in summary.headroom],
+        "memory_assumptions": [asdict(one) for one in summary.memory_assumptions],
 
 def _rank(rank: RankResult) -> dict[str, Any]:
     return {
@@ -65,6 +67,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
             "out_of_memory": [
                 {
                     "device": one.device,
+            "formula": asdict(rank.memory_formula) if rank.memory_formula is not None else None,
                     "live_bytes": one.live_bytes,
                     "held_bytes": one.held_bytes,
                     "largest": one.largest,

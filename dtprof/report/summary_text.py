@@ -9,6 +9,7 @@ from dtprof.analysis.results import (
     PARTS,
     CollectiveResult,
     CriticalPathResult,
+    Headroom,
     PipelineResult,
     RankResult,
     SmallMessages,
@@ -31,6 +32,7 @@ MAX_RANKS = 8
 MAX_COLLECTIVES = 5
 LABEL = 12
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
+_SCHEMES = {"none": "not spread", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 _TABLE_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
@@ -44,6 +46,8 @@ def summary_text(summary: Summary) -> str:
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
         *_memory_lines(summary.ranks),
+        *_formula_lines(summary.ranks),
+        *_headroom_lines(summary.headroom),
         *_growth_lines(summary.ranks),
         *_quality_lines(summary),
     ]
@@ -271,6 +275,32 @@ def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
     what = f": {', '.join(parts)}" if parts else ""
     return _labelled(
         "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=3
+    )
+
+
+def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
+    """Return the model state of the rank that holds most beside its formula, and what other schemes would take."""
+    known = [rank.memory_formula for rank in ranks if rank.memory_formula is not None]
+    if not known:
+        return []
+    formula = max(known, key=lambda one: one.state_bytes)
+    text = f"holds {format_bytes(formula.state_bytes)}, by formula {format_bytes(formula.state_formula_bytes)}"
+    others = [f"{_SCHEMES[name]} {format_bytes(size)}" for name, size in formula.by_scheme_bytes.items()]
+    if formula.shards > 1:
+        text += f" (over {formula.shards} ranks: {', '.join(others)})"
+    if formula.activation_bytes is not None and formula.activation_formula_bytes is not None:
+        activations, expected = format_bytes(formula.activation_bytes), format_bytes(formula.activation_formula_bytes)
+        text += f"; activations {activations}, by formula {expected}"
+    return _labelled("model state", text, max_lines=2)
+
+
+def _headroom_lines(found: Sequence[Headroom]) -> list[str]:
+    if not found:
+        return []
+    least = found[0]
+    where = least.host if least.device == "host" else f"{least.device} of {least.host}"
+    return _labelled(
+        "headroom", f"{format_bytes(least.headroom_bytes)} of {format_bytes(least.capacity_bytes)} left on {where}"
     )
 
 

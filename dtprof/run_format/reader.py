@@ -18,10 +18,11 @@ from dtprof.errors import NotARunError
 from dtprof.run_format import device_times, paths, remote, schema, totals
 from dtprof.run_format.buckets import label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
+from dtprof.run_format.node_memory import read_node_memory
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
 from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
 from dtprof.run_format.strings import int_or_0, json_lines, names_in_tables, read_strings
-from dtprof.tables import Array, Manifest, ProcessExit, RankTables
+from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,10 @@ class Run:
     def node_samples(self) -> dict[str, NodeSamples]:
         """Read what was sampled on each node, by the node's name."""
         return read_node_samples(self.path)
+
+    def node_memory(self) -> tuple[NodeMemory, ...]:
+        """Read how much memory each node has, and the most that was in use."""
+        return read_node_memory(self.path)
 
     def host_clocks(self) -> dict[str, HostClock]:
         """Read how the clock of each host maps to that of the reference host, where that is known."""
