@@ -11,7 +11,7 @@ from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
 from dtprof.analysis.ranks import RankFacts, survey
 from dtprof.analysis.steps import RankSteps
-from dtprof.tables import Manifest, ProcessExit, RankTables
+from dtprof.tables import Manifest, NodeMemory, ProcessExit, RankTables
 
 
 class RankRecords(Protocol):
