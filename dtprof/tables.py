@@ -184,6 +184,40 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window:
+    """A window of torch.profiler that a rank took, or did not take, over some steps."""
+
+    number: int  # in this log, from 1
+    state: str  # begun, written, failed
+    first: int  # step, from 1
+    last: int
+    begin_ns: int = UNKNOWN_NS  # when the rank left its program to start the profiler
+    end_ns: int = UNKNOWN_NS  # when the last step ended
+    ready_ns: int = UNKNOWN_NS  # when the rank went on with its program
+    file: str = ""  # in the folder of the rank
+    size_bytes: int = 0
+    realtime_ns: int = 0  # what CLOCK_REALTIME said at begin_ns
+    reason: str = ""  # why it failed, or ended before its last step
+    request: str = ""  # of `dtprof trace --now`; empty: of `--trace-steps`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What memory was held for at one moment, in a file."""
+
+    state: str  # written, failed
+    why: str  # request, out of memory
+    step: int  # steps ended before
+    t_ns: int
+    device: str = ""
+    file: str = ""  # in the folder of the rank
+    size_bytes: int = 0
+    held_bytes: dict[str, int] = field(default_factory=dict)  # by category
+    reason: str = ""  # why it failed
+    request: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankTables:
     """Everything recorded by one rank in one attempt."""
 
@@ -211,6 +245,8 @@ class RankTables:
     samples: Array = field(default_factory=lambda: np.zeros(0, SAMPLE))  # by t_ns
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    windows: tuple[Window, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
     ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time
     first_ns: int = 0  # when the log was opened
     last_ns: int = 0  # the last time seen anywhere in the log

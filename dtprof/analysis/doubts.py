@@ -175,10 +175,10 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
         )
     if "communication" in unknown:
         doubts.append("memory: buffers of communication are known under DDP and FSDP only")
-    return doubts
-
     if "activations" not in unknown and any(activation_bytes(fact.model_share) is None for fact in facts):
         doubts.append("activation formula: only tensor-parallel layers tell the sizes that it takes")
+    return doubts
+
 
 def _never_recorded(used: UsedSteps) -> list[str]:
     if used.known:

@@ -66,8 +66,8 @@ class RankFacts:
     peak_bytes: int | None
     memory_categories: dict[str, int | None]
     memory_bytes: dict[str, int]
-    out_of_memory: tuple[OutOfMemory, ...]
     model_share: ModelShare
+    out_of_memory: tuple[OutOfMemory, ...]
     unsound: int  # records whose times cannot be
     unmatched: int  # operations that cannot be matched with other ranks'
 
@@ -111,13 +111,13 @@ def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
     operations, spans = sound_operations(tables), sound_spans(tables)
     matched = match_operations(tables, operations)
     steps = find_steps(tables, spans)
+    pipeline = find_pipeline(tables, spans, steps)
     return Survey(
         facts=_state_facts(
-    pipeline = find_pipeline(tables, spans, steps)
             tables,
+            share=find_share(tables, operations, pipeline),
             unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
             unmatched=matched.unmatched,
-            share=find_share(tables, operations, pipeline),
         ),
         steps=steps,
         meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
@@ -153,10 +153,10 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         peak_bytes=find_peak(tables),
         memory_categories=find_categories(tables),
         memory_bytes=find_largest(tables),
+        model_share=share,
         out_of_memory=tables.out_of_memory,
         unsound=unsound,
         unmatched=unmatched,
-        model_share=share,
     )
 
 

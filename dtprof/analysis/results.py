@@ -94,19 +94,6 @@ class MemoryGrowth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankResult:
-    """One rank, averaged over the used steps; the parts sum to the step."""
-
-    rank: int
-    step_ns: int | None
-    partition_ns: dict[str, int] | None  # by PARTS
-    phases_ns: dict[str, int] | None  # by PHASES
-    peak_bytes: int | None
-    memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
-    events: int
-    ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
-    user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
-@dataclass(frozen=True, kw_only=True)
 class MemoryFormula:
     """What a rank holds beside what it should hold by formula."""
 
@@ -138,9 +125,23 @@ class Headroom:
     headroom_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """One rank, averaged over the used steps; the parts sum to the step."""
+
+    rank: int
+    step_ns: int | None
+    partition_ns: dict[str, int] | None  # by PARTS
+    phases_ns: dict[str, int] | None  # by PHASES
+    peak_bytes: int | None
+    memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
+    events: int
+    ended: str  # "finished", "exited 1", "killed by SIGKILL", "running", "unknown"
+    user_phases_ns: dict[str, int] | None = None  # by the names the program gave; they may overlap
     memory_bytes: dict[str, int] = field(default_factory=dict)  # the largest value of each sample
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
+    memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +155,6 @@ class CollectiveResult:
     op: str
     api: str | None
     count: int  # operations, each counted once however many ranks took part
-    memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
     bytes: int
     duration_ns: int | None
     wait_ns: int | None

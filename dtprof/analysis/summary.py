@@ -205,13 +205,13 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
         clocks=_list_clocks(surveys),
+        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
+        headroom=find_headroom(run.node_memory()),
     )
 
 
 def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:
     paths = [reduction.path for reduction in reductions if reduction.path is not None]
-        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
-        headroom=find_headroom(run.node_memory()),
     return find_critical_path(paths) if len(paths) == len(reductions) else None
 
 
@@ -327,12 +327,12 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         memory_categories=fact.memory_categories,
         memory_bytes=fact.memory_bytes,
         memory_growth=reduction.memory_growth,
+        memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
         events=fact.events,
         ended=describe_end(
             exit_seen=run.exits.get(fact.pid),
-        memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
             ended_ns=fact.ended_ns,
             has_exception=fact.has_exception,
             job_has_ended=manifest.ended_realtime_ns != 0 if manifest.started_realtime_ns else None,

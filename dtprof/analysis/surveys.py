@@ -51,10 +51,10 @@ class Run(RankRecords, Protocol):
     def part(self, ranks: Sequence[int]) -> RankRecords:
         """Return the records of some ranks: picklable, and little more than where they lie."""
 
-    def host_clocks(self) -> Mapping[str, MeasuredClock]:
     def node_memory(self) -> Sequence[NodeMemory]:
         """Return how much memory each node has, and the most that was in use."""
 
+    def host_clocks(self) -> Mapping[str, MeasuredClock]:
         """Return the clocks that launchers measured, by host name."""
 
 

@@ -45,12 +45,12 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "small_messages": [asdict(row) for row in summary.small_messages],
         "pipeline": asdict(summary.pipeline) if summary.pipeline is not None else None,
         "stragglers": [asdict(straggler) for straggler in summary.stragglers],
+        "headroom": [asdict(one) for one in summary.headroom],
+        "memory_assumptions": [asdict(one) for one in summary.memory_assumptions],
         "critical_path": asdict(summary.critical_path) if summary.critical_path is not None else None,
         "cannot_tell": list(summary.cannot_tell),
     }
 
-        "headroom": [asdict(one) for one in summary.headroom],
-        "memory_assumptions": [asdict(one) for one in summary.memory_assumptions],
 
 def _rank(rank: RankResult) -> dict[str, Any]:
     return {
@@ -63,11 +63,11 @@ def _rank(rank: RankResult) -> dict[str, Any]:
             "peak_bytes": rank.peak_bytes,
             "categories": rank.memory_categories,
             "largest_bytes": {name: value for name, value in rank.memory_bytes.items() if name.endswith("_bytes")},
+            "formula": asdict(rank.memory_formula) if rank.memory_formula is not None else None,
             "growth": asdict(rank.memory_growth) if rank.memory_growth is not None else None,
             "out_of_memory": [
                 {
                     "device": one.device,
-            "formula": asdict(rank.memory_formula) if rank.memory_formula is not None else None,
                     "live_bytes": one.live_bytes,
                     "held_bytes": one.held_bytes,
                     "largest": one.largest,
