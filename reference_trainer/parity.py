@@ -1,7 +1,8 @@
 """Show that every layout trains alike: `python -m reference_trainer.parity`.
 
 Runs the real trainer, in float64, once in a single process and once on each layout, and compares loss and gradient
-norm of every step. The processes are kept from layout to layout: loading torch takes longer than the steps.
+norm of every step. The processes are forked from one that has loaded torch, and kept from layout to layout: loading it
+takes longer than the steps.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,6 +27,7 @@ from reference_trainer.placement import Placement
 BASE = "--preset deep"
 TIMEOUT_S = 300.0
 QUANTITIES = ("loss", "grad_norm")
+LOADED_ONCE = ["reference_trainer.train", "torch.distributed.optim"]
 
 Curve = list[dict[str, float]]
 
@@ -42,14 +45,16 @@ class Ranks:
     """Keep processes that take the parts of ranks, in one layout after the other; a failed layout ends them all."""
 
     def __init__(self) -> None:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # libraries that start threads when loaded could not be forked
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(LOADED_ONCE)
         self.workers: list[tuple[BaseProcess, Connection]] = []
 
     def train(self, arguments: Sequence[str], num_ranks: int, metrics: Path, *, timeout_s: float = TIMEOUT_S) -> str:
         """Run the trainer; return the error of the first rank that failed, or nothing."""
-        context = multiprocessing.get_context("spawn")
         while len(self.workers) < num_ranks:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            ours, theirs = self.context.Pipe()
+            process = self.context.Process(target=serve, args=(theirs,), daemon=True)
             process.start()
             self.workers.append((process, ours))
         store = metrics.with_suffix(".store")
@@ -79,7 +84,6 @@ class Ranks:
 
 def serve(connection: Connection) -> None:
     """Train with each command that comes, and answer with the error, or nothing."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     while True:
         arguments, num_ranks, rank, metrics, store = connection.recv()
         try:
@@ -111,6 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--max-ranks", type=int, default=8, metavar="N", help="only layouts on up to N ranks")
     parser.add_argument("--covering", action="store_true", help="only the set that covers each kind once")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps of each (default: 20)")
+    parser.add_argument("--metrics", type=Path, metavar="DIR", help="keep the metrics of every layout in this folder")
     given = parser.parse_args(arguments)
     wanted = [
         layout
@@ -120,13 +125,13 @@ def main(arguments: Sequence[str]) -> int:
         and (layout.covering or not given.covering)
     ]
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = given.metrics or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         ranks = Ranks()
-        try:
-            for model in [given.model] if given.model else MODELS:
-                failed += _compare_model(model, wanted, ranks, steps=given.steps, folder=Path(folder))
-        finally:
-            ranks.end()
+        stack.callback(ranks.end)
+        for model in [given.model] if given.model else MODELS:
+            failed += _compare_model(model, wanted, ranks, steps=given.steps, folder=folder)
     print(f"{failed} outside of their bounds" if failed else "every layout is inside its bound")
     return 1 if failed else 0
 

@@ -1,13 +1,15 @@
-"""All layouts train alike: here the set that covers each kind, for ten steps.
+"""All layouts train alike, recorded or not: here the set that covers each kind, for six steps.
 
 The whole list, for twenty: `python -m reference_trainer.parity`.
 """
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from dtprof.run_format.reader import open_run
 from reference_trainer.parity import Curve, compare
 from reference_trainer.parity_layouts import MODELS
 from tests import jobs
@@ -16,6 +18,9 @@ PREAMBLE = (
     "import sys\nfrom reference_trainer import parity\nfrom reference_trainer.parity_layouts import ParityLayout\n"
 )
 COMMAND = "if __name__ == '__main__':\n    sys.exit(parity.main(['--model', 'gpt', '--steps', '3']))\n"
+
+
+RECORDED_STEPS = 3
 
 
 def curve(*losses: float) -> Curve:
@@ -34,18 +39,57 @@ def test_a_missing_step_is_no_parity() -> None:
     assert outcome.loss == float("inf")
 
 
+def parity(folder: Path, *options: str) -> list[str]:
+    """Return the command that trains the covering layouts and keeps their metrics."""
+    return [sys.executable, "-m", "reference_trainer.parity", "--covering", "--metrics", str(folder), *options]
+
+
+def losses(folder: Path, model: str, *, num_steps: int) -> dict[str, list[tuple[float, float]]]:
+    """Return losses and gradient norms of the first steps, by layout."""
+    found = {}
+    for file in sorted(folder.glob(f"{model}-*.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()[:num_steps]]
+        found[file.name] = [(row["loss"], row["grad_norm"]) for row in rows]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> jobs.Job:
+    """Train both models on every covering layout without dtprof; the metrics lie in `metrics` beside the output."""
+    folder = tmp_path_factory.mktemp("bare")
+    with jobs.started(parity(folder / "metrics", "--steps", "6"), folder) as job:
+        job.wait(840)
+    return job
+
+
 @pytest.mark.jobs
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", MODELS)
-def test_covering_layouts_train_like_one_process(model: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "reference_trainer.parity", "--model", model, "--covering", "--steps", "6"]
-    with jobs.started(command, tmp_path) as job:
-        status = job.wait(840)
-    assert status == 0, job.stdout + job.stderr
-    lines = job.stdout.splitlines()
+def test_covering_layouts_train_like_one_process(bare: jobs.Job) -> None:
+    assert bare.process.returncode == 0, bare.stdout + bare.stderr
+    lines = bare.stdout.splitlines()
     assert lines[-1] == "every layout is inside its bound"
-    assert len(lines) > 12
     assert all(line.startswith("ok ") for line in lines[:-1])
+    for model in MODELS:
+        assert sum(line.split()[1] == model for line in lines[:-1]) > 12
+
+
+@pytest.mark.jobs
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("model", "options"), [("gpt", []), ("bart", ["--no-native"])])
+def test_losses_are_bit_identical_with_and_without_recording(
+    model: str, options: list[str], bare: jobs.Job, tmp_path: Path
+) -> None:
+    # Steps of the warm-up do not depend on how many follow.
+    jobs.recorded(
+        tmp_path / "run", parity(tmp_path / "metrics", "--model", model, "--steps", str(RECORDED_STEPS)), *options
+    )
+    expected = losses(bare.stdout_path.parent / "metrics", model, num_steps=RECORDED_STEPS)
+    assert len(expected) > 12
+    assert all(len(curve) == RECORDED_STEPS for curve in expected.values())
+    assert losses(tmp_path / "metrics", model, num_steps=RECORDED_STEPS) == expected
+    run = open_run(tmp_path / "run")
+    assert run.ranks == [0, 1, 2, 3]
+    assert min(tables.num_events for tables in run.load_all()) > 1000
 
 
 @pytest.mark.jobs
