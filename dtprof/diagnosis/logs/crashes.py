@@ -7,6 +7,10 @@ from dtprof.diagnosis.logs.facts import Note, Trace
 from dtprof.diagnosis.logs.job import TERMINATED, Job, operation, simple_type
 
 HOST_MEMORY = "The host ran out of memory: lower what each rank holds in host memory (loader workers), or ask for more."
+SHARED_MEMORY = (
+    "SIGBUS: a mapped file shrank, or shared memory ran out: look at `df /dev/shm`, give the container a larger one "
+    "(docker run --shm-size, an emptyDir with medium Memory)."
+)
 DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
 
 
@@ -103,6 +107,8 @@ def find_killed(job: Job) -> Finding | None:
             if ooms
             else "Look for the OOM killer in the kernel log of the host (dmesg), and at who may kill."
         )
+    elif name == "SIGBUS":
+        advice = SHARED_MEMORY
     else:
         advice = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
     return Finding(

@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
-from dtprof.diagnosis.logs import crashes, mismatches, network, waits, watchdog
+from dtprof.diagnosis.logs import counts, crashes, mismatches, network, waits, watchdog
 from dtprof.diagnosis.logs.facts import MAX_RANK, Facts
 from dtprof.diagnosis.logs.job import Job, view
 
 CRASHES = ("rank-crashed", "rank-killed")
-TIMED_OUT = ("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck")
+TIMED_OUT = (
+    *("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck"),
+    *("dump-signal", "dump-from"),
+)
 NAME_THE_RANKS = "Lines carry no rank: next time use torchrun --tee 3 or --log-dir DIR, or srun --label."
 
 
@@ -51,7 +54,13 @@ def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     if certain is not None:
         return certain, ()
     reasons: tuple[str, ...] = open_parted
-    for rule in (watchdog.find_timeouts, network.find_never_joined, waits.find_waits, network.find_stuck):
+    for rule in (
+        watchdog.find_timeouts,
+        counts.find_behind,
+        network.find_never_joined,
+        waits.find_waits,
+        network.find_stuck,
+    ):
         if rule is waits.find_waits and (transport := network.find_transport(job)) is not None:
             return transport, reasons
         finding, told = rule(job)

@@ -12,7 +12,7 @@ WORDS = (
     *("atchdog", "NCCL", "Heartbeat", "monitoredBarrier", "gloo", "exitcode", "exits with return code", "ignal"),
     *("Killed", "oom", "OOM", "srun:", "slurmstepd", "local_rank", "Traceback", 'File "', "Error", "Exception", "NVRM"),
     *("trace cache", "worker group", "Setting OMP_NUM", "terminate called", "Segmentation fault", "across cluster"),
-    *("world_size", "Starting elastic", "CANCELLED", "Fatal"),
+    *("world_size", "Starting elastic", "CANCELLED", "Fatal", "FingerPrint", "FullMesh"),
 )
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
 
@@ -96,13 +96,25 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-id", re.compile(r"retrieving ncclUniqueId from \[(?P<ranks>\d{1,7})\] via c10d key-value store.{0,120}")),
     (
         "transport",
-        re.compile(r"NET/IB : Got completion from peer .{0,200}|ibv_\w+ failed.{0,100}"),
+        re.compile(
+            r"NET/IB : Got completion from peer .{0,200}|ibv_\w+ failed.{0,100}"
+            r"|NET/\w{1,20} Request \S{1,40} completed with error.{0,160}"
+        ),
     ),
+    (
+        "lost-socket",
+        re.compile(
+            r"Call to (?:recv|send|connect)\w{0,10} .{0,120}failed : .{0,80}|Connection closed by remote peer \S{1,120}"
+        ),
+    ),
+    ("no-mesh", re.compile(r"connectFullMesh failed.{0,200}")),
     ("remote-error", re.compile(r"ncclRemoteError|remote process exited or there was a network error")),
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),
     ("duplicate-gpu", re.compile(r"Duplicate GPU detected.{0,120}|Multiple Ranks are using the same GPU.{0,120}")),
     ("nccl-mismatch", re.compile(r"Mismatched collective detected.{0,80}around rank (?P<ranks>\d{1,7})")),
+    ("nccl-sizes", re.compile(r"[Cc]ollective mismatch error.{0,160}")),
     ("trace-cache", re.compile(r"Invalidate trace cache @ step.{0,120}")),
+    ("dump-signal", re.compile(r"Received a dump signal due to a collective timeout")),
     ("dump-from", re.compile(r"dump signal due to a collective timeout from\s+rank (?P<ranks>\d{1,7})")),
     (
         "oom-kill",

@@ -150,13 +150,15 @@ def find_size_conflict(job: Job) -> Finding | None:
 
 def find_nccl_mismatch(job: Job) -> Finding | None:
     """Return the finding for NCCL's own check of collectives."""
-    told = job.notes("nccl-mismatch")
+    sizes = job.notes("nccl-sizes")
+    told = job.notes("nccl-mismatch") or sizes
     if not told:
         return None
     ranks = tuple(sorted({rank for note in told for rank in note.ranks}))
+    at = f" at and around {rank_list(ranks)}" if ranks else ""
     return Finding(
-        kind="collective-order-mismatch",
-        summary=f"NCCL found collectives that do not agree at and around {rank_list(ranks)}.",
+        kind="size-mismatch" if sizes else "collective-order-mismatch",
+        summary=f"NCCL found collectives that do not agree{' in size' if sizes else ''}{at}.",
         culprit_ranks=ranks,
         confidence=0.5,
         evidence=(told[0].text,),

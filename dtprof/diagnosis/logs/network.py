@@ -95,9 +95,17 @@ def find_transport(job: Job) -> Finding | None:
     if remote:
         return _stall(
             "NCCL lost a peer: its process ended, or the network failed.",
-            remote,
+            [*job.notes("lost-socket")[:1], *remote],
             0.3,
             "Look in the logs of the other hosts for what ended first.",
+        )
+    if no_mesh := job.notes("no-mesh"):
+        return _stall(
+            "gloo could not connect the ranks with each other.",
+            no_mesh,
+            0.4,
+            "Set GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other: by default gloo takes the "
+            "one that the host's own name stands for. Look whether another rank had ended before.",
         )
     return None
 
