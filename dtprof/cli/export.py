@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from dtprof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from dtprof.analysis.detail import RunDetail
     from dtprof.api.table import Table
+    from dtprof.run_format.reader import Run
 
 FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
@@ -112,11 +114,11 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
         return write_prometheus(summarise(opened), path)
     from dtprof.analysis.detail import read_detail
 
+    detail = read_detail(opened)
     if kind == "tensorboard":
         from dtprof.export.tensorboard import write_tensorboard
 
-        return write_tensorboard(opened, path, steps=steps, texts=write_texts(run_directory))
-    detail = read_detail(opened)
+        return write_tensorboard(detail, path, steps=steps, texts=write_texts(opened, detail))
     if kind == "perfetto":
         from dtprof.export.perfetto import write_perfetto
 
@@ -130,14 +132,15 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
     return write_kineto(detail, path, steps=steps)
 
 
-def write_texts(run_directory: Path) -> dict[str, str]:
+def write_texts(run: "Run", detail: "RunDetail") -> dict[str, str]:
     """Return the summary and the verdict on a run as Markdown."""
-    from dtprof import api
+    from dtprof.analysis.summary import summarise
+    from dtprof.cli.inspection import diagnose_run
     from dtprof.report.summary_text import summary_text
     from dtprof.report.verdict_text import verdict_text
 
-    opened = api.open_run(run_directory)
-    texts = {"summary": summary_text(opened.summary()), "verdict": verdict_text(opened.diagnose())}
+    summary = summarise(run, surveys=detail.surveys)
+    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_run(run.path, summary=summary))}
     return {tag: "    " + text.replace("\n", "\n    ") for tag, text in texts.items()}
 
 

@@ -4,8 +4,10 @@ import site
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dtprof
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
@@ -17,24 +19,28 @@ from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
+from dtprof.tables import ProcessExit, RankTables
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import Summary
 
 QUIET_NS = 5_000_000_000
 """A running job whose newest record is older than this, with operations open, is looked at as stalled."""
 
 
-def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS) -> Verdict:
-    """Return the verdict on a run directory; stragglers are looked for by the engine.
+def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summary | None" = None) -> Verdict:
+    """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
 
     Raises:
         NotARunError: the path holds no run.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     run = open_run(path, engine)
-    return _with_times_seen(_diagnose_attempts(run, engine), run)
+    return _with_times_seen(_diagnose_attempts(run, lambda: summary or _summarise(run, engine)), run)
 
 
-def _diagnose_attempts(run: reader.Run, engine: Engine) -> Verdict:
-    last = _judge(collect(run, engine))
+def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
+    last = _judge(collect(run, summarise))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
@@ -62,6 +68,10 @@ def _judge(evidence: facts.Evidence) -> Attempt:
     return Attempt(verdict=decide(evidence, ("run",)), hosts=hosts)
 
 
+def _exit_of(run: reader.Run, tables: RankTables) -> ProcessExit | None:
+    return run.exit_of(tables.host, tables.pid, since_ns=tables.first_ns)
+
+
 def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
     """Read what the rules need of an attempt after which the job was restarted."""
     ranks, world_size = [], 0
@@ -69,7 +79,7 @@ def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
         if number not in dict(attempts):
             continue
         tables = run.load(rank, number)
-        ranks.append(rank_evidence(tables, exit=run.exits.get(tables.pid), stack=None, alive=False))
+        ranks.append(rank_evidence(tables, exit=_exit_of(run, tables), stack=None, alive=False))
         world_size = max(world_size, tables.world_size, tables.rank + 1)
     return facts.gather(
         ranks,
@@ -80,17 +90,20 @@ def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
     )
 
 
-def collect(run: reader.Run, engine: Engine = IN_THIS_PROCESS) -> facts.Evidence:
+def collect(run: reader.Run, summarise: Callable[[], "Summary"]) -> facts.Evidence:
     """Read what the rules need from a run on disk, and from the processes where they are still there."""
     document = run.job_facts
     same_boot = document.get("boot_id") == writer.boot_id()
     ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
     for tables in run.load_all():
-        exit_record = run.exits.get(tables.pid)
+        exit_record = _exit_of(run, tables)
         alive = None
         if tables.boot_id == writer.boot_id() and exit_record is None:
             alive = is_alive(tables.pid, run.path)
-        stacks = [main_stack(one, is_user=_is_user_file) for one in read_stacks(run.stacks, {tables.pid: tables.rank})]
+        stacks = [
+            main_stack(one, is_user=_is_user_file)
+            for one in read_stacks(run.endings.stacks_of(tables.host), {tables.pid: tables.rank})
+        ]
         ranks.append(rank_evidence(tables, exit=exit_record, stack=stacks[0] if stacks else None, alive=alive))
         problems += tables.problems
         world_size = max(world_size, tables.world_size, tables.rank + 1)
@@ -105,7 +118,7 @@ def collect(run: reader.Run, engine: Engine = IN_THIS_PROCESS) -> facts.Evidence
         stalled=_is_stalled(run, ranks, last_ns=last_ns, same_boot=same_boot),
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
-        find_stragglers=lambda: _find_stragglers(run, engine),
+        find_stragglers=lambda: _find_stragglers(summarise()),
         problems=tuple(problems),
     )
 
@@ -115,7 +128,7 @@ def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.Rank
     found: dict[int, facts.RankEvidence] = {}
     started = {int(row["env_rank"]): row for row in reversed(run.processes) if str(row.get("env_rank")).isdecimal()}
     for rank, row in started.items():
-        ended = run.exits.get(row["pid"]) if isinstance(row.get("pid"), int) else None
+        ended = run.exit_of(str(row.get("host", "")), row["pid"]) if isinstance(row.get("pid"), int) else None
         if rank in run.folders or rank >= world_size or ended is None or ended.status == 0:
             continue
         own = facts.RankEvidence(
@@ -126,11 +139,14 @@ def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.Rank
     return list(found.values())
 
 
-def _find_stragglers(run: reader.Run, engine: Engine) -> facts.Stragglers:
+def _summarise(run: reader.Run, engine: Engine) -> "Summary":
     from dtprof.analysis.summary import summarise
 
     with executor_for(engine, run) as executor:
-        summary = summarise(run, executor)
+        return summarise(run, executor)
+
+
+def _find_stragglers(summary: "Summary") -> facts.Stragglers:
     first, last = summary.steps.used or (1, 0)
     return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
 

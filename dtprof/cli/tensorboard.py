@@ -51,6 +51,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
+    from dtprof.analysis.detail import read_detail
     from dtprof.cli.export import write_texts
     from dtprof.export.tensorboard import begin_tensorboard
     from dtprof.run_format.reader import open_run
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_taken_port(arguments.port)
     opened = open_run(arguments.run_directory)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
-        logs, said = begin_tensorboard(opened, Path(scratch), texts=write_texts(arguments.run_directory))
+        detail = read_detail(opened)
+        logs, said = begin_tensorboard(detail, Path(scratch), texts=write_texts(opened, detail))
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
         print(f"http://localhost:{arguments.port}/", flush=True)

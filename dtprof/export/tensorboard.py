@@ -41,7 +41,7 @@ class RankSeries:
 
     rank: int
     numbers: Column
-    ended_s: list[float]  # wall-clock time
+    ended_s: Floats  # wall-clock time
     columns: dict[str, Floats]  # by tag, in the unit that the tag ends with
 
 
@@ -84,13 +84,8 @@ class ScalarLogs:
 
     def _append_rank(self, one: RankSeries, last: int, stride: int) -> None:
         chosen = _chosen(one.numbers, self.written, last, stride)
-        log = self.log(f"rank {one.rank:05}")
-        tags = list(one.columns)
-        rows = zip(*(one.columns[tag][chosen].tolist() for tag in tags), strict=True)
-        steps, ended = one.numbers[chosen].tolist(), [one.ended_s[i] for i in chosen.tolist()]
-        for step, wall_s, values in zip(steps, ended, rows, strict=True):
-            known = {tag: value for tag, value in zip(tags, values, strict=True) if value == value}
-            log.scalars(step, wall_s, known)
+        columns = {tag: values[chosen] for tag, values in one.columns.items()}
+        self.log(f"rank {one.rank:05}").scalars(one.numbers[chosen], one.ended_s[chosen], columns)
 
     def _append_all(self, series: Sequence[RankSeries], last: int, stride: int) -> None:
         longest = max(series, key=lambda one: len(one.numbers), default=None)
@@ -102,38 +97,34 @@ class ScalarLogs:
             tag: np.stack([_at(one, tag, numbers) for one in series if tag in one.columns])
             for tag in {tag: None for one in series for tag in one.columns}
         }
+        durations, walls_s = tables["step_ms"], longest.ended_s[chosen]
+        known = ~np.isnan(durations).all(axis=0)
+        extremes = {"step_slowest_ms": np.fmax.reduce(durations), "step_fastest_ms": np.fmin.reduce(durations)}
         log = self.log(ALL_RANKS)
-        medians = {tag: _median(table) for tag, table in tables.items()}
+        log.scalars(numbers, walls_s, {tag: _median(table) for tag, table in tables.items()} | extremes)
         every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
-        for i, (step, row) in enumerate(zip(numbers.tolist(), chosen.tolist(), strict=True)):
-            wall_s, durations = longest.ended_s[row], tables["step_ms"][:, i]
-            durations = durations[~np.isnan(durations)]
-            values = {tag: float(median[i]) for tag, median in medians.items() if median[i] == median[i]}
-            if len(durations):
-                values |= {"step_slowest_ms": float(durations.max()), "step_fastest_ms": float(durations.min())}
-                if i % every == 0:
-                    log.histogram(step, wall_s, "step_over_ranks_ms", durations)
-            log.scalars(step, wall_s, values)
+        for i in np.flatnonzero(known)[::every].tolist():
+            spread = durations[:, i]
+            log.histogram(int(numbers[i]), float(walls_s[i]), "step_over_ranks_ms", spread[~np.isnan(spread)])
 
 
 def write_tensorboard(
-    run: Run, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
 ) -> list[str]:
     """Write the log directory; return what the reader should know: what was left out."""
-    logs, said = begin_tensorboard(run, folder, steps=steps, texts=texts)
+    logs, said = begin_tensorboard(detail, folder, steps=steps, texts=texts)
     logs.close()
     return said
 
 
 def begin_tensorboard(
-    run: Run, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
 ) -> tuple[ScalarLogs, list[str]]:
     """Write the log directory; return the logs, to which steps can be added, and what was left out.
 
     Parameters:
         texts: Markdown by tag, shown with `all ranks`.
     """
-    detail = read_detail(run)
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
@@ -170,7 +161,7 @@ def rank_series(rank: RankDetail) -> RankSeries:
     columns |= {f"phases_ms/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
     columns |= _memory(rank)
     ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9
-    return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended.tolist(), columns=columns)
+    return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended, columns=columns)
 
 
 def _memory(rank: RankDetail) -> dict[str, Floats]:
@@ -238,5 +229,5 @@ def _spread_over(ranks: Sequence[int], limit: int) -> set[int]:
 
 
 def _wall_times(series: Sequence[RankSeries]) -> tuple[float, float]:
-    ended = [one.ended_s for one in series if one.ended_s]
-    return min((own[0] for own in ended), default=0.0), max((own[-1] for own in ended), default=0.0)
+    ended = [one.ended_s for one in series if len(one.ended_s)]
+    return min((float(own[0]) for own in ended), default=0.0), max((float(own[-1]) for own in ended), default=0.0)

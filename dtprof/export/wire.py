@@ -6,7 +6,7 @@ be padded: readers take 0x80 for seven more bits of zero.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,9 @@ import numpy.typing as npt
 from dtprof.analysis.intervals import Column
 
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float64]
 ROWS_AT_ONCE = 1 << 14
-VARINT, FIXED64, LENGTH = 0, 1, 2
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Piece(Protocol):
@@ -42,15 +43,20 @@ class Varint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fixed64:
-    """A number of eight bytes."""
+class Fixed:
+    """A number as it lies in memory: of four or eight bytes, whole or not."""
 
-    values: Column
-    size: int = 8
+    values: npt.NDArray[Any]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its type."""
+        return self.values.itemsize
 
     def fill(self, out: Bytes, rows: slice) -> None:
         """Write its bytes, the lowest first."""
-        out[:] = self.values[rows].astype("<u8").view(np.uint8).reshape(-1, 8)
+        values = np.ascontiguousarray(self.values[rows])
+        out[:] = values.astype(values.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(-1, self.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +95,17 @@ def number(field: int, values: Column, *, width: int | None = None) -> Pieces:
 
 def fixed64(field: int, values: Column) -> Pieces:
     """Return a field that holds a number of eight bytes."""
-    return [_tag(field, FIXED64), Fixed64(values=values)]
+    return [_tag(field, FIXED64), Fixed(values=values.astype(np.uint64))]
+
+
+def double(field: int, values: Floats) -> Pieces:
+    """Return a field that holds a float of eight bytes."""
+    return [_tag(field, FIXED64), Fixed(values=values.astype(np.float64))]
+
+
+def single(field: int, values: Floats) -> Pieces:
+    """Return a field that holds a float of four bytes."""
+    return [_tag(field, FIXED32), Fixed(values=values.astype(np.float32))]
 
 
 def message(field: int, pieces: Sequence[Piece | bytes]) -> Pieces:

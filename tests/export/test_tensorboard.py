@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtprof.analysis.detail import read_detail, read_ranks
+from dtprof.analysis.detail import RunDetail, read_detail, read_ranks
 from dtprof.analysis.results import Summary
 from dtprof.errors import MissingDependencyError
 from dtprof.export import tensorboard
@@ -35,9 +35,9 @@ def points(events: Any, tag: str) -> dict[int, float]:
 
 
 @pytest.fixture(scope="module")
-def folder(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(detail: RunDetail, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tensorboard")
-    assert write_tensorboard(run, out, texts={"verdict": "all is *well*"}) == []
+    assert write_tensorboard(detail, out, texts={"verdict": "all is *well*"}) == []
     return out
 
 
@@ -86,7 +86,7 @@ def test_a_trace_of_each_rank_lies_beside(folder: Path) -> None:
 def series_of(last: int, ranks: int = 2) -> Sequence[RankSeries]:
     numbers = np.arange(2, last + 1)
     return [
-        RankSeries(rank=rank, numbers=numbers, ended_s=[0.0] * len(numbers), columns={"step_ms": numbers * 1.0})
+        RankSeries(rank=rank, numbers=numbers, ended_s=np.zeros(len(numbers)), columns={"step_ms": numbers * 1.0})
         for rank in range(ranks)
     ]
 
@@ -125,7 +125,7 @@ def test_memory_of_a_step_is_its_largest_sample(run: Run) -> None:
         assert series.columns[name][row] == own["value"].max()
 
 
-def test_without_tensorboard_the_extra_is_named(run: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_extra_is_named(detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(MissingDependencyError, match=r"dtprof\[tensorboard\]"):
-        write_tensorboard(run, out)
+        write_tensorboard(detail, out)
