@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
-from dtprof.diagnosis.logs import counts, crashes, mismatches, network, waits, watchdog
+from dtprof.diagnosis.logs import counts, crashes, mismatches, nccl_order, network, waits, watchdog
 from dtprof.diagnosis.logs.facts import MAX_RANK, Facts
 from dtprof.diagnosis.logs.job import Job, view
 
@@ -27,7 +27,7 @@ def decide_from_logs(facts: Facts, *, earlier: list[Facts], problems: tuple[str,
         reasons = (*reasons, *_why_unknown(job, told=bool(reasons)))
     elif not finding.culprit_ranks and not reasons:
         reasons = ("which rank began it is not in the log",)
-    seen = set(job.facts.ranks_named) or set(job.victims) | set(job.own)
+    seen = (set(job.facts.ranks_named) or set(job.victims) | set(job.own)) | nccl_order.ranks_in(job)
     missing = _missing(job, seen)
     if facts.left_out:
         problems = (*problems, f"{facts.left_out} more lines of these kinds were not kept")
@@ -51,6 +51,7 @@ def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
         return parted, open_parted
     certain = crash or mismatches.find_size_conflict(job) or mismatches.find_nccl_mismatch(job)
     certain = certain or crashes.find_killed(job) or waits.find_missed_barrier(job)
+    certain = certain or nccl_order.find_calls_apart(job) or nccl_order.find_fewer_calls(job)
     if certain is not None:
         return certain, ()
     reasons: tuple[str, ...] = open_parted
@@ -110,7 +111,9 @@ def _outcome(job: Job, finding: Finding | None) -> str:
         return "crash"
     if finding.kind in ("rank-never-joined", "rank-stuck"):
         return "hang"
-    return "hang" if timed_out and not job.facts.fingerprints else "crash"
+    # NCCL's own log of calls tells of no end.
+    stands = bool(job.facts.communicators) and not (job.exits or job.facts.traces)
+    return "hang" if (timed_out or stands) and not job.facts.fingerprints else "crash"
 
 
 def _missing(job: Job, seen: set[int]) -> tuple[int, ...]:

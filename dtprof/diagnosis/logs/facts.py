@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from dtprof.diagnosis.logs.nccl_calls import Communicators
 from dtprof.tables import Site
 
 MAX_FACTS = 20_000
@@ -133,6 +134,8 @@ class Facts:
     world_size: int = 0
     last_activity: dict[str, int] = field(default_factory=dict)
     """By stream: ordinary lines since its newest exception."""
+    communicators: Communicators = field(default_factory=dict)
+    """Of NCCL, with what was called on them, where its own log tells."""
     left_out: int = 0
 
     def add(self, fact: Timeout | Progress | Fingerprint | Trace | Note) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.logs import nccl_calls
 from dtprof.diagnosis.logs.carriers import RANK, Line, parse_line, rank_of_file
 from dtprof.diagnosis.logs.deciding import decide_from_logs
 from dtprof.diagnosis.logs.facts import Facts, Order
@@ -129,8 +130,10 @@ class LogReader:
             return
         for raw in LINE_ENDS.split(chunk):
             self._line += 1
-            if b"NCCL INFO" in raw:
-                continue  # verbose logs are mostly these, and no rule reads them
+            if b"NCCL INFO" in raw:  # verbose logs are mostly these: never taken apart as other lines are
+                if any(word in raw for word in nccl_calls.TELLING):
+                    nccl_calls.read(raw[:MAX_LINE_BYTES], self._rank, self._attempts[-1].communicators)
+                continue
             if any(word in raw for word in BYTE_WORDS):
                 self._attentive = ATTENTIVE_LINES
             # After an exception every line counts: a program that goes on has handled it.

@@ -1,0 +1,119 @@
+"""What NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL prints of every call: read as a stream, the newest calls kept."""
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MOST_CALLS = 256
+"""Of one communicator: what ranks have called differently lies among the last."""
+MOST_COMMUNICATORS = 20_000
+
+CALL = re.compile(
+    rb"([\w.-]{1,200}:\d{1,10}):\d{1,10} \[(\d{1,4})\] NCCL INFO (?:\[\d{1,4}\] )?"
+    rb"(\w{1,40}): opCount ([0-9a-f]{1,16}) sendbuff \S{1,40} recvbuff \S{1,40} (?:acc \S{1,40} )?count (\d{1,20}) "
+    rb"datatype (\d{1,3}) op (\d{1,3}) root (-?\d{1,9}) comm (0x[0-9a-f]{1,16}) \[nranks=(\d{1,7})\]"
+)
+BEGUN = re.compile(
+    rb"([\w.-]{1,200}:\d{1,10}):\d{1,10} \[(\d{1,4})\] NCCL INFO (?:\w{1,40} )?"
+    rb"comm (0x[0-9a-f]{1,16}) rank (\d{1,7}) n[rR]anks (\d{1,7}) "
+)
+NUMBER = re.compile(rb"commId (0x[0-9a-f]{1,16})")
+TELLING = (b"opCount", b" - Init ")
+"""Lines of NCCL without any of these say nothing here."""
+BETWEEN_TWO = ("Send", "Recv")
+TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+REDUCTIONS = ("sum", "prod", "max", "min", "avg")
+
+
+class Call(NamedTuple):
+    """What all members of a communicator must agree on."""
+
+    op: str
+    numel: int
+    dtype: int
+    reduction: int
+    root: int
+
+    def __str__(self) -> str:
+        """Return the call in words."""
+        dtype = TYPES[self.dtype] if self.dtype < len(TYPES) else f"type {self.dtype}"
+        words = [f"{self.op} of {self.numel} {dtype}"]
+        if self.op.startswith(("AllReduce", "Reduce")):
+            words.append(REDUCTIONS[self.reduction] if self.reduction < len(REDUCTIONS) else f"op {self.reduction}")
+        if self.op in ("Broadcast", "Reduce"):
+            words.append(f"root {self.root}")
+        return ", ".join(words)
+
+
+@dataclass
+class Communicator:
+    """The calls of one process on one communicator."""
+
+    process: str
+    """Host and process id."""
+    size: int
+    rank: int | None = None
+    """In the communicator, where the line of its creation is in the log."""
+    number: str = ""
+    """The same on all members, where NCCL prints it (2.18 and later)."""
+    device: int = 0
+    file_rank: int | None = None
+    calls: deque[tuple[int, Call]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
+    """With NCCL's own count."""
+    total: int = 0
+    """Calls so far, those not kept too."""
+    counts_rise: bool = True
+
+
+Communicators = dict[tuple[str, str, int], Communicator]
+"""By process, address, and how many had this address before."""
+
+
+def read(raw: bytes, file_rank: int | None, found: Communicators) -> bool:
+    """Take in a line of NCCL; say whether it told anything."""
+    if found_call := CALL.search(raw):
+        process, device, op, nth, count, dtype, reduction, root, address, size = (
+            part.decode() for part in found_call.groups()
+        )
+        if op in BETWEEN_TWO:
+            return False
+        one = _newest(found, process, address)
+        if one is None:
+            one = _add(found, process, address, Communicator(process, int(size), device=int(device)))
+        if one is None:
+            return False
+        one.file_rank = file_rank
+        nth_number = int(nth, 16)
+        one.counts_rise = one.counts_rise and (not one.calls or nth_number > one.calls[-1][0])
+        one.calls.append((nth_number, Call(op, int(count), int(dtype), int(reduction), int(root))))
+        one.total += 1
+        return True
+    if found_begun := BEGUN.search(raw):
+        process, device, address, rank, size = (part.decode() for part in found_begun.groups())
+        number = NUMBER.search(raw)
+        known = _newest(found, process, address)
+        if known is None or known.calls:  # the address of a communicator that has gone may serve again
+            known = _add(found, process, address, Communicator(process, int(size), device=int(device)))
+        if known is not None:
+            known.rank, known.file_rank = int(rank), file_rank
+            known.number = number[1].decode() if number else known.number
+        return True
+    return False
+
+
+def _newest(found: Communicators, process: str, address: str) -> Communicator | None:
+    generation = 0
+    while (process, address, generation + 1) in found:
+        generation += 1
+    return found.get((process, address, generation))
+
+
+def _add(found: Communicators, process: str, address: str, one: Communicator) -> Communicator | None:
+    if len(found) >= MOST_COMMUNICATORS:
+        return None
+    generation = 0
+    while (process, address, generation) in found:
+        generation += 1
+    found[process, address, generation] = one
+    return one
