@@ -290,6 +290,10 @@ class MemoryRun:
         """Where it lies."""
         return str(self.path)
 
+    def exit_of(self, _: str, pid: int) -> ProcessExit | None:
+        """Return how a process ended."""
+        return self.exits.get(pid)
+
     def node_memory(self) -> tuple[tables.NodeMemory, ...]:
         """Return the memories of the nodes."""
         return self.memory

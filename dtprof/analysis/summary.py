@@ -332,7 +332,7 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         user_phases_ns=reduction.user_phases_ns,
         events=fact.events,
         ended=describe_end(
-            exit_seen=run.exits.get(fact.pid),
+            exit_seen=run.exit_of(fact.host, fact.pid),
             ended_ns=fact.ended_ns,
             has_exception=fact.has_exception,
             job_has_ended=manifest.ended_realtime_ns != 0 if manifest.started_realtime_ns else None,

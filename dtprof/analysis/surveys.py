@@ -37,10 +37,6 @@ class Run(RankRecords, Protocol):
         """What is known of the job as a whole."""
 
     @property
-    def exits(self) -> Mapping[int, ProcessExit]:
-        """How processes ended, by pid."""
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read, a sentence each."""
 
@@ -50,6 +46,9 @@ class Run(RankRecords, Protocol):
 
     def part(self, ranks: Sequence[int]) -> RankRecords:
         """Return the records of some ranks: picklable, and little more than where they lie."""
+
+    def exit_of(self, host: str, pid: int) -> ProcessExit | None:
+        """Return how a process of a host ended; None where nobody saw it."""
 
     def node_memory(self) -> Sequence[NodeMemory]:
         """Return how much memory each node has, and the most that was in use."""

@@ -47,18 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     opened = open_run(arguments.run_directory)
     processes = find_processes(opened.folders)
-    ranks = {process.pid: process.rank for process in processes}
-    alive = [] if arguments.kept else [p.pid for p in processes if _is_here(p.pid, p.boot_id, opened.path)]
+    alive = {} if arguments.kept else {p.pid: p.rank for p in processes if _is_here(p.pid, p.boot_id, opened.path)}
     if alive:
         from dtprof.launch.stacks import sample
 
         document, taken = sample(alive, None, native=arguments.native), "now"
+        stacks = read_stacks(document, alive)
     else:
-        document, taken = opened.stacks, "kept"
-    stacks = read_stacks(document, ranks)
+        document, taken = opened.endings.all_stacks(), "kept"
+        stacks = [stack for p in processes for stack in read_stacks(opened.endings.stacks_of(p.host), {p.pid: p.rank})]
     if not stacks:
         raise UsageError(_nothing(opened.path, len(processes), kept=arguments.kept))
-    missing = sorted(set(ranks.values()) - {stack.rank for stack in stacks})
+    missing = sorted({process.rank for process in processes} - {stack.rank for stack in stacks})
     notes = _notes(missing, taken, arguments.run_directory)
     if arguments.json:
         t_ns = document.get("t_ns")

@@ -84,7 +84,7 @@ class Monitor:
         has_moved = any(map(_has_moved, growths.values()))
         if has_moved:
             self._moved, self._has_news = self._clock(), True
-        ranks = self._present.take(growths, exits=self.window.exits, job_has_ended=has_ended, boot_id=self._boot_id)
+        ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
         if growths and self._summarises:
             self._summarise()
         still_s = _still_s(ranks, self._clock() - self._moved)

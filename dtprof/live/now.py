@@ -1,6 +1,6 @@
 """What each rank of a running job does at this moment, from its newest records."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
@@ -50,13 +50,18 @@ class Present:
         self._attempts: dict[int, int] = {}
 
     def take(
-        self, growths: Mapping[int, Growth], *, exits: Mapping[int, ProcessExit], job_has_ended: bool, boot_id: str
+        self,
+        growths: Mapping[int, Growth],
+        *,
+        exit_of: Callable[[str, int], ProcessExit | None],
+        job_has_ended: bool,
+        boot_id: str,
     ) -> list[RankNow]:
         """Return the state of all ranks.
 
         Args:
             growths: of every rank, as a RunFollower gives them.
-            exits: how processes ended, by pid.
+            exit_of: how a process of a host ended.
             job_has_ended: nothing can come any more.
             boot_id: of this host, whose clock ranks with the same one share.
         """
@@ -70,7 +75,7 @@ class Present:
                     values.pop(rank, None)
             self._update(rank, growth)
             end = describe_end(
-                exit_seen=exits.get(known.pid),
+                exit_seen=exit_of(known.host, known.pid),
                 ended_ns=known.ended_ns,
                 has_exception=bool(known.exceptions),
                 job_has_ended=job_has_ended,

@@ -135,11 +135,6 @@ class LiveWindow:
         return self._opened.manifest
 
     @property
-    def exits(self) -> Mapping[int, ProcessExit]:
-        """How processes ended, by pid."""
-        return self._opened.exits
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """What could not be read, a sentence each."""
         return (*self._opened.problems, *self._follower.problems.values())
@@ -164,6 +159,10 @@ class LiveWindow:
     def part(self, ranks: Sequence[int]) -> RecentRecords:
         """Return the newest records of some ranks."""
         return RecentRecords(ranks={rank: self._recent[rank].tables() for rank in ranks})
+
+    def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
+        """Return how a process of a host ended; None where nobody saw it."""
+        return self._opened.exit_of(host, pid, since_ns=since_ns)
 
     def node_memory(self) -> tuple[NodeMemory, ...]:
         """Return how much memory each node has, and the most that was in use."""

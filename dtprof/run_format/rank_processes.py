@@ -14,6 +14,7 @@ class RankProcess:
 
     rank: int
     pid: int
+    host: str
     boot_id: str
 
 
@@ -25,7 +26,11 @@ def find_processes(folders: Mapping[int, Iterable[tuple[int, Path]]]) -> list[Ra
 
 def _find_process(rank: int, folder: Path) -> RankProcess | None:
     header = newest_header(folder)
-    return None if header is None else RankProcess(rank=rank, pid=header["pid"], boot_id=header["boot_id"])
+    return None if header is None else _process(rank, header)
+
+
+def _process(rank: int, header: Mapping[str, Any]) -> RankProcess:
+    return RankProcess(rank=rank, pid=header["pid"], host=header["host"], boot_id=header["boot_id"])
 
 
 def newest_header(rank_folder: Path) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from dtprof.errors import NotARunError
 from dtprof.run_format import device_times, paths, remote, schema, totals
 from dtprof.run_format.buckets import label_buckets
 from dtprof.run_format.clocks import HostClock, host_clocks
+from dtprof.run_format.endings import Endings
 from dtprof.run_format.node_memory import read_node_memory
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
 from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
@@ -32,10 +33,9 @@ class Run:
     path: Path
     manifest: Manifest
     folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
-    exits: dict[int, ProcessExit]  # by pid
     processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
     job_facts: dict[str, Any]  # run.json as it stands
-    stacks: dict[str, Any]  # the newest stacks.json, joined over the nodes
+    endings: Endings  # what launchers saw of their processes
     mismatches: tuple[dict[str, Any], ...] = ()  # told of while the job ran
     problems: tuple[str, ...] = ()
     origin: str = ""  # the URL that `path` is a copy of
@@ -64,6 +64,10 @@ class Run:
         """Read what was sampled on each node, by the node's name."""
         return read_node_samples(self.path)
 
+    def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
+        """Return how a process of a host ended, seen since a time of that host; None where nobody saw it."""
+        return self.endings.exit_of(host, pid, since_ns=since_ns)
+
     def node_memory(self) -> tuple[NodeMemory, ...]:
         """Read how much memory each node has, and the most that was in use."""
         return read_node_memory(self.path)
@@ -76,7 +80,7 @@ class Run:
         """Return the run as far as the records of some ranks need it, for any process."""
         folders = {rank: [(number, one.absolute()) for number, one in self.folders[rank]] for rank in ranks}
         lacking = self.lacking and self.lacking.of(one.name for attempts in folders.values() for _, one in attempts)
-        nothing: dict[str, Any] = {"exits": {}, "processes": (), "job_facts": {}, "stacks": {}, "problems": ()}
+        nothing: dict[str, Any] = {"endings": Endings(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
     def load_all(self) -> Iterator[RankTables]:
@@ -126,26 +130,26 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
         )
     if document is None:
         problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
-    exits: dict[int, ProcessExit] = {}
+    exits: dict[str, dict[int, tuple[ProcessExit, ...]]] = {}
     processes: list[dict[str, Any]] = []
-    stacks: dict[str, Any] = {"processes": {}}
+    stacks: dict[str, dict[str, Any]] = {}
     mismatches: list[dict[str, Any]] = []
     for node in sorted(path.glob("node-*")):
+        own = exits.setdefault(node.name, {})
         for row in json_lines(node / paths.EXITS, problems):
             if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
-                exits[row["pid"]] = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
+                seen = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
+                own[seen.pid] = (*own.get(seen.pid, ()), seen)
         processes += json_lines(node / paths.PROCESSES, problems)
         mismatches += json_lines(node / paths.MISMATCHES, problems)
-        sampled = (_read_document(node / paths.STACKS, problems) or {}).get("processes")
-        stacks["processes"].update(sampled if isinstance(sampled, dict) else {})
+        stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
     return Run(
         path=path,
         manifest=_manifest(document),
         folders=folders,
-        exits=exits,
         processes=tuple(processes),
         job_facts=document or {},
-        stacks=stacks,
+        endings=Endings(exits=exits, stacks=stacks),
         mismatches=tuple(mismatches),
         problems=tuple(problems),
     )

@@ -263,7 +263,9 @@ def test_exit_statuses_and_processes_are_read_from_every_node(tmp_path: Path) ->
         (node / paths.EXITS).write_text("\n".join(lines))
         (node / paths.PROCESSES).write_text(json.dumps({"pid": pid}) + "\n")
     opened = open_run(run)
-    assert {pid: end.status for pid, end in opened.exits.items()} == {11: -9, 12: 3}
+    ended = [opened.exit_of("a", 11), opened.exit_of("b", 12)]
+    assert [end.status if end else None for end in ended] == [-9, 3]
+    assert opened.exit_of("b", 11) is None
     assert [row["pid"] for row in opened.processes] == [11, 12]
     assert opened.problems == tuple(f"node-{host}/exits.jsonl holds 2 damaged lines, left out" for host in "ab")
 
