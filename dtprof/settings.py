@@ -4,6 +4,7 @@ Standard library only: read inside the user's job as well as by the command line
 """
 
 import os
+import re
 from dataclasses import dataclass
 
 from dtprof.errors import UsageError
@@ -105,10 +106,36 @@ METRICS_FILE = Setting(
     metavar="FILE",
     help="keep the same metrics in a file while the job runs, for the textfile collector of Prometheus' node exporter",
 )
+TRACE_STEPS = Setting(
+    option="--trace-steps",
+    env="DTPROF_TRACE_STEPS",
+    default="",
+    metavar="A:B",
+    help="take a window of torch.profiler over these steps, both included, on the ranks chosen",
+)
+TRACE_RANKS = Setting(
+    option="--trace-ranks",
+    env="DTPROF_TRACE_RANKS",
+    default="",
+    metavar="LIST",
+    help="ranks that take it, such as 0,5 or 0-3,8 (default: all)",
+)
+MAX_TRACE_MB = Setting(
+    option="--max-trace-mb",
+    env="DTPROF_MAX_TRACE_MB",
+    default="64",
+    metavar="N",
+    help="disk space for the windows and memory snapshots of one rank, in MiB; what takes more is not kept",
+)
 RUN_SETTINGS = (
     *(OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN),
     *(METRICS_PORT, METRICS_ADDRESS, METRICS_FILE),
+    *(TRACE_STEPS, TRACE_RANKS, MAX_TRACE_MB),
 )
+FIRST_TRACED_STEP = 2
+"""The first step has no begin that dtprof sees."""
+MOST_TRACED_STEPS = 100
+MOST_RANKS = 1 << 20
 
 # Set by `dtprof run` for the processes of the job, not by users.
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
@@ -137,6 +164,51 @@ def parse_number(text: str, *, setting: Setting, minimum: float) -> float:
             f"for example {setting.option} {setting.default}"
         )
     return value
+
+
+def parse_traced_steps(text: str, *, setting: Setting = TRACE_STEPS) -> tuple[int, int]:
+    """Return the first and the last step of A:B, or of a single number.
+
+    Raises:
+        UsageError: it is neither, begins before the second step, or is too long.
+    """
+    given = f"{setting.option} (or {setting.env}) is {text!r}"
+    found = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text.strip(), re.ASCII)
+    if found is None:
+        raise UsageError(f"{given}; expected A:B, first and last step, for example {setting.option} 10:13")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if first > last:
+        raise UsageError(f"{given}, which ends before it begins; expected for example {setting.option} {last}:{first}")
+    if first < FIRST_TRACED_STEP:
+        raise UsageError(
+            f"{given}; the begin of the first step is not seen, so expected step {FIRST_TRACED_STEP} or later, "
+            f"for example {setting.option} {FIRST_TRACED_STEP}:{max(last, FIRST_TRACED_STEP)}"
+        )
+    if last - first >= MOST_TRACED_STEPS:
+        raise UsageError(
+            f"{given}; a window is held in the memory of the job while it lasts, so expected at most "
+            f"{MOST_TRACED_STEPS} steps, for example {setting.option} {first}:{first + 3}"
+        )
+    return first, last
+
+
+def parse_traced_ranks(text: str, *, setting: Setting = TRACE_RANKS) -> list[tuple[int, int]]:
+    """Return the ranges of ranks in a list such as 0-3,8, first and last each; none for an empty text: all ranks.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    ranges = []
+    for part in text.split(",") if text.strip() else ():
+        found = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip(), re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last or last >= MOST_RANKS:
+            raise UsageError(
+                f"{setting.option} (or {setting.env}) is {text!r}; expected ranks such as {setting.option} 0,5 or "
+                f"{setting.option} 0-3,8"
+            )
+        ranges.append((first, last))
+    return ranges
 
 
 def from_environment(setting: Setting) -> str:

@@ -121,6 +121,8 @@ class Process:
         self._exits.install()
         exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False
+        if self._phases is not None:
+            self._phases.windows.begin_log(recorder, folder, rank)
         return recorder
 
     def _install_taps(self, recorder: Recorder) -> None:

@@ -77,6 +77,23 @@ class Categories:
             found["communication"] = communication
         return found
 
+    def names(self) -> dict[int, tuple[str, str]]:
+        """Return category and name of what the models and optimizers hold now, by the address of its memory."""
+        found: dict[int, tuple[str, str]] = {}
+        for optimizer in live(self.optimizers):
+            for parameter, state in optimizer.state.items():
+                shape = "x".join(map(str, getattr(parameter, "shape", ())))
+                for tensor in _tensors_in(state):
+                    _name(found, tensor, "optimizer_state", f"state of a parameter of {shape}")
+        for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):
+            for name, parameter in (*module.named_parameters(), *module.named_buffers()):
+                _name(found, parameter.grad, "gradients", name)
+                _name(found, parameter, "parameters", name)
+        for parameter in self._parameters():
+            _name(found, parameter.grad, "gradients", "")
+            _name(found, parameter, "parameters", "")
+        return found
+
     @fence.fenced("the memory of communication")
     def _communication_bytes(self) -> int | None:
         """Return what DDP's buckets take, or the largest parts that FSDP gathers; None under anything else."""
@@ -101,6 +118,17 @@ class Categories:
         for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):
             yield from module.parameters()
             yield from module.buffers()
+
+
+def _name(found: dict[int, tuple[str, str]], tensor: Any, category: str, name: str) -> None:
+    """Enter the memory below a tensor, where that is not known yet."""
+    import torch
+
+    if tensor is not None:
+        with torch._C.DisableTorchFunctionSubclass():
+            part = getattr(tensor, "_local_tensor", tensor)
+            if part.layout is torch.strided:
+                found.setdefault(part.untyped_storage().data_ptr(), (category, name))
 
 
 def _tensors_in(state: Any) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
 from dtprof.capture.steps import Steps
 from dtprof.capture.user_marks import UserMarks
+from dtprof.capture.windows import Windows
 
 CHECKPOINTS = {
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
@@ -52,7 +53,8 @@ class Phases:
         self._spans = Spans(recorder)
         self._forward = Forward(self._spans)
         self._memory = Memory(self._spans, self._forward)
-        self._steps = Steps(self._spans, self._forward, self._memory)
+        self.windows = Windows(self._memory)
+        self._steps = Steps(self._spans, self._forward, self._memory, self.windows)
         self.exhaustion = Exhaustion(self._memory)
 
     @fence.fenced("the phases of a step")
@@ -77,6 +79,7 @@ class Phases:
         self._steps.install()
         self._forward.install()
         self._memory.install()
+        self.windows.install()
         Pauses(spans).install()
         marks.send_to(UserMarks(spans, self._steps), torch.compiler.is_compiling)
 

@@ -6,17 +6,19 @@ from dtprof import events, fence
 from dtprof.capture.forward import Forward
 from dtprof.capture.memory import Memory
 from dtprof.capture.spans import Spans
+from dtprof.capture.windows import Windows
 from dtprof.run_format import schema
 
 
 class Steps:
     """A row of optimizer steps with no backward pass between them ends one step together."""
 
-    def __init__(self, spans: Spans, forward: Forward, memory: Memory) -> None:
+    def __init__(self, spans: Spans, forward: Forward, memory: Memory, windows: Windows) -> None:
         """Record on these spans; memory is measured where a step ends."""
         self._spans = spans
         self._forward = forward
         self._memory = memory
+        self._windows = windows
         self._marked = False
         self._backward_since_step = False
         self._optimizer_spans: list[int] = []
@@ -73,9 +75,10 @@ class Steps:
     def _end(self) -> None:
         recorder = self._spans.recorder(True)
         if recorder is not None:
-            recorder.advance_step()
+            ended = recorder.advance_step()
             self._memory.at_step_end(recorder)
             self._forward.roots.forget()
+            self._windows.at_step_end(ended)
 
     def _hook_scaler(self, scaler: Any) -> None:
         """See the steps that a GradScaler skips because gradients overflowed: no optimizer hook fires for them."""

@@ -19,6 +19,7 @@ MAX_PORT = 65_535
 EPILOG = """\
 examples:
   dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
+  dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py
   dtprof run -o runs/baseline --hang-after 30 --on-hang stop -- python -m torch.distributed.run train.py
 
 exit status: the command's own; 3 when a hung job was stopped; 2 when dtprof could not start it (127: no such command)
@@ -99,7 +100,30 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
         hang_after_s=settings.parse_number(hang_after, setting=settings.HANG_AFTER, minimum=0),
         stop_on_hang=on_hang == "stop",
         metrics=_metrics(given, arguments),
+        trace=_trace(given, arguments),
     )
+
+
+def _trace(given: Callable[[settings.Setting, str | None], str], arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the settings of profiler windows for the environment of the ranks."""
+    steps = given(settings.TRACE_STEPS, arguments.trace_steps)
+    ranks = given(settings.TRACE_RANKS, arguments.trace_ranks)
+    if steps:
+        settings.parse_traced_steps(steps)
+    elif ranks:
+        raise UsageError(
+            f"--trace-ranks (or {settings.TRACE_RANKS.env}) is {ranks!r} without steps; expected --trace-steps "
+            f"as well, for example --trace-steps 10:13 --trace-ranks {ranks}"
+        )
+    settings.parse_traced_ranks(ranks)
+    limit = settings.parse_number(
+        given(settings.MAX_TRACE_MB, arguments.max_trace_mb), setting=settings.MAX_TRACE_MB, minimum=1
+    )
+    return {
+        settings.TRACE_STEPS.env: steps,
+        settings.TRACE_RANKS.env: ranks,
+        settings.MAX_TRACE_MB.env: f"{limit:g}",
+    }
 
 
 def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: argparse.Namespace) -> "MetricsSettings":

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
@@ -37,6 +37,8 @@ class JobSettings:
     hang_after_s: float
     stop_on_hang: bool
     metrics: MetricsSettings = NO_METRICS
+    trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Settings of profiler windows, which the ranks read: values by variable of the environment."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ def run_job(
         "max_log_mb": f"{settings.max_log_mb:g}",
         "hang_after_s": f"{settings.hang_after_s:g}",
         "on_hang": "stop" if settings.stop_on_hang else "report",
+        **{name.removeprefix("DTPROF_").lower(): value for name, value in settings.trace.items() if value},
     }
     try:
         is_creator = joining.enter(run, force=settings.force, join=settings.join)
@@ -90,6 +93,7 @@ def run_job(
     records = _place_of_records(run, settings, manifest)
     environment = interpreter.job_environment(run=records, tap=tap)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
+    environment |= settings.trace
     watch = watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )

@@ -10,6 +10,7 @@ PROCESSES = "processes.jsonl"
 STACKS = "stacks.json"
 MISMATCHES = "mismatches.jsonl"
 DROPPED = "dropped.json"
+TRACE_REQUEST = "trace-request.json"
 
 _RANK_FOLDER = re.compile(r"rank-(\d{5,})\.(\d+)")
 _SEGMENT = re.compile(r"events\.(\d{5,})(\.z)?")
@@ -29,6 +30,11 @@ def parse_rank_folder(name: str) -> tuple[int, int] | None:
 def node_folder_name(host: str) -> str:
     """Return the name of the folder of one node, safe for any host name."""
     return "node-" + re.sub(r"[^A-Za-z0-9._-]", "_", host)
+
+
+def window_name(first: int, last: int) -> str:
+    """Return the file name of a window of torch.profiler over some steps; its end is the one that other tools know."""
+    return f"window-{first}-{last}.pt.trace.json.gz"
 
 
 def segment_name(number: int) -> str:

@@ -218,6 +218,13 @@ STRING_ENTRIES = {
     "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
     "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "
     "other held, which held most, and the largest blocks where torch records them",
+    "window": "t_ns, id, state, first, last, begin_ns, end_ns, ready_ns, realtime_ns, file, bytes, reason, request: a "
+    "window of torch.profiler over the steps `first` to `last`; `state` is begun, written or failed, and a later entry "
+    "of the same id takes the place of an earlier one; the rank was kept from its program from begin_ns on to start "
+    "it, and from end_ns, the end of its last step, to ready_ns to write it; realtime_ns is CLOCK_REALTIME, which the "
+    "trace counts in, at begin_ns; `request` is that of `dtprof trace --now`",
+    "snapshot": "t_ns, state, why, step, device, file, bytes, held_bytes, reason, request: a snapshot of memory in a "
+    "file of this folder",
     "exit": "t_ns, how, code: the interpreter ended in order",
     "note": "t_ns, text: something that went wrong in dtprof itself",
 }

@@ -42,6 +42,8 @@ class Strings:
         self.features: list[str] = []
         self.exceptions: list[tables.ExceptionRecord] = []
         self.out_of_memory: list[tables.OutOfMemory] = []
+        self.windows: dict[int, tables.Window] = {}
+        self.snapshots: list[tables.Snapshot] = []
         self.notes: list[str] = []
         self.ended_ns = UNKNOWN_NS
         self.last_ns = 0
@@ -109,6 +111,10 @@ class Strings:
             )
         elif kind == "out_of_memory":
             self.out_of_memory.append(_out_of_memory(row))
+        elif kind == "window":
+            self.windows[int(row["id"])] = _window(row)
+        elif kind == "snapshot":
+            self.snapshots.append(_snapshot(row))
         elif kind == "exit":
             self.ended_ns = int_or_0(row.get("t_ns"))
         elif kind == "note":
@@ -164,6 +170,8 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
+        "windows": tuple(strings.windows.values()),
+        "snapshots": tuple(strings.snapshots),
         "ended_ns": strings.ended_ns,
         "notes": tuple(strings.notes),
     }
@@ -249,6 +257,46 @@ def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
             f"{int(block['bytes'])} bytes: {' < '.join(map(str, block['frames']))}" for block in row["allocations"]
         ),
     )
+
+
+def _window(row: dict[str, Any]) -> tables.Window:
+    return tables.Window(
+        number=int(row["id"]),
+        state=str(row["state"]),
+        first=int(row["first"]),
+        last=int(row["last"]),
+        begin_ns=int(row.get("begin_ns", UNKNOWN_NS)),
+        end_ns=int(row.get("end_ns", UNKNOWN_NS)),
+        ready_ns=int(row.get("ready_ns", UNKNOWN_NS)),
+        file=_name_of_file(row),
+        size_bytes=int_or_0(row.get("bytes")),
+        realtime_ns=int_or_0(row.get("realtime_ns")),
+        reason=str(row.get("reason", "")),
+        request=str(row.get("request", "")),
+    )
+
+
+def _snapshot(row: dict[str, Any]) -> tables.Snapshot:
+    return tables.Snapshot(
+        state=str(row["state"]),
+        why=str(row["why"]),
+        step=int(row["step"]),
+        t_ns=int_or_0(row.get("t_ns")),
+        device=str(row.get("device", "")),
+        file=_name_of_file(row),
+        size_bytes=int_or_0(row.get("bytes")),
+        held_bytes={str(name): int(held) for name, held in dict(row.get("held_bytes") or {}).items()},
+        reason=str(row.get("reason", "")),
+        request=str(row.get("request", "")),
+    )
+
+
+def _name_of_file(row: dict[str, Any]) -> str:
+    """Return the name of a file in the folder of the rank; a path that leads elsewhere is none."""
+    name = str(row.get("file") or "")
+    if "/" in name or name.startswith("."):
+        raise ValueError(name)
+    return name
 
 
 def _site(row: dict[str, Any]) -> Site:
