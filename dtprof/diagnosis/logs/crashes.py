@@ -13,6 +13,21 @@ SHARED_MEMORY = (
 )
 DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
 
+KNOWN = (
+    (
+        "Expected to have finished reduction in the prior iteration",
+        "Let every parameter take part in the loss, or give DistributedDataParallel find_unused_parameters=True.",
+    ),
+    (
+        "device-side assert triggered",
+        "Run once with CUDA_LAUNCH_BLOCKING=1: the line is that of the assert then, most often an index out of range.",
+    ),
+    ("is killed by signal: Bus error", SHARED_MEMORY),
+    ("is killed by signal: Killed", HOST_MEMORY),
+    ("Too many open files", "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')."),
+)
+"""What helps against exceptions whose text alone says too little: words of the message, advice."""
+
 
 def find_crash(job: Job) -> Finding | None:
     """Return the finding of the exception that came first and tells of no peer."""
@@ -43,14 +58,19 @@ def find_crash(job: Job) -> Finding | None:
         call_sites=job.sites(sorted(waiting)),
         culprit_call_sites={rank: first.site for rank in culprits if first.site is not None},
         evidence=tuple(facts),
-        advice=(
-            DEVICE_MEMORY if _device_memory(first) else f"Mend the {simple_type(first)}; the rest follows from it.",
-        ),
+        advice=(_advice(first),),
     )
 
 
 def _same(one: Trace, other: Trace) -> bool:
     return simple_type(one) == simple_type(other) and one.site == other.site
+
+
+def _advice(trace: Trace) -> str:
+    if _device_memory(trace):
+        return DEVICE_MEMORY
+    known = next((advice for words, advice in KNOWN if words in trace.message), None)
+    return known or f"Mend the {simple_type(trace)}; the rest follows from it."
 
 
 def _device_memory(trace: Trace) -> bool:

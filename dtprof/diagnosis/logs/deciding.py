@@ -49,7 +49,12 @@ def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     crash = crashes.find_crash(job)
     if parted is not None and not _came_first(job, crash):
         return parted, open_parted
-    certain = crash or mismatches.find_size_conflict(job) or mismatches.find_nccl_mismatch(job)
+    certain = (
+        mismatches.find_other_models(job)
+        or crash
+        or mismatches.find_size_conflict(job)
+        or mismatches.find_nccl_mismatch(job)
+    )
     certain = certain or crashes.find_killed(job) or waits.find_missed_barrier(job)
     certain = certain or nccl_order.find_calls_apart(job) or nccl_order.find_fewer_calls(job)
     if certain is not None:
@@ -68,7 +73,7 @@ def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
         reasons = (*reasons, *told)
         if finding is not None:
             return finding, told
-    return crashes.find_failed_exit(job), reasons
+    return crashes.find_failed_exit(job) or network.find_setup(job), reasons
 
 
 def _came_first(job: Job, crash: Finding | None) -> bool:

@@ -12,7 +12,8 @@ WORDS = (
     *("atchdog", "NCCL", "Heartbeat", "monitoredBarrier", "gloo", "exitcode", "exits with return code", "ignal"),
     *("Killed", "oom", "OOM", "srun:", "slurmstepd", "local_rank", "Traceback", 'File "', "Error", "Exception", "NVRM"),
     *("trace cache", "worker group", "Setting OMP_NUM", "terminate called", "Segmentation fault", "across cluster"),
-    *("world_size", "Starting elastic", "CANCELLED", "Fatal", "FingerPrint", "FullMesh"),
+    *("world_size", "Starting elastic", "CANCELLED", "Fatal", "FingerPrint", "FullMesh", "mpirun", "MPI_ABORT"),
+    *("Child process with PID", "params["),
 )
 BYTE_WORDS = tuple(word.encode() for word in WORDS)
 
@@ -41,6 +42,9 @@ SRUN = re.compile(
     r"srun: error: \S{1,200}: tasks? ([\d,-]{1,400}): (Killed|Out Of Memory"
     r"|Terminated|Segmentation fault|Aborted|Bus error|Exited with exit code (\d{1,3}))"
 )
+LIGHTNING_EXIT = re.compile(r"\[rank: (\d{1,7})\] Child process with PID \d+ terminated with code (-?\d{1,5})")
+MPI_FIRST = re.compile(r"Process name: \[\[\d+,\d+\],(\d{1,7})\]")
+MPI_ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d{1,7}) in communicator")
 MPI_EXIT = re.compile(r"process rank (\d{1,7}) with PID \d+ on node \S{1,200} exited on signal (\d{1,3})")
 SIGNALS = {
     "SIGHUP": 1,
@@ -61,6 +65,8 @@ SRUN_STATUS = {
     "Aborted": -6,
     "Bus error": -7,
 }
+
+EXITING = ("xit", "died with", "terminated with", "srun: error", "Process name: ", "MPI_ABORT")
 
 # kind of note: how it is said. A group named `rank` is the rank it is about; `ranks` others; `number` a count.
 NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -107,6 +113,29 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"Call to (?:recv|send|connect)\w{0,10} .{0,120}failed : .{0,80}|Connection closed by remote peer \S{1,120}"
         ),
     ),
+    (
+        "unreachable",
+        re.compile(
+            r"socketStartConnect: .{0,160}|socketPollConnect.{0,160}|Connect to \S{1,120} failed : .{0,80}"
+            r"|connect\w* returned (?:Connection|No route|Network).{0,80}"
+        ),
+    ),
+    ("cuda-failure", re.compile(r"Cuda failure .{0,160}")),
+    ("port-taken", re.compile(r"failed to (?:listen|bind) .{0,160}(?:EADDRINUSE|[Aa]ddress already in use).{0,80}")),
+    (
+        "other-count",
+        re.compile(
+            r"same model across all ranks, but Rank (?P<rank>\d{1,7}) has (?P<number>\d{1,9}) params, "
+            r"while rank (?P<ranks>\d{1,7}) has inconsistent (?!0 )\d{1,9} params"
+        ),
+    ),
+    (
+        "other-shape",
+        re.compile(
+            r"\[(?P<rank>\d{1,7})\]: params\[(?P<number>\d{1,9})\] in this process with (?:sizes|strides) "
+            r"\[[\d, ]{0,200}\] appears not to match (?:sizes|strides) of the same param in process (?P<ranks>\d{1,7})"
+        ),
+    ),
     ("no-mesh", re.compile(r"connectFullMesh failed.{0,200}")),
     ("remote-error", re.compile(r"ncclRemoteError|remote process exited or there was a network error")),
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),
@@ -151,7 +180,7 @@ def read_sentences(line: Line, order: Order, facts: Facts) -> None:
         _read_progress(line, facts)
     if "CollectiveFingerPrint(" in text:
         _read_fingerprints(line, order, facts)
-    if any(words in text for words in ("xit", "died with", "terminated with", "srun: error")):
+    if any(words in text for words in EXITING):
         _read_exits(text, facts)
     for kind, pattern in NOTES:
         if found := pattern.search(text):
@@ -246,6 +275,10 @@ def _read_exits(text: str, facts: Facts) -> None:
     if found := SPAWN_EXIT.search(text):
         status = -SIGNALS.get(found[2], 0) if found[2] else int(found[3])
         facts.local_exits[int(found[1])] = Exit(rank=int(found[1]), status=status)
+    if found := LIGHTNING_EXIT.search(text):
+        facts.exits[int(found[1])] = Exit(rank=int(found[1]), status=int(found[2]))
+    if found := MPI_FIRST.search(text) or MPI_ABORTED.search(text):
+        facts.exits.setdefault(int(found[1]), Exit(rank=int(found[1]), status=1))
     if found := MPI_EXIT.search(text):
         facts.exits[int(found[1])] = Exit(rank=int(found[1]), status=-int(found[2]))
     if found := SRUN.search(text):

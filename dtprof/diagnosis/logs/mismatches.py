@@ -148,6 +148,33 @@ def find_size_conflict(job: Job) -> Finding | None:
     )
 
 
+def find_other_models(job: Job) -> Finding | None:
+    """Return the finding for ranks that gave DistributedDataParallel models that differ."""
+    told = job.notes("other-count", "other-shape")
+    if not told:
+        return None
+    counts: dict[int, Hashable] = {n.rank: n.number for n in told if n.kind == "other-count" and n.rank is not None}
+    differ = {note.rank for note in told if note.kind == "other-shape" and note.rank is not None}
+    if counts:
+        odd = odd_ones(counts)
+    else:  # each compares itself with rank 0: where all others differ, it may be the odd one
+        others = job.known - {0}
+        odd = (0,) if len(others) > 1 and differ >= others else tuple(sorted(differ))
+    alike = tuple(sorted(set(counts) - set(odd)))
+    return Finding(
+        kind="size-mismatch",
+        summary=f"{capitalised(odd)} gave DistributedDataParallel a model with other parameters"
+        + (f" than {rank_list(alike)}." if alike else "."),
+        culprit_ranks=odd,
+        waiting_ranks=alike,
+        confidence=0.85 if alike else 0.5,
+        call_sites=job.sites(list(alike)),
+        culprit_call_sites=job.sites(list(odd)),
+        evidence=tuple(dict.fromkeys(note.text[:300] for note in told[:3])),
+        advice=("Build the model from the same configuration, and with the same torch, on every rank.",),
+    )
+
+
 def find_nccl_mismatch(job: Job) -> Finding | None:
     """Return the finding for NCCL's own check of collectives."""
     sizes = job.notes("nccl-sizes")

@@ -9,6 +9,11 @@ from dtprof.diagnosis.logs.job import Job
 BARRIER_NUMBER = re.compile(r"store_based_barrier_key:(\d{1,6})")
 ASKING_RANK = re.compile(r"\[(\d{1,7})\] is setting up NCCL communicator")
 LAST_NUMBER = re.compile(r"keys: .*?/(\d{1,7})\s*(?:[\])(,.]|$)")
+PORT = (
+    "Another job, or the same one before it, still listens there: end it, or choose another MASTER_PORT "
+    "(torchrun --rdzv-endpoint HOST:0 takes a free one)."
+)
+DRIVER = "Compare the driver (nvidia-smi) with the CUDA that torch was built for; look for Xid in the kernel log."
 STARTED = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
 
 
@@ -92,6 +97,14 @@ def find_transport(job: Job) -> Finding | None:
             0.7,
             "Check the link, switch and NIC to the peer named; look whether the peer's process lived.",
         )
+    if unreachable := job.notes("unreachable"):
+        return _stall(
+            "NCCL could not connect its ranks with each other.",
+            unreachable,
+            0.5,
+            "Set NCCL_SOCKET_IFNAME to the interface by which the hosts reach each other, let the firewall pass all "
+            "ports between them, and look whether the peer's process had ended before.",
+        )
     if remote:
         return _stall(
             "NCCL lost a peer: its process ended, or the network failed.",
@@ -108,6 +121,28 @@ def find_transport(job: Job) -> Finding | None:
             "one that the host's own name stands for. Look whether another rank had ended before.",
         )
     return None
+
+
+def find_setup(job: Job) -> Finding | None:
+    """Return the finding for a port that is taken, or a device that NCCL could not use."""
+    if taken := job.notes("port-taken"):
+        return _failed_setup("could not listen: the port is taken", taken, PORT)
+    if failures := job.notes("cuda-failure"):
+        words = failures[0].text.partition("Cuda failure ")[2].strip("'\" ")[:120]
+        return _failed_setup(f"could not use its device in NCCL: {words}", failures, DRIVER)
+    return None
+
+
+def _failed_setup(what: str, notes: list[Note], advice: str) -> Finding:
+    ranks = tuple(sorted({note.rank for note in notes if note.rank is not None}))
+    return Finding(
+        kind="rank-crashed",
+        summary=f"{capitalised(ranks) if ranks else 'A rank'} {what}.",
+        culprit_ranks=ranks,
+        confidence=0.6,
+        evidence=(notes[0].text[:300],),
+        advice=(advice,),
+    )
 
 
 def _stall(summary: str, notes: list[Note], confidence: float, advice: str) -> Finding:

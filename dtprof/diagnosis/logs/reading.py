@@ -27,6 +27,8 @@ MAX_HELD = 10_000
 MANY = 1_000_000
 ATTENTIVE_LINES = 400
 """So many lines after one that tells something are read: tracebacks and tables of many ranks end within them."""
+ATTENTIVE_BYTES = 1 << 16
+"""A block of more bytes in which nothing tells anything ends that attention; less may be the rest of a traceback."""
 
 
 def diagnose_logs(paths: Iterable[Path]) -> Verdict:
@@ -122,7 +124,7 @@ class LogReader:
         if self._chunk <= 64 or self._chunk % 16 == 0:
             for number in set(RANK_TAG.findall(chunk)):
                 facts.name_rank(int(number))
-        if not any(word in chunk for word in BYTE_WORDS):
+        if len(chunk) > ATTENTIVE_BYTES and not any(word in chunk for word in BYTE_WORDS):
             self._line += chunk.count(b"\n")
             self._attentive = 0
             for stream in facts.last_activity:

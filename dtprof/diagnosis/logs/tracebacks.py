@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
+from dtprof.diagnosis.logs import boxes
 from dtprof.diagnosis.logs.carriers import Line
 from dtprof.diagnosis.logs.facts import Exit, Facts, Order, Trace
 from dtprof.tables import Site
@@ -76,6 +77,11 @@ class Tracebacks:
                 self._streams.clear()
             stream = self._streams[line.stream] = _Stream()
         text = line.text
+        if boxes.is_boxed(text):
+            unboxed = boxes.unboxed(text)
+            if unboxed is None:
+                return stream.open is not None
+            text = unboxed
         if self._read_table(text, stream):
             return True
         if START in text:
