@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
+ARCHIVE = ".tar"
 FOLDERS = ("kineto", "tensorboard", "parquet", "csv")
 EPILOG = """\
 formats:
-  perfetto     one .pftrace file for https://ui.perfetto.dev, all ranks on one clock
+  perfetto     one .pftrace file for https://ui.perfetto.dev, all ranks on one clock; where PATH ends in .tar, an
+               archive of one such file a host, with a perfetto_manifest of the offsets of their clocks
   chrome       one .json.gz file for chrome://tracing and whatever reads trace events
   kineto       a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler
   tensorboard  a log directory: scalars, histograms, text, layout, and the traces of kineto
@@ -83,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--steps chooses what a trace holds; --format {arguments.format} writes every step")
     output: Path = arguments.output
     with prepared(output, folder=arguments.format in FOLDERS, force=arguments.force) as scratch:
-        said = write(arguments.run_directory, arguments.format, scratch, arguments.steps)
+        said = write(arguments.run_directory, arguments.format, scratch, arguments.steps, suffix=output.suffix)
     for sentence in said:
         print(f"dtprof export: {sentence}", file=sys.stderr)
     print(output)
@@ -91,8 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | None) -> list[str]:
+def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "") -> list[str]:
     """Write a run in one format; return what is said of what is not in it.
+
+    Parameters:
+        suffix: what the name that the user gave ends with.
 
     Raises:
         NotARunError: the path holds no run that can be read.
@@ -119,6 +124,10 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
         from dtprof.export.tensorboard import write_tensorboard
 
         return write_tensorboard(detail, path, steps=steps, texts=write_texts(opened, detail))
+    if kind == "perfetto" and suffix == ARCHIVE:
+        from dtprof.export.perfetto_archive import write_perfetto_archive
+
+        return write_perfetto_archive(detail, path, steps=steps)
     if kind == "perfetto":
         from dtprof.export.perfetto import write_perfetto
 

@@ -31,6 +31,7 @@ from dtprof.formatting import UNKNOWN
 MAX_BYTES = 500_000_000
 BYTES_AN_EVENT = 250
 """What an event takes at most, and a little more: an operation with all that is known of it takes 150 to 230."""
+MAX_EVENTS = MAX_BYTES // BYTES_AN_EVENT
 PACKET = 1
 TIMESTAMP, SEQUENCE, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DESCRIPTOR, CLOCKS = 8, 10, 11, 12, 13, 60, 6
 TYPE, TRACK, NAME, FLOW, ANNOTATION, COUNTER_VALUE = 9, 11, 10, 47, 4, 30
@@ -69,19 +70,24 @@ class _Texts:
 
 def write_perfetto(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None) -> list[str]:
     """Write the file; return what the reader should know: what was left out."""
-    window = choose_window(run, steps=steps, max_events=MAX_BYTES // BYTES_AN_EVENT)
+    window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
     with path.open("wb") as file:
         for rank in read_ranks(run):
             since, until = window.bounds(rank)
             tracks = build_tracks(run, rank, since_ns=since, until_ns=until)
             left_out += tracks.left_out
-            for data in _rank_packets(tracks):
+            for data in rank_packets(tracks):
                 file.write(data)
     return window.describe(left_out)
 
 
-def _rank_packets(rank: RankTracks) -> Iterator[bytes | memoryview]:
+def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> Iterator[bytes | memoryview]:
+    """Yield what a file holds of one rank.
+
+    Parameters:
+        has_clocks: say in it what the wall clock showed; else a manifest says how its clock relates to others.
+    """
     sequence, uuid = rank.rank + 1, (rank.rank + 1) * UUIDS_A_RANK
     texts = _Texts()
     shapes: list[tuple[Pieces, int]] = []
@@ -95,7 +101,8 @@ def _rank_packets(rank: RankTracks) -> Iterator[bytes | memoryview]:
         descriptors.append(_describe(following, uuid, counter.name, order, one_message(8, one_number(3, SIZE_BYTES))))
         shapes.append((_values(counter, following, sequence), len(counter.t_ns)))
         following += 1
-    yield _clocks(rank, sequence)
+    if has_clocks:
+        yield _clocks(rank, sequence)
     yield from (one_message(PACKET, one_number(SEQUENCE, sequence), one) for one in descriptors)
     yield texts.packet(sequence)
     for pieces, count in shapes:

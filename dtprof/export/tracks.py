@@ -93,6 +93,24 @@ class RankTracks:
     monotonic_to_realtime_ns: int
     left_out: int  # operations that overlapped with MAX_LANES others
 
+    def moved(self, by_ns: int) -> "RankTracks":
+        """Return the same on a clock that shows so much more."""
+        if not by_ns:
+            return self
+        tracks = (
+            replace(one, begin=one.begin + by_ns, end=np.where(one.end == OPEN, OPEN, one.end + by_ns))
+            for one in self.tracks
+        )
+        return replace(
+            self,
+            tracks=tuple(tracks),
+            counters=tuple(replace(one, t_ns=one.t_ns + by_ns) for one in self.counters),
+            moments=tuple(replace(one, t_ns=one.t_ns + by_ns) for one in self.moments),
+            first_ns=self.first_ns + by_ns,
+            last_ns=self.last_ns + by_ns,
+            monotonic_to_realtime_ns=self.monotonic_to_realtime_ns - by_ns,
+        )
+
 
 def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = None) -> RankTracks:
     """Return the tracks of one rank; of what begins between two moments only, but for its steps."""

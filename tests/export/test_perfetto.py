@@ -1,5 +1,7 @@
 """The .pftrace file, read back with Perfetto's own protos."""
 
+import json
+import tarfile
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +14,13 @@ from dtprof.analysis.detail import RunDetail, read_detail
 from dtprof.analysis.results import Summary
 from dtprof.export import perfetto
 from dtprof.export.perfetto import write_perfetto
+from dtprof.export.perfetto_archive import ARROWS, MANIFEST, HostFile, describe_hosts, write_perfetto_archive
+from dtprof.run_format.reader import open_run
 from tests.builders import START_NS, WALL_CLOCK_NS, MemoryRun, RankBuilder
 from tests.export.reading_traces import Slice, assert_figures_equal, assert_no_overlap
+from tests.synthetic import HostClock, Job, generate
+
+DAY_NS = 86_400_000_000_000
 
 
 @dataclass
@@ -166,7 +173,7 @@ def test_what_is_not_known_is_said_to_be_not_known(out: Path) -> None:
 def test_a_file_too_large_is_cut_to_the_newest_steps_and_says_so(
     detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perfetto, "MAX_BYTES", detail.events * perfetto.BYTES_AN_EVENT // 2)
+    monkeypatch.setattr(perfetto, "MAX_EVENTS", detail.events // 2)
     (said,) = write_perfetto(detail, out)
     assert "steps 5 to 6 of 2 to 6 are in it" in said
     assert "--steps A:B" in said
@@ -178,3 +185,55 @@ def test_a_file_too_large_is_cut_to_the_newest_steps_and_says_so(
 def test_an_event_takes_less_than_is_reckoned_with(detail: RunDetail, out: Path) -> None:
     write_perfetto(detail, out)
     assert out.stat().st_size < detail.events * perfetto.BYTES_AN_EVENT
+
+
+@pytest.fixture(scope="module")
+def on_hosts(tmp_path_factory: pytest.TempPathFactory) -> RunDetail:
+    """Three hosts of two ranks: the clock of the second is a day ahead and runs too fast, the third's 2 ms behind."""
+    folder = tmp_path_factory.mktemp("hosts") / "run"
+    clocks = {1: HostClock(offset_ns=DAY_NS, drift_ppm=40), 2: HostClock(offset_ns=-2_000_000)}
+    generate(folder, Job(tp=2, dp=3, steps=4, ranks_per_host=2, clocks=clocks))
+    return read_detail(open_run(folder))
+
+
+def test_files_of_an_archive_with_the_offsets_of_its_manifest_are_the_one_file(on_hosts: RunDetail, out: Path) -> None:
+    assert write_perfetto(on_hosts, out) == []
+    together = {(one.rank, one.track, one.name, one.begin_ns, one.end_ns) for one in read(out).slices}
+    assert write_perfetto_archive(on_hosts, out.with_suffix(".tar")) == [ARROWS]
+    with tarfile.open(out.with_suffix(".tar")) as archive:
+        archive.extractall(out.parent / "files", filter="data")
+        assert archive.getnames()[0] == MANIFEST
+    text = (out.parent / "files" / MANIFEST).read_text(encoding="utf-8")
+    assert "".join(text.split()).startswith('{"perfetto_manifest"')  # Perfetto knows it by that
+    manifest = json.loads(text)["perfetto_manifest"]
+    first, *others = manifest["files"]
+    assert manifest["version"] == 1
+    assert manifest["trace_time"] == {"clock": "BOOTTIME", "file": first["path"]}
+    assert "clocks" not in first
+    assert len({one["machine"]["name"] for one in manifest["files"]}) == 3
+    apart = set()
+    for entry in manifest["files"]:
+        trace = read(out.parent / "files" / entry["path"])
+        assert trace.clocks == []  # else Perfetto believes wall clocks
+        assert all(entry["machine"]["name"] in name for name in trace.processes.values())
+        offset_ns = entry["clocks"]["offset_ns"] if entry is not first else 0
+        apart |= {
+            (one.rank, one.track, one.name, one.begin_ns + offset_ns, one.end_ns + offset_ns) for one in trace.slices
+        }
+    assert apart == together
+    for entry, truth, within in zip(others, (-DAY_NS, 2_000_000), (1_000_000_000, 10_000), strict=True):
+        assert entry["clocks"]["sync_to"] == {"file": first["path"], "clock": "BOOTTIME"}
+        assert entry["clocks"]["clock"] == "BOOTTIME"
+        assert abs(entry["clocks"]["offset_ns"] - truth) < within
+
+
+def test_a_host_whose_clock_is_not_known_is_placed_by_its_wall_clock() -> None:
+    known = HostFile(name="a.pftrace", host="a", offset_ns=0, to_wall_ns=1_000)
+    lost = HostFile(name="b.pftrace", host="b", offset_ns=None, to_wall_ns=1_700)
+    files = describe_hosts("run", [known, lost])["perfetto_manifest"]["files"]
+    assert files[1]["clocks"]["offset_ns"] == 700
+    # The run's clock is that of a host without ranks: a shows 5 less than it. 200 on b is 1,900 of wall clock, which
+    # is 900 of the run's and 895 on a.
+    known = HostFile(name="a.pftrace", host="a", offset_ns=5, to_wall_ns=1_000)
+    files = describe_hosts("run", [known, lost])["perfetto_manifest"]["files"]
+    assert files[1]["clocks"]["offset_ns"] == 895 - 200
