@@ -85,6 +85,9 @@ PIPELINE_KINDS = {
 }
 """What torch's plans of a schedule call the actions."""
 
+TOKENS = "step_tokens"  # that this rank consumes a step, from the step on in which it is sampled
+SAMPLES = "step_samples"
+CONSUMED = (TOKENS, SAMPLES)
 RSS_BYTES = "rss_bytes"
 PEAK_RSS_BYTES = "peak_rss_bytes"
 CUDA_ALLOCATED_BYTES = "cuda_allocated_bytes"

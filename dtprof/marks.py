@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     class Sink(Protocol):
         """Who records the marks; none of these may raise."""
 
-        def mark_step(self) -> None:
-            """End a step."""
+        def mark_step(self, tokens: int | None) -> None:
+            """End a step in which this process consumed so many tokens; None: not said."""
 
         def begin_phase(self, name: str) -> Any:
             """Begin a phase; return what `end_phase` needs."""
@@ -36,13 +36,15 @@ def send_to(sink: Sink | None, is_compiling: Callable[[], bool] | None) -> None:
     _sink, _is_compiling = sink, is_compiling
 
 
-def step() -> None:
+def step(tokens: int | None = None) -> None:
     """Say that a training step ends here, and the next begins.
 
-    From the first call on, only these calls count as steps of this process: its optimizers end none.
+    From the first call on, only these calls count as steps of this process: its optimizers end none. `tokens` is how
+    many of them this process consumed in the step, a number and no tensor; what is not said is taken from the shape of
+    what the model was given.
     """
     if _sink is not None and _is_compiling is not None and not _is_compiling():
-        _sink.mark_step()
+        _sink.mark_step(tokens)
 
 
 class Phase:

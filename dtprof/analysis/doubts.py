@@ -27,6 +27,7 @@ def list_doubts(
     stale: Sequence[int],
     restarts: int,
     pipeline: Sequence[str],
+    throughput: Sequence[str],
     clocks: Clocks,
     boots: Mapping[int, str],
     lacks: Sequence[str] = (),
@@ -43,6 +44,7 @@ def list_doubts(
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *_of_memory(facts),
         *pipeline,
+        *throughput,
         *_never_recorded(used),
     )
     return (*lacks, *(doubt for doubt in found if doubt.partition(":")[0] not in subjects))

@@ -33,6 +33,7 @@ from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
+from dtprof.analysis.throughput import RankConsumption, find_consumption
 from dtprof.analysis.timeline import RankBars, collect_bars
 from dtprof.tables import Array, Group, OutOfMemory, RankTables
 
@@ -81,6 +82,7 @@ class Survey:
     meetings: RankMeetings
     pipeline: RankPipeline | None
     marks: dict[Family, Array]  # for the alignment of clocks; empty where that is not asked for
+    consumption: RankConsumption | None  # None: not recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,7 @@ def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
         meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
         pipeline=pipeline,
         marks=collect_marks(tables, operations, matched) if several_clocks else {},
+        consumption=find_consumption(tables, steps),
     )
 
 

@@ -83,6 +83,19 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """What the whole job consumes, by the used steps; medians."""
+
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    tokens_per_step: float | None
+    samples_per_step: float | None
+    first_step: int  # the number of the first of these
+    tokens_per_s_of_steps: tuple[float, ...]  # of each used step; empty where not known
+    samples_per_s_of_steps: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryGrowth:
     """How the memory of a rank changes from step to step."""
 
@@ -318,6 +331,7 @@ class Summary:
     cannot_tell: tuple[str, ...]
     critical_path: CriticalPathResult | None = None
     small_messages: tuple[SmallMessages, ...] = ()
+    throughput: Throughput | None = None  # None: not known
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled

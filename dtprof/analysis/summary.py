@@ -35,6 +35,7 @@ from dtprof.analysis.small_messages import find_small_messages
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
+from dtprof.analysis.throughput import measure_throughput
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array
 
@@ -146,6 +147,8 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     collectives = list_collectives(sums)
     groups = _list_groups(facts)
     pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
+    every_group = (group for fact in facts for group in fact.groups.values())
+    throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
     return Summary(
         run=run.name,
         command=run.manifest.command,
@@ -193,6 +196,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             stale=sorted(set(run.folders) - set(chosen)),
             restarts=newest_attempt(run),
             pipeline=pipeline_doubts,
+            throughput=throughput_doubts,
             clocks=clocks,
             boots=surveys.boots,
             lacks=run.manifest.cannot_tell,
@@ -204,6 +208,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             num_steps=used.last - used.first + 1 if used.known else 0,
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
+        throughput=throughput,
         clocks=_list_clocks(surveys),
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),

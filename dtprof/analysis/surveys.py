@@ -11,6 +11,7 @@ from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
 from dtprof.analysis.ranks import RankFacts, survey
 from dtprof.analysis.steps import RankSteps
+from dtprof.analysis.throughput import RankConsumption
 from dtprof.tables import Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -66,6 +67,7 @@ class Surveys:
     steps: dict[int, RankSteps] = field(default_factory=dict)
     meetings: Meetings = field(default_factory=Meetings)
     pipelines: dict[int, RankPipeline] = field(default_factory=dict)
+    consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
     boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
     marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
     parts: list[tuple[Sequence[int], tuple[Family, ...]]] = field(default_factory=list)  # ranks and where they meet
@@ -81,6 +83,7 @@ class Surveys:
         self.steps.update(others.steps)
         self.meetings.join(others.meetings)
         self.pipelines.update(others.pipelines)
+        self.consumed.update(others.consumed)
         self.boots.update(others.boots)
         self.marks.join(others.marks)
 
@@ -148,6 +151,8 @@ def survey_ranks(task: SurveyTask) -> Surveys:
         surveys.meetings.add(seen.meetings)
         if seen.pipeline is not None:
             surveys.pipelines[rank] = seen.pipeline
+        if seen.consumption is not None:
+            surveys.consumed[rank] = seen.consumption
         surveys.boots[rank] = tables.boot_id
         surveys.marks.add(tables.boot_id, seen.marks)
     return surveys

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dtprof import events, fence
+from dtprof.capture.consumption import Consumption
 from dtprof.capture.entries import entry
 from dtprof.capture.frameworks.imports import after_import
 from dtprof.capture.spans import Spans
@@ -40,6 +41,7 @@ class Forward:
         self._before: list[Callable[[], object]] = []
         self._graph_task: Callable[[], int]
         self._records_gradients: Callable[[], bool]
+        self.consumption = Consumption(spans)
         self.roots = Roots(self)
         self.wrappers: dict[int, weakref.ref[Any]] = {}
 
@@ -55,6 +57,7 @@ class Forward:
 
         self._graph_task = torch._C._current_graph_task_id
         self._records_gradients = torch.is_grad_enabled
+        self.consumption.install(torch.Tensor, (torch.int64, torch.int32))  # what an embedding takes
         self._hook_ddp(ddp.DistributedDataParallel)
         after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_fsdp1)
         after_import(_FSDP2, self._hook_fsdp2)
@@ -63,7 +66,7 @@ class Forward:
 
     # ---- spans ---------------------------------------------------------------------------------------------------
 
-    def begin(self, module: Any, owner: int = 0) -> int:
+    def begin(self, module: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], owner: int = 0) -> int:
         """Begin the forward pass of a module; 0 where it is inside another, or recomputed in a backward pass."""
         try:
             owner = owner or id(module)
@@ -78,6 +81,7 @@ class Forward:
             if trains:
                 for call in self._before:
                     call()
+                self.consumption.see(owner, arguments, options)
             own.owner = owner
             own.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
             return owner
@@ -108,7 +112,7 @@ class Forward:
         def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
             if not is_compiling():
                 self._see_ddp(module)
-                self.begin(module)
+                self.begin(module, inputs, options)
             return before(module, *inputs, **options)
 
         def post_forward(module: Any, output: Any) -> Any:
@@ -139,7 +143,7 @@ class Forward:
 
         @functools.wraps(before)
         def pre_forward(state: Any, module: Any, *inputs: Any) -> Any:
-            self._begin_fsdp2(state, module)
+            self._begin_fsdp2(state, module, *inputs)
             return before(state, module, *inputs)
 
         @functools.wraps(after)
@@ -152,9 +156,11 @@ class Forward:
         state_class._pre_forward, state_class._post_forward = pre_forward, post_forward
 
     @fence.fenced("the begin of a forward pass")
-    def _begin_fsdp2(self, state: Any, module: Any) -> None:
+    def _begin_fsdp2(
+        self, state: Any, module: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
+    ) -> None:
         if state._state_ctx.iter_forward_root is None and state._training_state.name != "PRE_BACKWARD":
-            self.begin(module, id(state))
+            self.begin(module, arguments, options or {}, id(state))
 
     @fence.fenced("the forward pass of compiled modules")
     def _hook_compiled(self, module: Any) -> None:
@@ -181,7 +187,7 @@ def _with_span(
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         if _dtprof_is_compiling() or not _dtprof_is_root(self):
             return _dtprof_original(self, *arguments, **options)
-        begun = _dtprof_begin(self)
+        begun = _dtprof_begin(self, arguments, options)
         failed = True
         try:
             result = _dtprof_original(self, *arguments, **options)

@@ -14,7 +14,7 @@ class Steps:
     """A row of optimizer steps with no backward pass between them ends one step together."""
 
     def __init__(self, spans: Spans, forward: Forward, memory: Memory, windows: Windows) -> None:
-        """Record on these spans; memory is measured where a step ends."""
+        """Record on these spans; memory is measured, and what the model was fed is told, where a step ends."""
         self._spans = spans
         self._forward = forward
         self._memory = memory
@@ -44,6 +44,7 @@ class Steps:
         known = self._optimizers.get(id(optimizer))
         if known is None or known() is None:
             self._see(optimizer)
+        self._tell_consumption()
         self._optimizer_spans.append(self._spans.begin(events.OPTIMIZER) or 0)
 
     @fence.fenced("the model of an optimizer")
@@ -64,10 +65,16 @@ class Steps:
             if not self._marked:
                 self._end()
 
+    def _tell_consumption(self) -> None:
+        """Tell what was fed before the end of the step is recorded: the time then says to which step it belongs."""
+        if self._backward_since_step and not self._marked:
+            self._forward.consumption.end_step()
+
     @fence.fenced("the end of a step")
-    def mark(self) -> None:
+    def mark(self, tokens: object = None) -> None:
         """Count a step where the program says so; from now on only these count."""
         self._marked = True
+        self._forward.consumption.end_step(tokens)
         self._spans.end(self._spans.begin(events.STEP))
         self._end()
 
@@ -88,6 +95,7 @@ class Steps:
             seen = self._seen
             result = original(scaler_self, *arguments, **options)
             if self._seen == seen:
+                self._tell_consumption()
                 self._spans.end(self._spans.begin(events.OPTIMIZER), flags=schema.FLAG["skipped"])
                 self._end_by_optimizer()
             return result

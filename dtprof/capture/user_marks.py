@@ -19,9 +19,9 @@ class UserMarks:
         self._steps = steps
         self._names: dict[str, str] = {}
 
-    def mark_step(self) -> None:
-        """End a step."""
-        self._steps.mark()
+    def mark_step(self, tokens: object = None) -> None:
+        """End a step in which so many tokens were consumed; None: the program does not say."""
+        self._steps.mark(tokens)
 
     @fence.fenced("a phase of the program's own")
     def begin_phase(self, name: str) -> tuple[int, bool]:

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return the document."""
-    steps = summary.steps
+    steps, throughput = summary.steps, summary.throughput
     return {
         "schema": SCHEMA,
         "run": summary.run,
@@ -39,7 +39,11 @@ def summary_json(summary: Summary) -> dict[str, Any]:
             "count": steps.count,
             "used": list(steps.used) if steps.used else None,
             "duration_ns": asdict(steps.duration_ns) if steps.duration_ns else None,
+            "tokens": throughput.tokens_per_step if throughput else None,
+            "samples": throughput.samples_per_step if throughput else None,
         },
+        "tokens_per_s": throughput.tokens_per_s if throughput else None,
+        "samples_per_s": throughput.samples_per_s if throughput else None,
         "ranks": [_rank(rank) for rank in summary.ranks],
         "collectives": [asdict(row) for row in summary.collectives],
         "small_messages": [asdict(row) for row in summary.small_messages],

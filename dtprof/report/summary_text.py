@@ -15,6 +15,7 @@ from dtprof.analysis.results import (
     SmallMessages,
     StragglerResult,
     Summary,
+    Throughput,
 )
 from dtprof.formatting import (
     UNKNOWN,
@@ -38,7 +39,7 @@ _TABLE_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 def summary_text(summary: Summary) -> str:
     """Return the text: the job, its steps, where they go, what was communicated, how far to trust all this."""
-    head = [*_job_lines(summary), *_step_lines(summary)]
+    head = [*_job_lines(summary), *_step_lines(summary), *_throughput_lines(summary.throughput)]
     tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
     tail = [
         *_pipeline_lines(summary.pipeline),
@@ -107,6 +108,26 @@ def _step_lines(summary: Summary) -> list[str]:
         f"{steps.count}, figures from {first} to {last}: median {format_ns(spread.median)}"
         f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
     )
+
+
+def _throughput_lines(throughput: Throughput | None) -> list[str]:
+    if throughput is None:
+        return []
+    rates = (
+        (throughput.tokens_per_s, throughput.tokens_per_step, "tokens"),
+        (throughput.samples_per_s, throughput.samples_per_step, "samples"),
+    )
+    shown = [
+        f"{_rate(rate)} {what}/s"
+        + (f", {count:,.0f} a step" if what == "tokens" or throughput.tokens_per_s is None else "")
+        for rate, count, what in rates
+        if rate is not None
+    ]
+    return _labelled("throughput", "; ".join(shown))
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rank_lines(summary: Summary) -> list[str]:

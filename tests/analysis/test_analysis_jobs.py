@@ -93,7 +93,8 @@ def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
 ) -> None:
     # The first stage waits for gradients and comes last to the all_reduce of every healthy step, too.
     run = tmp_path / "run"
-    options = ["--preset", "tiny", "--steps", "8", *layout, "--fault", fault]
+    metrics = tmp_path / "metrics.jsonl"
+    options = ["--preset", "tiny", "--steps", "8", *layout, "--fault", fault, "--metrics", str(metrics)]
     jobs.recorded(run, jobs.torchrun(2, "-m", "reference_trainer", *options))
     summary = summarise(open_run(run))
     (straggler,) = summary.stragglers
@@ -108,3 +109,10 @@ def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
     assert waits["exposed_wait"] + waits["bubble"] >= (1 - tolerance) * delay_ms * 1e6
     assert summary.critical_path is not None
     assert summary.critical_path.ranks[0].rank == rank
+    # The trainer's own figure, of 24 sequences of 160 tokens a step, which both ranks share or divide between them.
+    assert summary.throughput is not None
+    assert summary.steps.used is not None
+    first, last = summary.steps.used
+    rates = [json.loads(line)["tokens_per_s"] for line in metrics.read_text().splitlines()[first - 1 : last]]
+    assert summary.throughput.tokens_per_s == pytest.approx(statistics.median(rates), rel=0.1)
+    assert (summary.throughput.tokens_per_step, summary.throughput.samples_per_step) == (24 * 160, 24)

@@ -1,0 +1,165 @@
+"""How many tokens and samples the job consumes a second.
+
+Each rank tells what its model is given in a step. Ranks of one tensor-parallel or pipeline group work on the same
+sequences: of them the one that was given most counts. All others add up: data-parallel ranks have sequences of their
+own, context-parallel ones each a part of theirs, and so the same samples.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof import events
+from dtprof.analysis.intervals import Column
+from dtprof.analysis.records import is_any, list_ranks
+from dtprof.analysis.results import Throughput
+from dtprof.analysis.steps import RankSteps, UsedSteps
+from dtprof.tables import Group, RankTables, select
+
+SAME_TOKENS = ("tp", "pp", "mp")
+"""Axes along which ranks work on the same tokens."""
+SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
+"""And those along which they work on the same sequences."""
+_NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
+_NO_IDS = (
+    "tokens_per_s: no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many"
+)
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConsumption:
+    """What one rank consumed a step: from each of these steps on so much, up to the next of them."""
+
+    steps: Column
+    values: Column  # tokens and samples: a row for each of them
+
+    def at(self, numbers: Column) -> Column:
+        """Return tokens and samples of each step; 0 before the first that is known."""
+        found: Column = np.concatenate((np.zeros((1, 2), np.int64), self.values))[
+            np.searchsorted(self.steps, numbers, "right")
+        ]
+        return found
+
+
+def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
+    """Return what a rank consumed step by step; None where that was not recorded."""
+    if not len(own.numbers):
+        return None
+    rows = [_held(tables, name, own.windows[:, 1]) for name in events.CONSUMED]
+    values = np.stack(rows, axis=1)
+    if not values.any():
+        return None
+    changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
+    return RankConsumption(steps=own.numbers[changes], values=values[changes])
+
+
+def _held(tables: RankTables, name: str, ends: Column) -> Column:
+    """Return the value of a sample that holds at each of these times: it is taken where it changes."""
+    ids = [i for i, known in enumerate(tables.ops) if known == name]
+    rows = select(tables.samples, is_any(tables.samples["op"], ids))
+    if not len(rows):
+        return np.zeros(len(ends), np.int64)
+    # What held before the first sample that is left is not known where older ones were dropped: most likely the same.
+    before = rows["value"][:1] if tables.dropped_events else np.zeros(1, np.int64)
+    held: Column = np.concatenate((before, rows["value"]))[np.searchsorted(rows["t_ns"], ends, "right")]
+    return held
+
+
+def measure_throughput(
+    steps: Mapping[int, RankSteps], consumed: Mapping[int, RankConsumption], groups: Iterable[Group], used: UsedSteps
+) -> tuple[Throughput | None, list[str]]:
+    """Return the throughput of the used steps, and what cannot be told of it."""
+    if not used.known:
+        return None, []  # what is said of the steps says it
+    numbers = np.arange(used.first, used.last + 1)
+    told = {rank: consumed[rank].at(numbers) for rank, own in steps.items() if own.count and rank in consumed}
+    found = {(group.name, group.ranks): group for group in groups}.values()
+    tokens, without_tokens = _sum_replicas(told, 0, find_replicas(steps, found, SAME_TOKENS), len(numbers))
+    samples, without_samples = _sum_replicas(told, 1, find_replicas(steps, found, SAME_SAMPLES), len(numbers))
+    if not (tokens.any() or samples.any()):
+        return None, [f"{name}: {_NO_STEP}" for name in ("tokens_per_s", "samples_per_s")]
+    step_s = _durations(steps.values(), numbers) / 1e9
+    doubts = [] if tokens.any() else [_NO_IDS]
+    if not samples.any():
+        doubts.append("samples_per_s: no model was given a tensor, whose first dimension would be the batch")
+    doubts += _of_sum(
+        "tokens_per_s" if tokens.any() else "samples_per_s",
+        [rank for rank in (without_tokens if tokens.any() else without_samples) if steps[rank].count],
+        [group for group in found if group.axis is None and 1 < len(group.ranks) < len(steps)],
+    )
+    return (
+        Throughput(
+            tokens_per_s=_median(tokens / step_s) if tokens.any() else None,
+            samples_per_s=_median(samples / step_s) if samples.any() else None,
+            tokens_per_step=_median(tokens) if tokens.any() else None,
+            samples_per_step=_median(samples) if samples.any() else None,
+            first_step=used.first,
+            tokens_per_s_of_steps=tuple((tokens / step_s).tolist()) if tokens.any() else (),
+            samples_per_s_of_steps=tuple((samples / step_s).tolist()) if samples.any() else (),
+        ),
+        doubts,
+    )
+
+
+def _median(values: Floats) -> float:
+    return float(np.nanmedian(values))
+
+
+def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collection[str]) -> list[list[int]]:
+    """Return the ranks that groups along these axes join, directly or through others; most often each is alone."""
+    root = {rank: rank for rank in ranks}
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for members in {group.ranks for group in groups if group.axis in axes}:
+        present = [find(rank) for rank in members if rank in root]
+        for rank in present:
+            root[rank] = present[0]
+    replicas: dict[int, list[int]] = {}
+    for rank in sorted(root):
+        replicas.setdefault(find(rank), []).append(rank)
+    return list(replicas.values())
+
+
+def _sum_replicas(
+    told: Mapping[int, Column], column: int, replicas: Iterable[Sequence[int]], num_steps: int
+) -> tuple[Floats, list[int]]:
+    """Return the sum over replicas of the most that any of its ranks was given, and the ranks of those without."""
+    total = np.zeros(num_steps)
+    without: list[int] = []
+    for replica in replicas:
+        most = np.maximum.reduce([np.zeros(num_steps), *(told[rank][:, column] for rank in replica if rank in told)])
+        total += most
+        if not most.any():
+            without += replica
+    return total, without
+
+
+def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
+    """Return how long each step took, mean over the ranks that have it; nan where none has."""
+    total, present = np.zeros(len(numbers)), np.zeros(len(numbers))
+    for own in steps:
+        place, windows = own.used(int(numbers[0]), int(numbers[-1]))
+        total[place - numbers[0]] += windows[:, 1] - windows[:, 0]
+        present[place - numbers[0]] += 1
+    mean: Floats = np.divide(total, present, out=np.full(len(numbers), np.nan), where=present > 0)
+    return mean
+
+
+def _of_sum(name: str, silent: Sequence[int], unnamed: Sequence[Group]) -> list[str]:
+    doubts = []
+    if silent:
+        doubts.append(f"{name}: the models of {list_ranks(silent)} were given none; they count as 0")
+    if unnamed:
+        names = f"group {unnamed[0].name!r}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
+        doubts.append(
+            f"{name}: nothing says what {names} is for; ranks of it are taken to have sequences of their own, which "
+            "tensor-parallel ones have not"
+        )
+    return doubts

@@ -1,0 +1,132 @@
+"""Tokens and samples a second of the job: which ranks add up, which steps count, what cannot be told."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dtprof.analysis.results import Summary, Throughput
+from dtprof.analysis.summary import summarise
+from dtprof.report.summary_json import summary_json
+from dtprof.report.summary_text import summary_text
+from tests.builders import MemoryRun, RankBuilder
+
+MS = 1_000_000
+STEP = 100 * MS
+
+
+def job(
+    fed: Sequence[Sequence[tuple[int, int]]], groups: Sequence[tuple[str, Sequence[int]]] = (), **options: int
+) -> Summary:
+    """Return the summary of ranks that are each fed (tokens, samples) in each step of 100 ms."""
+    ranks = []
+    for rank, own in enumerate(fed):
+        builder = RankBuilder(rank, world_size=len(fed), **options)
+        for description, members in groups:
+            if rank in members:
+                builder.group(f"{description}{members[0]}", members, description)
+        before = (0, 0)
+        for step, values in enumerate(own):
+            begin = step * STEP
+            builder.span("backward", begin + 10 * MS, begin + 60 * MS)
+            for name, value, held in zip(("step_tokens", "step_samples"), values, before, strict=True):
+                if value != held:
+                    builder.sample(name, begin + 70 * MS, value)
+            before = values
+            builder.span("optimizer", begin + 80 * MS, begin + 90 * MS)
+        ranks.append(builder)
+    return summarise(MemoryRun(ranks))
+
+
+def throughput(summary: Summary) -> Throughput:
+    assert summary.throughput is not None
+    return summary.throughput
+
+
+def doubts(summary: Summary) -> list[str]:
+    return [text for text in summary.cannot_tell if "per_s:" in text and not text.startswith("busbw")]
+
+
+SAME = [(640, 10)] * 6
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens", "samples"),
+    [
+        ([], 4 * 6400, 4 * 100),
+        ([("mesh_dp_replicate", (0, 1)), ("mesh_dp_replicate", (2, 3))], 4 * 6400, 4 * 100),
+        ([("mesh_tp", (0, 1)), ("mesh_tp", (2, 3))], 2 * 6400, 2 * 100),
+        ([("mesh_tp", (0, 1)), ("mesh_tp", (2, 3)), ("mesh_pp", (0, 2)), ("mesh_pp", (1, 3))], 6400, 100),
+        ([("mesh_cp", (0, 1)), ("mesh_cp", (2, 3))], 4 * 6400, 2 * 100),
+    ],
+    ids=["no groups", "dp", "tp", "tp and pp", "cp"],
+)
+def test_ranks_of_one_replica_count_once_and_all_others_add_up(
+    groups: list[tuple[str, Sequence[int]]], tokens: int, samples: int
+) -> None:
+    # 640 tokens in 10 samples on each of four ranks in each step of 0.1 s.
+    summary = job([SAME] * 4, groups)
+    found = throughput(summary)
+    assert (found.tokens_per_s, found.samples_per_s) == (tokens, samples)
+    assert (found.tokens_per_step, found.samples_per_step) == (tokens / 10, samples / 10)
+    assert doubts(summary) == []
+
+
+def test_a_stage_that_sees_no_ids_counts_with_the_one_that_does() -> None:
+    summary = job([SAME, [(0, 10)] * 6], [("mesh_pp", (0, 1))])
+    assert (throughput(summary).tokens_per_s, throughput(summary).samples_per_s) == (6400, 100)
+    assert doubts(summary) == []
+
+
+def test_the_rate_is_the_median_of_the_used_steps() -> None:
+    # Steps 2 to 6 are used: 100, 200, 300, 300, 900 tokens in 0.1 s each.
+    summary = job([[(tokens, 1) for tokens in (500, 100, 200, 300, 300, 900)]])
+    found = throughput(summary)
+    assert summary.steps.used == (2, 6)
+    assert found.tokens_per_s_of_steps == pytest.approx((1000, 2000, 3000, 3000, 9000))
+    assert (found.first_step, found.tokens_per_s, found.tokens_per_step) == (2, 3000, 300)
+
+
+def test_images_have_samples_a_second_and_tokens_are_not_known() -> None:
+    summary = job([[(0, 32)] * 6] * 2)
+    assert throughput(summary).tokens_per_s is None
+    assert throughput(summary).samples_per_s == 640
+    assert doubts(summary) == [
+        "tokens_per_s: no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many"
+    ]
+    assert summary_json(summary)["samples_per_s"] == 640
+    assert "640 samples/s, 64 a step" in summary_text(summary)
+
+
+def test_a_job_that_recorded_nothing_of_it_has_null_and_a_reason() -> None:
+    summary = job([[(0, 0)] * 6] * 2)
+    assert summary.throughput is None
+    document = summary_json(summary)
+    assert (document["tokens_per_s"], document["samples_per_s"]) == (None, None)
+    assert (document["steps"]["tokens"], document["steps"]["samples"]) == (None, None)
+    assert [text.split(":")[0] for text in doubts(summary)] == ["tokens_per_s", "samples_per_s"]
+    assert "samples/s" not in summary_text(summary)
+
+
+def test_a_rank_that_is_given_nothing_is_named() -> None:
+    summary = job([SAME, [(0, 0)] * 6])
+    assert throughput(summary).tokens_per_s == 6400
+    assert doubts(summary) == ["tokens_per_s: the models of rank 1 were given none; they count as 0"]
+
+
+def test_groups_that_nothing_names_are_told_of() -> None:
+    (doubt,) = doubts(job([SAME] * 4, [("mine", (0, 1)), ("mine", (2, 3))]))
+    assert "nothing says what group 'mine0' and 1 more is for" in doubt
+
+
+def test_what_held_before_dropped_records_is_taken_to_be_the_same() -> None:
+    fed = [(0, 0)] * 4 + [(640, 10)] * 4
+    assert throughput(job([fed])).tokens_per_s_of_steps[:3] == (0, 0, 0)
+    assert throughput(job([fed], dropped_events=100)).tokens_per_s_of_steps == pytest.approx([6400] * 7)
+
+
+def test_text_and_json_have_both_rates() -> None:
+    summary = job([SAME] * 4)
+    assert "throughput  25,600 tokens/s, 2,560 a step; 400 samples/s" in summary_text(summary)
+    document = summary_json(summary)
+    assert (document["tokens_per_s"], document["samples_per_s"]) == (25600, 400)
+    assert (document["steps"]["tokens"], document["steps"]["samples"]) == (2560, 40)

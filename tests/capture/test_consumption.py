@@ -1,0 +1,174 @@
+"""What a model is given in a step: token ids and samples, told by shapes and where they change."""
+
+from collections import UserDict
+from typing import Any, cast
+
+import pytest
+
+from dtprof import fence
+from dtprof.capture.consumption import STEPS_BETWEEN, Consumption
+from dtprof.capture.recorder import Recorder
+from dtprof.capture.spans import Spans
+
+Told = list[tuple[str, int]]
+
+
+class Tensor:
+    """As much of a tensor as is looked at."""
+
+    def __init__(self, *shape: int, dtype: str = "int64") -> None:
+        """Have a shape."""
+        self.shape = shape
+        self.dtype = dtype
+
+    def numel(self) -> int:
+        """Return the product of the shape."""
+        rows, columns = self.shape
+        return rows * columns
+
+
+class Shard(Tensor):
+    """A tensor of which this rank has a part."""
+
+    def __init__(self, whole: tuple[int, int], own: Tensor) -> None:
+        """Have the shape of the whole."""
+        super().__init__(*whole)
+        self._local_tensor = own
+
+
+class Samples:
+    """A recorder that keeps samples."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.names: list[str] = []
+        self.told: Told = []
+
+    def name_id(self, name: str) -> int:
+        """Return the id of a name."""
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def sample(self, op: int, value: int) -> None:
+        """Keep a sample."""
+        self.told.append((self.names[op].removeprefix("step_"), value))
+
+
+@pytest.fixture
+def log() -> Samples:
+    return Samples()
+
+
+@pytest.fixture
+def consumption(log: Samples) -> Consumption:
+    found = Consumption(Spans(lambda _: cast(Recorder, log)))
+    found.install(Tensor, ("int64", "int32"))
+    return found
+
+
+IDS, FLOATS, LABELS = Tensor(4, 16), Tensor(4, 8, 8, dtype="float32"), Tensor(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ((IDS,), {}, [("tokens", 64), ("samples", 4)]),
+        ((), {"input_ids": IDS, "attention_mask": IDS, "labels": IDS}, [("tokens", 64), ("samples", 4)]),
+        ((FLOATS, LABELS), {}, [("samples", 4)]),
+        ((FLOATS, IDS), {}, [("tokens", 64), ("samples", 4)]),  # what a stage took over, and the ids again
+        ((FLOATS, Tensor(2, 99)), {}, [("samples", 4)]),  # the edges of a graph
+        ((Tensor(4, 16, dtype="float32"),), {}, [("samples", 4)]),
+        (([FLOATS, LABELS], 7), {}, [("samples", 4)]),
+        (({"input_ids": IDS},), {}, [("tokens", 64), ("samples", 4)]),
+        ((UserDict(input_ids=IDS),), {}, [("tokens", 64), ("samples", 4)]),
+        ((Tensor(), None, IDS), {}, [("tokens", 64), ("samples", 4)]),
+        ((Shard((8, 16), IDS),), {}, [("tokens", 64), ("samples", 4)]),
+        ((), {}, []),
+        ((3, "text"), {}, []),
+    ],
+)
+def test_ids_are_counted_and_samples_where_there_are_none(
+    consumption: Consumption, log: Samples, arguments: tuple[Any, ...], options: dict[str, Any], expected: Told
+) -> None:
+    consumption.see(1, arguments, options)
+    consumption.end_step()
+    assert log.told == expected
+
+
+def test_passes_of_a_model_add_up_and_of_several_models_the_one_given_most_counts(
+    consumption: Consumption, log: Samples
+) -> None:
+    for _ in range(3):
+        consumption.see(1, (IDS,), {})
+        consumption.see(2, (Tensor(2, 16),), {})
+    consumption.end_step()
+    assert log.told == [("tokens", 3 * 64), ("samples", 3 * 4)]
+
+
+def test_a_count_is_told_where_it_changes_and_now_and_then(consumption: Consumption, log: Samples) -> None:
+    for rows in [4] * 10 + [2, 2, 4]:
+        consumption.see(1, (Tensor(rows, 16),), {})
+        consumption.end_step()
+    assert [value for name, value in log.told if name == "tokens"] == [64, 32, 64]
+    log.told.clear()
+    for _ in range(3 * STEPS_BETWEEN):
+        consumption.see(1, (IDS,), {})
+        consumption.end_step()
+    assert log.told == [("tokens", 64), ("samples", 4)] * 3
+
+
+def test_a_step_without_a_forward_pass_consumed_nothing(consumption: Consumption, log: Samples) -> None:
+    consumption.end_step()
+    assert log.told == []
+    consumption.see(1, (FLOATS,), {})
+    consumption.end_step()
+    consumption.end_step()
+    assert log.told == [("samples", 4), ("samples", 0)]
+
+
+def test_what_the_program_says_goes_before_what_shapes_say(consumption: Consumption, log: Samples) -> None:
+    consumption.see(1, (IDS,), {})
+    consumption.end_step(61)
+    assert log.told == [("tokens", 61), ("samples", 4)]
+
+
+@pytest.mark.parametrize("said", [IDS, "many", float("nan"), -1], ids=["tensor", "text", "nan", "negative"])
+def test_what_is_no_number_is_refused_once_and_counted_by_shape(
+    consumption: Consumption, log: Samples, said: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fence._warned.clear()
+    for _ in range(2):
+        consumption.see(1, (IDS,), {})
+        consumption.end_step(said)
+    assert log.told == [("tokens", 64), ("samples", 4)]
+    assert capsys.readouterr().err.count("expected a number of 0 or more") == 1
+
+
+def test_an_error_of_ours_is_told_and_not_raised(
+    consumption: Consumption, log: Samples, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Tensor):
+        @property
+        def dtype(self) -> str:
+            raise RuntimeError("no such thing")
+
+        @dtype.setter
+        def dtype(self, value: str) -> None:
+            """Take any."""
+
+    fence._warned.clear()
+    consumption.see(1, (Broken(4, 16),), {})
+    consumption.end_step()
+    assert log.told == []
+    assert "what the model is fed is not recorded in this process: RuntimeError" in capsys.readouterr().err
+
+
+def test_a_log_of_its_own_is_told_anew(log: Samples) -> None:
+    logs = [log]
+    consumption = Consumption(Spans(lambda _: cast(Recorder, logs[-1])))
+    consumption.install(Tensor, ("int64",))
+    for own in (log, Samples()):
+        logs.append(own)
+        consumption.see(1, (IDS,), {})
+        consumption.end_step()
+        assert own.told == [("tokens", 64), ("samples", 4)]
