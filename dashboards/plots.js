@@ -67,6 +67,7 @@ globalThis.dtprof = { selected: null };
       tickfont: { color: get("--muted") },
     };
     const { title, ...rest } = figure.layout;
+    const axes = Object.keys(figure.layout).filter((name) => /^[xy]axis\d*$/.test(name));
     const layout = {
       ...rest,
       showlegend: false,
@@ -76,8 +77,7 @@ globalThis.dtprof = { selected: null };
       plot_bgcolor: "rgba(0,0,0,0)",
       margin: { ...figure.layout.margin, t: zooms || figure.layout.annotations ? 34 : 8 },
       font: { ...figure.layout.font, color: get("--text") },
-      xaxis: { ...figure.layout.xaxis, ...axis },
-      yaxis: { ...figure.layout.yaxis, ...axis },
+      ...Object.fromEntries(axes.map((name) => [name, { ...figure.layout[name], ...axis }])),
       hoverlabel: {
         ...figure.layout.hoverlabel,
         bgcolor: get("--raised"),

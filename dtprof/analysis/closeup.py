@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtprof.analysis.execution import THIS_PROCESS, Executor
-from dtprof.analysis.memory_course import MemoryCourse, follow_memory
+from dtprof.analysis.memory_course import MemoryCourse, find_worst, follow_memory
 from dtprof.analysis.pipeline_chart import PipelineChart, chart_pipeline
 from dtprof.analysis.results import Summary
+from dtprof.analysis.step_phases import follow_phases
 from dtprof.analysis.summary import summarise
 from dtprof.analysis.surveys import Run, Surveys, newest_ranks, survey_run
 from dtprof.analysis.tracks import Names, Track, bars_each, draw_track
@@ -57,7 +58,8 @@ def look_closer(run: Run, summary: Summary, surveys: Surveys, *, max_bars: int) 
     """Look at the details of a run that is summarised."""
     coordinates: dict[int, Mapping[str, int]] = {}
     tracks: list[Track] = []
-    courses = {}
+    courses, phases = {}, None
+    worst = find_worst(summary)
     names = Names()
     traffic = TrafficCount(surveys.meetings)
     limit = bars_each(max_bars, len(surveys.boots))
@@ -67,6 +69,8 @@ def look_closer(run: Run, summary: Summary, surveys: Surveys, *, max_bars: int) 
         coordinates[rank] = tables.coordinates
         courses[rank] = follow_memory(tables)
         traffic.add(tables)
+        if rank == worst:
+            phases = follow_phases(tables, surveys.steps[rank])
         if one_clock:
             tracks.append(draw_track(tables, surveys.steps[rank], names, limit=limit))
     chart = chart_pipeline(tuple(surveys.pipelines.values()), summary)
@@ -74,7 +78,7 @@ def look_closer(run: Run, summary: Summary, surveys: Surveys, *, max_bars: int) 
         coordinates=coordinates,
         tracks=_join(tracks, names),
         pipeline=chart,
-        memory=MemoryCourse(ranks=courses),
+        memory=MemoryCourse(ranks=courses, worst=worst, phases=phases),
         traffic=traffic.result(),
     )
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.intervals import Column
-from dtprof.analysis.pipeline import KINDS, Key, RankPipeline, theory_fraction
+from dtprof.analysis.pipeline import KINDS, Key, RankPipeline
+from dtprof.analysis.pipeline_changes import Changes, find_changes
 from dtprof.analysis.pipeline_replay import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -51,15 +52,6 @@ class StageTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """What the bubble would be after one change, by the formula of the schedule; its other parts stay as they are."""
-
-    what: str
-    schedule_fraction: float
-    bubble_fraction: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class PipelineChart:
     """One step of one pipeline of the job."""
 
@@ -71,7 +63,7 @@ class PipelineChart:
     measured: tuple[ChartAction, ...]
     measured_ns: int
     stage_times: tuple[StageTime, ...]
-    changes: tuple[Change, ...]
+    changes: Changes
 
 
 def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> PipelineChart | None:
@@ -107,7 +99,7 @@ def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> Pipelin
         ),
         measured_ns=end - begin,
         stage_times=_stage_times(members),
-        changes=_changes(own[0], summary),
+        changes=find_changes(own, steps, result),
     )
 
 
@@ -195,31 +187,3 @@ def _stage_times(members: Sequence[RankPipeline]) -> tuple[StageTime, ...]:
         )
         for stage in stages
     )
-
-
-def _changes(member: RankPipeline, summary: Summary) -> tuple[Change, ...]:
-    result = summary.pipeline
-    pipeline = member.pipeline
-    ranks, microbatches = pipeline.group_size, pipeline.num_microbatches
-    now = theory_fraction(pipeline)
-    if result is None or result.parts is None or not now:
-        return ()
-    other = result.bubble_fraction - result.parts["schedule"]
-    chunks = max(1, pipeline.num_stages // max(1, ranks))
-
-    def change(what: str, schedule: float, kept: float) -> Change:
-        return Change(what=what, schedule_fraction=schedule, bubble_fraction=min(1.0, max(0.0, schedule + kept)))
-
-    found = [change(f"as it is: {microbatches} microbatches", result.parts["schedule"], other)]
-    found += [
-        change(f"{more} microbatches", (ranks - 1) / (chunks * more + ranks - 1), other)
-        for more in (2 * microbatches, 4 * microbatches)
-    ]
-    found.append(
-        change(f"{2 * chunks} stages a rank, interleaved", (ranks - 1) / (2 * chunks * microbatches + ranks - 1), other)
-    )
-    if result.parts["imbalance"] > 0.005:
-        found.append(
-            change("stages of equal time", result.parts["schedule"], max(0.0, other - result.parts["imbalance"]))
-        )
-    return tuple(found)

@@ -116,9 +116,13 @@ def _split(plan: Plan, alike: Sequence[tuple[Floats, float]]) -> tuple[Floats, i
     return parts.sum(axis=1), len(alike)
 
 
-def replay(plan: Plan, took: Floats) -> Floats | None:
-    """Return the share of bubbles of each replay; None where there is none."""
-    windows, busy = _replay(plan, took), took.sum(axis=0)
+def replay(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
+    """Return the share of bubbles of each replay; None where there is none.
+
+    Parameters:
+        message_ns: how long activations and gradients are on their way from rank to rank.
+    """
+    windows, busy = _replay(plan, took, message_ns), took.sum(axis=0)
     if windows is None or not busy.all():
         return None
     share: Floats = 1 - busy / (len(plan) * windows)
@@ -134,7 +138,7 @@ def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
     return _replay(plan, took)
 
 
-def _replay(plan: Plan, took: Floats) -> Floats | None:
+def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
     """Return how long it is when ranks act in their order, each action as soon as what it needs is there.
 
     None where the actions wait for each other or for one that is missing.
@@ -146,15 +150,18 @@ def _replay(plan: Plan, took: Floats) -> Floats | None:
     if order is None:
         return None
     first_row = np.cumsum([0, *map(len, plan)]).tolist()
-    ready: dict[Needed, Floats] = {}
+    ready: dict[Needed, tuple[int, Floats]] = {}  # on which rank, and when
     now = np.zeros((len(plan), took.shape[1]))
     begun = np.full(took.shape[1], np.inf)
     for rank, at, needs, gives in order:
-        begin = now[rank] if needs is None else np.maximum(now[rank], ready[needs])
+        begin = now[rank]
+        if needs is not None:
+            source, there = ready[needs]
+            begin = np.maximum(begin, there if source == rank else there + message_ns)
         begun = np.minimum(begun, begin)
         now[rank] = begin + took[first_row[rank] + at]
         if gives is not None:
-            ready[gives] = now[rank].copy()
+            ready[gives] = rank, now[rank].copy()
     window: Floats = now.max(axis=0) - begun
     return window
 

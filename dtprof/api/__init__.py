@@ -39,6 +39,7 @@ FIGURES = (
     "lateness",
     "memory_categories",
     "memory_course",
+    "devices",
     "blame",
 )
 
@@ -141,10 +142,12 @@ class Run:
     @cached_property
     def _source(self) -> "Source":
         from dtprof.analysis.closeup import examine
+        from dtprof.analysis.device_course import follow_devices, samples_each
         from dtprof.figures.source import Source
 
         summary, closeup = examine(self._opened)
-        return Source(summary=summary, closeup=closeup)
+        nodes = self._opened.node_samples(max_samples=samples_each(len(summary.hosts)))
+        return Source(summary=summary, closeup=closeup, nodes=follow_devices(nodes.values()))
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""

@@ -80,7 +80,9 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
     from dtprof.analysis.closeup import examine
     from dtprof.analysis.comparison import AT_LEAST, compare_runs
     from dtprof.analysis.comparison_series import measure_run
+    from dtprof.analysis.device_course import follow_devices, samples_each
     from dtprof.cli.inspection import diagnose_run
+    from dtprof.diagnosis.told import list_told
     from dtprof.figures.source import Source
 
     runs = [engines.open_run(one, engine) for one in (against, path) if one is not None]
@@ -88,7 +90,16 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
         summary, closeup = examine(runs[-1], executor)
         figures = [measure_run(run, executor) for run in runs] if against is not None else []
     comparison = compare_runs(*figures, at_least=AT_LEAST) if figures else None
-    return Source(summary=summary, closeup=closeup, verdict=diagnose_run(path, engine), comparison=comparison)
+    verdict = diagnose_run(path, engine)
+    nodes = runs[-1].node_samples(max_samples=samples_each(len(summary.hosts)))
+    return Source(
+        summary=summary,
+        closeup=closeup,
+        verdict=verdict,
+        comparison=comparison,
+        nodes=follow_devices(nodes.values()),
+        told=list_told(runs[-1].mismatches, verdict, started_ns=runs[-1].job_facts.get("started_monotonic_ns")),
+    )
 
 
 def _beside(run_directory: Path) -> Path:

@@ -1,23 +1,27 @@
-"""What more microbatches, interleaving or an even split would make of the bubble, by the formula of the schedule."""
+"""What more microbatches, interleaving or an even split would make of the bubble, by replay or by formula."""
 
 import plotly.graph_objects as go
 
+from dtprof.analysis.pipeline_changes import Changes
 from dtprof.figures.drawing import Drawing, Nothing, marker, new_figure
 from dtprof.figures.pipeline import NO_PIPELINE
-from dtprof.figures.quantities import format_share
+from dtprof.figures.quantities import format_duration, format_share
 from dtprof.figures.source import Source
 
 
 def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
-    """Draw one bar a change: what the schedule costs, and the other causes as they were measured."""
+    """Draw one bar a change: what the schedule costs, and the other causes."""
     if source.summary.pipeline is None:
         return NO_PIPELINE
-    changes = source.closeup.pipeline.changes if source.closeup and source.closeup.pipeline else ()
-    if not changes:
+    chart = source.closeup.pipeline if source.closeup else None
+    changes = chart.changes.found if chart is not None else ()
+    if chart is None or not changes:
         return Nothing(
             why="What would change the bubble is not known.",
-            remedy="There is a formula for GPipe, 1F1B and interleaved schedules whose bubble could be split.",
+            remedy="GPipe, 1F1B and interleaved 1F1B are replayed; of looped BFS a formula tells where its bubble "
+            "could be split.",
         )
+    is_replayed = chart.changes.replay_error is not None
     figure = new_figure(
         title="Bubble after a change", x_title="bubble, share of the window (%)", y_title="",
         height=104 + 32 * len(changes),
@@ -27,10 +31,14 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
         ("schedule", [100 * min(change.schedule_fraction, change.bubble_fraction) for change in changes]),
         ("other_causes", [100 * max(0.0, change.bubble_fraction - change.schedule_fraction) for change in changes]),
     )
+    legend = {
+        "schedule": "schedule" if is_replayed else "schedule, by the formula",
+        "other_causes": "other causes, replayed" if is_replayed else "other causes, as measured",
+    }
     for part, values in parts:
         figure.add_trace(
             go.Bar(
-                name="schedule, by the formula" if part == "schedule" else "other causes, as measured",
+                name=legend[part],
                 meta=part,
                 orientation="h",
                 x=values,
@@ -48,16 +56,32 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
     figure.update_layout(barmode="stack", bargap=0.3)
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     figure.update_xaxes(rangemode="tozero")
-    best = min(changes, key=lambda change: change.bubble_fraction)
     return Drawing(
         figure=figure,
-        sentence=f"By the formula, {best.what} would bring the bubble "
-        f"from {format_share(changes[0].bubble_fraction)} to "
-        f"{format_share(best.bubble_fraction)}. "
-        "This is arithmetic, not a replay: it takes all other causes as they are.",
+        sentence=_describe(chart.changes),
         columns=("change", "schedule (%)", "bubble (%)"),
         rows=tuple(
             (change.what, f"{100 * change.schedule_fraction:.1f}", f"{100 * change.bubble_fraction:.1f}")
             for change in changes
         ),
+    )
+
+
+def _describe(changes: Changes) -> str:
+    now, *others = changes.found
+    best = min(others, key=lambda change: change.bubble_fraction, default=now)
+    way = "Replayed" if changes.replay_error is not None else "By the formula"
+    if best.bubble_fraction >= now.bubble_fraction:
+        said = f"{way}, none of these changes makes the bubble of {format_share(now.bubble_fraction)} smaller."
+    else:
+        said = (
+            f"{way}, {best.what} would bring the bubble from {format_share(now.bubble_fraction)} to "
+            f"{format_share(best.bubble_fraction)}."
+        )
+    if changes.replay_error is None:
+        return f"{said} This is arithmetic, not a replay: it takes all other causes as they are."
+    message = f", with {format_duration(changes.message_ns)} for a message" if changes.message_ns else ""
+    return (
+        f"{said} Replayed as it ran{message}, the bubble of a step is missed by {100 * changes.replay_error:.1f} "
+        "percentage points on average."
     )

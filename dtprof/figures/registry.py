@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dtprof.figures.bandwidth import draw_bandwidth
 from dtprof.figures.blame import draw_blame
 from dtprof.figures.bubble_parts import draw_bubble_parts
+from dtprof.figures.devices import draw_devices
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.exposed_by_axis import draw_exposed_by_axis
 from dtprof.figures.lateness import draw_lateness
@@ -35,5 +36,6 @@ FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
     "lateness": draw_lateness,
     "memory_categories": draw_memory_categories,
     "memory_course": draw_memory_course,
+    "devices": draw_devices,
     "blame": draw_blame,
 }

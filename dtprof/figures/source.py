@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from dtprof.analysis.closeup import Closeup
 from dtprof.analysis.comparison import Comparison
+from dtprof.analysis.device_course import NodeCourses
 from dtprof.analysis.results import Summary
 from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.told import ToldMismatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +18,13 @@ class Source:
     closeup: Closeup | None = None
     verdict: Verdict | None = None
     comparison: Comparison | None = None
+    nodes: NodeCourses | None = None
+    told: tuple[ToldMismatch, ...] = ()  # while the job ran, beyond what the verdict says
 
     @property
     def available(self) -> tuple[str, ...]:
         """What pages may be about that not every report has."""
-        has_finding = self.verdict is not None and bool(self.verdict.findings)
+        has_finding = (self.verdict is not None and bool(self.verdict.findings)) or bool(self.told)
         return tuple(
             name for name, there in (("finding", has_finding), ("comparison", self.comparison is not None)) if there
         )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.told import ToldMismatch
 from dtprof.figures.drawing import Nothing
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import format_duration, format_share
@@ -18,15 +19,44 @@ Pages = Sequence[Dashboard]
 
 def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
     """List the findings, the most probable first, each with who, where, what shows it and what to do."""
-    verdict = source.verdict
-    if verdict is None or not verdict.findings:
+    findings = source.verdict.findings if source.verdict is not None else ()
+    if not findings and not source.told:
         return render_nothing(
             Nothing(
                 why="There is no finding.",
                 remedy="`dtprof diagnose RUN` looks for hangs, crashes, slow ranks and risks.",
             )
         )
-    return join(*(_render_finding(finding, first=not position) for position, finding in enumerate(verdict.findings)))
+    return join(
+        *(_render_finding(finding, first=not position) for position, finding in enumerate(findings)),
+        *map(_render_told, source.told),
+    )
+
+
+def _render_told(told: ToldMismatch) -> Markup:
+    """Return what `dtprof run` told of while the job ran, of which the records have no more."""
+    when = "while the job ran" if told.after_s is None else f"{told.after_s:.0f} s after the start of the job"
+    return element(
+        "article",
+        element(
+            "p",
+            element("span", "told live", class_="severity warning"),
+            element("code", told.kind),
+            class_="kind",
+        ),
+        element("p", told.summary, class_="finding-summary"),
+        element(
+            "dl",
+            element("div", element("dt", "group"), element("dd", element("bdi", told.group))),
+            element("div", element("dt", "position"), element("dd", f"#{told.seq}")),
+            class_="facts",
+        ),
+        _list(
+            "What shows it",
+            [f"`dtprof run` told of it {when}; both lines stand in what it printed then. The job went on."],
+        ),
+        class_="finding",
+    )
 
 
 def _render_finding(finding: Finding, *, first: bool) -> Markup:

@@ -87,6 +87,8 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
     if largest == "communication":
         return _describe_communication(summary, shares)
     what, advice = _LOSSES[largest]
+    if largest == "bubble" and summary.pipeline is not None and summary.pipeline.advice:
+        advice = summary.pipeline.advice[:1].upper() + summary.pipeline.advice[1:].rstrip(".") + "."
     return Headline(
         verdict="attention",
         label="Attention",

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dtprof.analysis.memory_course import state_formula_bytes
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
@@ -151,9 +150,10 @@ def _peak_memory(summary: Summary) -> KeyFigure:
         return KeyFigure(key="peak_memory", name="Peak memory", value=NOT_KNOWN, beside="no memory samples")
     worst, least = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
     beside = f"rank {worst}" if worst == least else f"rank {worst}; least {format_bytes(peaks[least])}, rank {least}"
-    categories = next(rank.memory_categories for rank in summary.ranks if rank.rank == worst)
-    if (formula := state_formula_bytes(categories)) is not None:
-        beside += f"; model state by formula {format_bytes(formula)}"
+    formula = next(rank.memory_formula for rank in summary.ranks if rank.rank == worst)
+    if formula is not None:
+        held, expected = format_bytes(formula.state_bytes), format_bytes(formula.state_formula_bytes)
+        beside += f"; model state {held}, by formula {expected}"
     return KeyFigure(key="peak_memory", name="Peak memory", value=format_bytes(peaks[worst]), beside=beside)
 
 

@@ -87,6 +87,8 @@ _SECTIONS: dict[str, Callable[[Panel, Source, Sequence[Dashboard]], Markup]] = {
     "critical_path": page_findings.render_critical_path,
     "findings": page_findings.render_findings,
     "memory_table": page_memory.render_memory_table,
+    "memory_formula": page_memory.render_memory_formula,
+    "headroom": page_memory.render_headroom,
     "comparison": page_comparison.render_comparison,
     "cannot_tell": page_sections.render_cannot_tell,
     "measurement": page_sections.render_measurement,

@@ -4,18 +4,17 @@ Of long files lines at even distances are read, so that the cost does not grow w
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dtprof.run_format import node_samples
+from dtprof.run_format.sparse_lines import choose_lines
 from dtprof.tables import NodeMemory
 
 MAX_LINES = 1 << 14
 """Of all nodes together."""
 LEAST_LINES, MOST_LINES = 16, 1024
 """Of one node."""
-MAX_LINE_BYTES = 1 << 20
 _HOST_USED = [one.name for one in node_samples.HOST].index("memory_used_bytes")
 _GPU_USED = [one.name for one in node_samples.GPU].index("memory_used_bytes")
 
@@ -37,7 +36,7 @@ def read_node_memory(run: Path) -> tuple[NodeMemory, ...]:
 def _read(opened: BinaryIO, size: int, num_lines: int, node: str) -> list[NodeMemory]:
     description: dict[str, Any] = {}
     most: dict[str, float] = {}
-    for line in _choose_lines(opened, size, num_lines):
+    for line in choose_lines(opened, size, num_lines):
         try:
             row = json.loads(line)
             if "format" in row:
@@ -55,19 +54,6 @@ def _read(opened: BinaryIO, size: int, num_lines: int, node: str) -> list[NodeMe
         for name, capacity in _capacities(description).items()
         if name in most
     ]
-
-
-def _choose_lines(opened: BinaryIO, size: int, num_lines: int) -> Iterator[bytes]:
-    """Yield the first line, then whole lines at even distances, all of them where they are few."""
-    yield opened.readline(MAX_LINE_BYTES)
-    if size <= num_lines << 10:
-        yield from opened
-        return
-    begin = opened.tell()
-    for number in range(num_lines):
-        opened.seek(begin + (size - begin) * number // num_lines)
-        opened.readline(MAX_LINE_BYTES)  # the rest of the line that this place lies in
-        yield opened.readline(MAX_LINE_BYTES)
 
 
 def _capacities(description: dict[str, Any]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dtprof.run_format import node_samples
 from dtprof.run_format.node_samples import SampleField
+from dtprof.run_format.sparse_lines import choose_lines
 
 Table = npt.NDArray[np.void]
 
@@ -35,12 +36,16 @@ class NodeSamples:
     problems: tuple[str, ...] = ()
 
 
-def read_node_samples(run: Path) -> dict[str, NodeSamples]:
-    """Return the samples of every node of a run that has any, by the node's name."""
+def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
+    """Return the samples of every node of a run that has any, by the node's name.
+
+    Parameters:
+        max_samples: of one node; of more, those at even distances.
+    """
     found = {}
     for file in sorted(run.glob(f"node-*/{node_samples.FILE}")):
         name = file.parent.name.removeprefix("node-")
-        found[name] = _read(file, name)
+        found[name] = _read(file, name, max_samples)
     return found
 
 
@@ -51,13 +56,18 @@ def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
         return np.where(seconds > 0, np.diff(table[name]) / seconds, np.nan)
 
 
-def _read(file: Path, name: str) -> NodeSamples:
+def _read(file: Path, name: str, max_samples: int | None) -> NodeSamples:
     problems: list[str] = []
     description: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     damaged = 0
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
+        if max_samples is None:
+            lines = file.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
+        else:
+            with file.open("rb") as opened:
+                chosen = choose_lines(opened, file.stat().st_size, max_samples)
+                lines = [line for line in dict.fromkeys(chosen) if line.endswith(b"\n")]
     except OSError as error:
         return NodeSamples(node=name, problems=(f"{file.parent.name}/{file.name} cannot be read ({error.strerror})",))
     for line in lines:

@@ -60,9 +60,9 @@ class Run:
             folder = self.lacking.of([folder.name]).fetch() / folder.name
         return read_rank(folder, rank=rank, attempt=chosen)
 
-    def node_samples(self) -> dict[str, NodeSamples]:
-        """Read what was sampled on each node, by the node's name."""
-        return read_node_samples(self.path)
+    def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
+        """Read what was sampled on each node, by the node's name; of each at most so many, at even distances."""
+        return read_node_samples(self.path, max_samples=max_samples)
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
         """Return how a process of a host ended, seen since a time of that host; None where nobody saw it."""

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtprof.analysis.closeup import examine
+from dtprof.analysis.closeup import Closeup, examine
+from dtprof.analysis.device_course import follow_devices, samples_each
 from dtprof.analysis.execution import THIS_PROCESS
+from dtprof.analysis.results import Summary
 from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.told import list_told
 from dtprof.errors import DtprofError
 from dtprof.figures.source import Source
 from dtprof.formatting import format_count
@@ -19,7 +22,7 @@ from dtprof.live.monitor import Moment, Monitor
 from dtprof.live.pace import Pace
 from dtprof.report.page_dashboard import Dashboard
 from dtprof.report.page_documents import render_documents
-from dtprof.run_format.reader import open_run
+from dtprof.run_format.reader import Run, open_run
 
 LOOK_EVERY_S = 0.5
 DRAW_SHARE = 0.01
@@ -138,14 +141,14 @@ class Feed:
         self._has_news = False
         try:
             has_ended = self._moment is not None and self._moment.has_ended
-            run = open_run(self._monitor.run) if has_ended else self._monitor.window
-            summary, closeup = examine(run, THIS_PROCESS)
+            on_disk = open_run(self._monitor.run)
+            summary, closeup = examine(on_disk if has_ended else self._monitor.window, THIS_PROCESS)
             if self._verdict is None or finally_ or self._diagnose_pace.is_due:
                 diagnosed = self._cpu()
                 self._verdict = self._diagnose(self._monitor.run)
                 self._diagnose_pace.charge(self._cpu() - diagnosed)
                 began += self._cpu() - diagnosed
-            source = Source(summary=summary, closeup=closeup, verdict=self._verdict)
+            source = self._gather(on_disk, summary, closeup)
             pages = self._make_pages(source)
             documents = render_documents(source, pages)
         except DtprofError as error:
@@ -163,6 +166,17 @@ class Feed:
         for anchor in self._shown.keys() - documents.keys():
             del self._shown[anchor]
         self._draw_pace.charge(self._cpu() - began)
+
+    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup) -> Source:
+        nodes = on_disk.node_samples(max_samples=samples_each(len(summary.hosts)))
+        started_ns = on_disk.job_facts.get("started_monotonic_ns")
+        return Source(
+            summary=summary,
+            closeup=closeup,
+            verdict=self._verdict,
+            nodes=follow_devices(nodes.values()),
+            told=list_told(on_disk.mismatches, self._verdict, started_ns=started_ns),
+        )
 
     def _status(self) -> dict[str, Any]:
         moment = self._moment

@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dtprof.analysis.closeup import Closeup, examine
 from dtprof.analysis.pipeline_chart import LETTERS, lay_out
+from dtprof.analysis.pipeline_plans import make_plan
+from dtprof.analysis.pipeline_replay import FORWARD, replay
 from dtprof.analysis.results import Summary
 from dtprof.analysis.tracks import COMMUNICATION, WORK, Track
 from dtprof.analysis.traffic import sum_by_axis
 from dtprof.tables import Action
-from tests.analysis.test_pipeline_bubbles import GPIPE, WITH_MESSAGES, build
+from tests.analysis.test_pipeline_bubbles import GPIPE, UNEVEN, WITH_MESSAGES, build
 from tests.builders import MemoryRun, RankBuilder
 
 
@@ -79,19 +82,6 @@ def test_lateness_is_the_time_from_the_first_to_the_last_arrival() -> None:
     assert group.last == {1: 4}
 
 
-def test_memory_that_grows_has_the_slope_of_its_later_half() -> None:
-    ranks = [RankBuilder(0, world_size=1)]
-    for step in range(10):
-        at = 1000 * step
-        ranks[0].span("backward", at + 100, at + 900)
-        ranks[0].span("optimizer", at + 900, at + 950)
-        ranks[0].sample("rss_bytes", at + 960, 5000 if step < 4 else 1000 + 10 * step)
-    own = look(ranks)[1].memory.ranks[0]
-    assert own.total == "rss_bytes"
-    assert own.growth_bytes_per_step == pytest.approx(10)
-    assert own.courses["rss_bytes"].value.tolist() == [5000] * 4 + [1000 + 10 * step for step in range(4, 10)]
-
-
 def test_a_pipeline_is_charted_as_it_ran_and_as_it_was_planned() -> None:
     ranks = build(WITH_MESSAGES)
     for number, rank in enumerate(ranks):
@@ -118,13 +108,68 @@ def test_more_microbatches_change_the_part_of_the_schedule_alone() -> None:
     # GPipe with p = 2: (p-1)/(m+p-1) = 1/3 with m = 2, 1/5 with 4, 1/9 with 8; interleaved 1/(2*2+1) = 1/5.
     _, closeup = look(build(GPIPE))
     assert closeup.pipeline is not None
-    changes = {change.what: change.bubble_fraction for change in closeup.pipeline.changes}
+    assert closeup.pipeline.changes.replay_error == pytest.approx(0)
+    assert closeup.pipeline.changes.message_ns == 0
+    changes = {change.what: change.bubble_fraction for change in closeup.pipeline.changes.found}
     assert changes == {
         "as it is: 2 microbatches": pytest.approx(1 / 3),
         "4 microbatches": pytest.approx(1 / 5),
         "8 microbatches": pytest.approx(1 / 9),
         "2 stages a rank, interleaved": pytest.approx(1 / 5),
     }
+
+
+def test_messages_are_replayed_as_long_as_they_were() -> None:
+    # Messages of 5: the window is 100 where GPipe takes 90, and with m microbatches 30 (m + 1) + 10.
+    _, closeup = look(build(WITH_MESSAGES))
+    assert closeup.pipeline is not None
+    changes = closeup.pipeline.changes
+    assert changes.message_ns == 5
+    assert changes.replay_error == pytest.approx(0, abs=1e-3)
+    found = {change.what: change.bubble_fraction for change in changes.found}
+    assert found["as it is: 2 microbatches"] == pytest.approx(1 - 60 / 100, abs=1e-3)
+    assert found["4 microbatches"] == pytest.approx(1 - 120 / 160, abs=1e-3)
+    assert found["8 microbatches"] == pytest.approx(1 - 240 / 280, abs=1e-3)
+
+
+def test_stages_of_equal_time_lose_the_imbalance_when_replayed() -> None:
+    # Stages take 30 and 60 a microbatch: the window is 150, of 45 each it would be 3 * 45.
+    _, closeup = look(build(UNEVEN))
+    assert closeup.pipeline is not None
+    found = {change.what: change.bubble_fraction for change in closeup.pipeline.changes.found}
+    assert found["stages of equal time"] == pytest.approx(1 - 180 / (2 * 135))
+
+
+def test_where_ranks_do_not_act_by_their_schedule_the_formula_tells() -> None:
+    swapped = [[WITH_MESSAGES[0][0], WITH_MESSAGES[0][1], ("B", 1, 60, 80), ("B", 0, 80, 100)], WITH_MESSAGES[1]]
+    _, closeup = look(build(swapped))
+    assert closeup.pipeline is not None
+    changes = closeup.pipeline.changes
+    assert (changes.replay_error, changes.message_ns) == (None, None)
+    assert changes.found[1].schedule_fraction == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 1, 4), (4, 1, 6), (2, 2, 4), (4, 2, 8), (3, 3, 6)])
+def test_plans_have_the_bubble_of_their_formula(ranks: int, chunks: int, microbatches: int) -> None:
+    names = ("GPipe", "1F1B") if chunks == 1 else ("Interleaved1F1B",)
+    for name in names:
+        plan = make_plan(name, ranks=ranks, chunks=chunks, microbatches=microbatches)
+        assert plan is not None
+        took = np.array([[1.0 if act.kind == FORWARD else 2.0] for acts in plan for act in acts])
+        bubble = replay(plan, took)
+        assert bubble is not None
+        assert bubble[0] == pytest.approx((ranks - 1) / (chunks * microbatches + ranks - 1))
+
+
+def test_the_worst_rank_has_the_phases_of_its_steps() -> None:
+    _, closeup = look(pair_of_ranks(steps=4))
+    memory = closeup.memory
+    assert memory.worst == 0
+    assert memory.phases is not None
+    assert memory.phases.first.tolist() == memory.phases.last.tolist() == [2, 3, 4]
+    # Of each step of 1000 the backward pass takes 800 and the optimizer 50.
+    assert memory.phases.mean_ns["backward"].tolist() == [800] * 3
+    assert memory.phases.mean_ns["optimizer"].tolist() == [50] * 3
 
 
 def test_a_plan_whose_actions_wait_for_each_other_is_not_laid_out() -> None:

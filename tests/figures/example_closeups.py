@@ -5,9 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.analysis.closeup import Closeup, Tracks
+from dtprof.analysis.device_course import DeviceCourse, NodeCourses
 from dtprof.analysis.memory_course import Course, MemoryCourse, RankMemory
-from dtprof.analysis.pipeline_chart import Change, ChartAction, PipelineChart, StageTime
+from dtprof.analysis.pipeline_changes import Change, Changes
+from dtprof.analysis.pipeline_chart import ChartAction, PipelineChart, StageTime
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
+from dtprof.analysis.step_phases import StepPhases
 from dtprof.analysis.tracks import COMMUNICATION, WORK, Track
 from dtprof.analysis.traffic import Lateness, Traffic
 from dtprof.diagnosis.findings import Finding, Verdict
@@ -24,7 +27,21 @@ def source_of(
 ) -> Source:
     """Return a run with a pipeline of two stages: F 10 ms, B 20 ms, two microbatches, GPipe."""
     summary = with_pipeline(summary_of(num_ranks=num_ranks, num_steps=num_steps))
-    return Source(summary=summary, closeup=closeup_of(summary, bars_each=bars_each), verdict=verdict)
+    return Source(summary=summary, closeup=closeup_of(summary, bars_each=bars_each), verdict=verdict, nodes=nodes_of(2))
+
+
+def nodes_of(num_nodes: int, *, gpus_each: int = 0) -> NodeCourses:
+    """Return nodes sampled once a second for a minute: host N is busy for N+1 tenths, each GPU for half of the time."""
+    t_ns = np.arange(60, dtype=np.int64) * 1000 * MS
+    devices = []
+    for number in range(num_nodes):
+        values = {"busy": np.full(60, (number + 1) / 10), "memory": np.full(60, 3.0 * 1024 * MIB)}
+        devices.append(DeviceCourse(host=f"host-{number}", device="host", t_ns=t_ns, values=values))
+        for gpu in range(gpus_each):
+            values = {"busy": np.full(60, 0.5), "power": np.full(60, 300.0), "temperature": np.full(60, 61.0)}
+            devices.append(DeviceCourse(host=f"host-{number}", device=f"gpu {gpu}", t_ns=t_ns, values=values))
+    reasons = {} if gpus_each else {f"host-{number}": "NVML cannot be used" for number in range(num_nodes)}
+    return NodeCourses(devices=tuple(devices), no_gpus=reasons)
 
 
 def with_pipeline(summary: Summary) -> Summary:
@@ -83,9 +100,11 @@ def chart_of() -> PipelineChart:
         stage_times=tuple(
             StageTime(stage=stage, ranks=(stage,), mean_ns={"F": 10 * MS, "B": 20 * MS}) for stage in (0, 1)
         ),
-        changes=(
-            Change(what="as it is: 2 microbatches", schedule_fraction=1 / 3, bubble_fraction=1 / 3),
-            Change(what="4 microbatches", schedule_fraction=0.2, bubble_fraction=0.2),
+        changes=Changes(
+            found=(
+                Change(what="as it is: 2 microbatches", schedule_fraction=1 / 3, bubble_fraction=1 / 3),
+                Change(what="4 microbatches", schedule_fraction=0.2, bubble_fraction=0.2),
+            )
         ),
     )
 
@@ -131,10 +150,11 @@ def closeup_of(summary: Summary, *, bars_each: int = 200) -> Closeup:
         tracks=tracks_of(len(ranks), bars_each=bars_each),
         pipeline=chart_of(),
         memory=MemoryCourse(
-            ranks={
-                rank: RankMemory(total="rss_bytes", courses={"rss_bytes": course}, growth_bytes_per_step=float(MIB))
-                for rank in ranks
-            }
+            ranks={rank: RankMemory(total="rss_bytes", courses={"rss_bytes": course}) for rank in ranks},
+            worst=max(summary.ranks, key=lambda rank: rank.peak_bytes or 0).rank if ranks else None,
+            phases=StepPhases(
+                first=steps, last=steps, mean_ns={"forward": np.full(20, 40.0 * MS), "backward": np.full(20, 60.0 * MS)}
+            ),
         ),
         traffic=Traffic(
             ranks=ranks,

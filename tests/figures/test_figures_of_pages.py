@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtprof.analysis.results import MemoryFormula
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.registry import FIGURES
 from dtprof.figures.source import Source
 from dtprof.figures.tracks import encode_tracks
 from dtprof.report.page_dashboard import Panel
 from dtprof.report.page_grid import render_rank_grid
-from tests.figures.example_closeups import source_of, tracks_of
+from tests.figures.example_closeups import nodes_of, source_of, tracks_of
 from tests.figures.example_summaries import MS, empty_summary
 
 PANEL = Panel(name="x", anchor="x", title="X")
@@ -70,6 +71,39 @@ def test_the_parts_of_the_bubble_are_drawn_by_cause_and_by_time() -> None:
     rows = draw("bubble_parts", source_of()).rows
     assert [(row[0], row[2]) for row in rows[:2]] == [("by cause", "33.33"), ("by cause", "0.00")]
     assert sum(float(row[2]) for row in rows if row[0] == "by time") == pytest.approx(100 / 3, abs=0.02)
+
+
+def test_devices_have_lines_of_their_own_and_say_why_there_is_no_gpu() -> None:
+    drawn = draw("devices", source_of())
+    assert [trace.name for trace in drawn.figure.data if trace.yaxis == "y"] == ["host-0 host", "host-1 host"]
+    assert drawn.sentence.startswith("2 hosts, 0 GPUs: on average processors are busy for 15\xa0% of the time.")
+    assert "no samples of GPUs (NVML cannot be used)" in drawn.sentence
+
+
+def test_of_many_devices_the_least_the_median_and_the_most_are_drawn() -> None:
+    drawn = draw("devices", replace(source_of(), nodes=nodes_of(9, gpus_each=8)))
+    hosts = {trace.name: trace.y[0] for trace in drawn.figure.data if trace.yaxis == "y" and "hosts" in trace.name}
+    # Hosts are busy for 10, 20, ... 90 %.
+    assert hosts == {"least of 9 hosts": 10, "median of 9 hosts": 50, "most of 9 hosts": 90}
+    assert len(drawn.figure.data) == 3 * (2 + 3)  # hosts: busy, memory; GPUs: busy, power, temperature
+    assert "GPUs are busy for 50\xa0% of the time" in drawn.sentence
+
+
+def test_memory_stands_beside_its_formula_and_above_the_phases() -> None:
+    source = source_of()
+    formula = MemoryFormula(
+        scheme="zero1", shards=2, state_bytes=1, state_formula_bytes=400 << 20, by_scheme_bytes={},
+        activation_bytes=None, activation_formula_bytes=100 << 20,
+    )  # fmt: skip
+    ranks = tuple(replace(rank, memory_formula=formula) for rank in source.summary.ranks)
+    figure = draw("memory_course", replace(source, summary=replace(source.summary, ranks=ranks))).figure
+    lines = {trace.name: list(trace.y) for trace in figure.data if trace.type == "scatter" and trace.line.dash}
+    assert lines == {
+        "model state, by formula": [400, 400],
+        "model state and activations, by formula": [500, 500],
+    }
+    below = {trace.meta: trace.y[0] for trace in figure.data if trace.yaxis == "y2"}
+    assert below == {"forward": 40, "backward": 60}
 
 
 def test_the_grid_lays_the_first_axis_down_and_the_others_right() -> None:

@@ -118,6 +118,7 @@ def test_figures_are_inside_by_panel() -> None:
         "traffic-matrix": "plotly",
         "memory-categories": "plotly",
         "memory-course": "plotly",
+        "devices": "plotly",
     }
 
 

@@ -109,3 +109,16 @@ def test_every_value_has_a_name_of_its_own_and_a_unit_that_its_name_carries() ->
         for field in fields:
             if field.unit in ("s", "bytes"):
                 assert field.name.endswith(f"_{field.unit}")
+
+
+def test_of_many_samples_some_at_even_distances_are_read_with_the_first_and_the_newest(node: Path) -> None:
+    file = SampleFile(node, {"boot_id": "b", "no_gpus_reason": "none"})
+    for t_s in range(3000):
+        file.append(sample(t_s, busy_s=float(t_s)))
+    (samples,) = read_node_samples(node.parent, max_samples=50).values()
+    seconds = (samples.host["t_ns"] // SECOND).tolist()
+    assert (samples.boot_id, samples.no_gpus_reason, samples.problems) == ("b", "none", ())
+    assert 45 <= len(seconds) <= 50
+    assert (seconds[0] < 5, seconds[-1] > 2900) == (True, True)
+    assert np.diff(seconds).max() <= 2 * np.diff(seconds).min()
+    assert rate(samples.host, "cpu_busy_s") == pytest.approx(1.0)  # totals survive
