@@ -16,7 +16,7 @@ from dtprof.analysis.intervals import Column
 from dtprof.analysis.records import is_any, list_ranks
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps import RankSteps, UsedSteps
-from dtprof.tables import Group, RankTables, select
+from dtprof.tables import Array, Group, RankTables, select
 
 SAME_TOKENS = ("tp", "pp", "mp")
 """Axes along which ranks work on the same tokens."""
@@ -48,22 +48,28 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
     """Return what a rank consumed step by step; None where that was not recorded."""
     if not len(own.numbers):
         return None
-    rows = [_held(tables, name, own.windows[:, 1]) for name in events.CONSUMED]
-    values = np.stack(rows, axis=1)
+    taken = [_samples_of(tables, name) for name in events.CONSUMED]
+    values = np.stack([_held(rows, own.windows[:, 1], taken) for rows in taken], axis=1)
     if not values.any():
         return None
     changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
     return RankConsumption(steps=own.numbers[changes], values=values[changes])
 
 
-def _held(tables: RankTables, name: str, ends: Column) -> Column:
-    """Return the value of a sample that holds at each of these times: it is taken where it changes."""
-    ids = [i for i, known in enumerate(tables.ops) if known == name]
-    rows = select(tables.samples, is_any(tables.samples["op"], ids))
+def _samples_of(tables: RankTables, name: str) -> Array:
+    return select(tables.samples, is_any(tables.samples["op"], [i for i, op in enumerate(tables.ops) if op == name]))
+
+
+def _held(rows: Array, ends: Column, taken: Sequence[Array]) -> Column:
+    """Return the value that holds at each of these times: samples are taken where it changes, and now and then again.
+
+    Before the first sample that is left, older ones may have been dropped: then the same held, most likely. Where the
+    other sample was taken earlier, they were not.
+    """
     if not len(rows):
         return np.zeros(len(ends), np.int64)
-    # What held before the first sample that is left is not known where older ones were dropped: most likely the same.
-    before = rows["value"][:1] if tables.dropped_events else np.zeros(1, np.int64)
+    is_first = int(rows["step"][0]) <= min(int(other["step"][0]) for other in taken if len(other))
+    before = rows["value"][:1] if is_first else np.zeros(1, np.int64)
     held: Column = np.concatenate((before, rows["value"]))[np.searchsorted(rows["t_ns"], ends, "right")]
     return held
 

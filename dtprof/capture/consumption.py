@@ -15,8 +15,8 @@ from dtprof.capture.spans import Spans
 
 MOST_MODELS = 64
 """That are told apart in a step."""
-STEPS_BETWEEN = 64
-"""A count that stays the same is recorded again after so many steps: older records may give way to newer ones."""
+STEPS_BETWEEN = 32
+"""A count that stays the same is recorded again after so many steps: of a long run only the newest may be looked at."""
 MOST = 1 << 62
 
 

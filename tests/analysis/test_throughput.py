@@ -14,13 +14,11 @@ MS = 1_000_000
 STEP = 100 * MS
 
 
-def job(
-    fed: Sequence[Sequence[tuple[int, int]]], groups: Sequence[tuple[str, Sequence[int]]] = (), **options: int
-) -> Summary:
+def job(fed: Sequence[Sequence[tuple[int, int]]], groups: Sequence[tuple[str, Sequence[int]]] = ()) -> Summary:
     """Return the summary of ranks that are each fed (tokens, samples) in each step of 100 ms."""
     ranks = []
     for rank, own in enumerate(fed):
-        builder = RankBuilder(rank, world_size=len(fed), **options)
+        builder = RankBuilder(rank, world_size=len(fed))
         for description, members in groups:
             if rank in members:
                 builder.group(f"{description}{members[0]}", members, description)
@@ -118,10 +116,15 @@ def test_groups_that_nothing_names_are_told_of() -> None:
     assert "nothing says what group 'mine0' and 1 more is for" in doubt
 
 
-def test_what_held_before_dropped_records_is_taken_to_be_the_same() -> None:
-    fed = [(0, 0)] * 4 + [(640, 10)] * 4
-    assert throughput(job([fed])).tokens_per_s_of_steps[:3] == (0, 0, 0)
-    assert throughput(job([fed], dropped_events=100)).tokens_per_s_of_steps == pytest.approx([6400] * 7)
+def test_what_held_before_the_first_sample_that_is_left_is_taken_to_be_the_same() -> None:
+    found = throughput(job([[(0, 0)] * 4 + [(640, 10)] * 4]))
+    assert found.tokens_per_s_of_steps == pytest.approx([6400] * 7)
+
+
+def test_steps_before_the_first_ids_have_none_where_their_samples_are_known() -> None:
+    found = throughput(job([[(0, 10)] * 4 + [(640, 10)] * 4]))
+    assert found.tokens_per_s_of_steps == pytest.approx([0] * 3 + [6400] * 4)
+    assert found.samples_per_s_of_steps == pytest.approx([100] * 7)
 
 
 def test_text_and_json_have_both_rates() -> None:
