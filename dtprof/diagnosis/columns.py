@@ -22,6 +22,7 @@ SWEPT = np.dtype(
         ("step", "i8"),
         ("forwards", "i8"),  # forward passes begun before it
         ("thread", "u2"),
+        ("in_step", "?"),  # issued by a thread that makes steps, or on its behalf
         ("flags", "u1"),
         ("waits", "u1"),
         ("state", "u1"),
@@ -40,8 +41,13 @@ def sweep(
     *,
     limit: int,
     forwards_ns: npt.NDArray[np.int64],
+    steppers: npt.NDArray[np.integer],
 ) -> Sweep:
-    """Return the collectives of each group in columns, by position."""
+    """Return the collectives of each group in columns, by position.
+
+    Parameters:
+        steppers: threads that make steps; where there are none, all are taken to be in step.
+    """
     first = max(0, len(rows) - limit)
     newest = rows[first:]
     table = np.zeros(len(newest), SWEPT)
@@ -49,6 +55,8 @@ def sweep(
         table[name] = newest[name]
     table["row"] = np.arange(first, len(rows))
     table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
+    table["in_step"] = (newest["flags"] & codes.INFERRED_SITE) != 0
+    table["in_step"] |= np.isin(newest["thread"], steppers) if len(steppers) else True
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
     places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
     table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]

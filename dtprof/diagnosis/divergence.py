@@ -49,7 +49,13 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
     for front in fronts:
         reference = evidence.ranks[_reference(front)]
         others = [r for r in front.group.ranks if r in evidence.ranks and r != reference.rank]
-        skips = {rank: skip for rank in others if (skip := _skipped(reference, evidence.ranks[rank])) is not None}
+        reference_label = front.waiting[reference.rank].label
+        usual = 2 * sum(operation.label == reference_label for operation in front.waiting.values()) > len(others) + 1
+        skips = {
+            rank: skip
+            for rank in others
+            if (skip := _skipped(reference, evidence.ranks[rank], is_usual=usual)) is not None
+        }
         if not skips:
             continue
         earliest = min(skips.values(), key=lambda skip: skip.issued_ns)
@@ -66,12 +72,13 @@ def _reference(front: Front) -> int:
     return next(rank for rank, operation in front.waiting.items() if operation.label == usual)
 
 
-def _skipped(reference: RankEvidence, rank: RankEvidence) -> Operation | None:
+def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> Operation | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
     they part, the rank skipped what the reference did if it goes on with what follows that in the reference's
-    program: read from the reference itself, or from the round before where the reference is still held up.
+    program: read from the reference itself, or from the round before where the reference is still held up. What was
+    never made before, by most, was skipped by a rank that goes on as all did then.
     """
     start = _anchor(reference, rank)
     if start is None:
@@ -79,12 +86,26 @@ def _skipped(reference: RankEvidence, rank: RankEvidence) -> Operation | None:
     ours, theirs = reference.operations[start[0] :], rank.operations[start[1] :]
     for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if not _alike(a, b):
-            for shift in range(1, MAX_SHIFT + 1):
-                follows = _following(reference.operations, start[0] + i, shift)
-                if follows is not None and _alike(follows, b) and not _made(theirs[i:], a):
-                    return a
-            return None
+            at = start[0] + i
+            goes_on = _comes_later(reference.operations, at, b) or (
+                is_usual and _came_here(reference.operations, at, b)
+            )
+            return a if goes_on and not _made(theirs[i:], a) else None
     return None
+
+
+def _comes_later(operations: Sequence[Operation], at: int, wanted: Operation) -> bool:
+    """Say whether an operation follows a place soon."""
+    following = (_following(operations, at, shift) for shift in range(1, MAX_SHIFT + 1))
+    return any(follows is not None and _alike(follows, wanted) for follows in following)
+
+
+def _came_here(operations: Sequence[Operation], at: int, wanted: Operation) -> bool:
+    """Say whether what stands at a place is new, and an operation came there in the round before."""
+    if at == 0 or any(_alike(earlier, operations[at]) for earlier in operations[:at]):
+        return False
+    before = next((i for i in range(at - 2, -1, -1) if _alike(operations[i], operations[at - 1])), None)
+    return before is not None and _alike(operations[before + 1], wanted)
 
 
 def _alike(a: Operation, b: Operation) -> bool:

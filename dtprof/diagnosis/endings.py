@@ -4,12 +4,14 @@ import re
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
-from dtprof.tables import UNKNOWN_NS, Site
+from dtprof.tables import UNKNOWN_NS, ProcessExit, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How back ends begin what they say of arguments that they do not take."""
 TO_THE_END_NS = 1_000_000_000
 """Between the end of a program's connections and that of its interpreter."""
+OUTLIVED_NS = 1_000_000_000
+"""A signal to the whole job ends its ranks within this time."""
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
@@ -59,10 +61,29 @@ def _communication_failed(rank: RankEvidence) -> bool:
 
 
 def _killed(rank: RankEvidence, evidence: Evidence) -> bool:
-    if rank.signal_name is None or rank.stopped_politely or rank.exit is None or rank.exceptions:
+    if rank.signal_name is None or rank.exit is None or rank.exceptions:
         return False  # a rank whose exception came first may well abort afterwards
+    if rank.stopped_politely and not _stopped_alone(rank.exit, evidence):
+        return False
     stopped = evidence.stopped_on_hang_ns
     return stopped is None or rank.exit.t_ns < stopped
+
+
+def _stopped_alone(end: ProcessExit, evidence: Evidence) -> bool:
+    """Say whether a polite signal ended this rank first, and the others lived on: nobody stopped the whole job."""
+    others = [rank for rank in evidence.ranks.values() if rank.pid != end.pid]
+    return (
+        bool(others)
+        and evidence.manifest.exit_status not in STOPPED
+        and all(_lived_on(other, end.t_ns) for other in others)
+    )
+
+
+def _lived_on(rank: RankEvidence, t_ns: int) -> bool:
+    error = rank.transport_exception
+    if error is not None and (error.t_ns >= t_ns or not rank.stopped_politely):
+        return True  # it lost the peer, and nobody stopped it
+    return bool(rank.alive) if rank.exit is None else rank.exit.t_ns > t_ns + OUTLIVED_NS
 
 
 def _end_ns(rank: RankEvidence) -> int:

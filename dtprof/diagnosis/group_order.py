@@ -10,7 +10,7 @@ from dtprof.diagnosis.arguments import at_position, group_tables
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
-from dtprof.diagnosis.waits import Wait
+from dtprof.diagnosis.waits import Wait, find_waits
 from dtprof.tables import Array
 
 MAX_GROUPS = 64
@@ -23,7 +23,7 @@ def find_group_cycle(evidence: Evidence, waits: dict[int, tuple[Wait, ...]], cyc
     if len({front.group for front in fronts.values()}) < 2 or any(front.p2p for front in fronts.values()):
         return None
     everyone = {rank: own[0].operation for rank, own in waits.items() if not own[0].operation.p2p}
-    wrong = _wrong_handle(evidence, fronts, everyone) or _earlier_wrong_handle(evidence, fronts, everyone)
+    wrong = _wrong_handle(evidence, fronts, everyone) or _handle_of_absent(evidence, fronts, everyone)
     if wrong is not None:
         return wrong
     counted = Counter(front.group for front in everyone.values())
@@ -87,10 +87,16 @@ def _comes_next(evidence: Evidence, rank: int, operation: Operation) -> bool:
     return bool(following) and following.count(operation.group) * 2 > len(following)
 
 
-def _earlier_wrong_handle(
+def find_wrong_handle(evidence: Evidence) -> Finding | None:
+    """Return the finding for a rank whose peers wait for it in a call that it made on another group."""
+    everyone = {rank: own[0].operation for rank, own in find_waits(evidence).items() if not own[0].operation.p2p}
+    return _handle_of_absent(evidence, everyone, everyone)
+
+
+def _handle_of_absent(
     evidence: Evidence, fronts: dict[int, Operation], everyone: dict[int, Operation]
 ) -> Finding | None:
-    """Return the finding where the call on the wrong group went well, as a peer's next call met it.
+    """Return the finding where the call on the wrong group met a peer's next call there, and went well or did not fit.
 
     Peers wait at a line for a rank whose newest call of that line was made on a group that it never took there before.
     """
@@ -100,9 +106,10 @@ def _earlier_wrong_handle(
             if own is None or front.site is None or own.counts.get((front.group, False), 0) > front.seq:
                 continue
             *before, newest = [o for o in own.operations if (o.site, o.op) == (front.site, front.op)] or [front]
+            is_over = newest.done or newest.failed
             if (
                 len(before) > 1
-                and newest.done
+                and is_over
                 and newest.group != front.group
                 and {o.group for o in before} == {front.group}
             ):

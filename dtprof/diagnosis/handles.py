@@ -13,9 +13,9 @@ import numpy as np
 from dtprof.analysis import codes
 from dtprof.diagnosis.arguments import group_tables
 from dtprof.diagnosis.endings import call_sites
-from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
-from dtprof.diagnosis.findings import Finding, at_line, group_words, wait_words
-from dtprof.tables import Array
+from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
+from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
+from dtprof.tables import Array, Group, Site
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
@@ -36,6 +36,44 @@ def find_unwaited(evidence: Evidence) -> list[Finding]:
                     found[key] = _finding(evidence, group, operation, rank=rank, count=count, waiting=waiting)
     known = {site for site, _ in found}
     return [*found.values(), *(finding for finding in _find_dropped_by_all(evidence) if not known & _sites(finding))]
+
+
+def find_dropped_receives(evidence: Evidence) -> list[Finding]:
+    """Return a finding for each line at which a rank received message after message and never waited for one.
+
+    Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
+    """
+    found = []
+    for rank in evidence.ranks.values():
+        lines: dict[Site, list[Operation]] = {}
+        for operation in rank.operations if rank.sees_questions else ():
+            site = operation.site
+            if operation.p2p and operation.op == "recv" and site is not None and site.label is None:
+                lines.setdefault(site, []).append(operation)
+        for operations in lines.values():
+            group = evidence.group(operations[0].group)
+            dropped = not any(o.waited or o.asked or o.done or o.failed or o.inside_call for o in operations)
+            if dropped and len(operations) > 1 and "gloo" in (group.backend or ""):
+                found.append(_finding_of_receives(group, rank, operations))
+    return found
+
+
+def _finding_of_receives(group: Group, rank: RankEvidence, operations: list[Operation]) -> Finding:
+    first, senders = operations[0], sorted({operation.peer_rank for operation in operations} - {-1})
+    return Finding(
+        kind="unwaited-async",
+        summary=f"Rank {rank.rank} never waited for what it receives from {rank_list(senders) if senders else 'others'}"
+        f"{at_line(first.site)}, {_times(len(operations))}: the buffer may be used before the message is there.",
+        culprit_ranks=(rank.rank,),
+        confidence=0.8 if rank.finished else 0.6,
+        group=group,
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        culprit_call_sites=call_sites({rank.rank: first}),
+        evidence=("the handles were neither waited for nor asked for completion",),
+        advice=("Call wait() on what irecv returns before the buffer is used, and keep it until then.",),
+    )
 
 
 def _sites(finding: Finding) -> set[object]:

@@ -142,6 +142,8 @@ def _cycle(evidence: Evidence, waits: dict[int, tuple[Wait, ...]], cycle: tuple[
     }
     if len(cycle) < 2 or len(inside) < len(cycle):
         return None
+    if sum(_went_astray(evidence, wait) for wait in inside.values()) == 1:
+        return None  # one turned to the wrong peer: the others wait as they always did
     facts = tuple(f"rank {r}: {_words(w.operation)}{at_line(w.operation.site)}" for r, w in sorted(inside.items())[:8])
     kinds = {wait.operation.op for wait in inside.values()}
     both = "receives before it sends" if kinds == {"recv"} else "sends before it receives"
@@ -232,9 +234,11 @@ def size_finding(evidence: Evidence, rank: int, mine: Operation, other: Operatio
 def _unmatched(evidence: Evidence, unmet: list[Wait], waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
     """Return the finding for a message whose other end its peer does not post: it waits elsewhere, or has ended.
 
-    A rank that turns to a peer as never before while another waits for it went astray itself: it is heard last.
+    A rank that turns to a peer as never before while another waits for it went astray itself: it is heard last, and
+    those that wait for it first.
     """
-    for wait in sorted(unmet, key=lambda wait: _went_astray(evidence, wait)):
+    astray = {wait.rank for wait in unmet if _went_astray(evidence, wait)}
+    for wait in sorted(unmet, key=lambda wait: (wait.rank in astray, not astray & set(wait.awaited))):
         mine = wait.operation
         peers = [evidence.ranks[r] for r in wait.awaited if r in evidence.ranks]
         elsewhere = [p for p in peers if p.finished or (p.rank in waits and not _comes_soon(p.rank, waits))]

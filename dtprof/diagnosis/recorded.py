@@ -98,6 +98,7 @@ def rank_evidence(
             maker.operation,
             limit=max(MAX_TAIL, MAX_SWEPT // world_size),
             forwards_ns=np.sort(spans["begin_ns"][names == events.FORWARD]),
+            steppers=np.unique(spans["thread"][(names == events.STEP) | (names == events.OPTIMIZER)]),
         ),
     )
 

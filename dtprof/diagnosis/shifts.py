@@ -99,7 +99,8 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clo
 
 
 def _codes(table: Array, clock: str) -> Codes:
-    op, place, time = (table[name].astype(np.uint64) for name in ("op", "place", clock))
+    op, place = (table[name].astype(np.uint64) for name in ("op", "place"))
+    time = np.where(table["in_step"], table[clock], 0).astype(np.uint64)  # other threads keep no pace with steps
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
 

@@ -6,8 +6,8 @@ from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
 from dtprof.diagnosis.findings import Finding, Verdict, at_line
-from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk
-from dtprof.diagnosis.handles import find_unwaited
+from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
+from dtprof.diagnosis.handles import find_dropped_receives, find_unwaited
 from dtprof.diagnosis.hazards import find_hazards, find_thread_order
 from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
 from dtprof.diagnosis.programs import (
@@ -94,7 +94,16 @@ def _find_parted(evidence: Evidence, fronts: list[divergence.Front]) -> Finding 
         or divergence.find_skip(evidence, fronts)
         or find_shift(evidence)
         or find_skipped_round(evidence)
-        or find_blocking_mismatch(evidence, [(front.group, front.seq) for front in fronts])
+        or _find_mismatch(evidence, fronts)
+    )
+
+
+def _find_mismatch(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
+    """Find calls that do not go together: made with the arguments of another group, or on the wrong group."""
+    mismatch = find_blocking_mismatch(evidence, [(front.group, front.seq) for front in fronts])
+    wrong = find_wrong_handle(evidence) if mismatch is not None else None
+    return (
+        mismatch if wrong is None or mismatch is None else replace(wrong, evidence=(*wrong.evidence, mismatch.summary))
     )
 
 
@@ -110,8 +119,17 @@ def _find_held_up(evidence: Evidence, exited: Finding | None, fronts: list[diver
         or messages
         or find_group_cycle(evidence, waits, cycle)
         or stalls.find_never_joined(evidence)
-        or stalls.find_backend_stall(evidence, fronts)
+        or _find_stall(evidence, fronts)
     )
+
+
+def _find_stall(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
+    """Find an operation that all came to and that does not end: after receives that were dropped, because of these."""
+    stall = stalls.find_backend_stall(evidence, fronts)
+    dropped = find_dropped_receives(evidence) if stall is not None else []
+    if stall is None or not dropped:
+        return stall
+    return replace(dropped[0], waiting_ranks=stall.waiting_ranks, evidence=(*dropped[0].evidence, stall.summary))
 
 
 def _is_first_message(waits: dict[int, tuple[Wait, ...]], exited: Finding) -> bool:
@@ -136,6 +154,7 @@ def _find_risks(evidence: Evidence) -> list[Finding]:
         *wrong,
         *find_odd_sizes(evidence),
         *find_unwaited(evidence),
+        *(finding for finding in find_dropped_receives(evidence) if evidence.ranks[finding.culprit_ranks[0]].finished),
         *find_order_risk(evidence),
         *find_creation_risk(evidence),
         *find_slow_ranks(evidence),
