@@ -155,6 +155,7 @@ class RankResult:
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
     memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
+    waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many ranks
 
 
 @dataclass(frozen=True, kw_only=True)

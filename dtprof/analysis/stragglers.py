@@ -74,6 +74,14 @@ class RankWaits:
     culprits: Column
     waited: Column
 
+    def by_culprit(self) -> dict[int, int]:
+        """Return how long it waited for each rank, a step."""
+        ranks, place = np.unique(self.culprits, return_inverse=True)
+        sums = np.zeros(len(ranks), np.int64)
+        np.add.at(sums, place.reshape(-1), self.waited)
+        num_steps = max(1, int(self.steps.sum()))
+        return dict(zip(ranks.tolist(), (sums // num_steps).tolist(), strict=True))
+
 
 def bin_width(num_steps: int, num_ranks: int) -> int:
     """Return how many steps go in one bin: a power of two, 1 wherever memory allows."""

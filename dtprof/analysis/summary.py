@@ -40,6 +40,8 @@ from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array
 
 MAX_WORLD_SIZE = 1 << 20
+MAX_PAIRED = 256
+"""Ranks up to which pairs are told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +173,10 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             duration_ns=_spread(durations),
         ),
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
-        ranks=tuple(_rank_result(fact, reduction, run) for fact, reduction in zip(facts, reductions, strict=True)),
+        ranks=tuple(
+            _rank_result(fact, reduction, run, num_ranks=len(facts))
+            for fact, reduction in zip(facts, reductions, strict=True)
+        ),
         collectives=collectives,
         pipeline=pipeline,
         stragglers=_stragglers(
@@ -321,7 +326,7 @@ def _series(own: RankSteps) -> StepSeries:
     return StepSeries(rank=own.rank, duration_ns=tuple(durations), first_step=int(own.numbers[0]))
 
 
-def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankResult:
+def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int) -> RankResult:
     manifest = run.manifest
     return RankResult(
         rank=fact.rank,
@@ -335,6 +340,7 @@ def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run) -> RankRes
         memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
+        waited_for_ns=reduction.waits.by_culprit() if reduction.waits is not None and num_ranks <= MAX_PAIRED else None,
         events=fact.events,
         ended=describe_end(
             exit_seen=run.exit_of(fact.host, fact.pid),

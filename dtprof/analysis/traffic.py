@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import FAR, Meetings
 from dtprof.analysis.results import CollectiveResult, Summary
+from dtprof.analysis.summary import MAX_PAIRED
 from dtprof.events import POINT_TO_POINT
 from dtprof.tables import RankTables
 
@@ -34,8 +35,6 @@ class Traffic:
     lateness: tuple[Lateness, ...]
 
 
-MAX_PAIRED = 256
-"""Ranks up to which pairs are told apart."""
 TICK_NS = 1_000
 QUANTILES = (10, 50, 90, 99)
 

@@ -35,6 +35,7 @@ FIGURES = (
     "pipeline_changes",
     "exposed_by_axis",
     "bandwidth",
+    "wait_matrix",
     "traffic_matrix",
     "lateness",
     "memory_categories",

@@ -20,6 +20,7 @@ from dtprof.figures.step_phases import draw_step_phases
 from dtprof.figures.step_times import draw_step_times
 from dtprof.figures.timeline import draw_timeline
 from dtprof.figures.traffic_matrix import draw_traffic_matrix
+from dtprof.figures.wait_matrix import draw_wait_matrix
 
 FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
     "step_parts": lambda source: draw_step_parts(source.summary),
@@ -32,6 +33,7 @@ FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
     "pipeline_changes": draw_pipeline_changes,
     "exposed_by_axis": draw_exposed_by_axis,
     "bandwidth": draw_bandwidth,
+    "wait_matrix": draw_wait_matrix,
     "traffic_matrix": draw_traffic_matrix,
     "lateness": draw_lateness,
     "memory_categories": draw_memory_categories,

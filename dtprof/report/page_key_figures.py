@@ -27,6 +27,7 @@ def key_figures(summary: Summary) -> list[KeyFigure]:
     """Return the cards of the overview, in order; what is not known says so."""
     return [
         _step_time(summary),
+        _throughput(summary),
         _exposed_communication(summary),
         _overlap(summary),
         _bubble(summary),
@@ -97,6 +98,26 @@ def _step_time(summary: Summary) -> KeyFigure:
         value=format_duration(spread.median),
         beside=f"p10\u2013p90 {low} \u2013 {high}; steps {used[0]}\u2013{used[1]} of {summary.steps.count}",
     )
+
+
+def _throughput(summary: Summary) -> KeyFigure:
+    """Tokens where they are known, else samples: of the whole job."""
+    found = summary.throughput
+    tokens, samples = (found.tokens_per_s, found.samples_per_s) if found is not None else (None, None)
+    per_step = found and (found.samples_per_step if tokens is None else found.tokens_per_step)
+    if tokens is None and samples is None:
+        return KeyFigure(key="throughput", name="Tokens per second", value=NOT_KNOWN, beside="no batch was recognised")
+    what, rate = ("Samples", samples) if tokens is None else ("Tokens", tokens)
+    beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
+    if tokens is not None and samples is not None:
+        beside.append(f"{_rate(samples)} samples/s")
+    return KeyFigure(
+        key="throughput", name=f"{what} per second", value=_rate(rate or 0), beside="; ".join(filter(None, beside))
+    )
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _exposed_communication(summary: Summary) -> KeyFigure:

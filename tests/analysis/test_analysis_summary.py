@@ -306,6 +306,7 @@ def test_an_injected_delay_shows_as_wait_of_the_others_and_as_blame(late_ms: int
     summary = summarise(MemoryRun(ranks))
     waits = [rank.partition_ns["exposed_wait"] for rank in summary.ranks if rank.partition_ns]
     assert waits == [late_ms * MS, 0]
+    assert [rank.waited_for_ns for rank in summary.ranks] == [{1: late_ms * MS}, {}]
     (straggler,) = summary.stragglers
     assert (straggler.rank, straggler.blame_ns_per_step) == (1, late_ms * MS)
 

@@ -97,6 +97,7 @@ def summary_of(*, num_ranks: int = 4, num_steps: int = 20, run: str = "dtprof-ru
                 memory_categories={},
                 events=1234,
                 ended="finished",
+                waited_for_ns={LATE_RANK: 50 * MS, 0: MS} if rank != LATE_RANK else {},
             )
             for rank in ranks
         ),

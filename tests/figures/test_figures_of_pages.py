@@ -89,6 +89,14 @@ def test_of_many_devices_the_least_the_median_and_the_most_are_drawn() -> None:
     assert "GPUs are busy for 50\xa0% of the time" in drawn.sentence
 
 
+def test_waits_are_drawn_by_pair_and_the_sentence_names_who_comes_last() -> None:
+    drawn = draw("wait_matrix", source_of())
+    assert drawn.figure.data[0].z.tolist() == [[1, 0, 50, 0], [1, 0, 50, 0], [0, 0, 0, 0], [1, 0, 50, 0]]
+    assert drawn.sentence.startswith("Rank 3 waits most for rank 2, 50.0\xa0ms a step; rank 2 comes last in 98\xa0%")
+    many = FIGURES["wait_matrix"](source_of(num_ranks=1024))
+    assert isinstance(many, Nothing)
+
+
 def test_memory_stands_beside_its_formula_and_above_the_phases() -> None:
     source = source_of()
     formula = MemoryFormula(

@@ -115,6 +115,7 @@ def test_figures_are_inside_by_panel() -> None:
         "exposed-by-axis": "plotly",
         "collectives-bandwidth": "plotly",
         "lateness": "plotly",
+        "wait-matrix": "plotly",
         "traffic-matrix": "plotly",
         "memory-categories": "plotly",
         "memory-course": "plotly",
