@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from dtprof import events, fence
+from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
 
 MOST_MODELS = 64
@@ -39,7 +40,13 @@ class Consumption:
     def see(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Count the arguments of a training forward pass of a model."""
         try:
-            tokens, samples = self._count(arguments, options)
+            # The plain case by the shortest way: between the computations of the job all code has left the caches.
+            first: Any = arguments[0] if arguments else next(iter(options.values()), None)
+            if type(first) is self._tensor and len(shape := first.shape) == 2 and first.dtype in self._ids:
+                samples, length = shape
+                tokens = samples * length
+            else:
+                tokens, samples = self._count(arguments, options)
             known = self._fed.get(model)
             if known is not None:
                 self._fed[model] = known[0] + tokens, known[1] + samples
@@ -55,28 +62,31 @@ class Consumption:
             said: the tokens of this rank as the program counts them; None: it does not.
         """
         try:
-            fed = self._fed.values()
-            tokens = max((tokens for tokens, _ in fed), default=0)
-            samples = max((samples for _, samples in fed), default=0)
+            tokens = samples = 0
+            for own_tokens, own_samples in self._fed.values():
+                tokens, samples = max(tokens, own_tokens), max(samples, own_samples)
             self._fed.clear()
             if said is not None:
                 tokens = _number(said, tokens)
             recorder = self._spans.recorder(True)
-            if recorder is None:
-                return
-            known, *before = self._told
-            if known is not recorder:
-                before = [0, 0]  # a forked process has a log of its own
+            now = recorder, tokens, samples
             self._until_repeat -= 1
-            again = self._until_repeat <= 0
-            for name, value, told in zip(events.CONSUMED, (tokens, samples), before, strict=True):
-                if value != told or (again and value):
-                    recorder.sample(self._spans.id_of(recorder, name), value)
-            if again:
-                self._until_repeat = STEPS_BETWEEN
-            self._told = recorder, tokens, samples
+            if recorder is not None and (now != self._told or self._until_repeat <= 0):
+                self._tell(recorder, tokens, samples)
+                self._told = now
         except Exception as error:  # noqa: BLE001  # a fence of its own: the step ends anyway
             fence.report("what the model is fed", error)
+
+    def _tell(self, recorder: Recorder, tokens: int, samples: int) -> None:
+        known, *before = self._told
+        if known is not recorder:
+            before = [0, 0]  # a forked process has a log of its own
+        again = self._until_repeat <= 0
+        for name, value, told in zip(events.CONSUMED, (tokens, samples), before, strict=True):
+            if value != told or (again and value):
+                recorder.sample(self._spans.id_of(recorder, name), value)
+        if again:
+            self._until_repeat = STEPS_BETWEEN
 
     def _count(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
         batch = None
