@@ -145,7 +145,10 @@ class Process:
             groups.on_first_nccl_group(device_times.DeviceTimes(recorder, groups.ids, read).start)
 
     def _describe(self, error: BaseException) -> str | None:
-        return self._phases.exhaustion.describe(error) if self._phases is not None else None
+        if self._phases is None or (line := self._phases.exhaustion.describe(error)) is None:
+            return None
+        self._phases.windows.take_snapshot("out of memory")
+        return line
 
     def _record_exception(self, error: BaseException) -> None:
         if self._exits is not None:

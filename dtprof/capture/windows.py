@@ -64,9 +64,10 @@ class Windows:
     def _reset(self) -> None:
         self._recorder: Recorder | None = None
         self._folder = Path()
+        self._request_file = ""
         self._open: _Open | None = None
         self._plan = (NEVER, NEVER)
-        self._count = 0
+        self._count = self._ended = 0
         self._left_bytes = 0
         self._snapshots: Snapshots | None = None
 
@@ -86,6 +87,7 @@ class Windows:
         """Know what is planned for this rank, and where files go."""
         self._reset()
         self._recorder, self._folder = recorder, folder
+        self._request_file = str(folder / paths.TRACE_REQUEST)
         limit = settings.from_environment(settings.MAX_TRACE_MB)
         self._left_bytes = int(settings.parse_number(limit, setting=settings.MAX_TRACE_MB, minimum=1) * (1 << 20))
         self._snapshots = Snapshots(self._memory, recorder, folder)
@@ -99,6 +101,7 @@ class Windows:
     @fence.fenced("a profiler window", "is not taken")
     def at_step_end(self, ended: int) -> None:
         """Begin, go on with or end a window: `ended` steps have ended."""
+        self._ended = ended
         if self._open is not None:
             self._go_on(self._open, ended)
         elif self._plan[0] == ended + 1:
@@ -106,23 +109,25 @@ class Windows:
         else:
             now_ns = monotonic_ns()
             if self._looks.allows(now_ns) and self._recorder is not None:
-                if os.access(self._folder / paths.TRACE_REQUEST, os.F_OK):
-                    self._answer(ended)
+                is_asked = os.access(self._request_file, os.F_OK)
                 self._looks.charge(now_ns, monotonic_ns())
+                if is_asked:
+                    self._answer(ended)
 
     def _answer(self, ended: int) -> None:
         request: TraceRequest | None = trace_requests.take(self._folder)
         if request is None:
             return
         if request.memory:
-            self.take_snapshot("request", ended, request=request.id)
+            self.take_snapshot("request", request=request.id)
         if request.steps:
             self._begin(ended + 1, ended + request.steps, request=request.id)
 
-    def take_snapshot(self, why: str, step: int, *, request: str = "") -> None:
+    @fence.fenced("a memory snapshot", "is not taken")
+    def take_snapshot(self, why: str, *, request: str = "") -> None:
         """Write what memory is held for into a file, as far as there is room."""
         if self._snapshots is not None:
-            self._left_bytes -= self._snapshots.take(why, step, limit_bytes=self._left_bytes, request=request)
+            self._left_bytes -= self._snapshots.take(why, self._ended, limit_bytes=self._left_bytes, request=request)
 
     def _begin(self, first: int, last: int, *, request: str) -> None:
         self._count += 1

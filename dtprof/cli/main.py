@@ -16,6 +16,7 @@ COMMANDS = (
     "top",
     "diagnose",
     "stacks",
+    "trace",
     "compare",
     "check",
     "gather",

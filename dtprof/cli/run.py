@@ -207,6 +207,11 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
         if verdict.faults and not end.stopped_by_us:
             job.say(verdict.faults[0].summary)
     job.say(f"run kept in {shown}")
+    if first is not None and opened.manifest.settings.get("trace_steps"):
+        from dtprof.cli.trace import closing_note
+
+        for line in closing_note(opened, first, shown):
+            job.say(line)
     if first is not None:
         following = "diagnose" if end.status != 0 else "summary"
         job.say(f"next: dtprof {following} {shown}")

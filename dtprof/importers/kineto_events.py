@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,8 @@ class KinetoTrace:
         return bool(self.kernels.begin or self.collectives)
 
 
-def read_events(path: Path) -> KinetoTrace:
-    """Read one trace.
+def read_events(path: Path, also: Callable[[list[list[Event]]], object] | None = None) -> KinetoTrace:
+    """Read one trace; `also` is given the events of each piece of the file, by class.
 
     Raises:
         NotATraceError: it is none that can be read.
@@ -185,7 +185,10 @@ def read_events(path: Path) -> KinetoTrace:
     numbers: dict[object, int] = {}
     classes: dict[str, dict[str, int]] = {}
     for events in file.events():
-        _take_piece(trace, _sort(events, classes), numbers)
+        by_class = _sort(events, classes)
+        _take_piece(trace, by_class, numbers)
+        if also is not None:
+            also(by_class)
     trace.threads = list(numbers)
     trace.facts, trace.problems, trace.count = file.facts, file.problems, file.count
     return trace

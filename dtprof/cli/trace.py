@@ -1,0 +1,200 @@
+"""`dtprof trace`: the windows of torch.profiler that a run holds, joined to its records; take one now."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof import settings
+from dtprof.errors import NotATraceError, NothingToShowError, UsageError
+
+if TYPE_CHECKING:
+    from dtprof.analysis.windows import JoinedWindow, RankWindows
+    from dtprof.run_format.reader import Run
+    from dtprof.tables import RankTables, Window
+
+DEFAULT_STEPS = 3
+DEFAULT_TOP = 10
+DEFAULT_TIMEOUT_S = 300.0
+RANKS = settings.Setting(option="--ranks", env=settings.TRACE_RANKS.env, default="", metavar="LIST", help="")
+STEPS = settings.Setting(option="--steps", env=settings.TRACE_STEPS.env, default="3", metavar="N", help="")
+EPILOG = """\
+examples:
+  dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py
+  dtprof trace dtprof-runs/20261121-101500-train
+  dtprof trace dtprof-runs/20261121-101500-train --now --steps 2 --ranks 0
+  dtprof trace dtprof-runs/20261121-101500-train --now --memory
+
+With --now each rank begins at the end of the step at hand; the trace opens in https://ui.perfetto.dev, the memory of a
+GPU in https://pytorch.org/memory_viz.
+exit status: 0; 1 some rank did not take it; 2 there is none, or no rank can be asked
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "trace",
+        help="profiler windows of a run, joined to its records; take one of a running job",
+        description="List the windows of torch.profiler that ranks took, which recorded operations are in them, and "
+        "what took the time; with --now, let the ranks of a running job on this host take one.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--ranks", default="", metavar="LIST", help="ranks such as 0,5 or 0-3,8 (default: all)")
+    parser.add_argument(
+        "--top", type=_count, default=DEFAULT_TOP, metavar="N", help="operators and kernels to list (default: 10)"
+    )
+    parser.add_argument("--now", action="store_true", help="take a window of the next steps of the running job")
+    parser.add_argument("--steps", type=_count, metavar="N", help="with --now: steps it takes (default: 3)")
+    parser.add_argument(
+        "--memory", action="store_true", help="with --now: a snapshot of memory; a window only with --steps"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help="with --now: seconds to wait for the ranks (default: 300)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= settings.MOST_TRACED_STEPS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {settings.MOST_TRACED_STEPS}")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the windows, after taking one where that is asked for."""
+    from dtprof.run_format.reader import open_run
+
+    if not arguments.now and (arguments.steps or arguments.memory):
+        given = "--steps" if arguments.steps else "--memory"
+        raise UsageError(f"{given} says what to take of a running job; expected --now as well")
+    if not arguments.timeout > 0:
+        raise UsageError(f"--timeout is {arguments.timeout:g}; expected a number of seconds above 0")
+    opened = open_run(arguments.run_directory)
+    chosen = _choose(opened, arguments.ranks)
+    status = 0
+    if arguments.now:
+        from dtprof.cli.trace_now import take_now
+
+        steps = arguments.steps or (0 if arguments.memory else DEFAULT_STEPS)
+        taken = take_now(opened, chosen, steps=steps, memory=arguments.memory, timeout_s=arguments.timeout)
+        for told in taken.told:
+            print(f"dtprof trace: {told}", file=sys.stderr)
+        status, request = int(not taken.complete), taken.request
+    else:
+        request = None
+    _print(opened, chosen, arguments, request)
+    return status
+
+
+def _choose(opened: "Run", text: str) -> list[int]:
+    """Return the ranks of a list that are in the run.
+
+    Raises:
+        UsageError: one is not.
+    """
+    ranges = settings.parse_traced_ranks(text, setting=RANKS)
+    if not ranges:
+        return opened.ranks
+    known = set(opened.ranks)
+    for first, last in ranges:
+        missing = next((rank for rank in (first, last) if rank not in known), None)
+        if missing is not None:
+            raise UsageError(f"--ranks is {text!r}, and rank {missing} left no log; expected ranks of {_ranks(opened)}")
+    return [rank for rank in opened.ranks if any(first <= rank <= last for first, last in ranges)]
+
+
+def _ranks(opened: "Run") -> str:
+    ranks = opened.ranks
+    return f"{ranks[0]} to {ranks[-1]}" if ranks else "a run in which ranks have started"
+
+
+def _print(opened: "Run", chosen: list[int], arguments: argparse.Namespace, request: str | None) -> None:
+    from dtprof.report.trace_json import trace_json
+    from dtprof.report.trace_text import trace_text
+
+    found = [read_windows(opened, rank, request=request) for rank in chosen]
+    told = missing_windows(opened, found) if request is None else []
+    if not any(rank.windows or rank.snapshots for rank in found):
+        why = f" ({'; '.join(told)})" if told else ""
+        raise NothingToShowError(
+            f"{opened.name} holds no profiler window{why}; `dtprof run --trace-steps A:B` takes one, and `dtprof trace "
+            "RUN --now` while the job runs"
+        )
+    if arguments.json:
+        print(json.dumps(trace_json(found, top=arguments.top, cannot_tell=told), indent=1))
+    else:
+        print(trace_text(found, top=arguments.top, cannot_tell=told))
+
+
+def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "RankWindows":
+    """Return the windows and snapshots of a rank, or those of one request only."""
+    from dtprof.analysis.records import sound_spans
+    from dtprof.analysis.steps import find_steps
+    from dtprof.analysis.windows import RankWindows
+
+    tables = opened.load(rank)
+    folder = dict(opened.folders[rank])[tables.attempt]
+    return RankWindows(
+        rank=rank,
+        folder=str(folder),
+        windows=tuple(
+            _join(folder / window.file, window, tables)
+            for window in tables.windows
+            if request is None or window.request == request
+        ),
+        snapshots=tuple(one for one in tables.snapshots if request is None or one.request == request),
+        steps=find_steps(tables, sound_spans(tables)).count,
+    )
+
+
+def _join(file: Path, window: "Window", tables: "RankTables") -> "JoinedWindow":
+    from dtprof.analysis.windows import join_window, without_trace
+    from dtprof.importers.window_trace import read_window
+
+    if window.state != "written":
+        return without_trace(window, tables.rank)
+    try:
+        return join_window(read_window(file, window), tables)
+    except NotATraceError as error:
+        return without_trace(window, tables.rank, str(error))
+
+
+def closing_note(opened: "Run", first: "RankTables", shown: str) -> list[str]:
+    """Return what `dtprof run` says at its end of the windows planned; `first` are the records of one rank."""
+    from dtprof.analysis.records import sound_spans
+    from dtprof.analysis.steps import find_steps
+    from dtprof.analysis.windows import RankWindows, without_trace
+    from dtprof.run_format.strings import read_strings
+
+    steps = find_steps(first, sound_spans(first)).count
+    found = []
+    for rank in opened.ranks:
+        folder = opened.folders[rank][-1][1]
+        windows = tuple(without_trace(window, rank) for window in read_strings(folder, []).windows.values())
+        found.append(RankWindows(rank=rank, folder=str(folder), windows=windows, snapshots=(), steps=steps))
+    written = sum(any(one.window.state == "written" for one in rank.windows) for rank in found)
+    told = missing_windows(opened, found)
+    return [*told, f"windows of {written} rank{'s' if written != 1 else ''}: dtprof trace {shown}"] if written else told
+
+
+def missing_windows(opened: "Run", found: "list[RankWindows]") -> list[str]:
+    """Return what of the windows planned was not taken, a sentence each."""
+    from dtprof.analysis.windows import explain_missing
+
+    planned = opened.manifest.settings
+    try:
+        steps = settings.parse_traced_steps(planned["trace_steps"]) if planned.get("trace_steps") else None
+        chosen = settings.parse_traced_ranks(planned.get("trace_ranks", ""))
+    except UsageError:
+        return []  # nothing that `dtprof run` wrote
+    size = max((rank + 1 for rank in opened.ranks), default=0)
+    return explain_missing(found, planned=steps, chosen=chosen, world_size=size)
