@@ -12,12 +12,18 @@ from dtprof.analysis.intervals import Column, Intervals, Mask, pair
 from dtprof.analysis.meetings import Family, Matched, Meetings, duration_of
 from dtprof.analysis.records import UNNAMED, is_any
 from dtprof.analysis.results import CollectiveResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, join, select
 
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
+FROM_ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
+"""No member has the result before the last one came."""
+JUMP_NS = 1_000_000
+"""So much before the last one came, and clocks or records are wrong; times are rounded to much less."""
 EXACT, ESTIMATED, NOT_KNOWN = 0, 1, 2
 """How the arrival of the last rank is known: from its record; from durations; not at all."""
+MAX_LISTED = 1 << 16
+"""Rows of the table of collectives, and groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,7 @@ class Timing:
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: int  # operations that meet a different operation at the same position
     in_doubt: Mask  # operations whose wait is smaller than the error of the clocks
+    impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
 
 class RowKey(NamedTuple):
@@ -87,6 +94,7 @@ def time_operations(
     source = np.full(len(operations), NOT_KNOWN, np.int64)
     culprit = np.full(len(operations), -1, np.int64)
     in_doubt = np.zeros(len(operations), np.bool_)
+    impossible = np.zeros(len(operations), np.int64)
     mixed = 0
     if matched.rows:
         rows = matched.every_row
@@ -102,8 +110,12 @@ def time_operations(
         arrived, for_root = _exact_arrival(meetings, is_p2p, met, started, done[rows])
         last = np.where(for_root, met["root_rank"], met["last_rank"])
         doubtful = exact & (arrived - started < errors.between(rank, last)) & (took != UNKNOWN_NS)
-        exact, estimated = exact & ~doubtful, estimated | doubtful
         in_doubt[rows] = doubtful
+        ahead = _find_impossible(meetings, exact & ~doubtful & ~is_p2p, met, done[rows])
+        ahead[ahead <= errors.between(rank, met["last_rank"])] = 0
+        impossible[rows] = ahead
+        doubtful |= (ahead > 0) & (took != UNKNOWN_NS)
+        exact, estimated = exact & ~doubtful, estimated | doubtful
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], took)
@@ -118,7 +130,17 @@ def time_operations(
         blocked=blocked,
         mixed=mixed,
         in_doubt=in_doubt,
+        impossible=impossible,
     )
+
+
+def _find_impossible(meetings: Meetings, chosen: Mask, met: Array, done: Column) -> Column:
+    """Return by how much operations were done before the last member had begun them, by one clock; else 0."""
+    ahead = np.where(chosen & (done != UNKNOWN_NS), met["last_start"] - done, 0)
+    ahead[ahead < JUMP_NS] = 0
+    if ahead.any():
+        ahead[~_is_any(met["op"], FROM_ALL, meetings)] = 0
+    return ahead
 
 
 def _exact_arrival(meetings: Meetings, is_p2p: Mask, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
@@ -153,6 +175,7 @@ def _split(
     blocked: Blocked,
     mixed: int,
     in_doubt: Mask,
+    impossible: Column,
 ) -> Timing:
     known = source != NOT_KNOWN
     wait = np.where(known & (duration != UNKNOWN_NS), np.clip(arrival - start, 0, np.maximum(duration, 0)), UNKNOWN_NS)
@@ -177,6 +200,7 @@ def _split(
         exposed_in_flight=in_flight,
         mixed=mixed,
         in_doubt=in_doubt,
+        impossible=impossible,
     )
 
 
@@ -293,8 +317,13 @@ def add_sums(a: Array, b: Array) -> Array:
 
 
 def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
-    """Turn sums into the table of collectives, what costs the program most first."""
-    results = [_result(key, row) for key, rows in sums.items() for row in rows if row["records"]]
+    """Turn sums into the table of collectives, what costs the program most first; of very many rows the costliest."""
+    keys, rows = list(sums), join([*sums.values(), np.zeros(0, ROW_SUMS)])  # a row a key
+    present = np.flatnonzero(rows["records"])
+    if len(present) > MAX_LISTED:
+        cost = rows["exposed"][present] + rows["duration"][present] * 1e-9
+        present = np.sort(present[np.argsort(-cost, kind="stable")[:MAX_LISTED]])
+    results = [_result(keys[i], row) for i, row in zip(present.tolist(), rows[present].tolist(), strict=True)]
     return tuple(
         sorted(
             results,
@@ -308,8 +337,8 @@ def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
     )
 
 
-def _result(key: RowKey, sums: np.void) -> CollectiveResult:
-    row = dict(zip(ROW_SUMS.names or (), sums.item(), strict=True))
+def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
+    row = dict(zip(ROW_SUMS.names or (), sums, strict=True))
     transfer = int(row["transfer"])
     busbw = None
     if row["split"] and transfer > 0:

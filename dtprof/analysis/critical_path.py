@@ -17,7 +17,7 @@ import numpy as np
 
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.collectives import EXACT, Timing
-from dtprof.analysis.intervals import Column, Intervals, paint, union
+from dtprof.analysis.intervals import Column, Intervals, accumulate_maximum, paint, union
 from dtprof.analysis.meetings import Matched
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.records import stride_of
@@ -106,16 +106,19 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
     """
     start, last = timing.arrival.copy(), np.where(timing.source == EXACT, timing.culprit, -1)
-    collectives = [rows for family, rows in matched.rows.items() if not family.is_p2p and family.members > 1]
-    for every in collectives:  # messages do not queue
-        rows = every[(last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)]
-        if len(rows) < 2:
-            continue
-        rows = rows[np.argsort(operations["issued_ns"][rows], kind="stable")]
-        done = np.maximum.accumulate(operations["done_ns"][rows])
-        queued = np.concatenate(([False], timing.arrival[rows][1:] < done[:-1]))
-        first = np.maximum.accumulate(np.where(queued, 0, np.arange(len(rows))))
-        start[rows], last[rows] = timing.arrival[rows][first], last[rows][first]
+    queues = matched.of_each(not family.is_p2p and family.members > 1 for family in matched.rows) > 0
+    every = matched.every_row
+    chosen = queues & (last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)  # messages do not queue
+    rows, group = every[chosen], matched.of_each(range(len(matched.rows)))[chosen]
+    if len(rows) < 2:
+        return start, last
+    order = np.lexsort((operations["issued_ns"][rows], group))
+    rows, group = rows[order], group[order]
+    begins = np.concatenate(([True], group[1:] != group[:-1]))
+    done = accumulate_maximum(operations["done_ns"][rows], begins)
+    queued = ~begins & (timing.arrival[rows] < np.concatenate((done[:1], done[:-1])))
+    first = np.maximum.accumulate(np.where(queued, 0, np.arange(len(rows))))
+    start[rows], last[rows] = timing.arrival[rows][first], last[rows][first]
     return start, last
 
 

@@ -8,7 +8,7 @@ from dtprof.analysis.ranks import RankFacts, RankReduction
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import CollectiveResult
 from dtprof.analysis.steps import UsedSteps
-from dtprof.formatting import format_ns
+from dtprof.formatting import format_count, format_ns
 
 MAX_PROBLEMS = 20
 NO_BUSBW = ("gather", "scatter")
@@ -31,6 +31,7 @@ def list_doubts(
     clocks: Clocks,
     boots: Mapping[int, str],
     lacks: Sequence[str] = (),
+    unlisted: int = 0,  # rows of the table of collectives
 ) -> tuple[str, ...]:
     """Return every reason why a figure is missing or may be wrong, gravest first.
 
@@ -42,6 +43,11 @@ def list_doubts(
         *used.doubts,
         *_of_clocks(one_clock, clocks, boots, sum(reduction.in_doubt for reduction in reductions)),
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
+        *(
+            [f"collectives: {format_count(unlisted)} more rows cost less and are not listed, nor all groups"]
+            if unlisted
+            else ()
+        ),
         *_of_memory(facts),
         *pipeline,
         *throughput,
@@ -136,7 +142,15 @@ def _of_operations(
             f"collectives: {mixed:,} operations met a different operation at the same position of their group; "
             "waits of these are not known. Run dtprof diagnose"
         )
-    estimated = sum(reduction.estimated - reduction.in_doubt for reduction in reductions)
+    if impossible := [reduction for reduction in reductions if reduction.impossible]:
+        most = max(reduction.most_impossible_ns for reduction in impossible)
+        ranks = list_ranks([reduction.rank for reduction in impossible])
+        doubts.append(
+            f"clock_error_ns: {sum(one.impossible for one in impossible):,} operations of {ranks} were done before "
+            f"another rank began them, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
+            "The shortest duration seen stands for their transfer"
+        )
+    estimated = sum(one.estimated - one.in_doubt - one.impossible for one in reductions)
     if estimated:
         doubts.append(
             f"wait_ns: for {estimated:,} operations not every member's arrival is known on one clock; the shortest "

@@ -12,6 +12,8 @@ from dtprof.tables import Array, RankTables
 
 def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
     """Return the sums of the dropped operations of one rank, without times."""
+    if not len(tables.dropped):
+        return {}
     families = find_families(tables.groups)
     sums: dict[RowKey, Array] = {}
     for row in tables.dropped[np.isin(tables.dropped["kind"], (codes.COLLECTIVE, codes.POINT_TO_POINT))]:

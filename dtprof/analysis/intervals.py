@@ -108,6 +108,16 @@ def share_out(layers: Sequence[Intervals], window: Intervals) -> Column:
     return sums.astype(np.int64).reshape(len(window), num_owners)
 
 
+def accumulate_maximum(values: Column, begins: Mask) -> Column:
+    """Return the largest value so far, anew from each place where a row of values begins, the first one included."""
+    order = values.argsort(kind="stable")
+    place = np.empty(len(values), np.int64)
+    place[order] = np.arange(len(values))
+    before = (np.cumsum(begins) - 1) * len(values)
+    largest: Column = values[order[np.maximum.accumulate(place + before) - before]]
+    return largest
+
+
 def _sweep(layers: Sequence[Intervals]) -> tuple[Column, Column]:
     """Return every begin and end once, in order, and what covers the time from there on: bit i for layer i."""
     present = [(1 << i, layer) for i, layer in enumerate(layers) if len(layer)]

@@ -105,6 +105,8 @@ class RankReduction:
     mixed: int  # operations that met a different one
     path: RankPath | None = None  # for the critical path
     in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
+    impossible: int = 0  # operations that ended before the last rank had begun them
+    most_impossible_ns: int = 0  # by so much at most
     memory_growth: MemoryGrowth | None = None
 
 
@@ -252,6 +254,8 @@ def reduce_rank(
         not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
         mixed=timing.mixed,
         in_doubt=int((chosen & timing.in_doubt).sum()),
+        impossible=int((chosen & (timing.impossible > 0)).sum()),
+        most_impossible_ns=int(timing.impossible.max(initial=0)),
         memory_growth=find_growth(tables, used),
     )
 

@@ -1,14 +1,14 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dtprof.analysis.alignment import Clocks, list_clocks, state_errors, worst_error_ns
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.collectives import RowKey, add_sums, list_collectives
+from dtprof.analysis.collectives import MAX_LISTED, RowKey, add_sums, list_collectives
 from dtprof.analysis.critical_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
@@ -37,7 +37,7 @@ from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
 from dtprof.analysis.throughput import measure_throughput
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
-from dtprof.tables import Array
+from dtprof.tables import Array, Group
 
 MAX_WORLD_SIZE = 1 << 20
 MAX_PAIRED = 256
@@ -147,7 +147,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
-    groups = _list_groups(facts)
+    groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
     pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
@@ -205,6 +205,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             clocks=clocks,
             boots=surveys.boots,
             lacks=run.manifest.cannot_tell,
+            unlisted=max(0, len(sums) - MAX_LISTED),
         ),
         critical_path=_critical_path(reductions),
         small_messages=find_small_messages(
@@ -293,20 +294,19 @@ def _overhead(facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -
     )
 
 
-def _list_groups(facts: Sequence[RankFacts]) -> tuple[GroupResult, ...]:
-    found: dict[tuple[str, tuple[int, ...]], GroupResult] = {}
+def _list_groups(facts: Sequence[RankFacts], first: Container[str] = ()) -> tuple[GroupResult, ...]:
+    """Return the groups; of very many those named first, then others, MAX_LISTED in all."""
+    found: dict[tuple[str, tuple[int, ...]], Group] = {}
     for fact in facts:
         for group in fact.groups.values():
-            found.setdefault(
-                (group.name, group.ranks),
-                GroupResult(
-                    name=group.name,
-                    description=group.description,
-                    ranks=group.ranks,
-                    axis=group.axis,
-                ),
-            )
-    return tuple(found.values())
+            found.setdefault((group.name, group.ranks), group)
+    groups = list(found.values())
+    if len(groups) > MAX_LISTED:
+        groups = sorted(groups, key=lambda group: group.name not in first)[:MAX_LISTED]
+    return tuple(
+        GroupResult(name=group.name, description=group.description, ranks=group.ranks, axis=group.axis)
+        for group in groups
+    )
 
 
 def _durations(steps: Iterable[RankSteps], used: UsedSteps) -> Column:

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from dtprof.analysis import collectives
 from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.events import BACKWARD, OPTIMIZER
 from dtprof.run_format import schema
 from tests.builders import MemoryRun, RankBuilder
+
+MS = 1_000_000
 
 
 def only_row(summary: Summary) -> CollectiveResult:
@@ -183,3 +186,38 @@ def test_durations_measured_on_the_device_tell_who_waited() -> None:
         rank.op("all_reduce", issued, seen, nbytes=1000, device=took)
     row = only_row(summarise(MemoryRun(ranks)))
     assert (row.duration_ns, row.wait_ns, row.transfer_ns) == (40, 10, 30)
+
+
+def steps_with_a_jump(jump_ns: int) -> list[RankBuilder]:
+    """Return two ranks of four steps of 100 ms that end in an all_reduce; before the third, a clock jumps."""
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        for step in range(4):
+            t = step * 100 * MS + (jump_ns if rank.rank and step >= 2 else 0)
+            rank.span("backward", t, t + 60 * MS)
+            rank.op("all_reduce", t + 60 * MS + rank.rank * MS, t + 70 * MS, nbytes=1000)
+            rank.span("optimizer", t + 80 * MS, t + 90 * MS)
+    return ranks
+
+
+@pytest.mark.parametrize(("jump_ns", "ranks"), [(5_000 * MS, "rank 0"), (-150 * MS, "rank 1"), (0, "")])
+def test_a_clock_that_jumps_is_told_and_its_waits_are_estimated(jump_ns: int, ranks: str) -> None:
+    summary = summarise(MemoryRun(steps_with_a_jump(jump_ns)))
+    told = [doubt for doubt in summary.cannot_tell if "were done before another rank began them" in doubt]
+    assert [f"operations of {ranks} were done" in doubt for doubt in told] == [True] * bool(jump_ns)
+    (row,) = summary.collectives
+    # Rank 0 waits 1 ms for rank 1 in each: no wait of the length of a jump.
+    assert row.wait_ns is not None
+    assert row.wait_ns <= 1 * MS
+
+
+def test_of_very_many_rows_the_costliest_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "MAX_LISTED", 3)
+    monkeypatch.setattr("dtprof.analysis.summary.MAX_LISTED", 3)
+    rank = RankBuilder(0, world_size=1)
+    for i in range(8):
+        rank.op("all_reduce", 1000 * i, 1000 * i + 10 * (i + 1), group=rank.group(f"g{i}", [0]))
+    summary = summarise(MemoryRun([rank]))
+    assert [row.group for row in summary.collectives] == ["g7", "g6", "g5"]
+    assert {group.name for group in summary.groups} == {"g7", "g6", "g5"}
+    assert any("5 more rows" in doubt for doubt in summary.cannot_tell)

@@ -65,3 +65,11 @@ def test_touching_windows_are_shared_out_apart() -> None:
     # Two steps, 0..10 and 10..30; one layer covers 5..20: 5 of the first step, 10 of the second.
     shares = intervals.share_out([np.array([[5, 20]])], np.array([[0, 10], [10, 30]]))
     assert shares.tolist() == [[5, 5], [10, 10]]
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1))
+def test_the_largest_so_far_begins_anew_in_each_row(drawn: list[tuple[int, bool]]) -> None:
+    values, begins = (np.array(column) for column in zip(*drawn, strict=True))
+    begins[0] = True
+    expected = [np.maximum.accumulate(row) for row in np.split(values, np.flatnonzero(begins)[1:])]
+    assert np.array_equal(intervals.accumulate_maximum(values, begins), np.concatenate(expected))
