@@ -38,7 +38,7 @@ class Endings:
         own = self.stacks.get(paths.node_folder_name(host))
         return own if own is not None else self.all_stacks()
 
-    def all_stacks(self) -> Mapping[str, Any]:
+    def all_stacks(self) -> dict[str, Any]:
         """Return the stacks of all nodes in one document; of pids that several nodes use, none."""
         seen: dict[str, Any] = {}
         several: set[str] = set()
