@@ -33,10 +33,10 @@ SINGLE = ParityLayout(num_ranks=1, arguments="")
 
 LAYOUTS = [
     # Data parallelism
-    _exact(1, "--accumulate 4"),
+    _exact(1, "--accumulate 4", covering=True),
     _exact(2, "--dp 2"),
     _exact(2, "--dp 2 --bucket-mb 0.01 --static-graph"),
-    _exact(2, "--dp 2 --bucket-mb 0.01 --accumulate 2"),
+    _exact(2, "--dp 2 --bucket-mb 0.01 --accumulate 2", covering=True),
     _exact(4, "--dp 4 --find-unused-parameters"),
     _exact(8, "--dp 8"),
     _exact(4, "--dp-mode zero1", covering=True),

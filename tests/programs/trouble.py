@@ -1,6 +1,6 @@
 """Give a recorder trouble in one process, one kind after the other; print what a program without it would print, too.
 
-trouble.py SCENARIO ...
+trouble.py SCENARIO ...    many_groups:100 for a hundred
 """
 
 import multiprocessing.shared_memory
@@ -19,14 +19,13 @@ from torch._subclasses import FakeTensorMode
 
 import dtprof
 
-GROUPS = 1_000
 SITES = 10_000
 SIGNALS = 150
 
 
-def many_groups():
+def many_groups(count):
     """Use as many groups, each once."""
-    groups = [dist.new_group() for _ in range(GROUPS)]
+    groups = [dist.new_group() for _ in range(int(count))]
     took = []
     for group in groups:
         begun = time.perf_counter()
@@ -185,8 +184,8 @@ def broken_stderr():
 
 def main(names):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    for name in names:
-        globals()[name]()
+    for name, *arguments in (word.split(":") for word in names):
+        globals()[name](*arguments)
         print(f"{name} done", flush=True)
     if not {"broken_stderr", "surroundings"} & set(names):
         dist.destroy_process_group()
