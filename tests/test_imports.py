@@ -31,7 +31,7 @@ ALLOWED = {
     "serving": {"base", "run_format", "analysis", "diagnosis", "figures", "report", "live", "starlette"},
     "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
     "report": {"base", "analysis", "diagnosis", "figures", "lint"},
-    "export": {"base", "analysis", "diagnosis", "numpy"},
+    "export": {"base", "analysis", "diagnosis", "numpy", "PIL"},
     "api": {ANY},
     "cli": {ANY},
     "reference_trainer": {"base", "numpy", "tokenizers", "torch"},

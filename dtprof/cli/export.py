@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from dtprof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from dtprof.analysis.detail import RunDetail
     from dtprof.api.table import Table
-    from dtprof.run_format.reader import Run
 
 FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
@@ -27,7 +25,7 @@ formats:
                archive of one such file a host, with a perfetto_manifest of the offsets of their clocks
   chrome       one .json.gz file for chrome://tracing and whatever reads trace events
   kineto       a folder of .pt.trace.json.gz, a rank a file, for HolisticTraceAnalysis and torch-tb-profiler
-  tensorboard  a log directory: scalars, histograms, text, layout, and the traces of kineto
+  tensorboard  a log directory: scalars, histograms, pictures, text, layout, and the traces of kineto
   parquet      a folder of tables with a declared schema; csv: the same as text
   prometheus   the figures of the summary as one file of metrics, for a Pushgateway or a textfile collector
 
@@ -119,11 +117,14 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
         return write_prometheus(summarise(opened), path)
     from dtprof.analysis.detail import read_detail
 
-    detail = read_detail(opened)
     if kind == "tensorboard":
+        from dtprof.cli.tensorboard import account_for, require_tensorboard
         from dtprof.export.tensorboard import write_tensorboard
 
-        return write_tensorboard(detail, path, steps=steps, texts=write_texts(opened, detail))
+        require_tensorboard()
+        detail = read_detail(opened)
+        return write_tensorboard(detail, path, steps=steps, account=account_for(opened, detail))
+    detail = read_detail(opened)
     if kind == "perfetto" and suffix == ARCHIVE:
         from dtprof.export.perfetto_archive import write_perfetto_archive
 
@@ -139,18 +140,6 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
     from dtprof.export.kineto import write_kineto
 
     return write_kineto(detail, path, steps=steps)
-
-
-def write_texts(run: "Run", detail: "RunDetail") -> dict[str, str]:
-    """Return the summary and the verdict on a run as Markdown."""
-    from dtprof.analysis.summary import summarise
-    from dtprof.cli.inspection import diagnose_run
-    from dtprof.report.summary_text import summary_text
-    from dtprof.report.verdict_text import verdict_text
-
-    summary = summarise(run, surveys=detail.surveys)
-    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_run(run.path, summary=summary))}
-    return {tag: "    " + text.replace("\n", "\n    ") for tag, text in texts.items()}
 
 
 def _tables(run_directory: Path) -> "dict[str, Iterator[Table]]":

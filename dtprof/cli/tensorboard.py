@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
 
 if TYPE_CHECKING:
-    from dtprof.export.tensorboard import ScalarLogs
+    from dtprof.analysis.detail import RunDetail
+    from dtprof.export.tensorboard import Account, ScalarLogs
+    from dtprof.run_format.reader import Run
 
 EPILOG = """\
 example:
   dtprof tensorboard dtprof-runs/20261121-101500-train --port 6007
 
-While the job runs, the steps that it ends are added. Ctrl-C ends TensorBoard; `dtprof export --format tensorboard`
-keeps the log directory.
+While the job runs, the steps that it ends are added; texts and pictures anew once it has ended. Ctrl-C ends
+TensorBoard; `dtprof export --format tensorboard` keeps the log directory.
 
 exit status: 0; 2 the run cannot be read, the port is taken, tensorboard is not installed; else that of TensorBoard
 """
 PORT = 6006
+PICTURES = ("step_parts", "step_phases", "step_times", "timeline", "bubble_parts", "blame", "memory_categories")
+"""Figures of the report that need no more than the summary."""
 AGAIN_AFTER_S = 10.0
 SHARE_OF_A_CORE = 0.1
 """Reading a long run again and again may not take more than this."""
@@ -52,19 +56,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
     from dtprof.analysis.detail import read_detail
-    from dtprof.cli.export import write_texts
     from dtprof.export.tensorboard import begin_tensorboard
     from dtprof.run_format.reader import open_run
 
-    if importlib.util.find_spec("tensorboard") is None:
-        raise MissingDependencyError(
-            "tensorboard is not installed, and is needed for this; pip install 'dtprof[tensorboard]'"
-        )
+    require_tensorboard()
     refuse_taken_port(arguments.port)
     opened = open_run(arguments.run_directory)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
         detail = read_detail(opened)
-        logs, said = begin_tensorboard(detail, Path(scratch), texts=write_texts(opened, detail))
+        logs, said = begin_tensorboard(detail, Path(scratch), account=account_for(opened, detail))
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
         print(f"http://localhost:{arguments.port}/", flush=True)
@@ -72,6 +72,40 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
         with _following(arguments.run_directory, logs, live=not opened.manifest.ended_realtime_ns):
             return _serve(scratch, arguments.port)
+
+
+def require_tensorboard() -> None:
+    """Say so where tensorboard is not installed, before anything is worked out for it.
+
+    Raises:
+        MissingDependencyError: it is not.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError(
+            "tensorboard is not installed, and is needed for this; pip install 'dtprof[tensorboard]'"
+        )
+
+
+def account_for(run: "Run", detail: "RunDetail") -> "Account":
+    """Return the summary and the verdict on a run as Markdown, and the figures of its report as pictures."""
+    from dtprof.analysis.summary import summarise
+    from dtprof.cli.inspection import diagnose_run
+    from dtprof.export.pictures import draw_picture
+    from dtprof.export.tensorboard import Account
+    from dtprof.figures.drawing import Drawing
+    from dtprof.figures.registry import FIGURES
+    from dtprof.figures.source import Source
+    from dtprof.report.summary_text import summary_text
+    from dtprof.report.verdict_text import verdict_text
+
+    summary = summarise(run, surveys=detail.surveys)
+    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_run(run.path, summary=summary))}
+    source = Source(summary=summary)
+    drawn = {name: FIGURES[name](source) for name in PICTURES}
+    return Account(
+        texts={tag: "    " + text.replace("\n", "\n    ") for tag, text in texts.items()},
+        pictures={name: draw_picture(one.figure) for name, one in drawn.items() if isinstance(one, Drawing)},
+    )
 
 
 def _serve(folder: str, port: int) -> int:
@@ -123,6 +157,7 @@ def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterat
 
 def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
     """Add the steps that a job ends, until the job or we end."""
+    from dtprof.analysis.detail import read_detail
     from dtprof.export.tensorboard import append_steps
     from dtprof.run_format.reader import open_run
 
@@ -131,9 +166,14 @@ def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> N
         began_s = time.thread_time()
         try:
             opened = open_run(run_directory)
-            append_steps(opened, logs)
+            detail = read_detail(opened)
+            append_steps(detail, logs)
+            if opened.manifest.ended_realtime_ns:
+                logs.tell(account_for(opened, detail))
+                return
         except NotARunError:
             continue  # it is being moved, or its file system is away for a moment
-        if opened.manifest.ended_realtime_ns:
+        except OSError as error:
+            print(f"dtprof tensorboard: no more steps are added ({error.strerror})", file=sys.stderr)
             return
         pause_s = max(AGAIN_AFTER_S, (time.thread_time() - began_s) / SHARE_OF_A_CORE)

@@ -1,7 +1,8 @@
 """A log directory for TensorBoard: scalars of each rank and of all, spreads, texts, the layout, and traces.
 
 Times are in ms and sizes in bytes; each point lies at the number of its step. `all ranks` holds medians over ranks,
-what the slowest and the fastest took, the spread of steps over ranks, the texts, and the layout as hyperparameters.
+what the slowest and the fastest took, the spread of steps over ranks, what the job consumes a second, texts, pictures,
+and the layout as hyperparameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.detail import RankDetail, RunDetail, read_detail, read_ranks
+from dtprof.analysis.detail import RankDetail, RunDetail, read_ranks
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.results import PARTS
-from dtprof.analysis.surveys import Run
+from dtprof.analysis.throughput import measure_throughput
 from dtprof.export.kineto import collect_trace, write_traces
-from dtprof.export.tensorboard_events import EventLog
+from dtprof.export.tensorboard_events import EventLog, Picture
 from dtprof.export.windows import choose_window
 from dtprof.formatting import format_count
 
@@ -45,6 +46,17 @@ class RankSeries:
     columns: dict[str, Floats]  # by tag, in the unit that the tag ends with
 
 
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What is said and drawn of the whole run, by tag; shown with `all ranks`."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)  # Markdown
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+
+
+NOTHING_SAID = Account()
+
+
 @dataclass(kw_only=True)
 class ScalarLogs:
     """The event files of a run; what a running job has come to since is appended."""
@@ -62,7 +74,7 @@ class ScalarLogs:
         for one in series:
             if one.rank in shown:
                 self._append_rank(one, last, stride)
-        self._append_all(series, last, stride)
+        self._append_all(series, last, stride, consumption(run))
         self.written = max(self.written, last)
         for log in self.logs.values():
             log.flush()
@@ -70,6 +82,15 @@ class ScalarLogs:
         if len(shown) < len(run.ranks):
             said.append(f"scalars are of {len(shown)} of {len(run.ranks)} ranks, and of all together")
         return said
+
+    def tell(self, account: Account) -> None:
+        """Add texts and pictures at the step that was written last."""
+        log = self.log(ALL_RANKS)
+        for tag, text in account.texts.items():
+            log.text(self.written, tag, text)
+        for tag, picture in account.pictures.items():
+            log.picture(self.written, tag, picture)
+        log.flush()
 
     def log(self, name: str) -> EventLog:
         """Return the log of this name."""
@@ -87,7 +108,9 @@ class ScalarLogs:
         columns = {tag: values[chosen] for tag, values in one.columns.items()}
         self.log(f"rank {one.rank:05}").scalars(one.numbers[chosen], one.ended_s[chosen], columns)
 
-    def _append_all(self, series: Sequence[RankSeries], last: int, stride: int) -> None:
+    def _append_all(
+        self, series: Sequence[RankSeries], last: int, stride: int, consumed: Mapping[str, Mapping[int, float]]
+    ) -> None:
         longest = max(series, key=lambda one: len(one.numbers), default=None)
         if longest is None or not len(longest.numbers):
             return
@@ -101,7 +124,8 @@ class ScalarLogs:
         known = ~np.isnan(durations).all(axis=0)
         extremes = {"step_slowest_ms": np.fmax.reduce(durations), "step_fastest_ms": np.fmin.reduce(durations)}
         log = self.log(ALL_RANKS)
-        log.scalars(numbers, walls_s, {tag: _median(table) for tag, table in tables.items()} | extremes)
+        of_job = {tag: np.array([own.get(step, np.nan) for step in numbers.tolist()]) for tag, own in consumed.items()}
+        log.scalars(numbers, walls_s, {tag: _median(table) for tag, table in tables.items()} | extremes | of_job)
         every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
         for i in np.flatnonzero(known)[::every].tolist():
             spread = durations[:, i]
@@ -109,22 +133,18 @@ class ScalarLogs:
 
 
 def write_tensorboard(
-    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, account: Account = NOTHING_SAID
 ) -> list[str]:
     """Write the log directory; return what the reader should know: what was left out."""
-    logs, said = begin_tensorboard(detail, folder, steps=steps, texts=texts)
+    logs, said = begin_tensorboard(detail, folder, steps=steps, account=account)
     logs.close()
     return said
 
 
 def begin_tensorboard(
-    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, texts: Mapping[str, str] | None = None
+    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, account: Account = NOTHING_SAID
 ) -> tuple[ScalarLogs, list[str]]:
-    """Write the log directory; return the logs, to which steps can be added, and what was left out.
-
-    Parameters:
-        texts: Markdown by tag, shown with `all ranks`.
-    """
+    """Write the log directory; return the logs, to which steps can be added, and what was left out."""
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
@@ -139,15 +159,13 @@ def begin_tensorboard(
     else:
         said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
     said += logs.append(detail, series)
-    for tag, text in (texts or {}).items():
-        logs.log(ALL_RANKS).text(tag, text)
+    logs.tell(account)
     logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
     return logs, said
 
 
-def append_steps(run: Run, logs: ScalarLogs) -> None:
+def append_steps(detail: RunDetail, logs: ScalarLogs) -> None:
     """Add the steps that a running job has ended since the last time."""
-    detail = read_detail(run)
     logs.append(detail, [rank_series(rank) for rank in read_ranks(detail)])
 
 
@@ -162,6 +180,16 @@ def rank_series(rank: RankDetail) -> RankSeries:
     columns |= _memory(rank)
     ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9
     return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended, columns=columns)
+
+
+def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
+    """Return what the whole job consumed a second in each used step, by tag and step."""
+    groups = [group for fact in run.surveys.facts for group in fact.groups.values()]
+    found, _ = measure_throughput(run.steps, run.surveys.consumed, groups, run.used)
+    if found is None:
+        return {}
+    rates = {"tokens_per_s": found.tokens_per_s_of_steps, "samples_per_s": found.samples_per_s_of_steps}
+    return {tag: dict(enumerate(own, found.first_step)) for tag, own in rates.items() if own}
 
 
 def _memory(rank: RankDetail) -> dict[str, Floats]:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,15 @@ def load(module: str) -> Any:
         raise MissingDependencyError(
             "tensorboard is not installed, and is needed for this; pip install 'dtprof[tensorboard]'"
         ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture as the bytes of a PNG, and its size in pixels."""
+
+    png: bytes
+    width: int
+    height: int
 
 
 class EventLog:
@@ -111,7 +121,7 @@ class EventLog:
         )
         self._add(step, wall_s, [self._summary.Summary.Value(tag=tag, histo=histogram)])
 
-    def text(self, tag: str, markdown: str) -> None:
+    def text(self, step: int, tag: str, markdown: str) -> None:
         """Add a text."""
         metadata = self._metadata("text")
         tensor = self._tensor(
@@ -119,14 +129,15 @@ class EventLog:
             string_val=[markdown.encode()],
             tensor_shape=self._shape(dim=[self._shape.Dim(size=1)]),
         )
-        self._add(
-            0, time.time(), [self._summary.Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)]
-        )
+        text = self._summary.Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)
+        self._add(step, time.time(), [text])
 
-    def picture(self, tag: str, png: bytes, width: int, height: int) -> None:
+    def picture(self, step: int, tag: str, picture: Picture) -> None:
         """Add a picture."""
-        image = self._summary.Summary.Image(width=width, height=height, colorspace=RGB, encoded_image_string=png)
-        self._add(0, time.time(), [self._summary.Summary.Value(tag=tag, image=image)])
+        image = self._summary.Summary.Image(
+            width=picture.width, height=picture.height, colorspace=RGB, encoded_image_string=picture.png
+        )
+        self._add(step, time.time(), [self._summary.Summary.Value(tag=tag, image=image)])
 
     def hyperparameters(self, values: Mapping[str, str | float], began_s: float, ended_s: float) -> None:
         """Add a session with these hyperparameters; scalars of the same run are its metrics."""

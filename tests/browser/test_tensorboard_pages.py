@@ -76,12 +76,8 @@ def test_the_tab_of_ours_stands_for_that_of_the_package(server: str) -> None:
     assert plugins["torch_profiler_offline"]["tab_name"] == "Torch Profiler"
     assert plugins["torch_profiler_offline"]["enabled"]
     assert not plugins["pytorch_profiler"]["enabled"]
-    assert {name for name in ("scalars", "histograms", "text", "hparams") if plugins[name]["enabled"]} == {
-        "scalars",
-        "histograms",
-        "text",
-        "hparams",
-    }
+    expected = {"scalars", "histograms", "images", "text", "hparams"}
+    assert {name for name in expected if plugins[name]["enabled"]} == expected
 
 
 @pytest.mark.timeout(280)

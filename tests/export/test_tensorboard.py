@@ -13,7 +13,8 @@ from dtprof.analysis.detail import RunDetail, read_detail, read_ranks
 from dtprof.analysis.results import Summary
 from dtprof.errors import MissingDependencyError
 from dtprof.export import tensorboard
-from dtprof.export.tensorboard import ALL_RANKS, RankSeries, ScalarLogs, rank_series, write_tensorboard
+from dtprof.export.tensorboard import ALL_RANKS, Account, RankSeries, ScalarLogs, rank_series, write_tensorboard
+from dtprof.export.tensorboard_events import Picture
 from dtprof.run_format.reader import Run
 
 with warnings.catch_warnings():
@@ -21,6 +22,7 @@ with warnings.catch_warnings():
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata as hparams
 
+PICTURE = Picture(png=b"png", width=20, height=10)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -37,7 +39,8 @@ def points(events: Any, tag: str) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def folder(detail: RunDetail, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tensorboard")
-    assert write_tensorboard(detail, out, texts={"verdict": "all is *well*"}) == []
+    account = Account(texts={"verdict": "all is *well*"}, pictures={"step_parts": PICTURE})
+    assert write_tensorboard(detail, out, account=account) == []
     return out
 
 
@@ -69,6 +72,8 @@ def test_all_ranks_together_have_medians_extremes_a_spread_a_text_and_the_layout
     assert spread[used[0]].max == pytest.approx(max(own[used[0]] for own in steps.values()) / 1e6)
     (text,) = events.Tensors("verdict/text_summary")
     assert text.tensor_proto.string_val == [b"all is *well*"]
+    (image,) = events.Images("step_parts")
+    assert (image.encoded_image_string, image.width, image.height) == (b"png", 20, 10)
     content = events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
     layout = hparams.parse_session_start_info_plugin_data(content).hparams
     assert {name: layout[name].number_value for name in ("world_size", "size_dp", "size_tp", "size_pp")} == {
@@ -77,6 +82,20 @@ def test_all_ranks_together_have_medians_extremes_a_spread_a_text_and_the_layout
         "size_tp": 2,
         "size_pp": 2,
     }
+
+
+def test_a_quantity_that_some_steps_lack_has_points_in_the_others_only(run: Run, out: Path) -> None:
+    numbers = np.arange(1, 6)
+    columns = {"step_ms": numbers * 1.5, "memory_bytes/rss": np.array([np.nan, 7.0, np.nan, np.nan, 9.0])}
+    series = [RankSeries(rank=0, numbers=numbers, ended_s=numbers + 0.25, columns=columns)]
+    logs = ScalarLogs(folder=out)
+    logs.append(read_detail(run), series)
+    logs.close()
+    events = load(out / "rank 00000")
+    assert points(events, "memory_bytes/rss") == {2: 7.0, 5: 9.0}
+    assert [(row.wall_time, row.step, row.value) for row in events.Scalars("step_ms")] == [
+        (step + 0.25, step, step * 1.5) for step in range(1, 6)
+    ]
 
 
 def test_a_trace_of_each_rank_lies_beside(folder: Path) -> None:
