@@ -29,6 +29,7 @@ BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
 MARKS, OPTIMIZER, DATA, OPERATIONS = "marks", "optimizer", "data", "operations"
 RULES = (MARKS, OPTIMIZER, DATA, OPERATIONS)
 FEWEST_BATCHES = 3
+FEWEST_UNTRACED = 3
 _DONE = (codes.DONE,)
 _WHAT_ENDS = {
     MARKS: "dtprof.step()",
@@ -53,6 +54,7 @@ class RankSteps:
     windows: Intervals
     threads: tuple[int, ...]  # those that run the steps
     rule: str = OPTIMIZER
+    traced: tuple[tuple[int, int], ...] = ()  # first and last of those in which it took a profiler window
 
     def used(self, first: int, last: int) -> tuple[Column, Intervals]:
         """Return numbers and windows of the steps from `first` to `last`."""
@@ -110,6 +112,8 @@ def _steps(tables: RankTables, ends: Column, numbers: Column, *, rule: str, thre
         windows=pair(ends[:-1][follows], ends[1:][follows]),
         threads=tuple(int(thread) for thread in np.unique(np.concatenate(threads))),
         rule=rule,
+        # The profiler writes what it saw in the step after the last.
+        traced=tuple((window.first, window.last + 1) for window in tables.windows if window.begin_ns >= 0),
     )
 
 
@@ -176,7 +180,30 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
         )
     else:
         first += _warm_up(complete, first, last)
-    return UsedSteps(count=count, first=first, last=last, warm_up=first - 1, doubts=tuple(doubts))
+    warm_up = first - 1
+    first, last, doubt = _outside_windows(complete, first, last)
+    return UsedSteps(count=count, first=first, last=last, warm_up=warm_up, doubts=(*doubts, *doubt))
+
+
+def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple[int, int, list[str]]:
+    """Return the longest row of steps in which no rank took a profiler window, which slows all; and what is said."""
+    traced = sorted({span for steps in ranks for span in steps.traced if span[0] <= last and span[1] >= first})
+    if not traced or first > last:
+        return first, last, []
+    free, begin = [], first
+    for low, high in traced:
+        free.append((begin, low - 1))
+        begin = max(begin, high + 1)
+    free.append((begin, last))
+    low, high = max(free, key=lambda row: row[1] - row[0])
+    told = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
+    if high - low + 1 < FEWEST_UNTRACED:
+        return (
+            first,
+            last,
+            [f"{told}, and too few are without one"],
+        )
+    return low, high, [f"{told}; figures use the longest row of steps without one"]
 
 
 def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:
