@@ -198,11 +198,7 @@ def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple
     low, high = max(free, key=lambda row: row[1] - row[0])
     told = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
     if high - low + 1 < FEWEST_UNTRACED:
-        return (
-            first,
-            last,
-            [f"{told}, and too few are without one"],
-        )
+        return first, last, [f"{told}, and too few are without one"]
     return low, high, [f"{told}; figures use the longest row of steps without one"]
 
 

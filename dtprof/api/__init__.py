@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dtprof.figures.source import Source
 
 RECORDS = ("operations", "spans", "samples")
+TRACES = ("windows", "traced_operations")
 RESULTS = ("steps", "ranks", "collectives", "groups", "stragglers")
 FIGURES = (
     "step_times",
@@ -101,7 +102,7 @@ class Run:
             return measure_run(self._opened, executor)
 
     def table(self, name: str, *, ranks: Iterable[int] | None = None) -> "Table":
-        """Return a table: records as they are ("operations", "spans", "samples"), or results.
+        """Return a table: records as they are ("operations", "spans", "samples"), profiler windows, or results.
 
         Records of all ranks are read into memory unless `ranks` names some: about 200 bytes an operation.
 
@@ -114,14 +115,18 @@ class Run:
             from dtprof.api.results import tabulate_results
 
             return tabulate_results(name, self._summary)
-        if name not in RECORDS:
-            raise UsageError(f"there is no table {name!r}; expected one of {', '.join((*RECORDS, *RESULTS))}")
-        from dtprof.api.records import read_records
-
+        if name not in (*RECORDS, *TRACES):
+            raise UsageError(f"there is no table {name!r}; expected one of {', '.join((*RECORDS, *RESULTS, *TRACES))}")
         chosen = list(self.ranks) if ranks is None else list(ranks)
         missing = sorted(set(chosen) - set(self.ranks))
         if missing:
             raise UsageError(f"rank {missing[0]} left no log; expected ranks of {list(self.ranks)}")
+        if name in TRACES:
+            from dtprof.api.windows import read_traces
+
+            return read_traces(name, self._opened, chosen)
+        from dtprof.api.records import read_records
+
         return read_records(name, (self._opened.load(rank) for rank in chosen))
 
     def figure(self, name: str) -> Any:
@@ -186,10 +191,12 @@ def schema(table: str) -> "tuple[Column, ...]":
     Raises:
         UsageError: there is no such table.
     """
-    from dtprof.api import records, results
+    from dtprof.api import records, results, windows
 
     if table in RECORDS:
         return records.RECORDS[table][0]
     if table in RESULTS:
         return results.RESULTS[table][0]
-    raise UsageError(f"there is no table {table!r}; expected one of {', '.join((*RECORDS, *RESULTS))}")
+    if table in TRACES:
+        return windows.TRACES[table]
+    raise UsageError(f"there is no table {table!r}; expected one of {', '.join((*RECORDS, *RESULTS, *TRACES))}")

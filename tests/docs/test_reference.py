@@ -131,7 +131,7 @@ def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
 
 def test_the_schemas_of_tables_are_those_of_the_api() -> None:
     page = load("docs/reference/python-api.md").text
-    assert embedded_tables.shown(page) == [*api.RECORDS, *api.RESULTS]
+    assert embedded_tables.shown(page) == [*api.RECORDS, *api.TRACES, *api.RESULTS]
     assert page == embedded_tables.refresh(page), "run: python -m tests.docs.embedded_tables"
     assert [name for name in api.FIGURES if f"`{name}`" not in page] == []
 
