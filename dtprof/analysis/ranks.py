@@ -4,7 +4,7 @@ The first, `survey`, finds the steps and describes the operations so that they c
 `reduce_rank`, knows the steps chosen and the meetings, and sums up. Each rank is read for both; none is kept.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.results import MemoryGrowth
+from dtprof.analysis.serialised import SerialKey, SerialSums, find_rows
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
 from dtprof.analysis.stragglers import RankWaits, collect_waits
 from dtprof.analysis.throughput import RankConsumption, find_consumption
@@ -107,6 +108,7 @@ class RankReduction:
     in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
     impossible: int = 0  # operations that ended before the last rank had begun them
     most_impossible_ns: int = 0  # by so much at most
+    serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
     memory_growth: MemoryGrowth | None = None
 
 
@@ -256,6 +258,9 @@ def reduce_rank(
         in_doubt=int((chosen & timing.in_doubt).sum()),
         impossible=int((chosen & (timing.impossible > 0)).sum()),
         most_impossible_ns=int(timing.impossible.max(initial=0)),
+        serialised=find_rows(tables, operations, apis=apis, chosen=chosen, timing=timing, blocked=blocked)
+        if used.known
+        else {},
         memory_growth=find_growth(tables, used),
     )
 

@@ -193,6 +193,21 @@ class SmallMessages:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SerialisedCollectives:
+    """Collectives waited for one by one with nothing computed between; of several groups of an axis the worst."""
+
+    axis: str  # or the description of the group, or its name
+    op: str
+    api: str | None
+    groups: int  # of the axis in which it is so
+    rows_per_step: float  # of collectives that follow one another
+    count_per_step: float  # collectives in them
+    bytes: int  # each, mean
+    exposed_ns_per_step: int  # transfers in them that blocked a rank
+    gain_ns_per_step: int  # at most, were those of each row under way together
+
+
+@dataclass(frozen=True, kw_only=True)
 class Waiter:
     """A rank that waited for a straggler, itself or through others."""
 
@@ -332,6 +347,7 @@ class Summary:
     cannot_tell: tuple[str, ...]
     critical_path: CriticalPathResult | None = None
     small_messages: tuple[SmallMessages, ...] = ()
+    serialised: tuple[SerialisedCollectives, ...] = ()
     throughput: Throughput | None = None  # None: not known
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks

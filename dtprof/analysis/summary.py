@@ -31,6 +31,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
 )
+from dtprof.analysis.serialised import find_serialised
 from dtprof.analysis.small_messages import find_small_messages
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
@@ -215,6 +216,12 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
         throughput=throughput,
+        serialised=find_serialised(
+            [reduction.serialised for reduction in reductions],
+            groups,
+            num_steps=used.last - used.first + 1 if used.known else 0,
+            step_ns=int(np.median(durations)) if len(durations) else None,
+        ),
         clocks=_list_clocks(surveys),
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),

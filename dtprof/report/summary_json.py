@@ -47,6 +47,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in summary.ranks],
         "collectives": [asdict(row) for row in summary.collectives],
         "small_messages": [asdict(row) for row in summary.small_messages],
+        "serialised": [asdict(row) for row in summary.serialised],
         "pipeline": asdict(summary.pipeline) if summary.pipeline is not None else None,
         "stragglers": [asdict(straggler) for straggler in summary.stragglers],
         "headroom": [asdict(one) for one in summary.headroom],

@@ -44,6 +44,7 @@ def summary_text(summary: Summary) -> str:
     tail = [
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
+        *_serialised_lines(summary),
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
         *_memory_lines(summary.ranks),
@@ -273,6 +274,20 @@ def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:
     )
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
     return _labelled("messages", text + more, max_lines=2)
+
+
+def _serialised_lines(summary: Summary) -> list[str]:
+    """Return the worst row of collectives waited for one by one that is not told of as small messages."""
+    told = {(row.axis, row.op, row.api) for row in summary.small_messages}
+    found = [row for row in summary.serialised if (row.axis, row.op, row.api) not in told]
+    if not found:
+        return []
+    worst = found[0]
+    text = (
+        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait one for "
+        f"another: up to {format_ns(worst.gain_ns_per_step)} less if issued together (async_op, coalesced)"
+    )
+    return _labelled("serialised", text, max_lines=2)
 
 
 def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:

@@ -1,0 +1,118 @@
+"""Collectives issued one after the other although nothing was computed between them: they could run side by side.
+
+Two neighbours of a thread belong to a row if both are the same operation on the same group and type, the first one was
+done, and its wait over, before the second was issued, and the program did next to nothing between. An operation over
+what the same operation has just given makes no sense, so that the second need not have waited for the first.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis import codes
+from dtprof.analysis.apis import Apis
+from dtprof.analysis.blocking import Blocked
+from dtprof.analysis.collectives import Timing
+from dtprof.analysis.intervals import Mask
+from dtprof.analysis.records import UNNAMED
+from dtprof.analysis.results import GroupResult, SerialisedCollectives
+from dtprof.tables import Array, RankTables
+
+MAX_GAP_NS, MAX_GAP = 50_000, 0.1
+"""Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
+MIN_GAIN = 0.01
+"""Of the step."""
+
+
+class SerialKey(NamedTuple):
+    """Name what is serialised."""
+
+    group: str
+    op: str
+    api: str
+
+
+class SerialSums(NamedTuple):
+    """Rows of serialised collectives of one rank over the used steps."""
+
+    rows: int
+    operations: int
+    nbytes: int
+    exposed_ns: int  # transfers that blocked the program
+    gain_ns: int  # of these, all but the longest of each row
+
+
+def find_rows(
+    tables: RankTables, operations: Array, *, apis: Apis, chosen: Mask, timing: Timing, blocked: Blocked
+) -> dict[SerialKey, SerialSums]:
+    """Return the rows of serialised collectives of one rank, summed."""
+    every = np.flatnonzero(chosen & blocked.known & blocked.counts)
+    if len(every) < 2:
+        return {}
+    order = every[np.lexsort((operations["issued_ns"][every], operations["thread"][every]))]
+    own, end = operations[order], np.maximum(blocked.call[order, 1], blocked.wait[order, 1])
+    exposed = timing.exposed_transfer[order]
+    gap = own["issued_ns"][1:] - end[:-1]
+    blocks = end - own["issued_ns"]
+    linked = (own["kind"] == codes.COLLECTIVE)[1:] & (gap >= 0) & (end > own["issued_ns"])[:-1]
+    linked &= gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks[:-1])
+    for column in ("thread", "kind", "group", "op", "dtype", "reduce_op", "peer", "step"):
+        linked &= own[column][1:] == own[column][:-1]
+    begins = np.flatnonzero(np.concatenate(([True], ~linked)))
+    lengths = np.diff(np.append(begins, len(own)))
+    total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
+    columns = np.stack(
+        [np.ones_like(lengths), lengths, np.add.reduceat(own["nbytes"], begins), total, total - longest], axis=1
+    )[lengths > 1]
+    first = begins[lengths > 1]
+    kinds = np.stack([own["group"][first], own["op"][first], apis.of_operation[order[first]]], axis=1)
+    distinct, place = np.unique(kinds, axis=0, return_inverse=True)
+    sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
+    np.add.at(sums, place.ravel(), columns)
+    found: dict[SerialKey, SerialSums] = {}
+    for (number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+        group = tables.groups.get(number)
+        if group is not None and group.size > 1:
+            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis.names[api])
+            found[key] = SerialSums(*row)
+    return found
+
+
+def find_serialised(
+    ranks: Sequence[Mapping[SerialKey, SerialSums]],
+    groups: Sequence[GroupResult],
+    *,
+    num_steps: int,
+    step_ns: int | None,
+) -> tuple[SerialisedCollectives, ...]:
+    """Return what would gain most if it ran side by side, one row an axis, operation and api."""
+    if not num_steps or not step_ns:
+        return ()
+    axes = {group.name: group.axis or group.description or group.name for group in groups}
+    members: dict[SerialKey, list[SerialSums]] = defaultdict(list)
+    for rank in ranks:
+        for key, sums in rank.items():
+            members[key].append(sums)
+    alike: dict[tuple[str, str, str], list[SerialisedCollectives]] = defaultdict(list)
+    for key, own in members.items():
+        n = len(own) * num_steps
+        gain_ns = sum(sums.gain_ns for sums in own) // n
+        if gain_ns >= MIN_GAIN * step_ns:
+            alike[axes.get(key.group, key.group), key.op, key.api].append(
+                SerialisedCollectives(
+                    axis=axes.get(key.group, key.group),
+                    op=key.op,
+                    api=key.api or None,
+                    groups=1,
+                    rows_per_step=sum(sums.rows for sums in own) / n,
+                    count_per_step=sum(sums.operations for sums in own) / n,
+                    bytes=sum(sums.nbytes for sums in own) // sum(sums.operations for sums in own),
+                    exposed_ns_per_step=sum(sums.exposed_ns for sums in own) // n,
+                    gain_ns_per_step=gain_ns,
+                )
+            )
+    worst = [replace(max(rows, key=lambda row: row.gain_ns_per_step), groups=len(rows)) for rows in alike.values()]
+    return tuple(sorted(worst, key=lambda row: (-row.gain_ns_per_step, row.axis, row.op, row.api or "")))

@@ -1,0 +1,68 @@
+"""Collectives waited for one by one although nothing is computed between them."""
+
+import pytest
+
+from dtprof.analysis.results import SerialisedCollectives
+from dtprof.analysis.summary import summarise
+from dtprof.report.summary_json import summary_json
+from dtprof.report.summary_text import summary_text
+from tests.builders import MemoryRun, RankBuilder
+
+MS = 1_000_000
+
+
+def training(
+    *, gap: int = 0, ops: tuple[str, ...] = ("all_reduce",) * 3, is_async: bool = False, num_groups: int = 1
+) -> MemoryRun:
+    """Return two ranks of 6 steps of 100 ms, each with operations of 10 ms one after the other, `gap` between them."""
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        groups = [rank.group(f"g{i}", (0, 1), "mesh_dp") for i in range(num_groups)]
+        for step in range(6):
+            t = 100 * MS * step
+            rank.span("backward", t, t + 40 * MS)
+            for i, op in enumerate(ops):
+                begin = t + 41 * MS + i * (10 * MS + gap)
+                if is_async:  # all issued at once, waited for together
+                    begin, done = t + 41 * MS + i, t + 51 * MS + 10 * MS * i
+                    waits = (max(begin, done - 10 * MS), done)
+                    rank.op(op, begin, done, waits=waits, is_async=True, group=groups[0], nbytes=1 << 20)
+                else:
+                    rank.op(op, begin, begin + 10 * MS, group=groups[i % num_groups], nbytes=1 << 20)
+            rank.span("optimizer", t + 90 * MS, t + 95 * MS)
+    return MemoryRun(ranks)
+
+
+def found(run: MemoryRun) -> tuple[SerialisedCollectives, ...]:
+    return summarise(run).serialised
+
+
+@pytest.mark.parametrize("gap", [0, 100_000])
+def test_neighbours_could_run_side_by_side_and_gain_all_but_the_longest(gap: int) -> None:
+    # 3 of 10 ms in each step: 30 ms, of which 10 remain at best.
+    (row,) = found(training(gap=gap))
+    assert (row.axis, row.op, row.groups) == ("dp", "all_reduce", 1)
+    assert (row.rows_per_step, row.count_per_step, row.bytes) == (1, 3, 1 << 20)
+    assert (row.exposed_ns_per_step, row.gain_ns_per_step) == (30 * MS, 20 * MS)
+
+
+def test_text_and_json_tell_of_them() -> None:
+    summary = summarise(training())
+    assert "3 all_reduce of 1.00 MiB a step over dp wait one for another: up to 20.0 ms less" in " ".join(
+        summary_text(summary).split()
+    )
+    assert summary_json(summary)["serialised"][0]["gain_ns_per_step"] == 20 * MS
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        training(gap=2 * MS),  # something is computed between them
+        training(is_async=True),  # they are under way together
+        training(ops=("reduce_scatter", "all_gather")),  # the second may take what the first gives
+        training(num_groups=3),  # as above: over one group, then over another
+        training(ops=("all_reduce",)),
+    ],
+)
+def test_nothing_is_said_of_those_that_may_depend_on_what_is_between(run: MemoryRun) -> None:
+    assert found(run) == ()
