@@ -66,6 +66,7 @@ class RankBuilder:
     sites: dict[int, Site] = field(default_factory=dict)
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
+    windows: tuple[tables.Window, ...] = ()
 
     def __post_init__(self) -> None:
         """Declare the default group."""
@@ -245,6 +246,7 @@ class RankBuilder:
             threads={1: "MainThread"},
             sizes=self.sizes,
             pipelines=self.pipelines,
+            windows=self.windows,
             features=("backend:gloo", *(["ddp"] if events.FORWARD in self._ops else [])),
             operations=operations,
             spans=spans,
