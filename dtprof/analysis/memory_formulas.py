@@ -118,12 +118,12 @@ def _size_of(tables: RankTables, row: Array) -> int:
 
 def _most_in_flight(pipeline: RankPipeline) -> float:
     """Return the most microbatches that all stages of a rank together hold activations of, in layers of the rank."""
-    actions = pipeline.actions[pipeline.actions["step"] == pipeline.actions["step"][-1]]
-    begins = actions["begin"][actions["kind"] == FORWARD]
-    ends = actions["end"][np.isin(actions["kind"], (BACKWARD, BACKWARD_WEIGHT))]
-    times = np.concatenate([ends, begins])
+    steps, kinds = pipeline.actions["step"], pipeline.actions["kind"]
+    of_last = steps == steps[-1]
+    begins = pipeline.actions["begin"][of_last & (kinds == FORWARD)]
+    ends = pipeline.actions["end"][of_last & ((kinds == BACKWARD) | (kinds == BACKWARD_WEIGHT))]
     change = np.repeat([-1, 1], [len(ends), len(begins)])
-    held = np.cumsum(change[np.argsort(times, kind="stable")])
+    held = change[np.concatenate([ends, begins]).argsort(kind="stable")].cumsum()
     return max(1, int(held.max(initial=0))) / max(1, len(pipeline.pipeline.stages))
 
 
