@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="run directory, or a folder of runs")
     parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, metavar="P", help="port (default: %(default)s; 0: any that is free)"
+        "--port", default=str(DEFAULT_PORT), metavar="P", help="port (default: %(default)s; 0: any that is free)"
     )
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: %(default)s)"
@@ -58,11 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
     import uvicorn
 
     from dtprof.cli.inspection import diagnose_run
+    from dtprof.cli.ports import parse_port
     from dtprof.report import page_dashboard, page_panels
     from dtprof.run_format.reader import open_run
     from dtprof.serving.feed import Feed
     from dtprof.serving.server import Runs, is_loopback, listen, make_app
 
+    wanted = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
     path: Path = arguments.path.resolve()
     valid = page_panels.panel_names()
     named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in arguments.dashboard or ())
@@ -77,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not runs.entries() and (runs.is_one or not path.is_dir()):
         open_run(path)  # says what is wrong
     token = None if is_loopback(arguments.host) else secrets.token_urlsafe(16)
-    with listen(arguments.host, arguments.port) as listening:
+    with listen(arguments.host, wanted) as listening:
         port = listening.getsockname()[1]
         name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
         address = f"http://{name}:{port}/" + (f"?token={token}" if token else "")
@@ -91,9 +93,3 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             runs.close()
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a port, 0 to 65535")
-    return int(text)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
+from dtprof.cli.ports import parse_port
 from dtprof.errors import CommandNotFoundError, UsageError
 from dtprof.fence import fenced
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from dtprof.launch.metrics import MetricsSettings
     from dtprof.run_format import reader
 
-MAX_PORT = 65_535
 EPILOG = """\
 examples:
   dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
@@ -133,13 +133,9 @@ def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: ar
         given(settings.METRICS_PORT, arguments.metrics_port),
         given(settings.METRICS_FILE, arguments.metrics_file),
     )
-    if port and not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
-        raise UsageError(
-            f"--metrics-port (or {settings.METRICS_PORT.env}) is {port!r}; expected a port from 0 to {MAX_PORT}, "
-            "for example --metrics-port 9400"
-        )
+    option = f"--metrics-port (or {settings.METRICS_PORT.env})"
     return MetricsSettings(
-        port=int(port) if port else None,
+        port=parse_port(port, option=option, example=9400) if port else None,
         address=given(settings.METRICS_ADDRESS, arguments.metrics_address),
         file=Path(file).absolute() if file else None,
     )

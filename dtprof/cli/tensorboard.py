@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli.ports import parse_port
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--port", type=int, default=PORT, metavar="P", help="port to listen on (default: %(default)s)")
+    parser.add_argument("--port", default=str(PORT), metavar="P", help="port to listen on (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
@@ -60,18 +61,19 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.run_format.reader import open_run
 
     require_tensorboard()
-    refuse_taken_port(arguments.port)
+    port = parse_port(arguments.port, option="--port", example=PORT, least=1)
+    refuse_taken_port(port)
     opened = open_run(arguments.run_directory)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
         detail = read_detail(opened)
         logs, said = begin_tensorboard(detail, Path(scratch), account=account_for(opened, detail))
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
-        print(f"http://localhost:{arguments.port}/", flush=True)
+        print(f"http://localhost:{port}/", flush=True)
         kept = shlex.join(["dtprof", "export", str(arguments.run_directory), "--format", "tensorboard", "-o", "DIR"])
         print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
         with _following(arguments.run_directory, logs, live=not opened.manifest.ended_realtime_ns):
-            return _serve(scratch, arguments.port)
+            return _serve(scratch, port)
 
 
 def require_tensorboard() -> None:
@@ -125,10 +127,8 @@ def refuse_taken_port(port: int) -> None:
     """Say so where somebody listens on the port already.
 
     Raises:
-        UsageError: the port is taken, or none.
+        UsageError: the port is taken.
     """
-    if not 0 < port < 1 << 16:
-        raise UsageError(f"--port {port} is no port; expected a number from 1 to 65535")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

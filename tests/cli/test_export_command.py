@@ -114,8 +114,9 @@ def test_a_taken_port_is_a_sentence(run: Path, capsys: Captured) -> None:
 
 
 def test_a_port_that_is_none_is_a_sentence(run: Path, capsys: Captured) -> None:
-    assert main(["tensorboard", str(run), "--port", "70000"]) == 2
-    assert "expected a number from 1 to 65535" in capsys.readouterr().err
+    for port in ("70000", "0", "-1", "http", ""):
+        assert main(["tensorboard", str(run), f"--port={port}"]) == 2
+        assert f"--port is {port!r}; expected a port from 1 to 65535" in capsys.readouterr().err
 
 
 def test_without_tensorboard_the_command_names_the_extra(

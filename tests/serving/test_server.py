@@ -157,7 +157,7 @@ def test_bad_arguments_are_sentences(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         cases = [
             ([str(run), "--port", port], f"cannot listen on port {port} of 127.0.0.1 (Address already in use)"),
-            ([str(run), "--port", "99999"], "expected a port, 0 to 65535"),
+            ([str(run), "--port", "99999"], "expected a port from 0 to 65535"),
             ([str(run), "--port", "0", "--host", "300.1.1.1"], "cannot listen on port 0 of 300.1.1.1"),
             ([str(run), "--port", "0", "--dashboard", "nope"], "nope"),
             ([str(tmp_path / "nowhere")], "does not exist"),
