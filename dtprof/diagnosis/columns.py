@@ -14,7 +14,8 @@ SWEPT = np.dtype(
     [
         ("seq", "i8"),
         ("op", "u4"),  # checksum of its name
-        ("place", "u4"),  # checksum of its line
+        ("place", "u4"),  # checksum of its line and function
+        ("line", "u4"),  # checksum of its line
         ("dtype", "u1"),
         ("reduce_op", "u1"),
         ("peer", "i4"),
@@ -59,7 +60,10 @@ def sweep(
     table["in_step"] |= np.isin(newest["thread"], steppers) if len(steppers) else True
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
     places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
-    table["place"] = [places.get(n, 0) for n in newest["site"].tolist()]
+    lines = {n: crc32(f"{site.file}:{site.line}".encode()) for n, site in tables.sites.items()}
+    sites, at = np.unique(newest["site"], return_inverse=True)
+    table["place"] = np.array([places.get(n, 0) for n in sites.tolist()], np.uint32)[at]
+    table["line"] = np.array([lines.get(n, 0) for n in sites.tolist()], np.uint32)[at]
     collective = newest["kind"] != codes.POINT_TO_POINT
     groups = {}
     for group_id, key in keys.items():

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from dtprof.analysis import codes
 from dtprof.diagnosis.arguments import SIZES_AGREE
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
@@ -41,7 +44,11 @@ def find_fronts(evidence: Evidence) -> list[Front]:
 
 
 def _at(rank: RankEvidence, group: GroupKey, seq: int) -> Operation | None:
-    return next((o for o in rank.operations if o.seq == seq and not o.p2p and o.group == group), None)
+    table = rank.sweep.groups.get(group) if rank.sweep is not None else None
+    if rank.sweep is None or table is None:
+        return None
+    at = int(np.searchsorted(table["seq"], seq))
+    return rank.sweep.operation(int(table["row"][at])) if at < len(table) and table["seq"][at] == seq else None
 
 
 def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
@@ -128,14 +135,20 @@ def _following(operations: Sequence[Operation], at: int, shift: int) -> Operatio
 
 def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:
     """Return the positions after the last collective that both ranks completed at the same place; both 0 for none."""
-    completed = {
-        (o.group, o.seq): (i, o.label) for i, o in enumerate(a.operations) if not o.p2p and o.done and not o.failed
-    }
     best: tuple[int, int] | None = None
-    for j, o in enumerate(b.operations):
-        found = completed.get((o.group, o.seq)) if not o.p2p and o.done and not o.failed else None
-        if found is not None and found[1] == o.label and (best is None or found[0] + 1 > best[0]):
-            best = (found[0] + 1, j + 1)
+    for group, mine in a.newest_collectives.items():
+        theirs = b.newest_collectives.get(group)
+        if theirs is None:
+            continue
+        _, at, there = np.intersect1d(mine["seq"], theirs["seq"], return_indices=True)
+        x, y = mine[at], theirs[there]
+        alike = np.flatnonzero(
+            (x["op"] == y["op"]) & (x["line"] == y["line"]) & (x["state"] == codes.DONE) & (y["state"] == codes.DONE)
+        )
+        if len(alike):
+            newest = alike[np.argmax(x["row"][alike])]
+            found = int(x["row"][newest]) + 1 - a.first_row, int(y["row"][newest]) + 1 - b.first_row
+            best = found if best is None else max(best, found)
     if best is None and len(a.operations) < 1000 and len(b.operations) < 1000:
         return 0, 0  # nothing was left out of the tail: compare from the start
     return best

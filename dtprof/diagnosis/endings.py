@@ -4,6 +4,7 @@ import re
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
+from dtprof.diagnosis.waits import absent_members
 from dtprof.tables import UNKNOWN_NS, ProcessExit, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
@@ -232,22 +233,11 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
 
 def find_exited(evidence: Evidence) -> Finding | None:
     """Return the finding for ranks that left with status 0 while others wait for them."""
-    held_up = [rank for rank in evidence.ranks.values() if not rank.finished and rank.front is not None]
-    awaited: set[int] = set()
-    for rank in held_up:
-        front = rank.front
-        if front is None:
-            continue
-        members = front.group.ranks
-        if front.p2p:
-            members = tuple(members[front.peer : front.peer + 1]) if 0 <= front.peer < len(members) else ()
-        awaited |= {
-            member
-            for member in members
-            if member in evidence.ranks
-            and evidence.ranks[member].finished
-            and (front.p2p or evidence.ranks[member].counts.get((front.group, False), 0) <= front.seq)
-        }
+    fronts = [front for r in evidence.ranks.values() if not r.finished and (front := r.front) is not None]
+    peers = {front.peer_rank for front in fronts if front.p2p}
+    places = {(front.group, front.seq) for front in fronts if not front.p2p}
+    awaited = peers.union(*(absent_members(evidence, group, seq) for group, seq in places))
+    awaited = {rank for rank in awaited if rank in evidence.ranks and evidence.ranks[rank].finished}
     if not awaited:
         return None
     culprits = tuple(sorted(awaited))

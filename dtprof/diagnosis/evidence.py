@@ -4,7 +4,7 @@
 """
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -164,7 +164,9 @@ class RankEvidence:
     attempt: int
     pid: int
     host: str
-    operations: tuple[Operation, ...] = ()  # the newest, in the order of issue
+    operations: Sequence[Operation] = ()  # the newest, in the order of issue
+    open_operations: tuple[Operation, ...] = ()  # those of them that had not ended well
+    first_row: int = 0  # of the first of `operations` among all of the rank
     counts: dict[tuple[GroupKey, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
@@ -190,14 +192,15 @@ class RankEvidence:
     sweep: Sweep | None = None
 
     @cached_property
-    def open_operations(self) -> tuple[Operation, ...]:
-        """Operations that had not ended well, oldest first."""
-        return tuple(operation for operation in self.operations if operation.open)
-
-    @cached_property
     def blocking(self) -> tuple[Operation, ...]:
         """What holds its program up: operations it waits for; all that are open where no wait was seen."""
         return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+
+    @cached_property
+    def newest_collectives(self) -> dict[GroupKey, Array]:
+        """The collectives among `operations` in columns, by group."""
+        groups = self.sweep.groups if self.sweep is not None else {}
+        return {group: table[table["row"] >= self.first_row] for group, table in groups.items()}
 
     @property
     def front(self) -> Operation | None:
@@ -289,8 +292,21 @@ class Evidence:
 
     def group(self, key: GroupKey) -> Group:
         """Return the group as the rank that knows most of it tells."""
-        known = [evidence.groups[key] for evidence in self.ranks.values() if key in evidence.groups]
-        return max(known, key=lambda group: (len(group.ranks), group.timeout_s is not None))
+        return self._groups[key]
+
+    @cached_property
+    def _groups(self) -> dict[GroupKey, Group]:
+        best: dict[GroupKey, Group] = {}
+        for rank in self.ranks.values():
+            for key, group in rank.groups.items():
+                known = best.get(key)
+                if known is None or _knowledge(known) < _knowledge(group):
+                    best[key] = group
+        return best
+
+
+def _knowledge(group: Group) -> tuple[int, bool]:
+    return len(group.ranks), group.timeout_s is not None
 
 
 def main_stack(seen: RankStack, *, is_user: Callable[[str], bool]) -> Stack:

@@ -46,7 +46,8 @@ def find_dropped_receives(evidence: Evidence) -> list[Finding]:
     found = []
     for rank in evidence.ranks.values():
         lines: dict[Site, list[Operation]] = {}
-        for operation in rank.operations if rank.sees_questions else ():
+        receives = any(not channel.sends for channel in rank.channels)
+        for operation in rank.operations if receives and rank.sees_questions else ():
             site = operation.site
             if operation.p2p and operation.op == "recv" and site is not None and site.label is None:
                 lines.setdefault(site, []).append(operation)

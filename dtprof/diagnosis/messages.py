@@ -193,11 +193,11 @@ def partner_of(evidence: Evidence, rank: int, operation: Operation) -> Operation
 def find_odd_sizes(evidence: Evidence) -> list[Finding]:
     """Return findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
     found: dict[tuple[int, int], Finding] = {}
-    senders = {rank.rank for rank in evidence.ranks.values() if any(o.p2p for o in rank.operations)}
+    senders = {rank.rank for rank in evidence.ranks.values() if any(channel.sends for channel in rank.channels)}
     taken = {
         (o.peer_rank, rank.rank, o.group, o.tag, o.nth): o
         for rank in evidence.ranks.values()
-        if rank.complete and not any(channel.peer < 0 for channel in rank.channels)
+        if rank.complete and rank.channels and not any(channel.peer < 0 for channel in rank.channels)
         for o in rank.operations
         if o.p2p and o.op == "recv" and o.done
     }

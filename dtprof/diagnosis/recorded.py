@@ -1,8 +1,8 @@
 """From the tables of one rank to the evidence that the rules look at."""
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from dtprof.diagnosis.evidence import (
     RankEvidence,
     Stack,
 )
-from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site
+from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
@@ -50,6 +50,7 @@ def rank_evidence(
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
     maker = _Maker(tables=tables, keys=keys, rows=rows, nth=nth)
+    operations = _Tail(maker, first)
     counts: dict[tuple[GroupKey, bool], int] = {}
     for group_id, key in keys.items():
         for p2p in (False, True):
@@ -57,18 +58,19 @@ def rank_evidence(
             if len(mine):
                 counts[key, p2p] = int(mine["seq"].max()) + 1
     spans = tables.spans[tables.spans["op"] < len(tables.ops)]
-    names = np.array([tables.ops[int(op)] for op in spans["op"]], object)
     is_open = spans["end_ns"] == UNKNOWN_NS
-    data = spans[names == events.DATA]
+    data = _named(tables, spans, events.DATA)
     exhausted = (data["flags"] & codes.SKIPPED) != 0
-    groups_made = spans[names == events.NEW_GROUP]
+    groups_made = _named(tables, spans, events.NEW_GROUP)
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
     return RankEvidence(
         rank=tables.rank,
         attempt=tables.attempt,
         pid=tables.pid,
         host=tables.host,
-        operations=tuple(maker.operation(i) for i in range(first, len(rows))),
+        operations=operations,
+        first_row=first,
+        open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),
         counts=counts,
         groups=groups,
         exceptions=tables.exceptions,
@@ -76,9 +78,9 @@ def rank_evidence(
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,
         last_site=_last_site(tables),
-        open_phases=tuple(name for name in names[is_open].tolist() if name in events.PHASES),
+        open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
-        in_init=bool((names[is_open] == events.INIT).any()),
+        in_init=bool(len(_named(tables, spans[is_open], events.INIT))),
         stack=stack,
         alive=alive,
         channels=channels,
@@ -89,16 +91,16 @@ def rank_evidence(
         newest_is_exhaustion=bool(len(data)) and bool(exhausted[-1]),
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
-        passes=_passes(tables, spans, names),
-        long_phases=tuple(_long_phases(tables, spans, names)),
+        passes=_passes(tables, spans),
+        long_phases=tuple(_long_phases(tables, spans)),
         sweep=sweep(
             tables,
             keys,
             rows,
             maker.operation,
             limit=max(MAX_TAIL, MAX_SWEPT // world_size),
-            forwards_ns=np.sort(spans["begin_ns"][names == events.FORWARD]),
-            steppers=np.unique(spans["thread"][(names == events.STEP) | (names == events.OPTIMIZER)]),
+            forwards_ns=np.sort(_named(tables, spans, events.FORWARD)["begin_ns"]),
+            steppers=np.unique(_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
 
@@ -174,6 +176,39 @@ def _count_messages(
     return nth, channels
 
 
+def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
+    """Say of each operation what `Operation.open` says of it."""
+    failed = rows["state"] == codes.FAILED
+    observed = (rows["flags"] & codes.COMPLETION_SEEN) != 0
+    return np.asarray(failed | (observed & (rows["done_ns"] == UNKNOWN_NS)) | (rows["state"] == codes.ISSUED), bool)
+
+
+class _Tail(Sequence[Operation]):
+    """The newest operations of a rank, made when they are looked at: most of them never are."""
+
+    def __init__(self, maker: "_Maker", first: int) -> None:
+        self._maker = maker
+        self._first = first
+        self._made: list[Operation | None] = [None] * (maker.num_rows - first)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> Operation: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(len(self))[at])
+        found = self._made[at]
+        if found is None:
+            found = self._made[at] = self._maker.operation(self._first + range(len(self))[at])
+        return found
+
+
 class _Maker:
     """Makes operations of rows."""
 
@@ -184,43 +219,49 @@ class _Maker:
         self._keys = keys
         self._rows = rows
         self._nth = nth
+        self._names = rows.dtype.names or ()
         self._unknown = GroupKey(name="?", ranks=(), occurrence=0)
         self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
 
+    @property
+    def num_rows(self) -> int:
+        """Operations there are."""
+        return len(self._rows)
+
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
-        row: Any = self._rows[i]
+        row: dict[str, Any] = dict(zip(self._names, self._rows[i].item(), strict=True))
         tables = self._tables
-        site = tables.sites.get(int(row["site"]))
-        state = int(row["state"])
-        flags = int(row["flags"])
-        p2p = int(row["kind"]) == codes.POINT_TO_POINT
+        site = tables.sites.get(row["site"])
+        state = row["state"]
+        flags = row["flags"]
+        p2p = row["kind"] == codes.POINT_TO_POINT
         return Operation(
-            group=self._keys.get(int(row["group"]), self._unknown),
-            op=tables.ops[int(row["op"])],
+            group=self._keys.get(row["group"], self._unknown),
+            op=tables.ops[row["op"]],
             api=site.api if site else "",
-            seq=int(row["seq"]),
+            seq=row["seq"],
             p2p=p2p,
-            peer=int(row["peer"]),
-            tag=int(row["tag"]),
-            numel=int(row["numel"]),
-            dtype=int(row["dtype"]),
-            reduce_op=int(row["reduce_op"]),
+            peer=row["peer"],
+            tag=row["tag"],
+            numel=row["numel"],
+            dtype=row["dtype"],
+            reduce_op=row["reduce_op"],
             site=site,
-            step=int(row["step"]),
+            step=row["step"],
             inside_call=state == codes.ISSUED,
             failed=state == codes.FAILED,
-            done=int(row["done_ns"]) != UNKNOWN_NS and state != codes.FAILED,
-            issued_ns=int(row["issued_ns"]),
-            done_ns=int(row["done_ns"]),
+            done=row["done_ns"] != UNKNOWN_NS and state != codes.FAILED,
+            issued_ns=row["issued_ns"],
+            done_ns=row["done_ns"],
             observed=bool(flags & codes.COMPLETION_SEEN),
-            waited=int(row["waits"]) > 0,
+            waited=row["waits"] > 0,
             asked=bool(flags & codes.ASKED),
-            nbytes=int(row["nbytes"]),
-            thread=int(row["thread"]),
+            nbytes=row["nbytes"],
+            thread=row["thread"],
             is_async=bool(flags & codes.ASYNC),
-            sizes=None if p2p else tables.sizes.get(int(row["tag"])),
-            even_sizes=int(row["op"]) in self._one_tensor,
+            sizes=None if p2p else tables.sizes.get(row["tag"]),
+            even_sizes=row["op"] in self._one_tensor,
             nth=int(self._nth[i]),
         )
 
@@ -235,11 +276,19 @@ def _last_site(tables: RankTables) -> Site | None:
     return tables.sites.get(max(newest)[1]) if newest else None
 
 
-def _passes(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) -> tuple[PipelinePass, ...]:
+def _named(tables: RankTables, spans: Array, *names: str) -> Array:
+    """Return the spans of these names."""
+    ids = [i for i, name in enumerate(tables.ops) if name in names]
+    if len(ids) == 1:
+        return select(spans, spans["op"] == ids[0])
+    return select(spans, np.isin(spans["op"], ids)) if ids else spans[:0]
+
+
+def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
     """Return the newest training steps of pipeline schedules, in order."""
     passes = []
-    forwards = spans[names == events.PP_FORWARD]
-    for step in spans[names == events.PP_STEP][-MAX_PASSES:]:
+    forwards = _named(tables, spans, events.PP_FORWARD)
+    for step in _named(tables, spans, events.PP_STEP)[-MAX_PASSES:]:
         ended = int(step["state"]) == codes.DONE
         inside = forwards[forwards["begin_ns"] >= step["begin_ns"]]
         if ended:
@@ -255,10 +304,11 @@ def _passes(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) ->
     return tuple(passes)
 
 
-def _long_phases(tables: RankTables, spans: Array, names: npt.NDArray[np.object_]) -> Iterable[LongPhase]:
+def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
     """Give checkpoints and compilations that took long; those that follow one another at once are one."""
     for phase in LONG_PHASES:
-        own = spans[(names == phase) & (spans["end_ns"] != UNKNOWN_NS)]
+        own = _named(tables, spans, phase)
+        own = own[own["end_ns"] != UNKNOWN_NS]
         begin = 0
         for end in range(1, len(own) + 1):
             if end < len(own) and int(own["begin_ns"][end] - own["end_ns"][end - 1]) <= PAUSE_NS:

@@ -6,7 +6,7 @@ A collective waits for all members that have not issued it (and); a receive from
 from dataclasses import dataclass
 
 from dtprof.diagnosis.components import find_closed_sets
-from dtprof.diagnosis.evidence import Channel, Evidence, Operation
+from dtprof.diagnosis.evidence import Channel, Evidence, GroupKey, Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,22 +21,26 @@ class Wait:
 
 def find_waits(evidence: Evidence) -> dict[int, tuple[Wait, ...]]:
     """Return what holds each rank up; ranks that nothing holds up are left out."""
-    return {
-        rank.rank: tuple(_wait(evidence, rank.rank, operation) for operation in rank.blocking)
-        for rank in evidence.ranks.values()
-        if rank.blocking and not rank.finished
-    }
+    absent: dict[tuple[GroupKey, int], tuple[int, ...]] = {}  # a thousand ranks wait in the same collective
+    waits = {}
+    for rank in evidence.ranks.values():
+        if rank.blocking and not rank.finished:
+            for place in {(o.group, o.seq) for o in rank.blocking if not o.p2p} - absent.keys():
+                absent[place] = absent_members(evidence, *place)
+            waits[rank.rank] = tuple(
+                _message(evidence, rank.rank, operation)
+                if operation.p2p
+                else Wait(rank=rank.rank, operation=operation, awaited=absent[operation.group, operation.seq])
+                for operation in rank.blocking
+            )
+    return waits
 
 
-def _wait(evidence: Evidence, rank: int, operation: Operation) -> Wait:
-    if operation.p2p:
-        return _message(evidence, rank, operation)
-    awaited = tuple(
-        member
-        for member in operation.group.ranks
-        if member in evidence.ranks and evidence.ranks[member].counts.get((operation.group, False), 0) <= operation.seq
-    )
-    return Wait(rank=rank, operation=operation, awaited=awaited)
+def absent_members(evidence: Evidence, group: GroupKey, seq: int) -> tuple[int, ...]:
+    """Return the members of a group with a record that have not issued a collective."""
+    key = group, False
+    known = ((member, evidence.ranks.get(member)) for member in group.ranks)
+    return tuple(member for member, rank in known if rank is not None and rank.counts.get(key, 0) <= seq)
 
 
 def _message(evidence: Evidence, rank: int, operation: Operation) -> Wait:
