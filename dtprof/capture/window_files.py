@@ -70,9 +70,9 @@ def _pack(raw: Path, draft: Path, *, pid: int, steps: Sequence[TracedStep], fact
         body = size - len(tail) + end
         source.seek(0)
 
-        def put(data: bytes) -> None:
+        def put(data: bytes, *, is_last: bool = False) -> None:
             nonlocal written
-            written += sink.write(packer.compress(data))
+            written += sink.write(packer.compress(data) + (packer.flush() if is_last else b""))
             if written > limit_bytes:
                 raise TooLargeError(written)
 
@@ -80,8 +80,7 @@ def _pack(raw: Path, draft: Path, *, pid: int, steps: Sequence[TracedStep], fact
             body -= len(chunk)
             put(chunk)
         put(_steps(steps, pid=pid, base_ns=int(base[1]) if base else 0))
-        put(b'],"dtprof":' + json.dumps(facts).encode() + tail[end + 1 :])
-        sink.write(packer.flush())
+        put(b'],"dtprof":' + json.dumps(facts).encode() + tail[end + 1 :], is_last=True)
 
 
 def _steps(steps: Sequence[TracedStep], *, pid: int, base_ns: int) -> bytes:
