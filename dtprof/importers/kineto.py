@@ -254,7 +254,11 @@ def _on_clocks(ranks: Sequence[ImportedRank]) -> tuple[list[ImportedRank], list[
 
 def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
     names = {name for rank in ranks for name in rank.ops}
-    lacks = ["overhead: a trace does not tell what the profiler cost; step times contain it"]
+    lacks = [
+        "overhead: a trace does not tell what the profiler cost; step times contain it",
+        "pipeline: a trace does not name the schedule, nor whose microbatch a kernel is of; bubbles are in the waits",
+        "api: which line or framework issued an operation is not taken from traces; it is null",
+    ]
     if events.DEVICE_BUSY in names:
         lacks.append(
             "idle: the partition of traces with a device is that of the device; idle is when no kernel ran, copies and "

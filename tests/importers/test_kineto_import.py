@@ -67,7 +67,7 @@ def test_what_the_format_lacks_is_null_with_the_reason(tmp_path: Path) -> None:
     assert summary.overhead.capture_ns_per_event is None
     assert all(rank.peak_bytes is None for rank in summary.ranks)
     told = {reason.partition(":")[0] for reason in summary.cannot_tell}
-    assert {"overhead", "idle", "memory", "phases"} <= told
+    assert {"overhead", "idle", "memory", "phases", "pipeline", "api"} <= told
     assert len([reason for reason in summary.cannot_tell if reason.startswith("memory:")]) == 1
 
 
