@@ -78,6 +78,9 @@ def measure(summary: Summary) -> dict[str, float]:
     steps = summary.steps.duration_ns
     if steps is not None:
         figures |= {f"step_{name}_ms": getattr(steps, name) / 1e6 for name in ("median", "p10", "p90")}
+    if summary.throughput is not None:
+        figures["tokens_per_s"] = summary.throughput.tokens_per_s
+        figures["samples_per_s"] = summary.throughput.samples_per_s
     measured = [rank for rank in summary.ranks if rank.step_ns and rank.partition_ns]
     total = sum(rank.step_ns or 0 for rank in measured)
     for part in measured[0].partition_ns or {} if total else {}:

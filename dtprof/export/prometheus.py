@@ -39,6 +39,10 @@ def list_samples(summary: Summary) -> Iterator[Samples]:
     if partitions and len(partitions) == len(summary.ranks):
         parts = {part: _mean([own[part] for own in partitions]) for part in PARTS}
         yield _table("part_seconds", "Parts of the step, mean over ranks.", "part", _seconds(parts))
+    consumed = summary.throughput
+    tokens, samples = (consumed.tokens_per_s, consumed.samples_per_s) if consumed is not None else (None, None)
+    yield _one("tokens_per_second", "Tokens that the whole job takes in a second, median over steps.", tokens)
+    yield _one("batch_samples_per_second", "Samples that it takes in a second, median over steps.", samples)
     yield from _ranks(summary.ranks)
     yield from _operations(summary.collectives)
     if summary.pipeline is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.results import PARTS, Summary
+from dtprof.analysis.results import PARTS, Summary, Throughput
 from dtprof.export.prometheus import MAX_OPERATIONS, MAX_RANKS, write_prometheus
 from tests.metrics import prometheus
 from tests.metrics.test_exposition import parse
@@ -44,6 +44,22 @@ def test_figures_are_those_of_the_summary(summary: Summary, out: Path) -> None:
             assert bandwidth == pytest.approx(row.busbw_gb_per_s * 1e9)
     (straggler,) = summary.stragglers
     assert found["dtprof_finished_straggler_seconds", "3"] == (straggler.blame_ns_per_step or 0) / 1e9
+
+
+def test_throughput_is_that_of_the_whole_job(summary: Summary, out: Path) -> None:
+    throughput = Throughput(
+        tokens_per_s=4096.5,
+        samples_per_s=None,
+        tokens_per_step=512,
+        samples_per_step=None,
+        first_step=2,
+        tokens_per_s_of_steps=(),
+        samples_per_s_of_steps=(),
+    )
+    write_prometheus(replace(summary, throughput=throughput), out)
+    found = figures(out)
+    assert found["dtprof_finished_tokens_per_second",] == 4096.5
+    assert ("dtprof_finished_batch_samples_per_second",) not in found
 
 
 def test_what_is_written_passes_promtool(summary: Summary, out: Path) -> None:
