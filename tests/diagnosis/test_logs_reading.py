@@ -178,7 +178,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(PIECES), st.integers(0, 400), st.integers(0, 400), st.text(max_size=12)), max_size=12
@@ -193,7 +193,7 @@ def test_no_order_or_damage_of_sentences_breaks_the_reader(
     check(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=600))
 def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.log"
