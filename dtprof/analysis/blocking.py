@@ -18,6 +18,7 @@ from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, measure_before, pair, subtract, union
 from dtprof.analysis.phases import BUSY
+from dtprof.analysis.records import is_any
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -55,7 +56,7 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     begin = np.where(waited, np.maximum(operations["wait_begin_ns"], returned), returned)
     end = np.where(waited, np.maximum(operations["wait_begin_ns"] + operations["wait_ns"], begin), begin)
     unwaited = known & ~waited & (operations["done_ns"] != UNKNOWN_NS)
-    counts = np.isin(operations["thread"], steps.threads) | ((operations["flags"] & codes.INFERRED_SITE) != 0)
+    counts = is_any(operations["thread"], steps.threads) | ((operations["flags"] & codes.INFERRED_SITE) != 0)
     _wait_for_backward(begin, end, operations, unwaited & counts, phases[events.BACKWARD])
     if tables.tap == "python":
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])

@@ -1,5 +1,7 @@
 """The memory of one rank: its peak, what it is held for, and the largest value of each sample."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dtprof import events
@@ -20,18 +22,19 @@ def find_largest(tables: RankTables) -> dict[str, int]:
     return found
 
 
-def find_peak(tables: RankTables) -> int | None:
-    """Return the peak; None where memory was not sampled."""
-    largest = find_largest(tables)
+def find_peak(largest: Mapping[str, int]) -> int | None:
+    """Return the peak, given the largest value of each sample; None where memory was not sampled."""
     return next((largest[name] for name in PEAKS if name in largest), None)
 
 
-def find_categories(tables: RankTables) -> dict[str, int | None]:
+def find_categories(largest: Mapping[str, int]) -> dict[str, int | None]:
     """Return the most that was held for each purpose, None where not known; empty where nothing is known.
+
+    `largest` is the largest value of each sample.
 
     The most of each need not have been held at one moment: `other` is what of the peak is left, and not below 0.
     """
-    largest, peak = find_largest(tables), find_peak(tables)
+    peak = find_peak(largest)
     held = {category: largest.get(name) for category, name in events.MEMORY_CATEGORIES.items()}
     if peak is None or held["parameters"] is None:
         return {}

@@ -134,6 +134,7 @@ def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
 
 
 def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatched: int) -> RankFacts:
+    largest = find_largest(tables)
     return RankFacts(
         rank=tables.rank,
         attempt=tables.attempt,
@@ -157,9 +158,9 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         closed=tables.closed,
         notes=tables.notes,
         problems=tables.problems,
-        peak_bytes=find_peak(tables),
-        memory_categories=find_categories(tables),
-        memory_bytes=find_largest(tables),
+        peak_bytes=find_peak(largest),
+        memory_categories=find_categories(largest),
+        memory_bytes=largest,
         model_share=share,
         out_of_memory=tables.out_of_memory,
         unsound=unsound,

@@ -63,11 +63,14 @@ def find_rows(
         linked &= own[column][1:] == own[column][:-1]
     begins = np.flatnonzero(np.concatenate(([True], ~linked)))
     lengths = np.diff(np.append(begins, len(own)))
+    several = lengths > 1
+    if not several.any():
+        return {}
     total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
     columns = np.stack(
         [np.ones_like(lengths), lengths, np.add.reduceat(own["nbytes"], begins), total, total - longest], axis=1
-    )[lengths > 1]
-    first = begins[lengths > 1]
+    )[several]
+    first = begins[several]
     kinds = np.stack([own["group"][first], own["op"][first], apis.of_operation[order[first]]], axis=1)
     distinct, place = np.unique(kinds, axis=0, return_inverse=True)
     sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
