@@ -16,12 +16,12 @@ MAX_LINES = 6
 """Devices that have a line of their own; of more the least, the median and the most are drawn."""
 POINTS = 200
 """Of the time that those share."""
-ROW_HEIGHT = 128
-GAP = 0.05
+ROW_HEIGHT = 136
+GAP = 0.06
 QUANTITIES = {
     "busy": "busy (%)",
-    "memory": "memory in use",
-    "traffic": "network sent",
+    "memory": "memory",
+    "traffic": "network",
     "power": "power (W)",
     "temperature": "temperature (\u00b0C)",
 }

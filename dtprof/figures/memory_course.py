@@ -4,6 +4,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from dtprof import events
 from dtprof.analysis.memory_course import Course, MemoryCourse
 from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
 from dtprof.analysis.step_phases import StepPhases
@@ -14,6 +15,9 @@ from dtprof.figures.source import Source
 
 FEW_SAMPLES = 60
 """Up to so many each is marked."""
+OTHERS = (4, 2, 5, 0)
+"""Hues of what is neither the total nor held for a purpose; formulas have one of their own."""
+_CATEGORIES = {sample: f"memory {category}" for category, sample in events.MEMORY_CATEGORIES.items()}
 _ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
 """Where memory and phases lie, from bottom to top."""
 
@@ -37,8 +41,14 @@ def draw_memory_course(source: Source) -> Drawing | Nothing:
         title=f"Memory of rank {worst} over the run", x_title="step", y_title=f"memory ({unit.name})",
         height=330 if phases is None else 440,
     )  # fmt: skip
-    for position, (name, course) in enumerate(own.courses.items()):
-        _add_course(figure, name, course, unit, meta="ink" if name == own.total else f"series {position % 6}")
+    others = [name for name in own.courses if name != own.total and name not in _CATEGORIES]
+    for name, course in own.courses.items():
+        meta = (
+            "ink"
+            if name == own.total
+            else _CATEGORIES.get(name) or f"series {OTHERS[others.index(name) % len(OTHERS)]}"
+        )
+        _add_course(figure, name, course, unit, meta=meta)
     steps = own.courses[own.total].step
     for name, nbytes in formulas.items():
         _add_formula(figure, name, nbytes, unit, (int(steps[0]), int(steps[-1])))
