@@ -1,24 +1,29 @@
 """How fast runs are read and summarised, in processor time, and how much memory that takes.
 
 Generated runs (tests/synthetic) of ranks times events. Each figure is the median of fresh processes; wall times are
-printed beside, but on a machine that does other work only processor time says something. BENCHMARK_SIZES names the
-sizes to measure, such as `8x152000,1024x20000`; BENCHMARK_REPEATS how often.
+printed beside, but on a machine that does other work only processor time says something. `command` is `dtprof summary
+RUN --json` as typed, with as many worker processes as it chooses, start included; memory is that of all its processes
+together. BENCHMARK_SIZES names the sizes to measure, such as `8x152000,1024x20000`; BENCHMARK_REPEATS how often.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 
 from benchmarks.pairs import spread
 
 SIZES = os.environ.get("BENCHMARK_SIZES", "8x152000,1024x20000,16384x500")
 REPEATS = int(os.environ.get("BENCHMARK_REPEATS", "5"))
+SAMPLED_EVERY_S = 0.1
 LINE = (5_000, 10_000, 20_000, 40_000)
 """Events a rank of the runs through which the line is laid, 8 ranks each."""
 _MEASURE = """
@@ -51,6 +56,32 @@ def measure(run: Path, what: str) -> Measured:
     command = [sys.executable, "-c", _MEASURE, str(run), what]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600).stdout
     return Measured(*json.loads(output))
+
+
+def measure_command(run: Path) -> Measured:
+    """Run `dtprof summary` on a run; processor time is that of the command and the workers that it waited for."""
+    before, wall = os.times(), time.perf_counter()
+    with (run.parent / "summary.json").open("w+", encoding="utf-8") as output:
+        process = psutil.Popen([sys.executable, "-m", "dtprof", "summary", str(run), "--json"], stdout=output)
+        peak_bytes = 0
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, _resident_bytes(process))
+            time.sleep(SAMPLED_EVERY_S)
+        wall_s, after = time.perf_counter() - wall, os.times()
+        output.seek(0)
+        events = json.load(output)["events"]
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Measured(events, cpu_s, wall_s, peak_bytes)
+
+
+def _resident_bytes(process: psutil.Process) -> int:
+    """Return the memory of a process and all it started; pages that they share count once for each."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += one.memory_info().rss
+    return total
 
 
 def generate(folder: Path, ranks: int, events: int) -> Path:
@@ -97,6 +128,7 @@ def main() -> None:
             run = generate(folder, ranks, events)
             for what in ("read", "summary"):
                 report(f"{what}, {ranks:,} ranks of {events:,} events", [measure(run, what) for _ in range(REPEATS)])
+            report(f"command, {ranks:,} ranks of {events:,} events", [measure_command(run) for _ in range(REPEATS)])
         fit(folder)
 
 
