@@ -112,6 +112,20 @@ class Matched:
         lengths = [len(rows) for rows in self.rows.values()]
         return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
 
+    def met_in(self, meetings: "Meetings") -> "Matched":
+        """Return the same without operations that were recorded after the meetings were: a job may be running."""
+        tables = {family: meetings.tables[family]["seq"] for family in self.rows if family in meetings.tables}
+        newest = {family: int(seqs[-1]) for family, seqs in tables.items() if len(seqs)}
+        known = {family: own <= newest.get(family, -1) for family, own in self.seqs.items()}
+        if all(is_known.all() for is_known in known.values()) and len(tables) == len(known):
+            return self
+        known = {family: is_known for family, is_known in known.items() if is_known.any()}
+        return Matched(
+            rows={family: self.rows[family][is_known] for family, is_known in known.items()},
+            seqs={family: self.seqs[family][is_known] for family, is_known in known.items()},
+            unmatched=self.unmatched,
+        )
+
     def find_met(self, meetings: "Meetings") -> Array:
         """Return the meetings of these rows."""
         if not self.rows:

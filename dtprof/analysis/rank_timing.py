@@ -28,7 +28,7 @@ class RankTiming:
 def time_rank(tables: RankTables, own: RankSteps, meetings: Meetings, errors: ClockErrors) -> RankTiming:
     """Return what the operations of one rank took, given the meetings of all ranks and the errors of their clocks."""
     operations, spans = sound_operations(tables), sound_spans(tables)
-    matched = match_operations(tables, operations)
+    matched = match_operations(tables, operations).met_in(meetings)
     phases = find_phases(tables, spans, own)
     blocked = find_blocked(tables, operations, phases, own)
     timing = time_operations(operations, matched, meetings, blocked, rank=tables.rank, errors=errors)

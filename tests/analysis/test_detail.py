@@ -1,5 +1,6 @@
 """Every step of a rank in detail: what the summary takes its means of."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from dtprof.analysis.partition import average
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.summary import summarise
 from dtprof.run_format.reader import open_run
+from tests.builders import MemoryRun, RankBuilder
 from tests.synthetic import Job, generate
 
 
@@ -26,6 +28,28 @@ def test_parts_and_phases_of_each_step_are_those_that_the_summary_averages(tmp_p
         for columns, names in ((rank.parts, PARTS), (rank.phases, PHASES)):
             assert tuple(columns) == names
             assert np.array_equal(sum(columns.values()), length)
+
+
+def running(steps: int) -> MemoryRun:
+    """A job of two ranks that has come so far; it makes a group of its own after two steps."""
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(steps):
+            begin = step * 100
+            rank.op("all_reduce", begin + 60 + rank.rank, begin + 80, nbytes=4096)
+            rank.span("optimizer", begin + 84, begin + 90)
+        if steps > 2:
+            rank.group("1", (0, 1), "later")
+            rank.op("broadcast", steps * 100 - 5, steps * 100 - 3, nbytes=8, group=1, peer=0)
+    return MemoryRun(ranks)
+
+
+def test_what_a_running_job_records_between_two_readings_is_left_out() -> None:
+    before, after = running(2), running(5)
+    detail = read_detail(before)
+    assert summarise(after, surveys=detail.surveys).steps == summarise(before).steps
+    ranks = list(read_ranks(replace(detail, run=after)))
+    assert [int((rank.meeting > 0).sum()) for rank in ranks] == [2, 2]
 
 
 def test_members_of_an_operation_share_a_number_that_no_other_has(tmp_path: Path) -> None:
