@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         importlib.import_module(f"dtprof.cli.{name}").add_parser(subparsers)
+        subparsers.choices[name].set_defaults(refuse=subparsers.choices[name].error)
     return parser
 
 
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What follows the first `--` belongs to the job and is not ours to look at.
     cut = given.index("--") if "--" in given else len(given)
-    parsed = build_parser().parse_args(given[:cut])
+    parsed, left = build_parser().parse_known_args(given[:cut])
+    if left:
+        parsed.refuse(f"unrecognized arguments: {' '.join(left)}")  # of the command, with its usage
     if cut < len(given):
         parsed.job = [*getattr(parsed, "job", []), *given[cut + 1 :]]
     try:

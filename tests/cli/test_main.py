@@ -34,6 +34,14 @@ def test_what_cannot_be_understood_ends_with_2_and_the_usage(
     assert said.err.startswith("usage: dtprof")
 
 
+def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "run", "--max-step", "3", "again"])
+    said = capsys.readouterr().err
+    assert said.startswith("usage: dtprof check ")
+    assert said.endswith("dtprof check: error: unrecognized arguments: --max-step 3 again\n")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_every_command_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
