@@ -11,14 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis import codes
-from dtprof.analysis.alignment import Clocks, state_errors
+from dtprof.analysis.alignment import state_errors
 from dtprof.analysis.apis import find_apis
-from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.collectives import split_blocked
 from dtprof.analysis.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column, Intervals, locate
-from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.partition import partition_steps
 from dtprof.analysis.pipeline import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
 from dtprof.analysis.rank_timing import time_rank
@@ -26,7 +24,7 @@ from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.records import UNNAMED, list_ranks
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.surveys import RankRecords, Run, newest_ranks, survey_run
+from dtprof.analysis.surveys import RankTask, Run, newest_ranks, survey_run
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 
@@ -95,16 +93,10 @@ class _Sums:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureTask:
+class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
-    records: RankRecords
-    clocks: Clocks
-    steps: Mapping[int, RankSteps]  # of the ranks to be measured
-    pipeline_windows: Mapping[int, Intervals]
-    meetings: Meetings
     numbers: Column
-    errors: ClockErrors
 
 
 def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
@@ -112,7 +104,7 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
     for rank in task.steps:
-        figures = _measure_rank(task.clocks.align(task.records.load(rank)), task, sums)
+        figures = _measure_rank(task.load(rank), task, sums)
         for figure, series in figures.items():
             estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
             sums.add(figure, series)

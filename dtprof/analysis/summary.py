@@ -6,15 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtprof.analysis.alignment import Clocks, list_clocks, state_errors, worst_error_ns
-from dtprof.analysis.clock_errors import ClockErrors
+from dtprof.analysis.alignment import list_clocks, state_errors, worst_error_ns
 from dtprof.analysis.collectives import MAX_LISTED, RowKey, add_sums, list_collectives
 from dtprof.analysis.critical_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
-from dtprof.analysis.intervals import Column, Intervals
-from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.intervals import Column
 from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
@@ -35,7 +33,7 @@ from dtprof.analysis.serialised import find_serialised
 from dtprof.analysis.small_messages import find_small_messages
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.stragglers import SlackOf, bin_width, find_stragglers
-from dtprof.analysis.surveys import RankRecords, Run, Surveys, newest_attempt, newest_ranks, survey_run
+from dtprof.analysis.surveys import RankTask, Run, Surveys, newest_attempt, newest_ranks, survey_run
 from dtprof.analysis.throughput import measure_throughput
 from dtprof.analysis.timeline import MAX_INTERVALS, draw_timeline
 from dtprof.tables import Array, Group
@@ -46,18 +44,12 @@ MAX_PAIRED = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReductionTask:
+class ReductionTask(RankTask):
     """Some ranks to be reduced; the parameters are those of `reduce_rank`."""
 
-    records: RankRecords
-    clocks: Clocks
-    steps: Mapping[int, RankSteps]  # of the ranks to be reduced
-    pipeline_windows: Mapping[int, Intervals]
-    meetings: Meetings
     used: UsedSteps
     max_bars: int
     width: int
-    errors: ClockErrors
     max_hops: int
 
 
@@ -92,7 +84,7 @@ def reduce_ranks(task: ReductionTask) -> Reductions:
     reductions = Reductions()
     for rank, own in task.steps.items():
         reduction = reduce_rank(
-            task.clocks.align(task.records.load(rank)),
+            task.load(rank),
             own=own,
             used=task.used,
             meetings=task.meetings,

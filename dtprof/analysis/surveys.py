@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof.analysis.alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
+from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.execution import Executor, map_tasks, share_out
+from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
 from dtprof.analysis.ranks import RankFacts, survey
@@ -96,6 +98,22 @@ class SurveyTask:
     ranks: Sequence[int]
     clocks: Clocks
     several_clocks: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTask:
+    """Some ranks to be looked at a second time, with what the first map found of them."""
+
+    records: RankRecords
+    clocks: Clocks
+    steps: Mapping[int, RankSteps]  # of these ranks
+    pipeline_windows: Mapping[int, Intervals]
+    meetings: Meetings
+    errors: ClockErrors
+
+    def load(self, rank: int) -> RankTables:
+        """Read one rank, on the clock of the reference as far as clocks are aligned."""
+        return self.clocks.align(self.records.load(rank))
 
 
 def newest_ranks(run: Run) -> list[int]:
