@@ -162,6 +162,15 @@ def test_every_kind_given_is_described() -> None:
     assert sorted(kind for kind in named if f"\n### {kind}\n" not in page) == []
 
 
+def test_ranks_and_sizes_that_no_job_has_take_no_memory(diagnose_texts: Diagnose) -> None:
+    gather = texts.watchdog(1, op="_ALLGATHER_BASE").replace("NumelOut=1024", f"NumelOut={1024 * 5_000_000}")
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for damaged in (texts.watchdog(9_999_999), gather):
+        verdict = diagnose_texts(damaged)
+        assert all(len(finding.culprit_ranks) < 1000 for finding in verdict.findings)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 50_000
+
+
 PIECES = [
     *(CRASH, texts.GLOO_LATE, texts.GLOO_LOST, texts.table({0: 1, 1: -9}, first=0), texts.watchdog(1)),
     *(texts.older_watchdog(2), texts.status(texts.STATUS_26, 1), texts.status(texts.DUMP, 3, enqueued=-1, done=-1)),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dtprof.diagnosis.logs.facts import Progress, Timeout
+from dtprof.diagnosis.logs.facts import MAX_RANK, Progress, Timeout
 from dtprof.diagnosis.logs.job import Job, group_of, operation
 from dtprof.tables import Group
 
@@ -85,6 +85,11 @@ def begins_at_zero(key: Key, fronts: Fronts) -> bool:
 
 def group_size(job: Job, fronts: Fronts) -> tuple[int, bool]:
     """Return how many members the group has, 0 where nothing tells, and whether it is certain."""
+    size, certain = _told_size(job, fronts)
+    return (size, certain) if size <= MAX_RANK else (0, False)  # damaged numbers are no jobs
+
+
+def _told_size(job: Job, fronts: Fronts) -> tuple[int, bool]:
     least = max(fronts) + 1
     ratios = set()
     for one in fronts.values():

@@ -124,7 +124,7 @@ def _parting(members: Members) -> int | None:
     """Return the first position at which what they called differs."""
     first = max(min(calls) for calls in members.calls.values())
     last = min(members.last(rank) for rank in members.calls)
-    for position in range(first, last + 1):
+    for position in sorted({at for calls in members.calls.values() for at in calls if first <= at <= last}):
         if len({calls.get(position) for calls in members.calls.values()}) > 1:
             return position if all(position in calls for calls in members.calls.values()) else None
     return None
