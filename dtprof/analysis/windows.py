@@ -218,12 +218,3 @@ def explain_missing(
     short = [rank for rank in ranks for one in rank.windows if one.window.state == "written" and one.window.reason]
     told += [f"rank {rank.rank}: the window {rank.windows[0].window.reason}" for rank in short[:5]]
     return told
-
-
-def traced_ranges(windows: Sequence[Window]) -> list[tuple[int, int]]:
-    """Return the times in which a rank took windows: from when it began to start one until it went on after it."""
-    return [
-        (window.begin_ns, max(window.ready_ns, window.end_ns))
-        for window in windows
-        if window.begin_ns >= 0 and max(window.ready_ns, window.end_ns) > window.begin_ns
-    ]

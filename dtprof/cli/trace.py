@@ -18,7 +18,6 @@ DEFAULT_STEPS = 3
 DEFAULT_TOP = 10
 DEFAULT_TIMEOUT_S = 300.0
 RANKS = settings.Setting(option="--ranks", env=settings.TRACE_RANKS.env, default="", metavar="LIST", help="")
-STEPS = settings.Setting(option="--steps", env=settings.TRACE_STEPS.env, default="3", metavar="N", help="")
 EPILOG = """\
 examples:
   dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py

@@ -20,7 +20,6 @@ from dtprof.importers.kineto_events import (
     correlation_of,
     read_events,
 )
-from dtprof.importers.kineto_phases import STEP
 from dtprof.tables import UNKNOWN_NS, Array, Window
 from dtprof.windows import TRACED, Share, WindowTrace
 
@@ -146,8 +145,3 @@ def _clock_error(trace: KinetoTrace, window: Window, offset: int) -> int | None:
     if not len(begin) or window.end_ns < 0:
         return None
     return max(0, window.begin_ns - int(begin.min()), int(end.max()) - window.ready_ns)
-
-
-def steps_of(trace: KinetoTrace) -> list[int]:
-    """Return the numbers of the steps that the trace marks."""
-    return [int(match[1]) for call in trace.annotations if (match := STEP.match(call.name))]
