@@ -1,7 +1,6 @@
 """A summary in under 30 lines of 80 columns."""
 
 import shlex
-import textwrap
 from collections.abc import Sequence
 from statistics import median
 
@@ -9,7 +8,6 @@ from dtprof.analysis.results import (
     PARTS,
     CollectiveResult,
     CriticalPathResult,
-    Headroom,
     PipelineResult,
     RankResult,
     SmallMessages,
@@ -26,14 +24,13 @@ from dtprof.formatting import (
     format_table,
     shorten,
 )
+from dtprof.report.labelled_lines import LABEL, WIDTH, labelled
+from dtprof.report.memory_text import capacity_lines, memory_lines
 
-WIDTH = 80
 MAX_LINES = 29
 MAX_RANKS = 8
 MAX_COLLECTIVES = 5
-LABEL = 12
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
-_SCHEMES = {"none": "not spread", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 _TABLE_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
@@ -47,23 +44,15 @@ def summary_text(summary: Summary) -> str:
         *_serialised_lines(summary),
         *_straggler_lines(summary),
         *_path_lines(summary.critical_path),
-        *_memory_lines(summary.ranks),
-        *_formula_lines(summary.ranks),
-        *_headroom_lines(summary.headroom),
-        *_growth_lines(summary.ranks),
-        *_quality_lines(summary),
+        *memory_lines(summary),
     ]
+    quality = _quality_lines(summary)
     following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never cut: it is there to be copied
-    room = MAX_LINES - len(head) - len(tables) - len(tail) - len(following)
-    return "\n".join([*head, *tables, *tail, *_doubt_lines(summary.cannot_tell, room), *following])
-
-
-def _labelled(label: str, text: str, max_lines: int = 1) -> list[str]:
-    """Return the text behind its label, wrapped; cut where it takes more lines than allowed."""
-    lines = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
-    if len(lines) > max_lines:
-        lines = [*lines[: max_lines - 1], shorten(" ".join(lines[max_lines - 1 :]), WIDTH - LABEL)]
-    return [f"{label if not i else '':<{LABEL}}{line}" for i, line in enumerate(lines)]
+    room = MAX_LINES - sum(map(len, (head, tables, tail, quality, following)))
+    capacity = capacity_lines(summary)
+    if len(capacity) < room:
+        tail, room = [*tail, *capacity], room - len(capacity)
+    return "\n".join([*head, *tables, *tail, *quality, *_doubt_lines(summary.cannot_tell, room), *following])
 
 
 def _job_lines(summary: Summary) -> list[str]:
@@ -74,14 +63,14 @@ def _job_lines(summary: Summary) -> list[str]:
     parts += [summary.backend] if summary.backend else []
     parts += [f"torch {summary.torch}"] if summary.torch else []
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
-    lines = [*_labelled("job", shorten(command, WIDTH - LABEL)), *_labelled("", ", ".join(parts))]
+    lines = [*labelled("job", shorten(command, WIDTH - LABEL)), *labelled("", ", ".join(parts))]
     state = "complete" if summary.complete else "incomplete"
     if summary.missing_ranks:
         state += f": {len(summary.missing_ranks)} ranks left no log"
     tap = f", {summary.tap} tap" if summary.tap else ""
-    lines += _labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
+    lines += labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
     if endings := _endings(summary.ranks):
-        lines += _labelled("ended", endings)
+        lines += labelled("ended", endings)
     return lines
 
 
@@ -101,10 +90,10 @@ def _endings(ranks: Sequence[RankResult]) -> str:
 def _step_lines(summary: Summary) -> list[str]:
     steps = summary.steps
     if steps.used is None or steps.duration_ns is None:
-        return _labelled("steps", f"{steps.count} ended on every rank; none has both a begin and an end to measure")
+        return labelled("steps", f"{steps.count} ended on every rank; none has both a begin and an end to measure")
     first, last = steps.used
     spread = steps.duration_ns
-    return _labelled(
+    return labelled(
         "steps",
         f"{steps.count}, figures from {first} to {last}: median {format_ns(spread.median)}"
         f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
@@ -124,7 +113,7 @@ def _throughput_lines(throughput: Throughput | None) -> list[str]:
         for rate, count, what in rates
         if rate is not None
     ]
-    return _labelled("throughput", "; ".join(shown))
+    return labelled("throughput", "; ".join(shown))
 
 
 def _rate(value: float) -> str:
@@ -227,17 +216,17 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
         text += ": " + ", ".join(f"{name.replace('_', ' ')} {part:.1%}" for name, part in pipeline.parts.items())
     if pipeline.by_time:
         text += "; in " + ", ".join(f"{name.replace('_', '-')} {part:.1%}" for name, part in pipeline.by_time.items())
-    lines = _labelled("pipeline", text, max_lines=4)
-    return lines + _labelled("", f"smaller with {pipeline.advice}", max_lines=2) if pipeline.advice else lines
+    lines = labelled("pipeline", text, max_lines=4)
+    return lines + labelled("", f"smaller with {pipeline.advice}", max_lines=2) if pipeline.advice else lines
 
 
 def _straggler_lines(summary: Summary) -> list[str]:
     if not summary.stragglers:
-        return _labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
-    lines = _labelled("stragglers", _straggler(summary.stragglers[0]), max_lines=2)
+        return labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
+    lines = labelled("stragglers", _straggler(summary.stragglers[0]), max_lines=2)
     if len(summary.stragglers) > 1:
         others = ", ".join(f"rank {straggler.rank}" for straggler in summary.stragglers[1:])
-        lines += _labelled("", f"also {others}")
+        lines += labelled("", f"also {others}")
     return lines
 
 
@@ -261,7 +250,7 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
     pieces += [(one.transfer_ns, one.op) for one in path.operations]
     shown = ", ".join(f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns)
     most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
-    return _labelled("crit. path", shown + most)
+    return labelled("crit. path", shown + most)
 
 
 def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:
@@ -273,7 +262,7 @@ def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:
         f"program for {format_ns(worst.exposed_ns_per_step)}: join them"
     )
     more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return _labelled("messages", text + more, max_lines=2)
+    return labelled("messages", text + more, max_lines=2)
 
 
 def _serialised_lines(summary: Summary) -> list[str]:
@@ -287,57 +276,7 @@ def _serialised_lines(summary: Summary) -> list[str]:
         f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait one for "
         f"another: up to {format_ns(worst.gain_ns_per_step)} less if issued together (async_op, coalesced)"
     )
-    return _labelled("serialised", text, max_lines=2)
-
-
-def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:
-    leaking = [(one.memory_growth, one.rank) for one in ranks if one.memory_growth and one.memory_growth.leaks]
-    if not leaking:
-        return []
-    growth, rank = max(leaking, key=lambda item: item[0].bytes_per_step)
-    low, high = format_bytes(int(growth.low_bytes_per_step)), format_bytes(int(growth.high_bytes_per_step))
-    text = f"grows by {format_bytes(int(growth.bytes_per_step))} a step ({low} to {high}) on rank {rank}"
-    more = f", and on {len(leaking) - 1} other ranks" if len(leaking) > 1 else ""
-    return _labelled("memory leak", text + more, max_lines=2)
-
-
-def _memory_lines(ranks: Sequence[RankResult]) -> list[str]:
-    peaks = [(rank.peak_bytes, rank.rank) for rank in ranks if rank.peak_bytes is not None]
-    if not peaks:
-        return []
-    (most, rank), (least, _) = max(peaks), min(peaks)
-    held = next(result.memory_categories for result in ranks if result.rank == rank)
-    parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held.items() if size]
-    what = f": {', '.join(parts)}" if parts else ""
-    return _labelled(
-        "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=3
-    )
-
-
-def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:
-    """Return the model state of the rank that holds most beside its formula, and what other schemes would take."""
-    known = [rank.memory_formula for rank in ranks if rank.memory_formula is not None]
-    if not known:
-        return []
-    formula = max(known, key=lambda one: one.state_bytes)
-    text = f"holds {format_bytes(formula.state_bytes)}, by formula {format_bytes(formula.state_formula_bytes)}"
-    others = [f"{_SCHEMES[name]} {format_bytes(size)}" for name, size in formula.by_scheme_bytes.items()]
-    if formula.shards > 1:
-        text += f" (over {formula.shards} ranks: {', '.join(others)})"
-    if formula.activation_bytes is not None and formula.activation_formula_bytes is not None:
-        activations, expected = format_bytes(formula.activation_bytes), format_bytes(formula.activation_formula_bytes)
-        text += f"; activations {activations}, by formula {expected}"
-    return _labelled("model state", text, max_lines=2)
-
-
-def _headroom_lines(found: Sequence[Headroom]) -> list[str]:
-    if not found:
-        return []
-    least = found[0]
-    where = least.host if least.device == "host" else f"{least.device} of {least.host}"
-    return _labelled(
-        "headroom", f"{format_bytes(least.headroom_bytes)} of {format_bytes(least.capacity_bytes)} left on {where}"
-    )
+    return labelled("serialised", text, max_lines=2)
 
 
 def _quality_lines(summary: Summary) -> list[str]:
@@ -345,16 +284,16 @@ def _quality_lines(summary: Summary) -> list[str]:
     clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
     share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
     text = f"{format_ns(overhead.capture_ns_per_event)} an event{share}"
-    return _labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
+    return labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
 
 
 def _doubt_lines(doubts: Sequence[str], room: int) -> list[str]:
     lines: list[str] = []
     for shown, doubt in enumerate(doubts):
-        more = _labelled("cannot tell" if not shown else "", doubt, max_lines=2)
+        more = labelled("cannot tell" if not shown else "", doubt, max_lines=2)
         is_last = shown == len(doubts) - 1
         if len(lines) + len(more) + (0 if is_last else 1) > room:
-            return [*lines, *_labelled("" if lines else "cannot tell", f"{len(doubts) - shown} more: --json")]
+            return [*lines, *labelled("" if lines else "cannot tell", f"{len(doubts) - shown} more: --json")]
         lines += more
     return lines
 
