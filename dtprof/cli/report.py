@@ -90,7 +90,7 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
         summary, closeup = examine(runs[-1], executor)
         figures = [measure_run(run, executor) for run in runs] if against is not None else []
     comparison = compare_runs(*figures, at_least=AT_LEAST) if figures else None
-    verdict = diagnose_run(path, engine)
+    verdict = diagnose_run(path, engine, summary=summary)
     nodes = runs[-1].node_samples(max_samples=samples_each(len(summary.hosts)))
     return Source(
         summary=summary,

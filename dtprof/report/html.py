@@ -26,6 +26,8 @@ GENERATOR = "dtprof report"
 SCRIPTS = ("plots.js", "grid.js", "tracks.js", "tables.js", "page.js")
 """In the order in which they run; the last one starts the page."""
 LIVE_SCRIPT = "live.js"
+GZIP_LEVEL = 6
+"""9 makes the file 1 % smaller in twice the time."""
 _HEAD_BYTES = 2048
 
 
@@ -210,4 +212,4 @@ def _render_help(panel: Panel) -> Markup:
 
 
 def _pack(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(text.encode(), GZIP_LEVEL, mtime=0)).decode()
