@@ -142,19 +142,20 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
     return write_kineto(detail, path, steps=steps)
 
 
-def _tables(run_directory: Path) -> "dict[str, Iterator[Table]]":
+def _tables(run_directory: Path) -> "Iterator[tuple[str, Table]]":
+    """Yield the records of a rank at a time, each read once, then the results."""
     from dtprof import api
+    from dtprof.api.records import read_records
+    from dtprof.run_format.reader import open_run
 
-    opened = api.open_run(run_directory)
-
-    def records(name: str) -> "Iterator[Table]":
-        for ranks in [[rank] for rank in opened.ranks] or [[]]:
-            yield opened.table(name, ranks=ranks)
-
-    def results(name: str) -> "Iterator[Table]":
-        yield opened.table(name)
-
-    return {name: records(name) for name in api.RECORDS} | {name: results(name) for name in api.RESULTS}
+    recorded = open_run(run_directory)
+    for ranks in [[rank] for rank in recorded.ranks] or [[]]:
+        tables = [recorded.load(rank) for rank in ranks]
+        for name in api.RECORDS:
+            yield name, read_records(name, tables)
+    results = api.open_run(run_directory)
+    for name in api.RESULTS:
+        yield name, results.table(name)
 
 
 @contextmanager

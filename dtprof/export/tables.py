@@ -6,7 +6,8 @@ which says of every column what it holds, in which unit, and what it means.
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,8 +52,11 @@ class Table(Protocol):
         """Return it as a pyarrow Table."""
 
 
-def write_tables(tables: Mapping[str, Iterator[Table]], folder: Path, kind: str) -> None:
-    """Write each table, given piece by piece, and the schema.
+Append = Callable[[Table], None]
+
+
+def write_tables(pieces: Iterable[tuple[str, Table]], folder: Path, kind: str) -> None:
+    """Write tables, given piece by piece in any order, and the schema.
 
     Raises:
         MissingDependencyError: Parquet is asked for and pyarrow is not installed.
@@ -63,13 +67,19 @@ def write_tables(tables: Mapping[str, Iterator[Table]], folder: Path, kind: str)
             "--format csv"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write = _write_parquet if kind == "parquet" else _write_csv
+    csv_writer = _arrow_csv_file if _has_pyarrow() else _csv_file
+    writer = _parquet_file if kind == "parquet" else csv_writer
+    append: dict[str, Append] = {}
     schema = {}
-    for name, pieces in tables.items():
-        columns = write(pieces, folder / f"{name}.{kind}")
-        schema[name] = [
-            {"name": one.name, "type": one.dtype, "unit": one.unit, "meaning": one.meaning} for one in columns
-        ]
+    with ExitStack() as files:
+        for name, piece in pieces:
+            if name not in append:
+                append[name] = files.enter_context(writer(piece, folder / f"{name}.{kind}"))
+                schema[name] = [
+                    {"name": one.name, "type": one.dtype, "unit": one.unit, "meaning": one.meaning}
+                    for one in piece.columns
+                ]
+            append[name](piece)
     document = {"schema": 1, "tables": schema}
     (folder / SCHEMA).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
@@ -82,38 +92,30 @@ def _has_pyarrow() -> bool:
     return True
 
 
-def _write_parquet(pieces: Iterator[Table], path: Path) -> tuple[Column, ...]:
+@contextmanager
+def _parquet_file(first: Table, path: Path) -> Iterator[Append]:
     parquet = import_module("pyarrow.parquet")
-    first = next(pieces)
-    rows = first.to_arrow()
-    with parquet.ParquetWriter(path, rows.schema, compression="zstd") as writer:
-        writer.write_table(rows)
-        for piece in pieces:
-            writer.write_table(piece.to_arrow())
-    return first.columns
+    with parquet.ParquetWriter(path, first.to_arrow().schema, compression="zstd") as writer:
+        yield lambda piece: writer.write_table(piece.to_arrow())
 
 
-def _write_csv(pieces: Iterator[Table], path: Path) -> tuple[Column, ...]:
-    """Write a head and the rows; what is not known is empty. pyarrow writes the same, twenty times as fast."""
-    first = next(pieces)
-    if _has_pyarrow():
-        _write_csv_by_arrow(first, pieces, path)
-        return first.columns
+@contextmanager
+def _csv_file(first: Table, path: Path) -> Iterator[Append]:
+    """Give a file of a head and rows; what is not known is empty."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in first.columns])
-        for piece in (first, *pieces):
-            writer.writerows(map(_plain, row.values()) for row in piece)
-    return first.columns
+        yield lambda piece: writer.writerows(map(_plain, row.values()) for row in piece)
 
 
-def _write_csv_by_arrow(first: Table, pieces: Iterator[Table], path: Path) -> None:
+@contextmanager
+def _arrow_csv_file(first: Table, path: Path) -> Iterator[Append]:
+    """Give the same file, written by pyarrow, twenty times as fast."""
     arrow_csv = import_module("pyarrow.csv")
+    options = arrow_csv.WriteOptions(include_header=False, quoting_style="needed")
     with path.open("wb") as file:
         file.write((",".join(column.name for column in first.columns) + "\n").encode())
-        options = arrow_csv.WriteOptions(include_header=False, quoting_style="needed")
-        for piece in (first, *pieces):
-            arrow_csv.write_csv(piece.to_arrow(), file, options)
+        yield lambda piece: arrow_csv.write_csv(piece.to_arrow(), file, options)
 
 
 def _plain(value: object) -> object:

@@ -159,8 +159,8 @@ def begin_tensorboard(
     else:
         said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
     said += logs.append(detail, series)
-    logs.tell(account)
     logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
+    logs.tell(account)
     return logs, said
 
 

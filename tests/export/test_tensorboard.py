@@ -13,7 +13,15 @@ from dtprof.analysis.detail import RunDetail, read_detail, read_ranks
 from dtprof.analysis.results import Summary
 from dtprof.errors import MissingDependencyError
 from dtprof.export import tensorboard
-from dtprof.export.tensorboard import ALL_RANKS, Account, RankSeries, ScalarLogs, rank_series, write_tensorboard
+from dtprof.export.tensorboard import (
+    ALL_RANKS,
+    Account,
+    RankSeries,
+    ScalarLogs,
+    begin_tensorboard,
+    rank_series,
+    write_tensorboard,
+)
 from dtprof.export.tensorboard_events import Picture
 from dtprof.run_format.reader import Run
 
@@ -96,6 +104,15 @@ def test_a_quantity_that_some_steps_lack_has_points_in_the_others_only(run: Run,
     assert [(row.wall_time, row.step, row.value) for row in events.Scalars("step_ms")] == [
         (step + 0.25, step, step * 1.5) for step in range(1, 6)
     ]
+
+
+def test_everything_can_be_read_while_more_may_come(detail: RunDetail, out: Path) -> None:
+    logs, _ = begin_tensorboard(detail, out, account=Account(texts={"verdict": "well"}))
+    events = load(out / ALL_RANKS)
+    assert len(events.Tensors("verdict/text_summary")) == 1
+    assert events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
+    assert len(points(load(out / "rank 00007"), "step_ms")) == len(detail.steps[7].numbers)
+    logs.close()
 
 
 def test_a_trace_of_each_rank_lies_beside(folder: Path) -> None:
