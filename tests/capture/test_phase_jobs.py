@@ -232,4 +232,7 @@ def test_out_of_memory_says_what_held_most(record: Record) -> None:
     assert seen.largest == "other"  # 256 MiB that are no part of the model
     assert seen.live_bytes is not None
     assert seen.live_bytes > 320 << 20
+    (snapshot,) = job.tables[0].snapshots
+    assert (snapshot.state, snapshot.why, snapshot.device) == ("written", "out of memory", "cpu")
+    assert snapshot.held_bytes["optimizer_state"] == 32 << 20
     assert wrapped(record, "none").rank.out_of_memory == ()
