@@ -26,7 +26,9 @@ def two_containers(folder: Path) -> Path:
     write_run(folder, ranks, exit_status=1)
     for name, status in (("a", -15), ("b", -9)):
         node = folder / paths.node_folder_name(f"host-{name}")
-        (node / paths.EXITS).write_text(json.dumps({"pid": 1, "status": status, "t_ns": START_NS + 400 + status}) + "\n")
+        (node / paths.EXITS).write_text(
+            json.dumps({"pid": 1, "status": status, "t_ns": START_NS + 400 + status}) + "\n"
+        )
         frames = [{"name": f"in_{name}", "filename": "/home/me/train.py", "line": 7}]
         facts = {"state": "sleeping", "threads": [{"thread_name": "MainThread", "frames": frames}]}
         (node / paths.STACKS).write_text(json.dumps({"t_ns": START_NS, "processes": {"1": facts}}))
