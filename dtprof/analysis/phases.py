@@ -7,7 +7,7 @@ import numpy as np
 
 from dtprof import events
 from dtprof.analysis import codes
-from dtprof.analysis.intervals import NONE, Column, Intervals, pair, union
+from dtprof.analysis.intervals import NONE, Column, Intervals, intersect, pair, subtract, union
 from dtprof.analysis.records import ENDED, is_any, spans_of, times_of
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import Array, RankTables, select
@@ -53,7 +53,19 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
         found[events.FORWARD] = _with_loss(found)
     else:
         found[events.FORWARD] = _inferred_forward(found, steps)
+    found[events.OPTIMIZER] = _without_closures(found)
     return found
+
+
+def _without_closures(found: dict[str, Intervals]) -> Intervals:
+    """Return the optimizer without the passes that it ran itself, by the closure that it was given."""
+    optimizer, backward = found[events.OPTIMIZER], found[events.BACKWARD]
+    first = np.searchsorted(backward[:, 0], optimizer[:, 0], "left")
+    has_backward = first < np.searchsorted(backward[:, 1], optimizer[:, 1], "right")
+    if not has_backward.any():
+        return optimizer
+    passes = union(np.concatenate([found[phase] for phase in (events.FORWARD, events.BACKWARD, events.EVALUATION)]))
+    return subtract(optimizer, intersect(passes, optimizer[has_backward]))
 
 
 def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:

@@ -21,6 +21,7 @@ class Steps:
         self._windows = windows
         self._marked = False
         self._backward_since_step = False
+        self._told_consumption = False
         self._optimizer_spans: list[int] = []
         self._seen = 0
         self._optimizers = memory.categories.optimizers
@@ -54,6 +55,7 @@ class Steps:
         self._forward.roots.search(optimizer)
 
     def _after_optimizer(self, *_: Any) -> None:
+        self._tell_consumption()  # where a closure ran the model inside the optimizer's step
         self._spans.end(self._optimizer_spans.pop() if self._optimizer_spans else 0)
         self._end_by_optimizer()
 
@@ -61,13 +63,14 @@ class Steps:
         """Count a step, unless this optimizer belongs to the same burst as the one before it."""
         self._seen += 1
         if self._backward_since_step:
-            self._backward_since_step = False
+            self._backward_since_step = self._told_consumption = False
             if not self._marked:
                 self._end()
 
     def _tell_consumption(self) -> None:
         """Tell what was fed before the end of the step is recorded: the time then says to which step it belongs."""
-        if self._backward_since_step and not self._marked:
+        if self._backward_since_step and not self._marked and not self._told_consumption:
+            self._told_consumption = True
             self._forward.consumption.end_step()
 
     @fence.fenced("the end of a step")

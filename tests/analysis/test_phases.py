@@ -151,3 +151,21 @@ def test_a_step_whose_backward_is_seen_only_as_actions_of_a_pipeline_is_a_step()
     tables = rank.tables()
     steps = find_steps(tables, sound_spans(tables))
     assert (steps.windows - START_NS).tolist() == [[70, 170], [170, 270]]
+
+
+def test_the_passes_of_a_closure_are_no_work_of_the_optimizer_that_runs_it() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 20, 30)
+    rank.span("backward", 35, 60)
+    rank.span("optimizer", 10, 80)
+    found = phases_of(rank)
+    assert found["forward"] == [[20, 35]]
+    assert found["optimizer"] == [[10, 20], [60, 80]]
+
+
+def test_an_optimizer_inside_the_backward_pass_is_an_optimizer() -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.span("forward", 0, 10)
+    rank.span("backward", 10, 60)
+    rank.span("optimizer", 30, 40)
+    assert phases_of(rank)["optimizer"] == [[30, 40]]
