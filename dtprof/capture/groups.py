@@ -40,12 +40,31 @@ def first_entry(group_id: int, group: Any) -> str:
 
 ids: dict[str, int] = {}
 """Of groups that torch knows, by name."""
+_splits: dict[str, tuple[list[int], str, float | None]] = {}
+"""Members, back end and timeout of the newest group of each name that was split off another; torch keeps no list."""
 _on_nccl: list[Callable[[], None]] = []
 
 
 def on_first_nccl_group(call: Callable[[], None]) -> None:
     """Arrange a call once a process group of this process turns out to use NCCL."""
     _on_nccl[:] = [call]
+
+
+def know_split(group: Any, parent: Any, ranks: Sequence[int]) -> None:
+    """Keep what is to be written of a group that was split off a parent, whose own numbers of its ranks are given."""
+    import torch.distributed.distributed_c10d as c10d
+
+    if group is None:
+        return  # this rank is not in it
+    if parent in c10d._world.pg_map:
+        of_parent = c10d.get_process_group_ranks(parent)
+    elif parent.group_name in _splits:
+        of_parent, _, _ = _splits[parent.group_name]
+    else:
+        return
+    # The options of the new back end name members, too; those of gloo are wrong (torch 2.13).
+    backend = group._get_backend(group._device_types[0]).name()
+    _splits[group.group_name] = [of_parent[rank] for rank in sorted(ranks)], backend, _timeout_s(group)
 
 
 @fence.fenced("the members of a process group")
@@ -59,7 +78,10 @@ def _members_entry(group_id: int, name: str) -> str:
 
     group = _group_named(name)
     if group is None:
-        return ""
+        if name not in _splits:
+            return ""
+        ranks, backend, timeout_s = _splits[name]
+        return entry("group", id=group_id, name=name, **members_of(ranks), backend=backend, timeout_s=timeout_s)
     backend, _ = c10d._world.pg_map[group]
     ids[name] = group_id
     while "nccl" in backend and _on_nccl:

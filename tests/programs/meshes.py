@@ -1,4 +1,4 @@
-"""Make meshes whose dimensions have groups of their own, share the default group, are joined and are taken over."""
+"""Make meshes: dimensions with groups of their own, with the default group, joined, taken over; and split a group."""
 
 import sys
 import types
@@ -37,6 +37,9 @@ def main():
     deepspeed._EXPERT_DATA_PARALLEL_GROUP = {"ep_size_2": expert}
     deepspeed.mpu = types.SimpleNamespace(pp_proc_group=pipe)
     dist.all_reduce(torch.ones(1), group=pipe if rank % 2 else expert)
+    if rank % 2:  # a group that torch.distributed keeps no list of
+        odd = dist.group.WORLD.split_group([1, 3], group_desc="mesh_odd")
+        odd.allreduce([torch.ones(1)]).wait()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from dtprof.capture.frameworks.ddp import DataParallel
 from dtprof.capture.frameworks.fsdp import FullySharded
 from dtprof.capture.frameworks.meshes import Meshes
 from dtprof.capture.frameworks.pipeline import Pipelines
+from dtprof.capture.frameworks.splits import Splits
 from dtprof.capture.frameworks.tensor_parallel import TensorParallel
 from dtprof.capture.recorder import Recorder
 
@@ -20,5 +21,5 @@ from dtprof.capture.recorder import Recorder
 def install(recorder: Callable[[bool], Recorder | None]) -> None:
     """Hook the frameworks; the recorder is asked for when they act."""
     acting = Acting(recorder)
-    for framework in (Meshes, Pipelines, FullySharded, DataParallel, TensorParallel, Calls):
+    for framework in (Meshes, Splits, Pipelines, FullySharded, DataParallel, TensorParallel, Calls):
         framework(acting).install()
