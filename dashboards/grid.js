@@ -103,7 +103,10 @@
 
   function mark() {
     for (const grid of grids.values()) {
-      for (const { button, cell } of grid.cells) button.setAttribute("aria-pressed", String(cell.rank === dtprof.selected));
+      for (const { button, cell } of grid.cells) {
+        const pressed = String(cell.rank === dtprof.selected);
+        if (button.getAttribute("aria-pressed") !== pressed) button.setAttribute("aria-pressed", pressed);
+      }
     }
   }
 

@@ -21,17 +21,30 @@ globalThis.dtprof = { selected: null };
     return (Object.hasOwn(hues, name) ? hues[name] : ["#b9bdc4", "#5d636c"])[isDark() ? 1 : 0];
   }
 
-  // Returns how a trace marks the selected rank: other bars fade, its line stands out.
-  function marked(trace, accent) {
+  function ranksOf(trace) {
+    return Array.isArray(trace?.customdata) ? trace.customdata : trace?.customdata?._inputArray;
+  }
+
+  // Marks the selected rank in what is drawn: other bars fade, its line stands out. Plotly would draw all bars anew.
+  function mark(plot) {
     const rank = dtprof.selected;
-    const ranks = Array.isArray(trace.customdata) ? trace.customdata : trace.customdata?._inputArray;
-    if (!ranks) return {};
-    if (trace.type === "bar") {
-      const points = rank === null ? null : ranks.flatMap((one, position) => (one === rank ? [position] : []));
-      return { selectedpoints: points, unselected: { marker: { opacity: 0.28 } } };
+    const accent = getComputedStyle(root).getPropertyValue("--accent").trim();
+    for (const drawn of plot.querySelectorAll(".barlayer .trace, .scatterlayer .trace")) {
+      const trace = drawn.__data__?.[0]?.trace;
+      const ranks = ranksOf(trace);
+      if (!ranks) continue;
+      if (trace.type === "bar") {
+        for (const bar of drawn.querySelectorAll(".point")) {
+          const faded = rank !== null && ranks[bar.__data__.i] !== rank;
+          if (faded !== bar.classList.contains("faded")) bar.classList.toggle("faded", faded);
+        }
+      } else if (trace.meta === "rank") {
+        const line = drawn.querySelector(".js-line");
+        const chosen = ranks[0] === rank;
+        drawn.classList.toggle("chosen", chosen);
+        if (line) line.style.stroke = chosen ? accent : trace.line.color;
+      }
     }
-    if (trace.meta === "rank" && ranks[0] === rank) return { opacity: 1, line: { width: 2.2, color: accent } };
-    return {};
   }
 
   // Returns the figure in the colours of the present theme; the visibility chosen in the legend stays.
@@ -56,7 +69,6 @@ globalThis.dtprof = { selected: null };
           textfont: { color: get("--text"), size: 11 },
           colorbar: { ...trace.colorbar, tickfont: { color: get("--muted") }, tickcolor: get("--line") },
         }),
-        ...marked(trace, get("--accent")),
       };
     });
     const axis = {
@@ -101,16 +113,17 @@ globalThis.dtprof = { selected: null };
     };
   }
 
-  function look() {
-    return `${isDark()} ${dtprof.selected}`;
-  }
-
-  // Draws again what is on the page in view and was drawn in another look; what is hidden waits until it is shown.
+  // Marks the rank in what is on the page in view, and draws again what has the colours of another theme; what is hidden
+  // waits until it is shown.
   function refresh() {
     for (const [anchor, known] of plots) {
       const plot = document.getElementById(`plot-${anchor}`);
-      if (known.look === look() || !plot?.offsetParent) continue;
-      react(anchor, plot, known.figure);
+      if (!plot?.offsetParent) continue;
+      if (known.isDark !== isDark()) react(anchor, plot, known.figure);
+      else if (known.rank !== dtprof.selected) {
+        known.rank = dtprof.selected;
+        mark(plot);
+      }
     }
   }
 
@@ -121,7 +134,7 @@ globalThis.dtprof = { selected: null };
       layout.xaxis.range = plot.layout.xaxis.range.slice();
       if (!layout.yaxis.fixedrange) layout.yaxis.range = plot.layout.yaxis.range.slice();
     }
-    plots.set(anchor, { figure, look: look() });
+    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
     await Plotly.react(plot, data, layout, settings(plot));
     if (plot.dataset.legend !== legendOf(figure)) addLegend(plot, figure);
   }
@@ -139,7 +152,9 @@ globalThis.dtprof = { selected: null };
     }
     const { data, layout } = themed(figure, plot);
     await Plotly.newPlot(plot, data, layout, settings(plot));
-    plots.set(anchor, { figure, look: look() });
+    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
+    mark(plot);
+    plot.on("plotly_afterplot", () => mark(plot)); // what is zoomed or drawn anew bears no marks
     plot.style.height = `${figure.layout.height}px`; // what Plotly fills when the window changes
     plot.style.minHeight = "";
     addLegend(plot, figure);

@@ -265,21 +265,29 @@ def test_deep_links_lead_to_their_panel(show: Show) -> None:
     page.wait_for("return !document.getElementById('page-overview').hidden")
 
 
+def unfaded(plot: str) -> str:
+    """Return JavaScript for the positions of the bars of the first trace that are not faded."""
+    bars = f"[...document.querySelectorAll('#{plot} .barlayer .trace:first-child .point')]"
+    return f"{bars}.flatMap((bar, at) => getComputedStyle(bar).opacity === '1' ? [at] : [])"
+
+
 def test_a_rank_that_is_chosen_is_marked_everywhere(show: Show) -> None:
     page = show(source_of())
     cells = page.driver.find_elements(By.CSS_SELECTOR, ".cells button")
     cells[2].click()
-    page.wait_for("return document.getElementById('plot-step-parts').data[0].selectedpoints?.[0] === 2")
+    page.wait_for(f"return {unfaded('plot-step-parts')}.join() === '2'")
     assert page.run("return location.hash") == "#:rank=2"
     assert page.run("return document.querySelectorAll('#step-parts .numbers tr.marked').length") == 1
     page.run("arguments[0].focus()", cells[2])
     ActionChains(page.driver).send_keys(Keys.ARROW_RIGHT, Keys.ENTER).perform()
-    page.wait_for("return document.getElementById('plot-step-parts').data[0].selectedpoints?.[0] === 3")
+    page.wait_for(f"return {unfaded('plot-step-parts')}.join() === '3'")
+    page.run("return Plotly.relayout('plot-step-parts', { 'xaxis.range': [0, 50] })")
+    page.wait_for(f"return {unfaded('plot-step-parts')}.join() === '3'")
     page.driver.find_element(By.CSS_SELECTOR, ".tabs a[href='#page-memory']").click()
-    page.wait_for("return document.getElementById('plot-memory-categories').data?.[0].selectedpoints?.[0] === 3")
+    page.wait_for(f"return {unfaded('plot-memory-categories')}.join() === '3'")
     assert page.run("return location.hash") == "#page-memory:rank=3"
     ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
-    page.wait_for("return document.getElementById('plot-memory-categories').data[0].selectedpoints == null")
+    page.wait_for(f"return {unfaded('plot-memory-categories')}.length === 4")
     assert not page.driver.find_element(By.ID, "selected").is_displayed()
     assert page.complaints() == []
 
