@@ -33,7 +33,7 @@ unit:
 jobs:
 	@.ci/environment test
 	@echo "==> tests that run multi-process jobs on gloo"
-	@$(PYTEST) -q -m "jobs and not gpu" --durations 10
+	@$(PYTEST) -q -m "jobs and not gpu" -n 2 --dist loadscope --durations 15
 
 browser:
 	@.ci/environment test
