@@ -13,6 +13,8 @@ TO_THE_END_NS = 1_000_000_000
 """Between the end of a program's connections and that of its interpreter."""
 OUTLIVED_NS = 1_000_000_000
 """A signal to the whole job ends its ranks within this time."""
+TOO_LATE = "imed out"
+"""In what back ends say where nothing was lost, and only waited for too long."""
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
@@ -81,9 +83,12 @@ def _stopped_alone(end: ProcessExit, evidence: Evidence) -> bool:
 
 
 def _lived_on(rank: RankEvidence, t_ns: int) -> bool:
+    """Say whether a rank lost its peer by that end: once one has failed by a limit, a launcher ends the others itself."""
     error = rank.transport_exception
-    if error is not None and (error.t_ns >= t_ns or not rank.stopped_politely):
-        return True  # it lost the peer, and nobody stopped it
+    if rank.exit is not None and rank.exit.t_ns <= t_ns:
+        return False
+    if error is not None and error.t_ns >= t_ns - OUTLIVED_NS and TOO_LATE not in error.message:
+        return True
     return bool(rank.alive) if rank.exit is None else rank.exit.t_ns > t_ns + OUTLIVED_NS
 
 

@@ -106,16 +106,21 @@ def _handle_of_absent(
             if own is None or front.site is None or own.counts.get((front.group, False), 0) > front.seq:
                 continue
             *before, newest = [o for o in own.operations if (o.site, o.op) == (front.site, front.op)] or [front]
-            is_over = newest.done or newest.failed
             if (
                 len(before) > 1
-                and is_over
+                and (newest.done or (newest.failed and _was_met(evidence, rank, newest)))
                 and newest.group != front.group
                 and {o.group for o in before} == {front.group}
             ):
                 usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (front.group, front.seq)}
                 return _wrong_finding(evidence, rank, newest, usual, everyone)
     return None
+
+
+def _was_met(evidence: Evidence, rank: int, call: Operation) -> bool:
+    """Say whether another member made the call at this position of the group: nobody's limit ended it unmet."""
+    members = (evidence.ranks[other] for other in call.group.ranks if other != rank and other in evidence.ranks)
+    return any(member.counts.get((call.group, False), 0) > call.seq for member in members)
 
 
 def _wrong_finding(

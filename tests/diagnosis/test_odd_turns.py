@@ -6,6 +6,9 @@ from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, gradients, judge, ranks_in_step
 from tests.diagnosis.test_waiting import message, pair
 
+LIMIT = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"
+)
 WELL = dict.fromkeys(range(3), (0, 9000))
 
 
@@ -83,12 +86,14 @@ def test_a_call_on_another_group_is_found_where_it_met_a_call_of_another_size_th
     assert any("sizes" in fact for fact in finding.evidence)
 
 
-def preempted(statuses: dict[int, tuple[int, int]], *, exit_status: int = 1) -> tuple[str, tuple[int, ...]]:
+def preempted(
+    statuses: dict[int, tuple[int, int]], *, exit_status: int = 1, message: str = CONNECTION_LOST
+) -> tuple[str, tuple[int, ...]]:
     ranks = ranks_in_step(3, 2)
     for rank in ranks:
         gradients(rank, 2000, done=rank.rank == 2)
         if rank.rank != 2 and statuses[rank.rank][0] == 1:
-            rank.exception(2500, message=CONNECTION_LOST)
+            rank.exception(2500, message=message)
     verdict = judge(ranks, statuses=statuses, exit_status=exit_status)
     return (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) if verdict.findings else (verdict.outcome, ())
 
@@ -99,6 +104,9 @@ def test_sigterm_of_one_rank_while_the_others_live_on_is_not_the_end_of_the_whol
     assert preempted({2: (-15, 2400), 0: (-15, 3 * second), 1: (-15, 3 * second)}) == ("rank-killed", (2,))
     assert preempted({2: (-15, 2400), 0: (-15, 2500), 1: (-15, 9000)})[0] != "rank-killed"
     assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}, exit_status=-15)[0] != "rank-killed"
+    # A launcher ends the last one where the others failed before, here by a limit.
+    assert preempted({2: (-15, 2900), 0: (1, 2600), 1: (1, 2700)})[0] != "rank-killed"
+    assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}, message=LIMIT)[0] != "rank-killed"
 
 
 @pytest.mark.parametrize(("saving", "kind"), [((0, 1), "rank-skipped-collective"), ((0,), "collective-order-mismatch")])
