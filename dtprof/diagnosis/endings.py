@@ -83,7 +83,7 @@ def _stopped_alone(end: ProcessExit, evidence: Evidence) -> bool:
 
 
 def _lived_on(rank: RankEvidence, t_ns: int) -> bool:
-    """Say whether a rank lost its peer by that end: once one has failed by a limit, a launcher ends the others itself."""
+    """Say whether a rank lost its peer by that end: once one has failed by a limit, launchers end the others."""
     error = rank.transport_exception
     if rank.exit is not None and rank.exit.t_ns <= t_ns:
         return False
