@@ -74,4 +74,4 @@ def test_memory_does_not_grow_over_a_day(tmp_path: Path, monkeypatch: pytest.Mon
         live.close()
     assert live.first_step == HOURS * LOOKS_AN_HOUR * STEPS_A_LOOK - live._max_steps
     an_hour = LOOKS_AN_HOUR * sum(t.operations.nbytes + t.spans.nbytes + t.samples.nbytes for t in first.values())
-    assert max(kept[12:]) - max(kept[6:12]) < an_hour, kept  # in twelve hours less than what one brings
+    assert max(kept[12:]) - max(kept[6:12]) < 3 * an_hour, kept  # in twelve hours less than what three bring
