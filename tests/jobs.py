@@ -12,6 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from dtprof.run_format.reader import Run
+from dtprof.tables import RankTables
+
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
 DTPROF = [sys.executable, "-m", "dtprof"]
@@ -116,3 +119,9 @@ def recorded(
     job = finished([*DTPROF, "run", "-o", str(run), *options, "--", *command], run.parent, env=env)
     assert job.process.returncode == status, job.stderr
     return job
+
+
+def exit_status(run: Run, tables: RankTables) -> int | None:
+    """Return how the process of a rank ended, as its parent saw it; None where nobody saw it."""
+    end = run.exit_of(tables.host, tables.pid)
+    return None if end is None else end.status

@@ -43,7 +43,7 @@ def test_kill_at_any_moment_loses_no_operation(tmp_path: Path) -> None:
             assert tables.operations["seq"].tolist() == list(range(len(tables.operations)))
             seen_to_return = (tables.operations["state"] >= schema.STATE["returned"]).sum()
             assert seen_to_return >= returned, (rank, trial)
-            assert run.exits[tables.pid].status == -9
+            assert jobs.exit_status(run, tables) == -9
             issued_in_all += begun
     assert issued_in_all > 50 * NUM_TRIALS
     assert diagnose_run(run_folder).findings[0].kind == "rank-killed"

@@ -26,7 +26,7 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert [error.message for error in run.load(1, 0).exceptions] == ["planned"]
     assert run.load(1).exceptions == ()
     assert [run.load(rank).operations["op"].size for rank in (0, 1)] == [2, 2]
-    statuses = [run.exits[run.load(rank, attempt).pid].status for attempt in (0, 1) for rank in (0, 1)]
+    statuses = [jobs.exit_status(run, run.load(rank, attempt)) for attempt in (0, 1) for rank in (0, 1)]
     assert statuses[1] in (1, ABORTED)
     assert statuses[2:] == [0, 0]
     assert "next: dtprof summary" in job.stderr

@@ -44,6 +44,6 @@ def test_exception_names_the_users_line(job: tuple[Run, jobs.Job]) -> None:
 
 def test_parent_tells_how_the_ranks_ended(job: tuple[Run, jobs.Job]) -> None:
     run, _ = job
-    statuses = [run.exits[tables.pid].status for tables in run.load_all()]
+    statuses = [jobs.exit_status(run, tables) for tables in run.load_all()]
     assert statuses[1] in (1, ABORTED)
     assert statuses[0] in (1, -15, ABORTED)  # stopped by torch, or by the loss of its peer

@@ -183,6 +183,7 @@ def test_settings_of_the_environment_hold_and_options_win(tmp_path: Path) -> Non
         "hang_after_s": "30",
         "on_hang": "stop",
         "max_log_mb": "32",
+        "max_trace_mb": "64",
     }
     assert "dtprof: using the Python tap, as asked" in job.stderr
 

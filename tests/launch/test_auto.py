@@ -54,7 +54,7 @@ def test_spawned_ranks_join_the_run_of_their_parent(tmp_path: Path) -> None:
     run_in(tmp_path, [sys.executable, PROGRAM, str(tmp_path / "store")], DTPROF_OUTPUT=str(tmp_path / "run"))
     opened = open_run(tmp_path / "run")
     assert opened.ranks == [0, 1]
-    assert [status.status for status in opened.exits.values()] == [0, 0]
+    assert [jobs.exit_status(opened, tables) for tables in opened.load_all()] == [0, 0]
 
 
 def test_under_dtprof_run_it_changes_nothing(tmp_path: Path) -> None:
