@@ -50,7 +50,9 @@ def _describe(result: LimitResult) -> str:
 
 
 def _sure(sure: float) -> str:
-    return "more than 99.9" if sure > 0.999 else f"{100 * sure:.0f}"
+    if sure > 0.999:
+        return "more than 99.9"
+    return f"{100 * sure:.0f}" if sure < 0.99 else f"{100 * sure:.1f}"
 
 
 def _format(value: float, result: LimitResult) -> str:
