@@ -10,7 +10,7 @@ from dtprof.lint.findings import LintFinding, Place
 from dtprof.lint.sequences import Sequences, TooLargeError, own_nodes, place_of
 from dtprof.lint.sources import Function
 from dtprof.lint.steps import Condition, Token, Tokens
-from dtprof.lint.values import NUM_RANKS, Value
+from dtprof.lint.values import NUM_RANKS, Value, truth
 
 ROOT_AT = {"broadcast": 1, "reduce": 1, "broadcast_object_list": 1}
 ROOT_WORDS = ("src", "dst", "group_src", "group_dst")
@@ -56,7 +56,10 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
         advice = f"Make the call before the {verb}, or let all members of the group leave together."
     else:
         instead = f", the others issue {parting.instead.name}" if parting.instead is not None else ""
-        summary = f"{what} is issued only where {where} holds{instead}, which depends on {differs}"
+        decided = truth(condition.value)
+        otherwise = decided is not None and not any(decided[rank] for rank in parting.ranks)
+        holds = "does not hold" if otherwise else "holds"
+        summary = f"{what} is issued only where {where} {holds}{instead}, which depends on {differs}"
         why = (
             "A collective ends when every member of its group has entered it: those that do wait for those that do not."
         )

@@ -459,3 +459,12 @@ def test_a_run_confirms_where_members_disagree_and_acquits_where_all_made_the_ca
     assert ran(r0=[reduced, waited] * 2, r1=[other, waited] * 2) == ("acquitted", "acquitted")
     # Rank 1 left one out: from there on, the line meets what belongs elsewhere.
     assert ran(r0=[reduced, reduced, other], r1=[reduced, other]) == ("confirmed", "error")
+
+
+@pytest.mark.parametrize(("branch", "words"), [("if", "holds"), ("else", "does not hold")])
+def test_the_side_of_a_condition_is_told(tmp_path: Path, branch: str, words: str) -> None:
+    calls = {"if": "dist.barrier()", "else": "print(1)"}
+    first, second = (calls["if"], calls["else"]) if branch == "if" else (calls["else"], calls["if"])
+    body = f"if dist.get_rank() == 0:\n    {first}\nelse:\n    {second}\n"
+    (finding,) = findings_of(tmp_path, body).findings
+    assert f"`dist.get_rank() == 0` (line 5) {words}, which" in finding.summary
