@@ -33,7 +33,9 @@ unit:
 jobs:
 	@.ci/environment test
 	@echo "==> tests that run multi-process jobs on gloo"
-	@$(PYTEST) -q -m "jobs and not gpu" -n 2 --dist loadscope --durations 15
+	@$(PYTEST) -q -m "jobs and not alone and not gpu" -n 2 --dist loadscope --durations 15
+	@echo "==> tests of jobs whose times are measured, one after the other"
+	@$(PYTEST) -q -m "alone and not gpu" --durations 5
 
 browser:
 	@.ci/environment test

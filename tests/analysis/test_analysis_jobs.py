@@ -41,6 +41,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.jobs
+@pytest.mark.alone
 def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_other(tmp_path: Path) -> None:
     program = tmp_path / "late.py"
     program.write_text(PROGRAM)
@@ -80,6 +81,7 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
 
 
 @pytest.mark.jobs
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("layout", "fault", "rank", "phase", "delay_ms", "tolerance"),
     [

@@ -10,7 +10,7 @@ import pytest
 from tests import jobs
 
 TIMEOUT_S = 500  # eight runs that import torch
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(TIMEOUT_S + 60)]
+pytestmark = [pytest.mark.jobs, pytest.mark.alone, pytest.mark.timeout(TIMEOUT_S + 60)]
 SLOWER = str(jobs.PROGRAMS / "slower_when_recorded.py")
 
 
