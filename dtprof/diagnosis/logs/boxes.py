@@ -4,7 +4,7 @@ import re
 
 FRAME = re.compile(r"(?:❱ )?(/[^│]{1,1000}?|[\w./-]{1,1000}?\.py|<\w{1,80}>):(\d{1,9})(?: in (\S.{0,200}?))?$")
 MARKED = re.compile(r"❱\s*\d{1,9}[\s│]*(.*)")
-HEAD = "Traceback (most recent call last)"
+START = "Traceback (most recent call last)"
 EDGES = ("╭", "│", "╰")
 
 
@@ -17,7 +17,7 @@ def unboxed(text: str) -> str | None:
     """Return the line as Python's own traceback has it; None for one that this would not have."""
     text = text.strip()
     if text.startswith("╭"):
-        return f"{HEAD}:" if HEAD in text else None
+        return f"{START}:" if START in text else None
     if text.startswith("╰"):
         return None
     inner = text.strip("│").strip()

@@ -10,7 +10,7 @@ from dtprof.diagnosis.logs.job import Job, view
 CRASHES = ("rank-crashed", "rank-killed")
 TIMED_OUT = (
     *("gloo-timeout", "barrier-missed", "barrier-waits", "store-key", "store-barrier", "store-clients", "stuck"),
-    *("dump-signal", "dump-from"),
+    "dump-signal",
 )
 NAME_THE_RANKS = "Lines carry no rank: next time use torchrun --tee 3 or --log-dir DIR, or srun --label."
 
@@ -54,9 +54,10 @@ def find_cause(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
         or crash
         or mismatches.find_size_conflict(job)
         or mismatches.find_nccl_mismatch(job)
+        or crashes.find_killed(job)
+        or waits.find_missed_barrier(job)
+        or nccl_order.find_parting(job)
     )
-    certain = certain or crashes.find_killed(job) or waits.find_missed_barrier(job)
-    certain = certain or nccl_order.find_calls_apart(job) or nccl_order.find_fewer_calls(job)
     if certain is not None:
         return certain, ()
     reasons: tuple[str, ...] = open_parted

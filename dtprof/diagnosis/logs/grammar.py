@@ -143,8 +143,13 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-mismatch", re.compile(r"Mismatched collective detected.{0,80}around rank (?P<ranks>\d{1,7})")),
     ("nccl-sizes", re.compile(r"[Cc]ollective mismatch error.{0,160}")),
     ("trace-cache", re.compile(r"Invalidate trace cache @ step.{0,120}")),
-    ("dump-signal", re.compile(r"Received a dump signal due to a collective timeout")),
-    ("dump-from", re.compile(r"dump signal due to a collective timeout from\s+rank (?P<ranks>\d{1,7})")),
+    (
+        "dump-signal",
+        re.compile(
+            r"Received a dump signal due to a collective timeout"
+            r"|dump signal due to a collective timeout from\s+rank \d{1,7}"
+        ),
+    ),
     (
         "oom-kill",
         re.compile(

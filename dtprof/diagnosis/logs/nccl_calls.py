@@ -70,26 +70,25 @@ Communicators = dict[tuple[str, str, int], Communicator]
 """By process, address, and how many had this address before."""
 
 
-def read(raw: bytes, file_rank: int | None, found: Communicators) -> bool:
-    """Take in a line of NCCL; say whether it told anything."""
+def read(raw: bytes, file_rank: int | None, found: Communicators) -> None:
+    """Take in a line of NCCL."""
     if found_call := CALL.search(raw):
         process, device, op, nth, count, dtype, reduction, root, address, size = (
             part.decode() for part in found_call.groups()
         )
         if op in BETWEEN_TWO:
-            return False
+            return
         one = _newest(found, process, address)
         if one is None:
             one = _add(found, process, address, Communicator(process, int(size), device=int(device)))
         if one is None:
-            return False
+            return
         one.file_rank = file_rank
         nth_number = int(nth, 16)
         one.counts_rise = one.counts_rise and (not one.calls or nth_number > one.calls[-1][0])
         one.calls.append((nth_number, Call(op, int(count), int(dtype), int(reduction), int(root))))
         one.total += 1
-        return True
-    if found_begun := BEGUN.search(raw):
+    elif found_begun := BEGUN.search(raw):
         process, device, address, rank, size = (part.decode() for part in found_begun.groups())
         number = NUMBER.search(raw)
         known = _newest(found, process, address)
@@ -98,22 +97,22 @@ def read(raw: bytes, file_rank: int | None, found: Communicators) -> bool:
         if known is not None:
             known.rank, known.file_rank = int(rank), file_rank
             known.number = number[1].decode() if number else known.number
-        return True
-    return False
+
+
+def _count(found: Communicators, process: str, address: str) -> int:
+    """Return how many communicators of a process have had this address."""
+    count = 0
+    while (process, address, count) in found:
+        count += 1
+    return count
 
 
 def _newest(found: Communicators, process: str, address: str) -> Communicator | None:
-    generation = 0
-    while (process, address, generation + 1) in found:
-        generation += 1
-    return found.get((process, address, generation))
+    return found.get((process, address, _count(found, process, address) - 1))
 
 
 def _add(found: Communicators, process: str, address: str, one: Communicator) -> Communicator | None:
     if len(found) >= MOST_COMMUNICATORS:
         return None
-    generation = 0
-    while (process, address, generation) in found:
-        generation += 1
-    found[process, address, generation] = one
+    found[process, address, _count(found, process, address)] = one
     return one

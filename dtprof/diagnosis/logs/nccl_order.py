@@ -7,8 +7,9 @@ from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_word
 from dtprof.diagnosis.logs.job import Job, operation
 from dtprof.diagnosis.logs.mismatches import WHAT_IS_CALLED, odd_ones
 from dtprof.diagnosis.logs.nccl_calls import Call, Communicator
+from dtprof.diagnosis.logs.watchdog import DID_LAST
 
-WAITED = ("dump-signal", "dump-from", "stuck", "heartbeat")
+WAITED = ("dump-signal", "stuck", "heartbeat")
 ASPECTS = (
     ("collective-order-mismatch", "op"),
     ("dtype-mismatch", "dtype"),
@@ -38,9 +39,15 @@ class Members:
         return f"{where} of a communicator of {self.size} ranks"
 
 
-def find_calls_apart(job: Job) -> Finding | None:
+def find_parting(job: Job) -> Finding | None:
+    """Return the finding for members of a communicator that called something else, or fewer."""
+    groups = _groups(job)
+    return _find_calls_apart(groups) or _find_fewer_calls(job, groups)
+
+
+def _find_calls_apart(groups: list[Members]) -> Finding | None:
     """Return the finding for the first call at which members of a communicator part."""
-    apart = [(where, members) for members in _groups(job) if (where := _parting(members)) is not None]
+    apart = [(where, members) for members in groups if (where := _parting(members)) is not None]
     if not apart:
         return None
     where, members = min(apart, key=lambda item: item[0])
@@ -88,11 +95,11 @@ def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tup
     )
 
 
-def find_fewer_calls(job: Job) -> Finding | None:
+def _find_fewer_calls(job: Job, groups: list[Members]) -> Finding | None:
     """Return the finding for members that had called fewer, in a job of which an operation timed out."""
     if not (job.facts.timeouts or job.notes(*WAITED)):
         return None
-    for members in _groups(job):
+    for members in groups:
         ends = {rank: members.last(rank) for rank in members.calls}
         first = min(ends.values())
         behind = tuple(sorted(rank for rank, end in ends.items() if end == first))
@@ -115,7 +122,7 @@ def find_fewer_calls(job: Job) -> Finding | None:
                 f"rank {rank}: {members.calls[rank][ends[rank]]}, {members.place(ends[rank])}, is its last call"
                 for rank in (behind[0], waiting[0])
             ),
-            advice=("Look at what these ranks did last: saving, evaluation, a shorter input, an early return.",),
+            advice=(DID_LAST,),
         )
     return None
 

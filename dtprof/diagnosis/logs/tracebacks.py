@@ -8,7 +8,6 @@ from dtprof.diagnosis.logs.carriers import Line
 from dtprof.diagnosis.logs.facts import Exit, Facts, Order, Trace
 from dtprof.tables import Site
 
-START = "Traceback (most recent call last)"
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
 RAISED = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\[\w+\])?(?:\(\w+\))?)(?::\s?(.*))?$", re.DOTALL)
 BARE = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (.+)")
@@ -84,7 +83,7 @@ class Tracebacks:
             text = unboxed
         if self._read_table(text, stream):
             return True
-        if START in text:
+        if boxes.START in text:
             self._begin(line, order, stream)
             return True
         if stream.open is not None:

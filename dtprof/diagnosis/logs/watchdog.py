@@ -1,6 +1,6 @@
 """Operations that NCCL's watchdog gave up on: which rank stood where in which group, and who is silent."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.logs.fronts import (
@@ -16,12 +16,14 @@ from dtprof.diagnosis.logs.fronts import (
 )
 from dtprof.diagnosis.logs.job import Job, operation
 from dtprof.diagnosis.logs.mismatches import odd_ones
+from dtprof.tables import Group
 
 AGREE_IN_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 COLLECT = (
     "Give the logs of all ranks. Next time set TORCH_FR_BUFFER_SIZE=20000 (before torch 2.9 "
     "TORCH_NCCL_TRACE_BUFFER_SIZE), TORCH_NCCL_DUMP_ON_TIMEOUT=1 and diagnose the dumps, or start with dtprof run."
 )
+DID_LAST = "Look at what these ranks did last: saving, evaluation, a shorter input, an early return."
 SUSPENDED = 2.0
 
 
@@ -162,23 +164,51 @@ def _behind(job: Job, key: Key, fronts: Fronts) -> tuple[Finding, tuple[str, ...
         return None
     told = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
     behind = {r: done for r, done in told.items() if r is not None and r not in fronts and done is not None}
-    culprits = tuple(sorted(rank for rank, done in behind.items() if done < usual.seq))
-    if not culprits or len(culprits) > len(fronts):
+    enqueued = {rank: behind[rank] for rank in sorted(behind) if behind[rank] < usual.seq}
+    if not enqueued or len(enqueued) > len(fronts):
         return None
-    op = operation(usual.op) or usual.op
+    return not_entered(
+        job, group, usual.seq, enqueued=enqueued, waiting=tuple(sorted(fronts)), confidence=0.7, name=usual.op
+    )
+
+
+def not_entered(
+    job: Job,
+    group: Group | None,
+    seq: int,
+    *,
+    enqueued: Mapping[int, int],
+    waiting: tuple[int, ...],
+    confidence: float,
+    name: str = "",
+) -> tuple[Finding, tuple[str, ...]]:
+    """Return the finding for ranks that had begun only so many operations, with what it leaves open.
+
+    Args:
+        job: the attempt.
+        group: in which the operation is.
+        seq: its position.
+        enqueued: the last position that each of these ranks had begun, in the order of the ranks.
+        waiting: the ranks that are in the operation.
+        confidence: how sure that is.
+        name: of the operation, as the log has it, where the log has it.
+    """
+    op = operation(name)
+    culprits = tuple(enqueued)
+    place = f"{op or name} #{seq}".lstrip()
     finding = Finding(
         kind="rank-skipped-collective",
-        summary=f"{capitalised(culprits)} had not entered {op} #{usual.seq} of {group_words(group)}; "
-        f"{wait_words(sorted(fronts))} in it.",
+        summary=f"{capitalised(culprits)} had not entered {place} of {group_words(group)}; "
+        f"{wait_words(waiting)} in it.",
         culprit_ranks=culprits,
-        waiting_ranks=tuple(sorted(fronts)),
-        confidence=0.7,
+        waiting_ranks=waiting,
+        confidence=confidence,
         group=group,
-        op=operation(usual.op),
-        seq=usual.seq,
-        call_sites=job.sites(sorted(fronts)),
-        evidence=tuple(f"rank {rank}: last enqueued #{behind[rank]}" for rank in culprits[:4]),
-        advice=("Look at what these ranks did last: saving, evaluation, a shorter input, an early return.", COLLECT),
+        op=op,
+        seq=seq,
+        call_sites=job.sites(list(waiting)),
+        evidence=tuple(f"rank {rank}: last enqueued #{done}" for rank, done in list(enqueued.items())[:4]),
+        advice=(DID_LAST, COLLECT),
     )
     return finding, (
         "whether they did not call it or were stuck inside the call: the count is raised after it returns",
@@ -217,7 +247,7 @@ def _silent(job: Job, key: Key, fronts: Fronts, groups: dict[Key, Fronts]) -> tu
         seq=usual.seq,
         call_sites=job.sites(sorted(fronts)),
         evidence=tuple(facts),
-        advice=("Look at what these ranks did last: saving, evaluation, a shorter input, an early return.", COLLECT),
+        advice=(DID_LAST, COLLECT),
     )
     return finding, ("whether the silent ranks skipped the operation, were stuck before it, or inside its call",)
 
