@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.intervals import Column
 from dtprof.analysis.pipeline import RankPipeline, schedule_name, theory_fraction
 from dtprof.analysis.pipeline_plans import make_plan
-from dtprof.analysis.pipeline_replay import BACKWARD, FORWARD, LOSS, Act, Floats, Plan, replay
+from dtprof.analysis.pipeline_replay import BACKWARD, FORWARD, LOSS, Act, Floats, Plan, list_acts, replay
 from dtprof.analysis.results import PipelineResult
 from dtprof.tables import Array
 
@@ -89,7 +88,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int], name: str) -
     bubbles = []
     for step in steps:
         rows = [member.actions[member.actions["step"] == step] for member in members]
-        if tuple(map(_order, rows)) != plan:
+        if tuple(tuple(act for act in list_acts(own) if act.kind != LOSS) for own in rows) != plan:
             return None
         for row in np.concatenate(rows):
             act = Act(int(row["kind"]), int(row["stage"]), int(row["microbatch"]))
@@ -106,12 +105,6 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int], name: str) -
         chunks=chunks,
         microbatches=microbatches,
     )
-
-
-def _order(rows: Array) -> tuple[Act, ...]:
-    columns: list[Column] = [rows[name] for name in Act._fields]
-    acts = (Act(*values) for values in zip(*(column.tolist() for column in columns), strict=True))
-    return tuple(act for act in acts if act.kind != LOSS)
 
 
 def _bubble(rows: Sequence[Array]) -> float:

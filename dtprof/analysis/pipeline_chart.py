@@ -21,6 +21,7 @@ from dtprof.analysis.pipeline_replay import (
     Act,
     Needed,
     in_order,
+    list_acts,
 )
 from dtprof.analysis.results import Summary
 from dtprof.tables import Array
@@ -87,10 +88,11 @@ def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> Pipelin
     if sum(map(len, orders)) > MAX_ACTIONS:
         return None
     means = _mean_by(members, lambda rows: rows["kind"])
-    planned = lay_out([_planned(member) for member in own], means, {member.rank: i for i, member in enumerate(own)})
+    ranks = tuple(member.rank for member in own)
+    planned = lay_out([_plan(member) for member in own], means, ranks)
     return PipelineChart(
         step=step,
-        ranks=tuple(member.rank for member in own),
+        ranks=ranks,
         stages=tuple(member.pipeline.stages for member in own),
         planned=planned,
         planned_ns=max((action.end_ns for action in planned), default=0),
@@ -137,39 +139,41 @@ def _mean_by(members: Sequence[RankPipeline], key: Callable[[Array], Column]) ->
     return {int(one): int(mean) for one, mean in zip(keys, took, strict=True)}
 
 
-def _planned(member: RankPipeline) -> list[tuple[int, int, int, int]]:
-    """Return rank, kind, stage and microbatch of the actions of the plan in order; as they ran where there is none."""
+def _plan(member: RankPipeline) -> list[Act]:
+    """Return the actions of the plan in order; as they ran where there is none."""
     order = member.pipeline.order
     if order is None:
         some = member.actions[member.actions["step"] == member.actions["step"][0]]
-        rows = [(int(row["kind"]), int(row["stage"]), int(row["microbatch"])) for row in some if row["kind"] != LOSS]
-    else:
-        rows = [
-            (KINDS[action.name], action.stage, action.microbatch)
-            for slot in order
-            for action in slot
-            if action.name in KINDS and action.microbatch >= 0
-        ]
-    return [(member.rank, *row) for row in rows]
+        return [act for act in list_acts(some) if act.kind != LOSS]
+    return [
+        Act(KINDS[action.name], action.stage, action.microbatch)
+        for slot in order
+        for action in slot
+        if action.name in KINDS and action.microbatch >= 0
+    ]
 
 
-def lay_out(
-    orders: Sequence[Sequence[tuple[int, int, int, int]]], means: Mapping[int, int], place: Mapping[int, int]
-) -> tuple[ChartAction, ...]:
+def lay_out(plan: Sequence[Sequence[Act]], means: Mapping[int, int], ranks: Sequence[int]) -> tuple[ChartAction, ...]:
     """Return planned actions at the times at which they could begin; empty where they wait for each other."""
-    order = in_order([[Act(*action[1:]) for action in own] for own in orders])
     fallback = means.get(BACKWARD, means.get(FORWARD, 1))
     ready: dict[Needed, int] = {}
-    now = [0] * len(orders)
+    now = [0] * len(plan)
     placed: list[ChartAction] = []
-    for index, at, needs, gives in order or ():
-        rank, kind, stage, microbatch = orders[index][at]
-        begin = max(now[place[rank]], 0 if needs is None else ready[needs])
-        now[place[rank]] = end = begin + means.get(kind, fallback)
+    for place, at, needs, gives in in_order(plan) or ():
+        kind, stage, microbatch = plan[place][at]
+        begin = max(now[place], 0 if needs is None else ready[needs])
+        now[place] = end = begin + means.get(kind, fallback)
         if gives is not None:
             ready[gives] = end
         placed.append(
-            ChartAction(rank=rank, stage=stage, kind=LETTERS[kind], microbatch=microbatch, begin_ns=begin, end_ns=end)
+            ChartAction(
+                rank=ranks[place],
+                stage=stage,
+                kind=LETTERS[kind],
+                microbatch=microbatch,
+                begin_ns=begin,
+                end_ns=end,
+            )
         )
     return tuple(placed)
 

@@ -131,11 +131,12 @@ def replay(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | Non
 
 def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
     """Return how long each replay of the actions of one step is; None where they cannot be replayed."""
-    plan = tuple(
-        tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))
-        for actions in per_rank
-    )
-    return _replay(plan, took)
+    return _replay(tuple(map(list_acts, per_rank)), took)
+
+
+def list_acts(actions: Array) -> tuple[Act, ...]:
+    """Return the actions of one rank in one step, in their order."""
+    return tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))
 
 
 def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:

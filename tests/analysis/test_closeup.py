@@ -8,7 +8,7 @@ import pytest
 from dtprof.analysis.closeup import Closeup, examine
 from dtprof.analysis.pipeline_chart import LETTERS, lay_out
 from dtprof.analysis.pipeline_plans import make_plan
-from dtprof.analysis.pipeline_replay import FORWARD, replay
+from dtprof.analysis.pipeline_replay import FORWARD, Act, replay
 from dtprof.analysis.results import Summary
 from dtprof.analysis.tracks import COMMUNICATION, WORK, Track
 from dtprof.analysis.traffic import sum_by_axis
@@ -174,8 +174,8 @@ def test_the_worst_rank_has_the_phases_of_its_steps() -> None:
 
 def test_a_plan_whose_actions_wait_for_each_other_is_not_laid_out() -> None:
     forward = next(kind for kind, letter in LETTERS.items() if letter == "F")
-    assert lay_out([[(0, forward, 1, 0)]], {forward: 10}, {0: 0}) == ()
-    assert len(lay_out([[(0, forward, 0, 0), (0, forward, 1, 0)]], {forward: 10}, {0: 0})) == 2
+    assert lay_out([[Act(forward, 1, 0)]], {forward: 10}, [0]) == ()
+    assert len(lay_out([[Act(forward, 0, 0), Act(forward, 1, 0)]], {forward: 10}, [0])) == 2
 
 
 def test_communication_is_summed_by_axis_per_rank_and_step() -> None:
