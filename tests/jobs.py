@@ -116,7 +116,12 @@ def recorded(
     run: Path, command: Sequence[str], *options: str, env: Mapping[str, str] | None = None, status: int = 0
 ) -> Job:
     """Run a command under `dtprof run` to its end and check its exit status."""
-    job = finished([*DTPROF, "run", "-o", str(run), *options, "--", *command], run.parent, env=env)
+    with started([*DTPROF, "run", "-o", str(run), *options, "--", *command], run.parent, env=env) as job:
+        try:
+            job.wait()
+        except subprocess.TimeoutExpired:
+            verdict = subprocess.run([*DTPROF, "diagnose", str(run)], capture_output=True, text=True, timeout=TIMEOUT_S)
+            raise AssertionError(f"no end within {TIMEOUT_S} s\n{verdict.stdout}\n{job.stderr}") from None
     assert job.process.returncode == status, job.stderr
     return job
 
