@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import Any
 
 from dtprof import events, fence
@@ -22,20 +22,29 @@ FIRST_STEPS = 3
 
 
 class Budget:
-    """Allows a measurement at intervals: a least one, and so that what it takes is a thousandth of the time."""
+    """Allows a measurement once in a period, so that what it takes is a thousandth of the time.
 
-    def __init__(self, least_ns: int) -> None:
-        """Allow the first at once."""
-        self._least_ns = least_ns
-        self._next_ns = 0
+    Periods begin where the time of day is a multiple of them, and are a least one doubled as often as needed: ranks
+    that step together so measure in the same step. Were each on its own time, a job would wait for one of them now and
+    for another then, in every step if they are many.
+    """
 
-    def allows(self, now_ns: int) -> bool:
+    def __init__(self, least_ns: int, time_ns: Callable[[], int] = time_ns) -> None:
+        """Allow the first at once; `time_ns` gives the time of day."""
+        self._least_ns = self._period_ns = least_ns
+        self._time_ns = time_ns
+        self._period = -1
+
+    def allows(self) -> bool:
         """Say whether the next one may be taken."""
-        return now_ns >= self._next_ns
+        return self._time_ns() // self._period_ns != self._period
 
-    def charge(self, began_ns: int, ended_ns: int) -> None:
-        """Say what one took."""
-        self._next_ns = ended_ns + max(self._least_ns, MOST_OF_THE_TIME * (ended_ns - began_ns))
+    def charge(self, taken_ns: int) -> None:
+        """Say how long one took that ends now."""
+        self._period_ns = self._least_ns
+        while self._period_ns < MOST_OF_THE_TIME * taken_ns:
+            self._period_ns *= 2
+        self._period = self._time_ns() // self._period_ns
 
 
 class _Mallinfo(ctypes.Structure):
@@ -91,19 +100,19 @@ class Memory:
         """Sample."""
         self._num_steps += 1
         values = {**self._resident(), **self._device()}
-        now_ns = monotonic_ns()
-        if self._uss.allows(now_ns):
+        if self._uss.allows():
+            began_ns = monotonic_ns()
             if (uss := _unique_bytes()) is not None:
                 values[events.USS_BYTES] = uss
             if (heap := self.heap_bytes()) is not None:
                 values[events.HEAP_BYTES] = heap
-            self._uss.charge(now_ns, monotonic_ns())
+            self._uss.charge(monotonic_ns() - began_ns)
         if self.categories.watching:
             began_ns = monotonic_ns()
             for category, held in self.categories.at_step_end().items():
                 values[events.MEMORY_CATEGORIES[category]] = held
-            self._categories_budget.charge(began_ns, monotonic_ns())
-        due = self._num_steps < FIRST_STEPS or self._categories_budget.allows(now_ns)
+            self._categories_budget.charge(monotonic_ns() - began_ns)
+        due = self._num_steps < FIRST_STEPS or self._categories_budget.allows()
         self.categories.watch(due)
         for name, value in values.items():
             recorder.sample(self._spans.id_of(recorder, name), value)

@@ -27,7 +27,7 @@ from dtprof.capture.window_profiler import OwnProfilers, WindowProfiler, forget_
 from dtprof.run_format import paths, trace_requests
 from dtprof.run_format.trace_requests import TraceRequest
 
-LOOK_EVERY_NS = 50_000_000
+LOOK_EVERY_NS = 500_000_000
 NEVER = sys.maxsize
 MEMORY_PER_FILE = 8
 """While it is open, a window may make the process grow by this many times what its file may take."""
@@ -107,10 +107,10 @@ class Windows:
         elif self._plan[0] == ended + 1:
             self._begin(*self._plan, request="")
         else:
-            now_ns = monotonic_ns()
-            if self._looks.allows(now_ns) and self._recorder is not None:
+            if self._recorder is not None and self._looks.allows():
+                began_ns = monotonic_ns()
                 is_asked = os.access(self._request_file, os.F_OK)
-                self._looks.charge(now_ns, monotonic_ns())
+                self._looks.charge(monotonic_ns() - began_ns)
                 if is_asked:
                     self._answer(ended)
 
