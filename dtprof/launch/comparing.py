@@ -13,6 +13,8 @@ from dtprof import fence
 from dtprof.run_format import paths
 
 EVERY_S = 2.0
+EVERY_AT_MOST_S = 20.0
+"""Between looks that are so dear that they would take more than a thousandth of a core."""
 NICENESS = 10
 STOP_S = 10.0
 
@@ -56,9 +58,12 @@ class Comparer:
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         look: Look | None = None
-        while not self._end.wait(EVERY_S):
+        pause_s = EVERY_S
+        while not self._end.wait(pause_s):
             look = look or self._make()
+            began_s = time.thread_time()
             self._tell(look(False))
+            pause_s = min(max(EVERY_S, 1_000 * (time.thread_time() - began_s)), EVERY_AT_MOST_S)
         if self._looks_last and (look or any(self._folder.parent.glob("rank-*"))):
             self._tell((look or self._make())(True))
 
