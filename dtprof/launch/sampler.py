@@ -54,15 +54,13 @@ class Sampler:
         }
         try:
             file = SampleFile(self._folder, self.description)
-            following_s = time.monotonic()
             while True:
                 sample = self._sample(devices)
                 file.append(sample)
                 self.newest = sample
                 if self._end.is_set():
                     break
-                following_s = max(following_s + PERIOD_S, time.monotonic())
-                self._end.wait(following_s - time.monotonic())
+                self._end.wait(PERIOD_S - time.time() % PERIOD_S)  # on all nodes at once: they wait for each other
         except OSError:
             self.newest = None  # the disk is full, or the run was deleted: the watcher tells of it
         finally:
