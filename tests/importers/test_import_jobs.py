@@ -16,12 +16,16 @@ from dtprof.run_format.reader import Run, open_run
 from dtprof.tables import Array, RankTables
 from tests import jobs
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.alone]
 
 STEPS = 14
 CLOSE_NS = 1_000_000
 """How far two instruments may see one event apart, on a busy machine; in the median MEDIAN_NS."""
 MEDIAN_NS = 200_000
+DELAY_NS = 50_000_000
+"""By which rank 1 is late in every step: DDP and dtprof may measure half of that apart."""
+FORWARD_NS = 20_000_000
+"""What the forward pass sleeps."""
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +83,11 @@ def test_exposed_time_is_near_what_blocked_the_program(own: Run, imported: Run) 
     ours, theirs = summarise(own), summarise(imported)
     assert theirs.world_size == 2
     (took, blocked), (their_took, exposed) = totals(ours, "all_reduce"), totals(theirs, "all_reduce")
-    assert their_took == pytest.approx(took, rel=0.3, abs=2 * CLOSE_NS)
-    assert exposed == pytest.approx(blocked, rel=0.3, abs=2 * CLOSE_NS)
+    assert took > DELAY_NS / 2  # the mean of both ranks
+    assert their_took == pytest.approx(took, rel=0.3)
+    assert exposed == pytest.approx(blocked, rel=0.3)
     blamed = [straggler.rank for straggler in theirs.stragglers]
-    assert blamed in ([1], [])
+    assert blamed == [1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -109,12 +114,14 @@ def test_ddp_measured_the_same_communication_itself(folder: Path, own: Run, rank
         assert inside.any()
         communicated.append(int(reduced["done_ns"][inside].max() - reduced["issued_ns"][inside].min()))
     last = int(told["backward_comm_time"])
-    assert min(abs(last - took) for took in communicated[-2:]) < max(2 * CLOSE_NS, 0.1 * last)
+    assert min(abs(last - took) for took in communicated[-2:]) < DELAY_NS / 2
     mean = np.mean(communicated[1:-1])
-    assert int(told["avg_backward_comm_time"]) == pytest.approx(mean, rel=0.3, abs=2 * CLOSE_NS)
+    assert bool(mean > DELAY_NS) is (rank == 0)
+    assert int(told["avg_backward_comm_time"]) == pytest.approx(mean, abs=DELAY_NS / 2)
     forward = rows_of(tables, tables.spans, "forward")
     took = np.mean(forward["end_ns"] - forward["begin_ns"])
-    assert int(told["avg_forward_compute_time"]) == pytest.approx(took, rel=0.3, abs=2 * CLOSE_NS)
+    assert took > FORWARD_NS
+    assert int(told["avg_forward_compute_time"]) == pytest.approx(took, rel=0.3)
     buckets = [int(size) for size in told["rebuilt_bucket_sizes"].split(",")]
     assert sorted(set(reduced["nbytes"][-2:].tolist())) == sorted(set(buckets))
 

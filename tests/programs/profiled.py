@@ -12,7 +12,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 STEPS = 14
-DELAY_S = 0.02
+DELAY_S = 0.05
+FORWARD_S = 0.02
+
+
+class Slow(nn.Module):
+    """Takes a known time at least."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sleep."""
+        time.sleep(FORWARD_S)
+        return x
 
 
 def main(folder: Path) -> None:
@@ -21,7 +31,7 @@ def main(folder: Path) -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
     layers = [nn.Linear(400, 400) for _ in range(4)]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
+    model = DistributedDataParallel(nn.Sequential(*layers, Slow()), bucket_cap_mb=1)
     model._set_ddp_runtime_logging_sample_rate(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     gathered, pair = torch.empty(2_000), torch.ones(1_000)
