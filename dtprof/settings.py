@@ -54,7 +54,7 @@ NO_NATIVE = Setting(
     env="DTPROF_NO_NATIVE",
     default="",
     metavar="",
-    help="use the Python tap, which needs no compiler and costs about 30 us more per operation",
+    help="use the Python tap, which needs no compiler and costs 15 to 30 us more per operation",
 )
 JOIN = Setting(
     option="--join",

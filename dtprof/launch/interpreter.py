@@ -76,7 +76,7 @@ def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: 
     if answer.get("library") is None and answer.get("reason") is None:
         answer = _compile(interpreter, environment, torch, say)
     library = answer.get("library")
-    reason = None if library else f"{answer.get('reason')}: using the Python tap (about 30 us more per operation)"
+    reason = None if library else f"{answer.get('reason')}: using the Python tap (15 to 30 us more per operation)"
     return TapChoice(library=library, torch_version=torch, message=_lines(untested, reason))
 
 

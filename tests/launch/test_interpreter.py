@@ -143,7 +143,7 @@ def test_without_compiler_the_python_tap_is_used_with_one_line(monkeypatch: pyte
     chosen, said = choose(monkeypatch, None)
     assert (chosen.library, said) == (None, [])
     assert chosen.message == (
-        "no C++ compiler was found (install g++, or set CXX): using the Python tap (about 30 us more per operation)"
+        "no C++ compiler was found (install g++, or set CXX): using the Python tap (15 to 30 us more per operation)"
     )
 
 
@@ -169,7 +169,7 @@ def test_compiler_that_takes_too_long_is_ended_with_all_it_started(
     monkeypatch.setattr(interpreter, "COMPILER_TIMEOUT_S", 2.0)
     chosen, _ = choose(monkeypatch, compiler)
     assert chosen.library is None
-    assert chosen.message == f"{compiler} did not finish in 2 s: using the Python tap (about 30 us more per operation)"
+    assert chosen.message == f"{compiler} did not finish in 2 s: using the Python tap (15 to 30 us more per operation)"
     try:
         sleeping = psutil.Process(int(started.read_text()))
         assert sleeping.status() == psutil.STATUS_ZOMBIE or sleeping.wait(30) is None

@@ -34,7 +34,7 @@ def test_without_compiler_the_job_runs_with_the_python_tap(tmp_path: Path, cache
     assert job.stdout == "computed 10\n"
     (why,) = lines(job)
     assert why == (
-        "no C++ compiler was found (install g++, or set CXX): using the Python tap (about 30 us more per operation)"
+        "no C++ compiler was found (install g++, or set CXX): using the Python tap (15 to 30 us more per operation)"
     )
     tables = open_run(tmp_path / "run").load(0)
     assert (tables.tap, len(tables.operations)) == ("python", 10)
@@ -51,7 +51,7 @@ def test_tap_damaged_after_the_launch_is_not_loaded_by_the_ranks(tmp_path: Path)
     assert job.stdout == "computed 10\n"
     (why,) = lines(job)
     assert why.startswith("the native tap /")
-    assert why.endswith(" is damaged: using the Python tap (about 30 us more per operation)")
+    assert why.endswith(" is damaged: using the Python tap (15 to 30 us more per operation)")
     tables = open_run(tmp_path / "run").load(0)
     assert (tables.tap, len(tables.operations)) == ("python", 10)
     assert tables.notes == (why,), "the run says why its operations cost more"
@@ -98,5 +98,5 @@ def test_loader_opens_only_what_fits_this_very_process(tmp_path: Path, monkeypat
     monkeypatch.setenv("DTPROF_NATIVE_TAP", str(gone))
     assert loader.load("2.13.0") == (
         None,
-        f"the native tap {gone} is damaged: using the Python tap (about 30 us more per operation)",
+        f"the native tap {gone} is damaged: using the Python tap (15 to 30 us more per operation)",
     )

@@ -25,15 +25,15 @@ def load(torch_version: str) -> tuple[Any, str]:
     if not Path(path).parent.name.startswith(tag + "-"):
         return None, (
             f"the native tap was compiled for {Path(path).parent.name}, this process runs {tag}: "
-            "using the Python tap (about 30 us more per operation)"
+            "using the Python tap (15 to 30 us more per operation)"
         )
     if not build.is_intact(Path(path)):
-        return None, f"the native tap {path} is damaged: using the Python tap (about 30 us more per operation)"
+        return None, f"the native tap {path} is damaged: using the Python tap (15 to 30 us more per operation)"
     try:
         extension = ExtensionFileLoader(build.MODULE, path)
         module = module_from_spec(ModuleSpec(build.MODULE, extension, origin=path))
         extension.exec_module(module)
     except ImportError as error:
-        return None, f"the native tap cannot be loaded ({error}): using the Python tap (about 30 us more per operation)"
+        return None, f"the native tap cannot be loaded ({error}): using the Python tap (15 to 30 us more per operation)"
     sys.modules[build.MODULE] = module
     return module, ""
