@@ -1,5 +1,6 @@
 """Diagnose a run on disk: what its files say, and the processes of the job where they are still there."""
 
+import functools
 import site
 import sysconfig
 import time
@@ -119,6 +120,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"]) -> facts.Eviden
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
         find_stragglers=lambda: _find_stragglers(summarise()),
+        find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),
     )
 
@@ -149,6 +151,22 @@ def _summarise(run: reader.Run, engine: Engine) -> "Summary":
 def _find_stragglers(summary: "Summary") -> facts.Stragglers:
     first, last = summary.steps.used or (1, 0)
     return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
+
+
+def _find_handlers(file: Path, started_ns: int) -> dict[int, facts.Handler]:
+    """Return the exception handlers around collectives of a source file that is as it was when the job started."""
+    from dtprof.lint.linting import calls_in_handlers
+
+    try:
+        if file.suffix != ".py" or not file.is_file() or file.stat().st_mtime_ns >= started_ns:
+            return {}
+        calls = calls_in_handlers(file)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
+    return {
+        call.place.line: facts.Handler(text=call.handler.text, line=call.handler.line, call=call.place.text)
+        for call in calls
+    }
 
 
 def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:

@@ -4,7 +4,7 @@
 """
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -273,6 +273,15 @@ class Stragglers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Handler:
+    """An exception handler that a collective stands in, as the source has it."""
+
+    text: str
+    line: int
+    call: str  # the text of the line of the collective
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The whole job."""
 
@@ -283,6 +292,7 @@ class Evidence:
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
+    find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     problems: tuple[str, ...] = ()
 
     @property

@@ -7,6 +7,7 @@ from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
 from dtprof.diagnosis.findings import Finding, Verdict, at_line
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
+from dtprof.diagnosis.handlers import find_handled
 from dtprof.diagnosis.handles import find_dropped_receives, find_unwaited
 from dtprof.diagnosis.hazards import find_hazards, find_thread_order
 from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
@@ -160,6 +161,7 @@ def _find_risks(evidence: Evidence) -> list[Finding]:
         *find_slow_ranks(evidence),
         *find_long_operations(evidence),
         *(note for note in find_hazards(evidence) if crossed is None or note.group != crossed.group),
+        *(note for note in find_handled(evidence) if all(note.group != finding.group for finding in wrong)),
     ]
 
 

@@ -62,3 +62,11 @@ class LintResult:
     ignored: int = 0  # findings that a comment with a reason covers
     problems: tuple[str, ...] = ()
     unreadable: bool = False  # a file that was named could not be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandledCall:
+    """A collective that stands in an exception handler itself, not in a function called there."""
+
+    place: Place  # its text is that of the line
+    handler: Place

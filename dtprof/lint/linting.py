@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from dtprof.lint.bindings import Scopes
-from dtprof.lint.findings import LintFinding, LintResult
+from dtprof.lint.findings import HandledCall, LintFinding, LintResult
+from dtprof.lint.handlers import check_handlers
 from dtprof.lint.rules import check
 from dtprof.lint.sequences import Sequences
-from dtprof.lint.sources import Module, Program, parse
+from dtprof.lint.sources import Function, Module, Program, parse
 
 _IGNORE = re.compile(r"#\s*dtprof:\s*ignore\b[\s:,-]*(?P<reason>.*)$")
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
@@ -38,7 +40,9 @@ def lint(paths: Iterable[Path]) -> LintResult:
     ignored = 0
     for module in modules:
         reasons = _reasons(module, problems)
-        own = [finding for function in module.everything for finding in check(function, scopes, sequences)]
+        own = [
+            finding for function in module.everything for finding in _findings(function, scopes, sequences, problems)
+        ]
         for finding in sorted(own, key=lambda one: (one.place.line, one.place.column, one.kind)):
             lines = {place.line for place in (finding.place, finding.condition, finding.called_from) if place}
             if lines & reasons:
@@ -52,6 +56,33 @@ def lint(paths: Iterable[Path]) -> LintResult:
         problems=tuple(problems),
         unreadable=unreadable,
     )
+
+
+def _findings(function: Function, scopes: Scopes, sequences: Sequences, problems: list[str]) -> Iterator[LintFinding]:
+    try:
+        yield from check(function, scopes, sequences)
+    except RecursionError:
+        problems.append(f"{function.module.path}: {function.name} is nested too deeply to be looked at")
+
+
+def calls_in_handlers(path: Path) -> list[HandledCall]:
+    """Return the collectives of a file that only ranks issue on which something was raised; covered ones not.
+
+    Raises:
+        OSError: it cannot be read.
+        SyntaxError, ValueError, RecursionError, MemoryError: it cannot be parsed.
+    """
+    module = parse(path)
+    sequences = Sequences(Scopes(Program([module])))
+    lines = ["", *module.text.splitlines()]
+    covered = _reasons(module, [])
+    return [
+        HandledCall(place=replace(found.place, text=lines[found.place.line]), handler=found.condition)
+        for function in module.everything
+        for found in check_handlers(function, sequences)
+        if found.kind == "collective-in-except" and found.condition is not None and found.called_from is None
+        if not covered & {found.place.line, found.condition.line}
+    ]
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:

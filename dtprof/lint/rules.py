@@ -7,10 +7,12 @@ from dtprof.lint import vocabulary
 from dtprof.lint.bindings import Scopes
 from dtprof.lint.comparison import Parting, find_order, find_partings
 from dtprof.lint.findings import LintFinding, Place
-from dtprof.lint.sequences import Sequences, TooLargeError, own_nodes, place_of
+from dtprof.lint.handlers import check_handlers
+from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
-from dtprof.lint.steps import Condition, Token, Tokens
+from dtprof.lint.steps import Condition, Token, Tokens, places_of, text_of
 from dtprof.lint.values import NUM_RANKS, Value, truth
+from dtprof.lint.walker import TooLargeError, own_nodes, place_of
 
 ROOT_AT = {"broadcast": 1, "reduce": 1, "broadcast_object_list": 1}
 ROOT_WORDS = ("src", "dst", "group_src", "group_dst")
@@ -18,7 +20,7 @@ ROOT_WORDS = ("src", "dst", "group_src", "group_dst")
 
 def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[LintFinding]:
     """Yield the findings of one function."""
-    yield from _handlers(function, sequences)
+    yield from check_handlers(function, sequences)
     if function not in sequences.issuing:
         return
     if not sequences.parts(function):
@@ -41,7 +43,7 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
 def _finding(function: Function, parting: Parting) -> LintFinding:
     condition, operation = parting.condition, parting.operation
     kind = _kind(condition)
-    what = _text(operation, parting.group)
+    what = text_of(operation, parting.group)
     of_data = condition.value.of_data
     where = f"`{condition.place.text}` (line {condition.place.line})"
     differs = "the data of each rank" if of_data else "the rank"
@@ -81,7 +83,7 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
         advice=advice,
         condition=condition.place,
         called_from=operation.called_from,
-        ran_there=_places(operation),
+        ran_there=places_of(operation),
     )
 
 
@@ -99,22 +101,6 @@ def _kind(condition: Condition) -> str:
     return "rank-dependent-exit" if condition.how == "exit" else "rank-dependent-collective"
 
 
-def _places(*tokens: Token | None) -> tuple[Place, ...]:
-    """Return the lines at which records of the operations lie."""
-    return tuple(
-        place
-        for token in tokens
-        if token is not None
-        for place in (token.place, token.called_from)
-        if place is not None
-    )
-
-
-def _text(operation: Token, group: str) -> str:
-    text = f"{operation.name} of {group}" if group else operation.name
-    return f"{text} (called here)" if operation.called_from is not None else text
-
-
 def _order(function: Function, mine: Token, theirs: Token, condition: Condition) -> LintFinding:
     return LintFinding(
         kind="rank-dependent-group-order",
@@ -129,107 +115,8 @@ def _order(function: Function, mine: Token, theirs: Token, condition: Condition)
         why="Each side waits in one group for ranks that wait in the other: a cycle.",
         advice="Issue operations of groups that share ranks in one order on all ranks.",
         condition=condition.place,
-        ran_there=_places(mine, theirs),
+        ran_there=places_of(mine, theirs),
     )
-
-
-def _handlers(function: Function, sequences: Sequences) -> Iterator[LintFinding]:
-    """Yield collectives that only ranks issue on which something was raised."""
-    for statement, handler, tokens in sequences.handlers(function):
-        operation = next((one for token in tokens for one in token.operations()), None)
-        if operation is None or operation.place is None:
-            continue
-        if handler is None:
-            if not _may_fail_alone(statement, function, sequences) or operation.conditions:
-                continue
-            yield LintFinding(
-                kind="collective-in-finally",
-                severity="warning",
-                place=operation.place,
-                function=function.name,
-                op=operation.name,
-                group=operation.group or None,
-                summary=f"{_text(operation, operation.group)} stands in a finally block: a rank on which the block "
-                "above it raises enters it while the others are elsewhere.",
-                why="The exception is held back until the collective ends, which waits for the other ranks: a crash "
-                "becomes a hang.",
-                advice="Move the call behind the try statement, so that only ranks that came through make it.",
-                condition=place_of(function, statement.finalbody[0], "finally"),
-                called_from=operation.called_from,
-                ran_there=_places(operation),
-            )
-        elif not _is_deterministic(handler) and _may_fail_alone(statement, function, sequences, handler):
-            caught = ast.unparse(handler.type) if handler.type is not None else "everything"
-            yield LintFinding(
-                kind="collective-in-except",
-                severity="warning",
-                place=operation.place,
-                function=function.name,
-                op=operation.name,
-                group=operation.group or None,
-                summary=f"{_text(operation, operation.group)} is issued only by ranks that caught {caught} "
-                f"(line {handler.lineno}).",
-                why="An exception is the business of one rank: the others do not come here, and the collective waits "
-                "for them.",
-                advice="Let all ranks learn of the failure first (all_reduce a flag after the try statement), then act "
-                "together.",
-                condition=Place(
-                    file=str(function.module.path),
-                    line=handler.lineno,
-                    column=handler.col_offset + 1,
-                    text=f"except {caught}",
-                ),
-                called_from=operation.called_from,
-                ran_there=_places(operation),
-            )
-
-
-def _may_fail_alone(
-    statement: ast.Try | ast.TryStar,
-    function: Function,
-    sequences: Sequences,
-    handler: ast.ExceptHandler | None = None,
-) -> bool:
-    """Say whether one rank alone may fail in the body of a try statement.
-
-    It may not where there is nothing but collectives, which fail on all, and tensors made; nor where the exception
-    caught is one that the body raises itself, whatever the rank.
-    """
-    nodes = [node for one in statement.body for node in ast.walk(one)]
-    by_some = {
-        one
-        for node in nodes
-        if isinstance(node, ast.If) and sequences.splits(function, node)
-        for one in ast.walk(node)
-        if isinstance(one, ast.Raise)
-    }
-    raises = [node for node in nodes if isinstance(node, ast.Raise) and node.exc is not None and node not in by_some]
-    raised = {ast.unparse(_called(node.exc)) for node in raises if node.exc is not None}
-    if by_some:
-        return True
-    if handler is not None and handler.type is not None and ast.unparse(handler.type) in raised:
-        return False
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    yields = any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await) for node in nodes)
-    return yields or any(
-        not sequences.issues(function, call) and ast.unparse(call.func) not in raised and not _is_harmless(call)
-        for call in calls
-    )
-
-
-def _called(node: ast.expr) -> ast.expr:
-    return node.func if isinstance(node, ast.Call) else node
-
-
-def _is_harmless(call: ast.Call) -> bool:
-    name = ast.unparse(call.func)
-    return name in ("range", "len", "print", "str", "int") or (name.startswith("torch.") and name.count(".") == 1)
-
-
-def _is_deterministic(handler: ast.ExceptHandler) -> bool:
-    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = [ast.unparse(one).rpartition(".")[2] for one in types if one is not None]
-    return bool(names) and all(name in vocabulary.DETERMINISTIC for name in names)
 
 
 def _arguments(function: Function, scopes: Scopes, by_rank: list[Tokens]) -> Iterator[LintFinding]:

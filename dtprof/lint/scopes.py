@@ -27,6 +27,7 @@ from dtprof.lint.values import (
 )
 
 MAX_DEPTH = 4
+MAX_NESTING = 60
 _CALCULATING = (int, bool, str, len, abs, min, max, divmod, list, tuple, set, sorted, range, frozenset)
 _BUILTINS: dict[str, Callable[..., object]] = {function.__name__: function for function in _CALCULATING}
 _PASSED_ON = frozenset(
@@ -63,6 +64,7 @@ class Scope:
         self._module = function.module
         self._parent = scopes.known(function.parent)
         self._depth = depth
+        self._nesting = 0
         self.names: dict[str, Value] = {}
         for argument in function.arguments:
             self.names[argument.arg] = self._parameter(argument)
@@ -115,7 +117,16 @@ class Scope:
         return self._program.method(found, "__init__") if isinstance(found, Class) else found
 
     def value(self, node: ast.expr) -> Value:
-        """Return what an expression is worth."""
+        """Return what an expression is worth; nothing is known of what is nested too deeply."""
+        if self._nesting >= MAX_NESTING:
+            return UNKNOWN
+        self._nesting += 1
+        try:
+            return self._value(node)
+        finally:
+            self._nesting -= 1
+
+    def _value(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Constant):
             return same(node.value)
         if isinstance(node, ast.Name):

@@ -150,3 +150,20 @@ def turns_off(node: ast.expr) -> bool:
 
 def is_true(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and bool(node.value)
+
+
+def places_of(*tokens: Token | None) -> tuple[Place, ...]:
+    """Return the lines at which records of the operations lie."""
+    return tuple(
+        place
+        for token in tokens
+        if token is not None
+        for place in (token.place, token.called_from)
+        if place is not None
+    )
+
+
+def text_of(operation: Token, group: str) -> str:
+    """Return an operation in words."""
+    text = f"{operation.name} of {group}" if group else operation.name
+    return f"{text} (called here)" if operation.called_from is not None else text

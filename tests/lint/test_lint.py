@@ -468,3 +468,23 @@ def test_the_side_of_a_condition_is_told(tmp_path: Path, branch: str, words: str
     body = f"if dist.get_rank() == 0:\n    {first}\nelse:\n    {second}\n"
     (finding,) = findings_of(tmp_path, body).findings
     assert f"`dist.get_rank() == 0` (line 5) {words}, which" in finding.summary
+
+
+def test_code_nested_too_deeply_or_with_too_many_ways_through_it_does_not_stop_the_rest(tmp_path: Path) -> None:
+    long_sum = "    x = " + " + ".join(["a"] * 1500)
+    ways = "        if a:\n            if x:\n                return\n" * 14
+    found = findings_of(
+        tmp_path,
+        f"def deep(a):\n{long_sum}\n    dist.barrier()\n"
+        f"def wide(a, x):\n    try:\n        a.go()\n    except OSError:\n{ways}        dist.barrier()\n"
+        "if dist.get_rank() == 0:\n    dist.barrier()\n",
+    )
+    assert [(finding.kind, finding.function) for finding in found.findings] == [
+        ("rank-dependent-collective", "<module>")
+    ]
+
+
+def test_a_function_of_a_thousand_statements_is_looked_at(tmp_path: Path) -> None:
+    statements = "    x = x + 1\n" * 1000
+    found = findings_of(tmp_path, f"def f(x):\n{statements}    if dist.get_rank() == 0:\n        dist.barrier()\n")
+    assert [finding.kind for finding in found.findings] == ["rank-dependent-collective"]

@@ -1,0 +1,277 @@
+"""One rank on its way through the statements of a function, and the collectives that it issues there."""
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from dtprof.lint import vocabulary
+from dtprof.lint.findings import Place
+from dtprof.lint.scopes import Scope
+from dtprof.lint.sources import Function
+from dtprof.lint.steps import (
+    BREAK,
+    LOOP,
+    OP,
+    RETURN,
+    Condition,
+    Rest,
+    Token,
+    Tokens,
+    called_at,
+    is_true,
+    leaving,
+    parts_ranks,
+    trips,
+    turns_off,
+    whole,
+    without_creations,
+    without_replicas,
+)
+from dtprof.lint.values import Value, truth
+
+MAX_TOKENS = 4000
+"""Of one function: what is larger is not compared."""
+_COMPOUND = (
+    *(ast.Return, ast.Continue, ast.Break, ast.If, ast.For, ast.AsyncFor, ast.While),
+    *(ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match),
+)
+
+
+class TooLargeError(Exception):
+    """A function has more paths than are looked at."""
+
+
+class Issued(Protocol):
+    """What functions of the files issue."""
+
+    def issued(self, function: Function) -> Tokens:
+        """Return what rank 0 issues in a function, as its callers see it."""
+
+
+def own_nodes(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions and classes inside it."""
+    waiting: list[ast.AST] = list(reversed(function.body))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            continue
+        yield node
+        waiting += reversed(list(ast.iter_child_nodes(node)))
+
+
+def place_of(function: Function, node: ast.stmt | ast.expr, text: str = "") -> Place:
+    """Return where a node is."""
+    return Place(file=str(function.module.path), line=node.lineno, column=node.col_offset + 1, text=text)
+
+
+class Walker:
+    """Follows one rank through the statements of a function."""
+
+    def __init__(self, sequences: Issued, function: Function, scope: Scope, rank: int) -> None:
+        """Start at the beginning."""
+        self._sequences = sequences
+        self._function = function
+        self._scope = scope
+        self._rank = rank
+        self._left = MAX_TOKENS
+
+    def block(
+        self, body: Sequence[ast.stmt], at: int, after: Rest, conditions: tuple[Condition, ...], *, in_loop: bool
+    ) -> Tokens:
+        """Return what is issued from a statement on, up to the end of the function."""
+        plain: list[Token] = []
+        while at < len(body) and (found := self._plain(body[at], conditions)) is not None:
+            plain += found
+            at += 1
+        self._left -= 1
+        if self._left < 0:
+            raise TooLargeError
+        if at == len(body):
+            return (*plain, *after())
+        node = body[at]
+
+        def rest(more: tuple[Condition, ...] = ()) -> Tokens:
+            return self.block(body, at + 1, after, (*conditions, *more), in_loop=in_loop)
+
+        return (*plain, *self._compound(node, rest, conditions, in_loop=in_loop))
+
+    def _plain(self, node: ast.stmt, conditions: tuple[Condition, ...]) -> Tokens | None:
+        """Return what a statement issues that always leads to the next one; None for others."""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return ()
+        if isinstance(node, ast.Raise):
+            return None if parts_ranks(node, conditions) else ()
+        if isinstance(node, _COMPOUND):
+            return None
+        return self._parts(node, conditions)
+
+    def _parts(self, node: ast.stmt, conditions: tuple[Condition, ...]) -> Tokens:
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        return tuple(token for part in parts for token in self.expression(part, conditions))
+
+    def _compound(
+        self, node: ast.stmt, rest: Callable[..., Tokens], conditions: tuple[Condition, ...], *, in_loop: bool
+    ) -> Tokens:
+        """Return what is issued from a statement on that may lead elsewhere than to the next one."""
+        if isinstance(node, ast.Return | ast.Raise):
+            found = self._parts(node, conditions)
+            return (*found, Token(RETURN)) if in_loop else found
+        if isinstance(node, ast.Continue):
+            return ()
+        if isinstance(node, ast.Break):
+            return (Token(BREAK),)
+        if isinstance(node, ast.If):
+            return self._branch(node, rest, conditions, in_loop=in_loop)
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            return (*self._loop(node, conditions), *self.block(node.orelse, 0, rest, conditions, in_loop=in_loop))
+        if isinstance(node, ast.Try | ast.TryStar):
+            inside = [*node.body, *node.orelse, *node.finalbody]
+            return self.block(inside, 0, rest, conditions, in_loop=in_loop)
+        if isinstance(node, ast.With | ast.AsyncWith):
+            found = tuple(token for item in node.items for token in self.expression(item.context_expr, conditions))
+            if any(turns_off(item.context_expr) for item in node.items):
+                inner = self.block(node.body, 0, tuple, conditions, in_loop=in_loop)
+                return (*found, *without_replicas(inner), *rest())
+            return (*found, *self.block(node.body, 0, rest, conditions, in_loop=in_loop))
+        if isinstance(node, ast.Match):
+            sides = tuple(self.block(case.body, 0, tuple, conditions, in_loop=in_loop) for case in node.cases)
+            return (*whole(ast.unparse(node.subject), sides), *rest())
+        return rest()
+
+    def _branch(
+        self, node: ast.If, rest: Callable[..., Tokens], conditions: tuple[Condition, ...], *, in_loop: bool
+    ) -> Tokens:
+        before = self.expression(node.test, conditions)
+        value = self._scope.tests.get(id(node), Value())
+        decided = truth(value)
+        text = ast.unparse(node.test)
+        leaves = {word for side in (node.body, node.orelse) for word in leaving(side)}
+        if decided is not None:
+            place = place_of(self._function, node.test, text)
+            inside = Condition(node, value, place, "branch")
+            if any(isinstance(one, ast.Raise) and parts_ranks(one, (inside,)) for one in (*node.body, *node.orelse)):
+                leaves.add("raise")
+            later: tuple[Condition, ...] = ()
+            if leaves:
+                later = (Condition(node, value, place, "exit", min(leaves)),)
+            side = node.body if decided[self._rank] else node.orelse
+            return (*before, *self.block(side, 0, lambda: rest(later), (*conditions, inside), in_loop=in_loop))
+        if leaves:
+            sides = tuple(self.block(side, 0, rest, conditions, in_loop=in_loop) for side in (node.body, node.orelse))
+            return (*before, *whole(text, sides))
+        sides = tuple(self.block(side, 0, tuple, conditions, in_loop=in_loop) for side in (node.body, node.orelse))
+        return (*before, *whole(text, sides), *rest())
+
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, conditions: tuple[Condition, ...]) -> Tokens:
+        over = node.test if isinstance(node, ast.While) else node.iter
+        value = self._scope.tests.get(id(node), Value())
+        often = ""
+        if value.splits:
+            condition = Condition(node, value, place_of(self._function, over, ast.unparse(over)), "loop")
+            conditions = (*conditions, condition)
+            often = trips(node, value, self._rank)
+        before = self.expression(over, conditions)
+        body = self.block(node.body, 0, tuple, conditions, in_loop=True)
+        if not any(token.issues or token.returns for token in body):
+            body = ()
+        loop = (Token(LOOP, name=often, inner=(body,), conditions=conditions),) if body else ()
+        return (*before, *loop)
+
+    def expression(self, node: ast.expr, conditions: tuple[Condition, ...]) -> Tokens:
+        """Return what evaluating an expression issues."""
+        if isinstance(node, ast.Lambda):
+            return ()
+        if isinstance(node, ast.IfExp):
+            value = self._scope.test(node.test)
+            decided = truth(value)
+            if decided is not None:
+                place = place_of(self._function, node.test, ast.unparse(node.test))
+                chosen = node.body if decided[self._rank] else node.orelse
+                return self.expression(chosen, (*conditions, Condition(node, value, place, "branch")))
+            sides = tuple(self.expression(side, conditions) for side in (node.body, node.orelse))
+            return (*self.expression(node.test, conditions), *whole(ast.unparse(node.test), sides))
+        if isinstance(node, ast.BoolOp):
+            return self._short_circuit(node, conditions)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+            before = tuple(t for one in node.generators for t in self.expression(one.iter, conditions))
+            inner = tuple(token for part in parts for token in self.expression(part, conditions))
+            return (*before, Token(LOOP, inner=(inner,))) if inner else before
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        if isinstance(node, ast.Call):
+            parts += [word.value for word in node.keywords]
+        found = tuple(token for part in parts for token in self.expression(part, conditions))
+        return (*found, *self._call(node, conditions)) if isinstance(node, ast.Call) else found
+
+    def _short_circuit(self, node: ast.BoolOp, conditions: tuple[Condition, ...]) -> Tokens:
+        found: Tokens = ()
+        for part in node.values:
+            found = (*found, *self.expression(part, conditions))
+            value = self._scope.test(part)
+            decided = truth(value)
+            if decided is not None:
+                conditions = (
+                    *conditions,
+                    Condition(node, value, place_of(self._function, part, ast.unparse(part)), "branch"),
+                )
+                if decided[self._rank] != isinstance(node.op, ast.And):
+                    break
+        return found
+
+    def issues_itself(self, node: ast.Call) -> bool:
+        """Say whether a call that leads to no function of the files is a collective."""
+        name = self._scope.called(node)
+        if name and vocabulary.collective_of(name) is not None:
+            return True
+        return bool(self._method(node, place_of(self._function, node), ()))
+
+    def _call(self, node: ast.Call, conditions: tuple[Condition, ...]) -> Tokens:
+        function = self._scope.target(node)
+        name = self._scope.called(node)
+        known = vocabulary.collective_of(name) if name else None
+        place = place_of(self._function, node)
+        if known is not None:
+            if any(
+                word.arg in ("use_local_synchronization", "no_dist") and is_true(word.value) for word in node.keywords
+            ):
+                return ()
+            group, members = ("", None) if known.by_all else self._scope.group(node, known.group_at)
+            return (Token(OP, known.op, group, members, place, None, conditions),)
+        if function is not None:
+            if function is self._function or _is_generator(function):
+                return ()
+            issued = without_creations(self._sequences.issued(function))
+            return tuple(called_at(token, place, conditions) for token in issued)
+        return self._method(node, place, conditions)
+
+    def _method(self, node: ast.Call, place: Place, conditions: tuple[Condition, ...]) -> Tokens:
+        func = node.func
+        if isinstance(func, ast.Name):
+            wrapped = self._scope.value(func).wrapped
+            return (Token(OP, f"{wrapped} forward", "", None, place, None, conditions),) if wrapped else ()
+        if not isinstance(func, ast.Attribute):
+            return ()
+        receiver = func.value.attr if isinstance(func.value, ast.Attribute) else getattr(func.value, "id", "")
+        op, group = None, ""
+        if func.attr == vocabulary.BACKWARD and self._scope.wrapped:
+            op = vocabulary.BACKWARD
+        elif receiver in vocabulary.ACCELERATORS and func.attr in vocabulary.ACCELERATOR_METHODS:
+            op = vocabulary.ACCELERATOR_METHODS[func.attr]
+        elif func.attr in vocabulary.METHODS and receiver not in ("np", "numpy", "threading", "mp"):
+            op, group = vocabulary.METHODS[func.attr], ""
+        elif func.attr in vocabulary.GROUP_METHODS and vocabulary.GROUP_RECEIVER.search(receiver):
+            op, group = vocabulary.GROUP_METHODS[func.attr], ast.unparse(func.value)
+        elif self._scope.value(func).wrapped:
+            op = f"{self._scope.value(func).wrapped} forward"
+        elif func.attr in ("state_dict", "clip_grad_norm_") and self._scope.value(func.value).wrapped == "fsdp":
+            op = func.attr
+        return (Token(OP, op, group, None, place, None, conditions),) if op else ()
+
+
+def _is_generator(function: Function) -> bool:
+    """Say whether a function runs only as it is iterated over; a context manager runs where it is entered."""
+    if function.node is None:
+        return False
+    names = {ast.unparse(one).rpartition(".")[2] for one in function.node.decorator_list}
+    yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in own_nodes(function))
+    return yields and not names & {"contextmanager", "asynccontextmanager"}
