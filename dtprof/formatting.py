@@ -27,6 +27,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_rate(per_s: float) -> str:
+    """Return a rate to three figures, or with thousands marked: 12.3, 152,000."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
 def round_figure(value: float | None) -> float | None:
     """Return a figure as JSON states it: to six places, what is not known as it is."""
     return None if value is None else round(value, 6)

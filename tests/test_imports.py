@@ -38,6 +38,7 @@ ALLOWED = {
 }
 # A file that may import more than its folder, and why.
 ALLOWED_BESIDES = {
+    "dtprof/live/monitor.py": {"dtprof.diagnosis.told"},  # what the launcher told of, as all show it
     "dtprof/report/top_screen.py": {"live", "rich"},  # draws what the monitor of a running job gives
     "dtprof/run_format/reader.py": {"numpy"},  # its tables are arrays; the writer runs inside the job and does without
     "dtprof/run_format/node_reader.py": {"numpy"},  # the same

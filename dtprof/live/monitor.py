@@ -8,6 +8,7 @@ from pathlib import Path
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.summary import summarise
+from dtprof.diagnosis.told import ToldMismatch, list_told
 from dtprof.formatting import format_ns
 from dtprof.live.now import Present, RankNow
 from dtprof.live.pace import Pace
@@ -18,6 +19,8 @@ from dtprof.run_format.follow import Growth
 MIN_STILL_S = 10.0
 STILL_STEPS = 10
 """Nothing moves: for so long, and for so many times the median step."""
+MAX_TOLD = 2
+"""Mismatches that are alarms of their own: the first is the cause of most that follow."""
 SUMMARY_EVERY_S = 1.0
 SUMMARY_SHARE = 0.01
 """Of the time, that the summary may take."""
@@ -28,9 +31,11 @@ class Moment:
     """What one look gives."""
 
     ranks: Sequence[RankNow]
-    summary: Summary | None  # of the newest steps; None before the first
+    summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
     has_moved: bool  # a rank has left a record since the look before
     still_s: float  # for how long no rank has left a record
+    is_stuck: bool  # for longer than steps take
+    told: Sequence[ToldMismatch]  # what the launcher has told of
     has_ended: bool
     exit_status: int | None
     alarms: Sequence[str]  # the worst first
@@ -50,7 +55,7 @@ class Monitor:
 
         Args:
             run: the run directory.
-            summarises: work out the summary of the newest steps.
+            summarises: work out the summary of the newest steps; else whoever does it tells it to `summary`.
             clock: seconds.
 
         Raises:
@@ -63,7 +68,7 @@ class Monitor:
         self._clock = clock
         self._boot_id = writer.boot_id()
         self._moved = clock()
-        self._summary: Summary | None = None
+        self.summary: Summary | None = None
         self._pace = Pace(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
         self._has_news = True
 
@@ -81,6 +86,7 @@ class Monitor:
         growths = self.window.look()
         manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
+        told = list_told(self.window.mismatches, None, started_ns=self.window.job_facts.get("started_monotonic_ns"))
         has_moved = any(map(_has_moved, growths.values()))
         if has_moved:
             self._moved, self._has_news = self._clock(), True
@@ -88,14 +94,17 @@ class Monitor:
         if growths and self._summarises:
             self._summarise()
         still_s = _still_s(ranks, self._clock() - self._moved)
+        is_stuck = bool(ranks) and not has_ended and still_s >= _patience_s(self.summary)
         return Moment(
             ranks=ranks,
-            summary=self._summary,
+            summary=self.summary,
             has_moved=has_moved,
             still_s=still_s,
             has_ended=has_ended,
             exit_status=manifest.exit_status,
-            alarms=tuple(_find_alarms(ranks, self._summary, growths, still_s=0.0 if has_ended else still_s)),
+            is_stuck=is_stuck,
+            told=told,
+            alarms=tuple(_find_alarms(ranks, self.summary, growths, told, stuck_s=still_s if is_stuck else None)),
         )
 
     def close(self) -> None:
@@ -108,7 +117,7 @@ class Monitor:
             return
         began = self._clock()
         self._has_news = False
-        self._summary = summarise(self.window)
+        self.summary = summarise(self.window)
         self._pace.charge(self._clock() - began)
 
 
@@ -119,13 +128,24 @@ def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:
     return min(known) / 1e9 if known and len(known) == len(quiet) else watched_s
 
 
+def _patience_s(summary: Summary | None) -> float:
+    """Return for how long no rank may leave a record."""
+    step = summary.steps.duration_ns if summary is not None else None
+    return max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0))
+
+
 def _has_moved(growth: Growth) -> bool:
     found = growth.tables
     return any(map(len, (growth.issued, found.operations, found.spans, found.samples)))
 
 
 def _find_alarms(
-    ranks: Sequence[RankNow], summary: Summary | None, growths: Mapping[int, Growth], *, still_s: float
+    ranks: Sequence[RankNow],
+    summary: Summary | None,
+    growths: Mapping[int, Growth],
+    told: Sequence[ToldMismatch],
+    *,
+    stuck_s: float | None,
 ) -> list[str]:
     alarms = []
     by_end: dict[str, list[int]] = {}
@@ -135,15 +155,22 @@ def _find_alarms(
     for end, found in by_end.items():
         verb = ("was " if len(found) == 1 else "were ") if end.startswith("killed") else ""
         alarms.append(f"{list_ranks(found)} {verb}{end}")
-    step = summary.steps.duration_ns if summary is not None else None
-    if still_s >= max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0)) and ranks:
-        alarms.append(f"nothing has moved for {still_s:.0f} s")
+    if stuck_s is not None:
+        alarms.append(f"nothing has moved for {stuck_s:.0f} s")
+    alarms += map(_mismatch, told[:MAX_TOLD])
+    if len(told) > MAX_TOLD:
+        alarms.append(f"{len(told) - MAX_TOLD} more mismatches")
     stopped = [rank for rank, growth in growths.items() if growth.tables.truncated]
     if stopped:
         alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
     if summary is not None:
         alarms += [_slow(found) for found in summary.stragglers[:2]]
     return alarms
+
+
+def _mismatch(told: ToldMismatch) -> str:
+    when = f" {told.after_s:.0f} s after the start" if told.after_s is not None else ""
+    return f"mismatch{when}: {told.summary}"
 
 
 def _slow(found: StragglerResult) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dtprof import tables
 from dtprof.run_format import paths, reader
@@ -133,6 +134,16 @@ class LiveWindow:
     def manifest(self) -> Manifest:
         """What is known of the job as a whole."""
         return self._opened.manifest
+
+    @property
+    def job_facts(self) -> dict[str, Any]:
+        """What the launcher wrote down of the job."""
+        return self._opened.job_facts
+
+    @property
+    def mismatches(self) -> tuple[dict[str, Any], ...]:
+        """Calls that do not go together, as the launcher has told of them so far."""
+        return self._opened.mismatches
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
-from dtprof.formatting import format_count
+from dtprof.formatting import format_count, format_rate
 from dtprof.report.page_headline import knows_stragglers, mean_parts
 from dtprof.report.page_markup import Markup, element, join
 
@@ -110,14 +110,13 @@ def _throughput(summary: Summary) -> KeyFigure:
     what, rate = ("Samples", samples) if tokens is None else ("Tokens", tokens)
     beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
     if tokens is not None and samples is not None:
-        beside.append(f"{_rate(samples)} samples/s")
+        beside.append(f"{format_rate(samples)} samples/s")
     return KeyFigure(
-        key="throughput", name=f"{what} per second", value=_rate(rate or 0), beside="; ".join(filter(None, beside))
+        key="throughput",
+        name=f"{what} per second",
+        value=format_rate(rate or 0),
+        beside="; ".join(filter(None, beside)),
     )
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _exposed_communication(summary: Summary) -> KeyFigure:

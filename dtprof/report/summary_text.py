@@ -21,6 +21,7 @@ from dtprof.formatting import (
     format_count,
     format_fraction,
     format_ns,
+    format_rate,
     format_table,
     shorten,
 )
@@ -108,16 +109,12 @@ def _throughput_lines(throughput: Throughput | None) -> list[str]:
         (throughput.samples_per_s, throughput.samples_per_step, "samples"),
     )
     shown = [
-        f"{_rate(rate)} {what}/s"
+        f"{format_rate(rate)} {what}/s"
         + (f", {count:,.0f} a step" if what == "tokens" or throughput.tokens_per_s is None else "")
         for rate, count, what in rates
         if rate is not None
     ]
     return labelled("throughput", "; ".join(shown))
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _rank_lines(summary: Summary) -> list[str]:

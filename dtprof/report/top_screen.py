@@ -1,6 +1,7 @@
 """The screen of `dtprof top`: the job, its alarms, and a row a rank; the ranks that matter first where not all fit."""
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,12 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from dtprof.analysis.results import RankResult, Summary
-from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate
 from dtprof.live.monitor import Moment
 from dtprof.live.now import RankNow
 
 WIDTH = 80
 FEWEST_RANKS = 3
+MAX_ALARM_LINES = 3
+"""Of one alarm."""
 LONG_NS = 1_000_000_000
 """For which a rank is shown to be at one thing in another colour."""
 _COLUMNS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
@@ -51,23 +54,32 @@ def _head(moment: Moment, run: Path) -> list[Text]:
         f"{len(moment.ranks)} of {summary.world_size} ranks on {hosts} host{'' if hosts == 1 else 's'}",
         summary.backend or "",
         f"step {format_count(moment.step)}",
-        *_step_facts(summary),
     ]
-    return [title, Text(", ".join(filter(None, facts)), no_wrap=True, overflow="ellipsis")]
+    lines = (", ".join(filter(None, some)) for some in (facts, _step_facts(summary)))
+    return [title, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line)]
 
 
 def _step_facts(summary: Summary) -> list[str]:
-    spread = summary.steps.duration_ns
+    spread, throughput, pipeline = summary.steps.duration_ns, summary.throughput, summary.pipeline
     facts = [f"{format_ns(spread.median)} a step (p90 {format_ns(spread.p90)})"] if spread is not None else []
-    bubble = summary.pipeline.bubble_fraction if summary.pipeline is not None else None
-    return facts + ([f"bubble {100 * bubble:.0f} %"] if bubble is not None else [])
+    if throughput is not None and throughput.tokens_per_s is not None:
+        facts.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")
+    elif throughput is not None and throughput.samples_per_s is not None:
+        facts.append(f"{format_rate(throughput.samples_per_s)} samples/s")
+    if pipeline is not None and pipeline.bubble_fraction is not None:
+        facts.append(f"bubble {100 * pipeline.bubble_fraction:.0f} %")
+    return facts
 
 
 def _alarms(moment: Moment, run: Path) -> list[Text]:
-    lines = [Text(f"! {alarm}", style="bold red", no_wrap=True, overflow="ellipsis") for alarm in moment.alarms]
+    lines = [Text(line, style="bold red") for alarm in moment.alarms for line in _wrap(f"! {alarm}")]
     if lines:
         lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
     return lines
+
+
+def _wrap(alarm: str) -> list[str]:
+    return textwrap.wrap(alarm, WIDTH, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
 
 
 def _choose(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:

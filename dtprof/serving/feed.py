@@ -68,7 +68,7 @@ class Feed:
             NotARunError: there is none.
             NewerFormatError: it was written by a newer dtprof.
         """
-        self._monitor = Monitor(run, summarises=False)
+        self._monitor = Monitor(run, summarises=False, clock=clock)
         self._make_pages, self._diagnose = pages, diagnose
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
@@ -79,7 +79,8 @@ class Feed:
         self._verdict: Verdict | None = None
         self._shown: dict[str, _Shown] = {}
         self._version = 0
-        self._has_news = True
+        self._has_news = self._has_turned = True
+        self._how: tuple[object, ...] = ()
         self._drawn_at_step = 0
         self._gone = ""
         self.source: Source | None = None
@@ -131,11 +132,19 @@ class Feed:
             self._gone = str(error)
             return
         ends = self._moment.has_ended and not had_ended
-        self._has_news |= self._moment.has_moved or ends
+        self._has_turned |= self._turns(self._moment)
+        is_stuck = self._moment.is_stuck and self._diagnose_pace.is_due
+        self._has_news |= self._moment.has_moved or self._has_turned or is_stuck
         if self._has_news and (self._draw_pace.is_due or ends):
-            self._draw(finally_=ends)
+            self._draw()
 
-    def _draw(self, *, finally_: bool = False) -> None:
+    def _turns(self, moment: Moment) -> bool:
+        """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
+        before, ends = self._how, [rank.end for rank in moment.ranks]
+        self._how = (moment.has_ended, moment.is_stuck, len(moment.told), *ends)
+        return self._how != before
+
+    def _draw(self) -> None:
         """Analyse and draw the newest steps, of a job that has ended all; keep what was shown where that fails."""
         began = self._cpu()
         self._has_news = False
@@ -143,7 +152,9 @@ class Feed:
             has_ended = self._moment is not None and self._moment.has_ended
             on_disk = open_run(self._monitor.run)
             summary, closeup = examine(on_disk if has_ended else self._monitor.window, THIS_PROCESS)
-            if self._verdict is None or finally_ or self._diagnose_pace.is_due:
+            self._monitor.summary = summary
+            if self._has_turned or self._diagnose_pace.is_due:
+                self._has_turned = False
                 diagnosed = self._cpu()
                 self._verdict = self._diagnose(self._monitor.run)
                 self._diagnose_pace.charge(self._cpu() - diagnosed)

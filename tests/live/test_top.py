@@ -1,6 +1,7 @@
 """What `dtprof top` shows: what each rank does, what is wrong, within 80 columns."""
 
 import io
+import json
 import os
 import pty
 import select
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dtprof import events
 from dtprof.live.monitor import Moment, Monitor
 from dtprof.report.top_screen import render_screen
-from dtprof.run_format import writer
+from dtprof.run_format import paths, writer
 from dtprof.tables import ProcessExit
 from tests import builders
 from tests.builders import RankBuilder
@@ -28,6 +30,21 @@ def running(ranks: list[RankBuilder], folder: Path) -> Path:
     run = builders.write_run(folder, ranks)
     (run / "run.json").write_text('{"format_version": 1, "command": ["torchrun"], "started_realtime_ns": 1}')
     return run
+
+
+def tell_mismatch(run: Path, seq: int, *, after_s: float) -> str:
+    """Write down a mismatch as the launcher does; return what it says."""
+    summary = (
+        f"Position #{seq} of group 'dp' (ranks 0-1) meets different dtypes: rank 1 has float64, the others float32."
+    )
+    told = {"kind": "dtype-mismatch", "group": "dp", "seq": seq, "summary": summary, "t_ns": int(after_s * 1e9)}
+    node = run / "node-here"
+    node.mkdir(exist_ok=True)
+    with (node / paths.MISMATCHES).open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"started_monotonic_ns": 0}))
+    return summary
 
 
 def screen(moment: Moment, run: Path, height: int = 24) -> list[str]:
@@ -54,7 +71,7 @@ def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None
     lines = screen(moment, run)
     assert all(len(line) <= 80 for line in lines)
     assert any("all_reduce #8 of default_pg" in line for line in lines)
-    assert any("100 ms a step" in line and "step 8" in line for line in lines)
+    assert any(line.startswith("100 ms a step") for line in lines)
     row = next(line.split() for line in lines if line.strip().startswith("1 "))
     assert row[:7] == ["1", "8", "100", "ms", "25", "%", "20"]
 
@@ -75,6 +92,33 @@ def test_alarm_comes_when_nothing_moves_and_goes_when_it_does(tmp_path: Path) ->
         with (run / rank / "events.00000").open("r+b") as file:
             file.write((grown / rank / "events.00000").read_bytes())
     assert not any("nothing has moved" in alarm for alarm in monitor.look().alarms)
+
+
+def test_mismatch_is_an_alarm_as_soon_as_the_launcher_tells_of_it(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    monitor = Monitor(run)
+    assert not any("mismatch" in alarm for alarm in monitor.look().alarms)
+    summary = tell_mismatch(run, 3, after_s=12.4)
+    for seq in (4, 5, 6):
+        tell_mismatch(run, seq, after_s=20)
+    moment = monitor.look()
+    told = [alarm for alarm in moment.alarms if "mismatch" in alarm]
+    assert told[0] == f"mismatch 12 s after the start: {summary}"
+    assert told[2:] == ["2 more mismatches"]
+    lines = screen(moment, run)
+    assert all(len(line) <= 80 for line in lines)
+    assert f"! {told[0]}" in " ".join(line.strip() for line in lines)
+    assert len(screen(moment, run, height=16)) <= 16
+
+
+def test_rates_have_a_line_of_80_columns(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    for rank in ranks:
+        rank.sample(events.TOKENS, 1, 4096)
+    run = running(ranks, tmp_path / "run")
+    lines = screen(Monitor(run).look(), run)
+    assert lines[1] == "2 of 2 ranks on 1 host, gloo, step 8"
+    assert lines[2] == "100 ms a step (p90 100 ms), 81,920 tokens/s"  # 2 x 4096 in 0.1 s
 
 
 def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.inspection import diagnose_run
+from dtprof.diagnosis.findings import Verdict
+from dtprof.live.monitor import MIN_STILL_S
 from dtprof.live.pace import Pace
 from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_panels import panel_names
 from dtprof.serving.feed import DRAW_SHARE, Feed
 from tests import builders
-from tests.live.test_live_window import two_ranks
-from tests.live.test_top import running
+from tests.live.test_live_window import MS, two_ranks
+from tests.live.test_top import running, tell_mismatch
 
 
 class Clock:
@@ -24,11 +26,16 @@ class Clock:
         return self.now
 
 
-def feed_of(run: Path, clock: Callable[[], float], cpu: Callable[[], float] | None = None) -> Feed:
+def feed_of(
+    run: Path,
+    clock: Callable[[], float],
+    cpu: Callable[[], float] | None = None,
+    diagnose: Callable[[Path], Verdict] = diagnose_run,
+) -> Feed:
     return Feed(
         run,
         pages=lambda source: load_report(panel_names(), available=source.available),
-        diagnose=diagnose_run,
+        diagnose=diagnose,
         clock=clock,
         cpu=cpu or clock,
     )
@@ -76,6 +83,45 @@ def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
     assert feed.since(version)["version"] == version + 1
 
 
+def test_mismatch_is_shown_though_no_rank_moves(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    summary = tell_mismatch(run, 3, after_s=12)
+    clock.now += 5
+    news = feed.since(version)
+    assert any(summary in alarm for alarm in news["status"]["alarms"])
+    assert feed.source is not None
+    assert [one.summary for one in feed.source.told] == [summary]
+    assert "hang" in news["pages"]
+    clock.now += 1
+    assert feed.since(news["version"])["documents"] == {}
+
+
+def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    ranks[1].op("all_reduce", 900 * MS)
+    run = running(ranks, tmp_path / "run")
+    clock = Clock()
+    diagnosed = []
+
+    def diagnose(path: Path) -> Verdict:
+        diagnosed.append(clock.now)
+        return diagnose_run(path)
+
+    feed = feed_of(run, clock, diagnose=diagnose)
+    feed.since(0)
+    assert len(diagnosed) == 1
+    clock.now += 1
+    feed.since(0)
+    assert len(diagnosed) == 1
+    clock.now += MIN_STILL_S
+    alarms = feed.since(0)["status"]["alarms"]
+    assert alarms[0].startswith("nothing has moved for")
+    assert len(diagnosed) == 2
+
+
 def test_pace_keeps_to_its_share() -> None:
     clock = Clock()
     pace = Pace(every_s=1.0, share=0.01, clock=clock)
@@ -119,7 +165,11 @@ def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
     ended = builders.write_run(tmp_path / "ended", two_ranks(80))
     (run / "run.json").write_bytes((ended / "run.json").read_bytes())
     clock.now += 1
-    assert feed.since(0)["status"] == {"state": "ended", "text": "ended with exit status 0, step 80", "alarms": []}
+    assert feed.since(0)["status"] == {
+        "state": "ended",
+        "text": "ended with exit status 0, step 80",
+        "alarms": ["rank 0 is slow: 20.0 ms a step in backward"],
+    }
     assert feed.source is not None
     assert feed.source.summary.steps.used is not None
     assert feed.source.summary.steps.used[0] < 10
