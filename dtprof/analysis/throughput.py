@@ -48,7 +48,7 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
     """Return what a rank consumed step by step; None where that was not recorded."""
     if not len(own.numbers):
         return None
-    taken = [_samples_of(tables, name) for name in events.CONSUMED]
+    taken = [samples_of(tables, name) for name in events.CONSUMED]
     values = np.stack([_held(rows, own.windows[:, 1], taken) for rows in taken], axis=1)
     if not values.any():
         return None
@@ -56,7 +56,8 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
     return RankConsumption(steps=own.numbers[changes], values=values[changes])
 
 
-def _samples_of(tables: RankTables, name: str) -> Array:
+def samples_of(tables: RankTables, name: str) -> Array:
+    """Return the samples of this name."""
     return select(tables.samples, is_any(tables.samples["op"], [i for i, op in enumerate(tables.ops) if op == name]))
 
 

@@ -34,6 +34,11 @@ STEP_DURATION = _metric(
 )
 PHASE = _metric("phase_seconds_total", COUNTER, "Time in phases of the step, summed over ranks of this node.", "phase")
 
+TOKENS = _metric(
+    "tokens_total", COUNTER, "Tokens consumed; ranks that share them count once, on the node of the lowest of them."
+)
+SAMPLES = _metric("samples_total", COUNTER, "Samples that batches consumed had, counted in the same way.")
+
 OPERATIONS = _metric("operations_total", COUNTER, "Operations that have ended, each rank by itself.", "group", "op")
 BYTES = _metric("operation_bytes_total", COUNTER, "Bytes that ranks put into operations.", "group", "op")
 FAILED = _metric("operations_failed_total", COUNTER, "Operations that failed.", "group", "op")

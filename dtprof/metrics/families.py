@@ -29,7 +29,7 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
         cpu_s: processor time that this has taken so far.
     """
     ranks = [*tally.ranks.values()]
-    every = [*tally.earlier, *ranks]
+    every = tally.every
     newest = ranks[0].tables if ranks else None
     now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     oldest = min((own.oldest_open_ns for own in ranks if own.oldest_open_ns is not None), default=now_ns)
@@ -45,6 +45,7 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
         *_operations(tally),
         Samples(c.STEP_DURATION, {(): _durations(every)} if every else {}),
         Samples(c.PHASE, _phases(tally)),
+        *_consumed(tally),
         *_ranks(tally.ranks, shown),
         Samples(c.MEMORY_HELD, _held(ranks)),
         _one(c.EVENTS, sum(own.num_events for own in every)),
@@ -126,6 +127,11 @@ def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Sam
 def _phases(tally: NodeTally) -> Values:
     times = tally.phase_ns.tolist()
     return {(name,): times[number] / 1e9 for number, name in enumerate(tally.phases.names)}
+
+
+def _consumed(tally: NodeTally) -> Iterable[Samples]:
+    for metric, total in zip((c.TOKENS, c.SAMPLES), tally.consumed().tolist(), strict=True):
+        yield Samples(metric, {(): total} if total else {})  # what nothing is known of is no 0
 
 
 def _held(ranks: Sequence[RankTally]) -> Values:

@@ -31,6 +31,7 @@ class StepCounter:
     _before: int = -1  # end of the step before the newest, where that is known
     _end: int = -1  # of the newest; -1: none yet
     _number: int = -1
+    _ends: list[int] = field(default_factory=list)  # of steps begun to count at this look
 
     @property
     def num_ended(self) -> int:
@@ -45,8 +46,9 @@ class StepCounter:
             counts[bisect_left(_BOUNDS_NS, newest)] += 1
         return counts, self._total_ns + (newest or 0)
 
-    def add(self, spans: Array, ops: tuple[str, ...]) -> None:
-        """Take in spans that have ended, in order of their begin."""
+    def add(self, spans: Array, ops: tuple[str, ...]) -> list[int]:
+        """Take in spans that have ended, in order of their begin; return when steps ended that had not been counted."""
+        before, self._ends = self.num_ended, []
         backward = sorted(begin for name in BACKWARD for begin in _of(spans, ops, name)["begin_ns"].tolist())
         optimizer, marks = _of(spans, ops, events.OPTIMIZER), _of(spans, ops, events.STEP)
         self.threads.update(optimizer["thread"].tolist(), marks["thread"].tolist())
@@ -56,6 +58,7 @@ class StepCounter:
             self._begin(end, step)
         if not self._is_marked:
             self._take_optimizers(optimizer, backward)
+        return self._ends[len(self._ends) - (self.num_ended - before) :]
 
     def _take_optimizers(self, optimizer: Array, backward: list[int]) -> None:
         columns = (optimizer[name].tolist() for name in ("begin_ns", "end_ns", "step"))
@@ -83,6 +86,7 @@ class StepCounter:
         self._num_closed += self._end >= 0
         self._before = self._end if number == self._number + 1 else -1
         self._end, self._number = end, number
+        self._ends.append(end)
 
     @property
     def _newest_ns(self) -> int | None:

@@ -17,6 +17,7 @@ from dtprof.analysis.steps import RankSteps
 from dtprof.exposition import label_text
 from dtprof.metrics.arrivals import Arrivals
 from dtprof.metrics.catalogue import MAX_NAMES, OTHER
+from dtprof.metrics.consumption import Consumed, sum_consumed
 from dtprof.metrics.steps import StepCounter
 from dtprof.run_format.follow import Growth
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, select
@@ -69,6 +70,7 @@ class RankTally:
 
     tables: RankTables
     steps: StepCounter = field(default_factory=StepCounter)
+    consumed: Consumed = field(default_factory=Consumed)
     backward: Intervals = field(default_factory=lambda: NONE)
     families: dict[int, Family] = field(default_factory=dict)
     op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in Labels; -1 not yet seen
@@ -97,6 +99,18 @@ class NodeTally:
         self._arrivals = Arrivals()
         self._attempt = 0  # the newest of any rank: operations of two attempts do not meet
 
+    @property
+    def every(self) -> list[RankTally]:
+        """All attempts of all ranks."""
+        return [*self.earlier, *self.ranks.values()]
+
+    def consumed(self) -> Column:
+        """Return the tokens and samples that count on this node, of all attempts."""
+        attempts: dict[int, dict[int, Consumed]] = {}
+        for own in self.every:
+            attempts.setdefault(own.tables.attempt, {})[own.tables.rank] = own.consumed
+        return sum(map(sum_consumed, attempts.values()), np.zeros(len(events.CONSUMED), np.int64))
+
     def take(self, growths: Mapping[int, Growth]) -> None:
         """Take in what the ranks have gained since the last look."""
         self.sums["open"][:] = 0
@@ -121,11 +135,12 @@ class NodeTally:
             known = self.ranks[rank] = RankTally(tables=tables)
         if not known.families or tables.groups != known.tables.groups:
             known.families = find_families(tables.groups)
+            known.consumed.know(tables.groups.values())
             known.group_numbers[:] = -1
         known.tables, known.lost = tables, growth.lost
         known.num_events += len(tables.operations) + len(tables.spans) + len(tables.samples)
-        if len(tables.spans):
-            self._take_spans(known, tables)
+        ends = self._take_spans(known, tables) if len(tables.spans) else []
+        known.consumed.add(tables, ends)
         if len(tables.samples):
             _take_samples(known, tables)
         if len(tables.operations):
@@ -135,9 +150,10 @@ class NodeTally:
             known.last_ns = max(known.last_ns, int(rows[column].max(initial=0)))
         known.last_ns = max(known.last_ns, int(growth.issued["issued_ns"].max(initial=0)))
 
-    def _take_spans(self, own: RankTally, tables: RankTables) -> None:
+    def _take_spans(self, own: RankTally, tables: RankTables) -> list[int]:
+        """Take in phases; return when steps ended."""
         spans = select(tables.spans, tables.spans["end_ns"] != UNKNOWN_NS)
-        own.steps.add(spans, tables.ops)
+        ends = own.steps.add(spans, tables.ops)
         length = np.maximum(spans["end_ns"] - spans["begin_ns"], 0)
         for op, took in enumerate(np.bincount(spans["op"], length).tolist()):
             name = tables.ops[op] if op < len(tables.ops) else ""
@@ -148,6 +164,7 @@ class NodeTally:
         if len(rows):
             own.backward = union(np.concatenate((own.backward, pair(rows["begin_ns"], rows["end_ns"]))))
             own.backward = own.backward[-KEPT_BACKWARD:]
+        return ends
 
     def _take_operations(self, rank: int, own: RankTally, tables: RankTables) -> None:
         rows = tables.operations

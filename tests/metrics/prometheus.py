@@ -73,16 +73,25 @@ class Server:
         self._url, self._process, self._log = url, process, log
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the samples of an expression at this moment; the server may still be starting."""
-        address = f"{self._url}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        """Return the samples of an expression at this moment."""
+        found: list[dict[str, Any]] = self._ask(f"query?{urllib.parse.urlencode({'query': expression})}")["result"]
+        return found
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the rules as the server knows them."""
+        return [rule for group in self._ask("rules")["groups"] for rule in group["rules"]]
+
+    def _ask(self, what: str) -> dict[str, Any]:
+        """Return what the API answers; the server may still be starting."""
+        address = f"{self._url}/api/v1/{what}"
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 with urllib.request.urlopen(address, timeout=10) as answer:
                     document = json.load(answer)
                     assert document["status"] == "success", document
-                    found: list[dict[str, Any]] = document["data"]["result"]
-                    return found
+                    data: dict[str, Any] = document["data"]
+                    return data
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise AssertionError(self._log.read_text(encoding="utf-8")) from None

@@ -1,6 +1,5 @@
 """What a running job tells a monitoring system equals what dtprof says of the same records afterwards."""
 
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,11 @@ from dtprof.analysis.rank_timing import RankTiming, time_rank
 from dtprof.analysis.ranks import survey
 from dtprof.analysis.steps import find_steps
 from dtprof.metrics.tally import NodeTally, group_label
-from dtprof.run_format import paths, schema
 from dtprof.run_format.follow import RunFollower
 from dtprof.run_format.reader import Run, open_run
 from dtprof.tables import UNKNOWN_NS, RankTables
 from tests import synthetic
+from tests.metrics.growing import grow
 
 MS = 1_000_000
 JOB = synthetic.Job(dp=2, tp=2, pp=2, steps=12, microbatches=3, jitter=0.1, slow={3: 1.3}, overlapped=True)
@@ -29,21 +28,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "job"
     synthetic.generate(folder, JOB)
     return folder
-
-
-def grow(run: Path, looks: int) -> Iterator[None]:
-    """Let the records of all ranks appear little by little."""
-    segments = [segment for folder in run.glob("rank-*") for segment in paths.segment_files(folder)]
-    heads = {}
-    for segment in segments:
-        with segment.open("rb") as file:
-            heads[segment] = schema.unpack_header(file.read(schema.HEADER_SIZE))["head"]
-    for part in range(1, looks + 1):
-        for segment, head in heads.items():
-            with segment.open("r+b") as file:
-                file.seek(schema.HEADER_OFFSET["head"])
-                file.write(struct.pack("<Q", head * part // looks))
-        yield
 
 
 def tally_of(run: Path, looks: int) -> NodeTally:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,11 @@ from dtprof.run_format.node_samples import GPU, HOST, Sample
 from dtprof.run_format.reader import open_run
 from tests.builders import RankBuilder, write_run
 from tests.metrics import prometheus
+from tests.metrics.growing import grow
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
+ALERTS = DASHBOARDS / "alerts" / "dtprof.yml"
+GRAFANA = sorted((DASHBOARDS / "grafana").glob("*.json"))
 MS = 1_000_000
 HOSTILE = 'eval "50%"\\{a="b"}\n# naïve 名前'
 NUM_STEPS = 12
@@ -46,8 +50,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rank.op("all_reduce", begin + 60 * MS + late, begin + 80 * MS, nbytes=4096)
             rank.op("broadcast", begin + 81 * MS, begin + 82 * MS, nbytes=8, group=1, peer=0)
             rank.span(f"phase:{HOSTILE}", begin + 82 * MS, begin + 83 * MS)
+            if step == 0:
+                rank.sample("step_tokens", 83 * MS, 640)
+                rank.sample("step_samples", 83 * MS, 10)
             rank.span("optimizer", begin + 84 * MS, begin + 90 * MS)
             rank.sample("rss_bytes", begin + 90 * MS, 1_000_000 + step)
+            rank.sample("parameter_bytes", begin + 90 * MS, 4096)
         rank.op("all_reduce", NUM_STEPS * 100 * MS, nbytes=1, flags=0)
     return write_run(tmp_path_factory.mktemp("runs") / "job", ranks)
 
@@ -55,18 +63,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_told_passes_promtool(run: Path) -> None:
     text = Collector(run, boot_id=None, state=state).collect()
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    never_here = {"dtprof_memory_held_bytes"}
-    assert told == {metric.name for metric in METRICS} - never_here
+    assert told == {metric.name for metric in METRICS}
     assert prometheus.check_metrics(text) == ""
 
 
 def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
+    growing = grow(run, looks=2)
+    next(growing)
     metrics = Metrics.start(MetricsSettings(port=0), run, state, say=said.append)
     url = said[0].rpartition(" ")[2]
     try:
-        with prometheus.scraping(tmp_path / "server", url.removeprefix("http://").removesuffix("/metrics")) as server:
+        target = url.removeprefix("http://").removesuffix("/metrics")
+        with prometheus.scraping(tmp_path / "server", target, rules=ALERTS) as server:
             server.wait_for("dtprof_ranks == 2")
+            assert list(growing) == [None]
+            server.wait_for(f'dtprof_rank_steps_total{{rank="1"}} == {NUM_STEPS}')
             opened = open_run(run)
             steps = [find_steps(tables, tables.spans) for tables in opened.load_all()]
             total_s = sum(int(np.diff(own.windows).sum()) for own in steps) / 1e9
@@ -85,6 +97,8 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
                 ('dtprof_rank_waited_for_seconds_total{rank="0"}', 0),
                 ('dtprof_open_operations{group="default",op="all_reduce"}', 2),
                 ('dtprof_rank_memory_bytes{rank="0",kind="rss"}', 1_000_000 + NUM_STEPS - 1),
+                ("dtprof_tokens_total", 2 * NUM_STEPS * 640),
+                ("dtprof_samples_total", 2 * NUM_STEPS * 10),
                 ("dtprof_hang", 1),
                 ('dtprof_gpu_temperature_celsius{gpu="0"}', 7),
             ):
@@ -95,7 +109,15 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
             assert HOSTILE in {one["metric"]["phase"] for one in server.query("dtprof_phase_seconds_total")}
             groups = {one["metric"]["group"] for one in server.query("dtprof_operations_total")}
             assert groups == {"default", HOSTILE}
-            _ask_all_of(server, DASHBOARDS / "grafana" / "dtprof.json")
+            asked = dict(asked_by_panels())
+            assert len(asked) > 30
+            answers = {title: _answer(server, expression) for title, expression in asked.items()}
+            # Every step takes 100 ms, and of each 10 samples there are 640 tokens.
+            for title in ("Step time: ", "Step time: mean"):
+                assert answers[title] == pytest.approx([0.1])
+            speeds = (asked[f"Tokens and samples: {unit}/s"] for unit in ("tokens", "samples"))
+            assert _answer(server, " / ".join(speeds)) == pytest.approx([64])
+            _look_at_rules(server)
             begin_s = time.monotonic()
             with urllib.request.urlopen(url, timeout=10) as answer:
                 answer.read()
@@ -104,21 +126,50 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
         metrics.stop()
 
 
-def _ask_all_of(server: prometheus.Server, dashboard: Path) -> None:
-    """Ask everything that a dashboard asks."""
-    document = json.loads(dashboard.read_text(encoding="utf-8"))
-    expressions = [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
-    assert len(expressions) > 25
-    for expression in expressions:
-        server.query(expression.replace("$instance", ".*"))
+def asked_by_panels() -> Iterator[tuple[str, str]]:
+    """Yield what each panel of a dashboard asks, with its title and the legend, and each variable: of all there are."""
+    for dashboard in GRAFANA:
+        document = json.loads(dashboard.read_text(encoding="utf-8"))
+        variables = [one for one in document["templating"]["list"] if one["type"] == "query"]
+        asked = {
+            f"{panel['title']}: {target['legendFormat']}": target["expr"]
+            for panel in document["panels"]
+            for target in panel.get("targets", ())
+        }
+        for one in variables:
+            metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", one["definition"]).groups()
+            asked[f"variable {one['name']}"] = f"count by ({label}) ({metric})"
+        for title, expression in asked.items():
+            for one in variables:
+                expression = expression.replace(f"${one['name']}", one.get("allValue", ".*"))
+            yield title, expression
+
+
+def _answer(server: prometheus.Server, asked: str) -> list[float]:
+    """Ask this; there is an answer, and it is a number."""
+    found = [float(one["value"][1]) for one in server.query(asked)]
+    assert found, f"nothing is known of {asked}"
+    assert np.isfinite(found).all(), (asked, found)
+    return found
+
+
+def _look_at_rules(server: prometheus.Server) -> None:
+    """See that the server runs all rules, that what they compare is there, and that the one of the hang fires."""
+    server.wait_for('ALERTS{alertname="DtprofJobHangs", alertstate="firing"}')
+    rules = server.rules()
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert {rule["name"] for rule in rules if rule["state"] == "firing"} == {"DtprofJobHangs"}
+    for rule in rules:
+        compared = re.sub(r" (>|==) ", r" \1 bool ", rule["query"])  # answers where it does not hold, too
+        assert " bool " in compared
+        _answer(server, compared.replace(" offset 1h", ""))  # an hour ago there was no server
 
 
 def test_the_alert_rules_pass_their_unit_tests(tmp_path: Path) -> None:
-    rules = DASHBOARDS / "alerts" / "dtprof.yml"
     promtool = prometheus.find("promtool")
-    subprocess.run([promtool, "check", "rules", str(rules)], check=True, timeout=60)
+    subprocess.run([promtool, "check", "rules", str(ALERTS)], check=True, timeout=60)
     tests = Path(__file__).with_name("alerts_test.yml").read_text(encoding="utf-8")
-    (tmp_path / "tests.yml").write_text(tests.replace("RULES", str(rules)), encoding="utf-8")
+    (tmp_path / "tests.yml").write_text(tests.replace("RULES", str(ALERTS)), encoding="utf-8")
     result = subprocess.run(
         [promtool, "test", "rules", str(tmp_path / "tests.yml")],
         capture_output=True,
@@ -127,7 +178,7 @@ def test_the_alert_rules_pass_their_unit_tests(tmp_path: Path) -> None:
         timeout=60,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    told = set(re.findall(r"alert: (\w+)", rules.read_text(encoding="utf-8")))
+    told = set(re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8")))
     assert told == set(re.findall(r"Dtprof\w+", tests)), "every rule has a test"
 
 
