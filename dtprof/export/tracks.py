@@ -1,6 +1,6 @@
 """One rank as tracks of slices and counters, which Perfetto and Chrome show as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +12,15 @@ from dtprof.analysis import codes
 from dtprof.analysis.detail import RankDetail, RunDetail
 from dtprof.analysis.intervals import Column, Intervals, Mask
 from dtprof.analysis.results import PARTS, PHASES
+from dtprof.formatting import UNKNOWN
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
 OPEN = UNKNOWN_NS
 """The end of a slice that has none: an operation that was not done when the records ended."""
 MAX_LANES = 64
 STEPS, PARTS_OF_STEPS, PHASES_OF_STEPS = "steps", "parts of the step", "phases"
+WINDOWS = "profiler windows"
+WRITING = "writing the trace"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,7 @@ class RankTracks:
 
 
 def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = None) -> RankTracks:
-    """Return the tracks of one rank; of what begins between two moments only, but for its steps."""
+    """Return the tracks of one rank; of what begins between two moments only, but for its steps and windows."""
     tables = rank.tables
     drawn = [
         _stretches(PARTS_OF_STEPS, rank.part_stretches, PARTS),
@@ -122,7 +125,7 @@ def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_n
         *_actions(tables, rank.spans),
         *_communication(rank),
     ]
-    lanes, left_out = [_steps(run, rank)], 0
+    lanes, left_out = [_steps(run, rank), *split_lanes(_windows(run, tables))[0]], 0
     for track in drawn:
         inside = track.begin >= since_ns
         if until_ns is not None:
@@ -136,11 +139,7 @@ def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_n
         name=name_rank(tables),
         tracks=tuple(lane for lane in lanes if len(lane)),
         counters=tuple(_counters(tables, since_ns, until_ns)),
-        moments=tuple(
-            Moment(t_ns=error.t_ns, name=error.type, text=error.message)
-            for error in tables.exceptions
-            if error.t_ns >= since_ns
-        ),
+        moments=tuple(one for one in _exceptions(run, tables) if one.t_ns >= since_ns),
         first_ns=tables.first_ns,
         last_ns=tables.last_ns,
         monotonic_to_realtime_ns=tables.monotonic_to_realtime_ns,
@@ -217,6 +216,41 @@ def _steps(run: RunDetail, rank: RankDetail) -> Track:
             Argument(name="used for figures", values=used, texts=("no", "yes")),
         ),
     )
+
+
+def _windows(run: RunDetail, tables: RankTables) -> Track:
+    """Return the windows of torch.profiler, and after each the time in which the rank wrote its trace."""
+    known = [one for one in tables.windows if one.begin_ns != UNKNOWN_NS]
+    times = np.array([(one.begin_ns, one.end_ns, one.ready_ns) for one in known], np.int64).reshape(-1, 3)
+    began, ended, ready = _on_clock_of_run(run, tables, times).T
+    written = np.flatnonzero((ended != UNKNOWN_NS) & (ready != UNKNOWN_NS))
+    of = np.concatenate((np.arange(len(known)), written))
+    return Track(
+        name=WINDOWS,
+        begin=np.concatenate((began, ended[written])),
+        end=np.concatenate((ended, ready[written])),
+        label=np.concatenate((np.arange(len(known)), np.full(len(written), len(known)))),
+        labels=(*(f"steps {one.first} to {one.last}" for one in known), WRITING),
+        arguments=(
+            Argument(name="state", values=of, texts=tuple(": ".join(filter(None, (w.state, w.reason))) for w in known)),
+            Argument(name="file", values=of, texts=tuple(one.file or UNKNOWN for one in known)),
+        ),
+    )
+
+
+def _exceptions(run: RunDetail, tables: RankTables) -> Iterator[Moment]:
+    times = np.array([error.t_ns for error in tables.exceptions], np.int64)
+    for t_ns, error in zip(_on_clock_of_run(run, tables, times).tolist(), tables.exceptions, strict=True):
+        yield Moment(t_ns=t_ns, name=error.type, text=error.message)
+
+
+def _on_clock_of_run(run: RunDetail, tables: RankTables, times: Column) -> Column:
+    """Return times that the strings of a rank hold, which are still on the clock of its host."""
+    boot = run.surveys.boots[tables.rank]
+    if boot == tables.boot_id:
+        return times
+    moved = times + run.surveys.clocks.offset(boot, times.reshape(-1)).reshape(times.shape)
+    return np.where(times != UNKNOWN_NS, moved, UNKNOWN_NS)
 
 
 def _stretches(name: str, stretches: tuple[Intervals, Column], labels: Sequence[str]) -> Track:
