@@ -27,6 +27,7 @@ from dtprof.analysis.comparison_series import (
 from dtprof.analysis.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import PARTS
+from dtprof.analysis.throughput import RATES
 
 ERROR = 0.05
 AT_LEAST = 0.01
@@ -38,6 +39,7 @@ VERDICTS: tuple[Verdict, ...] = ("larger", "smaller", "negligible", "none", "unk
 judged, for a reason."""
 _NAMES = (
     STEP,
+    *RATES,
     *(f"{part}_ns" for part in PARTS),
     EXPOSED,
     BUBBLE_FRACTION,
@@ -199,6 +201,7 @@ def _mean_step(a: RunFigures, b: RunFigures) -> float:
 
 def _compare_table(table: str, a: RunFigures, b: RunFigures, *, at_least: float, step: float) -> list[Change]:
     chosen = {f for run in (a, b) for f in (*run.estimates, *run.unknown) if f.table == table}
+    chosen -= {Figure(JOB, name) for name in RATES} - a.estimates.keys() - b.estimates.keys()  # images are no tokens
     if table == COLLECTIVES and not _same_parts(a, b):
         both = _keys(a) & _keys(b)
         chosen = {figure for figure in chosen if figure._replace(name="") in both}

@@ -24,7 +24,8 @@ from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.records import UNNAMED, list_ranks
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.surveys import RankTask, Run, newest_ranks, survey_run
+from dtprof.analysis.surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.analysis.throughput import RATES, sum_consumption
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 
@@ -40,7 +41,7 @@ class Figure(NamedTuple):
     """What is measured. Times, bytes and counts are those of a step and a rank: of all ranks their mean."""
 
     table: str
-    name: str  # ends with its unit: _ns, _bytes, _fraction; `bytes` and `count` of a collective
+    name: str  # ends with its unit: _ns, _bytes, _fraction, _per_s; `bytes` and `count` of a collective
     rank: int = -1
     group: str = ""
     members: int = 0
@@ -49,8 +50,8 @@ class Figure(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """Return ns, bytes, fraction or count."""
-        return self.name.rsplit("_", 1)[-1]
+        """Return ns, bytes, fraction, count, tokens/s or samples/s."""
+        return RATES.get(self.name) or self.name.rsplit("_", 1)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,8 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
         if figure not in sums.unknown:
             over = sums.num_ranks[figure] if figure.name == BUBBLE_FRACTION else num_stepping
             estimates[figure] = estimate_mean(series / over)
+    if num_stepping:
+        _estimate_rates(surveys, steps, numbers, sums.series[Figure(JOB, STEP)] / num_stepping, estimates, sums.unknown)
     world_size = max([fact.rank + 1 for fact in facts] + [fact.world_size for fact in facts], default=0)
     return RunFigures(
         run=run.name,
@@ -296,6 +299,24 @@ def _add_bubble(
             sums.add(figure, 1 - busy / (len(members) * np.maximum(length, 1)))
         else:
             sums.unknown.setdefault(figure, "the pipeline did not run in every step")
+
+
+def _estimate_rates(
+    surveys: Surveys,
+    steps: Mapping[int, RankSteps],
+    numbers: Column,
+    step_ns: Series,
+    estimates: dict[Figure, Estimate],
+    unknown: dict[Figure, str],
+) -> None:
+    """Add what the job consumes a second: all that it did in these steps over the time that they took."""
+    groups = {(group.name, group.ranks): group for fact in surveys.facts for group in fact.groups.values()}
+    found = sum_consumption(steps, surveys.consumed, groups.values(), numbers)
+    for name, consumed in found.of_steps.items():
+        rate = estimate_ratio(consumed, step_ns / 1e9)
+        if rate is not None:
+            estimates[Figure(JOB, name)] = rate
+    unknown.update((Figure(JOB, name), why) for name, why in found.unknown.items())
 
 
 def _fraction(sums: _Sums, names: Sequence[str]) -> Estimate | None:

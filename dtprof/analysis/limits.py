@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from dtprof.analysis.comparison_series import BUBBLE_FRACTION, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison_statistics import MIN_STEPS, Estimate, subtract_means
+from dtprof.analysis.throughput import RATES
 
 CONFIDENCE = 0.95
 Outcome = Literal["passed", "failed", "unknown"]
@@ -15,11 +17,12 @@ NO_STEPS = "no step has a begin and an end on every rank"
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The most that a figure may be."""
+    """The most that a figure may be, or the least."""
 
     option: str  # as it is typed: --max-step-ms 300
-    figure: str  # of FIGURES, or "slowdown"
-    most: float
+    figure: str  # of FIGURES, "peak_bytes" or "slowdown"
+    bound: float
+    is_least: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class LimitResult:
 
     option: str
     figure: str
-    unit: str  # ns, bytes, fraction, findings
+    unit: str  # ns, bytes, fraction, tokens/s, samples/s, findings
     limit: float
     outcome: Outcome
     measured: float | None = None
@@ -57,32 +60,39 @@ def _fraction(run: RunFigures, estimate: Estimate | None) -> Estimate | str:
     return NO_STEPS if run.used is None else run.unknown.get(Figure(JOB, "exposed_ns"), "it was not measured")
 
 
+def _rate(name: str, run: RunFigures) -> Estimate | str:
+    figure = Figure(JOB, name)
+    return NO_STEPS if run.used is None else run.estimates.get(figure) or run.unknown[figure]
+
+
 FIGURES: dict[str, tuple[str, Callable[[RunFigures], Estimate | str]]] = {
     "step_ns": ("ns", _step),
     "bubble_fraction": ("fraction", _bubble),
     "exposed_fraction": ("fraction", lambda run: _fraction(run, run.exposed_fraction)),
     "wait_fraction": ("fraction", lambda run: _fraction(run, run.wait_fraction)),
+    **{name: (unit, partial(_rate, name)) for name, unit in RATES.items()},
 }
 """Figures with a value at each step: unit, and where the mean comes from, or why there is none."""
 PEAK, SLOWDOWN, FINDINGS = "peak_bytes", "slowdown", "findings"
 
 
 def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
-    """Hold a figure of a run against its limit: it fails where its mean lies above."""
+    """Hold a figure of a run against its limit: it fails where its mean lies beyond, sure or not."""
     if limit.figure == PEAK:
         return _judge_peak(limit, run)
     unit, find = FIGURES[limit.figure]
     found = find(run)
     if isinstance(found, str):
         return _unknown(limit, unit, found)
-    interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.most)
-    is_above = found.mean > limit.most
+    interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.bound)
+    is_above = found.mean > limit.bound
+    is_beyond = found.mean < limit.bound if limit.is_least else is_above
     return LimitResult(
         option=limit.option,
         figure=limit.figure,
         unit=unit,
-        limit=limit.most,
-        outcome="failed" if is_above else "passed",
+        limit=limit.bound,
+        outcome="failed" if is_beyond else "passed",
         measured=found.mean,
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
@@ -93,7 +103,7 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
 
 def _unknown(limit: Limit, unit: str, reason: str) -> LimitResult:
     return LimitResult(
-        option=limit.option, figure=limit.figure, unit=unit, limit=limit.most, outcome="unknown", reason=reason
+        option=limit.option, figure=limit.figure, unit=unit, limit=limit.bound, outcome="unknown", reason=reason
     )
 
 
@@ -105,8 +115,8 @@ def _judge_peak(limit: Limit, run: RunFigures) -> LimitResult:
         option=limit.option,
         figure=limit.figure,
         unit="bytes",
-        limit=limit.most,
-        outcome="failed" if peak > limit.most else "passed",
+        limit=limit.bound,
+        outcome="failed" if peak > limit.bound else "passed",
         measured=float(peak),
         reason=f"the highest of {len(run.peak_bytes)} ranks, on rank {rank}",
     )
@@ -128,16 +138,16 @@ def judge_slowdown(limit: Limit, run: RunFigures, baseline: RunFigures) -> Limit
     if found is None:
         return _unknown(limit, "fraction", f"fewer than {MIN_STEPS} steps in the run or the baseline")
     step = of_baseline.mean
-    failed = found.low / step > limit.most
+    failed = found.low / step > limit.bound
     return LimitResult(
         option=limit.option,
         figure=limit.figure,
         unit="fraction",
-        limit=limit.most,
+        limit=limit.bound,
         outcome="failed" if failed else "passed",
         measured=found.difference / step,
         low=found.low / step,
         high=found.high / step,
         sure=CONFIDENCE if failed else None,
-        reason="" if failed else f"{100 * (limit.most + found.detectable / step):.1f} % or more would have been seen",
+        reason="" if failed else f"{100 * (limit.bound + found.detectable / step):.1f} % or more would have been seen",
     )

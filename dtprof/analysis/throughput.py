@@ -22,10 +22,13 @@ SAME_TOKENS = ("tp", "pp", "mp")
 """Axes along which ranks work on the same tokens."""
 SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
 """And those along which they work on the same sequences."""
+RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
+"""What is consumed a second, and the unit of it."""
 _NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
-_NO_IDS = (
-    "tokens_per_s: no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many"
-)
+_NONE_OF_IT = {
+    "tokens_per_s": "no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many",
+    "samples_per_s": "no model was given a tensor, whose first dimension would be the batch",
+}
 Floats = npt.NDArray[np.float64]
 
 
@@ -42,6 +45,15 @@ class RankConsumption:
             np.searchsorted(self.steps, numbers, "right")
         ]
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConsumption:
+    """What the whole job consumed in each of some steps, by the rate that it makes: those of RATES that are known."""
+
+    of_steps: Mapping[str, Floats]
+    silent: Mapping[str, Sequence[int]]  # ranks whose replica was given none of it
+    unknown: Mapping[str, str]  # why the others are not known
 
 
 def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
@@ -82,37 +94,51 @@ def measure_throughput(
     if not used.known:
         return None, []  # what is said of the steps says it
     numbers = np.arange(used.first, used.last + 1)
-    told = {rank: consumed[rank].at(numbers) for rank, own in steps.items() if own.count and rank in consumed}
-    found = {(group.name, group.ranks): group for group in groups}.values()
-    tokens, without_tokens = _sum_replicas(told, 0, find_replicas(steps, found, SAME_TOKENS), len(numbers))
-    samples, without_samples = _sum_replicas(told, 1, find_replicas(steps, found, SAME_SAMPLES), len(numbers))
-    if not (tokens.any() or samples.any()):
-        return None, [f"{name}: {_NO_STEP}" for name in ("tokens_per_s", "samples_per_s")]
+    distinct = {(group.name, group.ranks): group for group in groups}.values()
+    found = sum_consumption(steps, consumed, distinct, numbers)
+    doubts = [f"{name}: {why}" for name, why in found.unknown.items()]
+    if not found.of_steps:
+        return None, doubts
+    first = next(iter(found.of_steps))
+    unnamed = [group for group in distinct if group.axis is None and 1 < len(group.ranks) < len(steps)]
+    doubts += _of_sum(first, [rank for rank in found.silent[first] if steps[rank].count], unnamed)
     step_s = _durations(steps.values(), numbers) / 1e9
-    doubts = [] if tokens.any() else [_NO_IDS]
-    if not samples.any():
-        doubts.append("samples_per_s: no model was given a tensor, whose first dimension would be the batch")
-    doubts += _of_sum(
-        "tokens_per_s" if tokens.any() else "samples_per_s",
-        [rank for rank in (without_tokens if tokens.any() else without_samples) if steps[rank].count],
-        [group for group in found if group.axis is None and 1 < len(group.ranks) < len(steps)],
-    )
+    tokens, samples = (found.of_steps.get(name, np.zeros(0)) for name in RATES)
+    tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
     return (
         Throughput(
-            tokens_per_s=_median(tokens / step_s) if tokens.any() else None,
-            samples_per_s=_median(samples / step_s) if samples.any() else None,
-            tokens_per_step=_median(tokens) if tokens.any() else None,
-            samples_per_step=_median(samples) if samples.any() else None,
+            tokens_per_s=_median(tokens_per_s),
+            samples_per_s=_median(samples_per_s),
+            tokens_per_step=_median(tokens),
+            samples_per_step=_median(samples),
             first_step=used.first,
-            tokens_per_s_of_steps=tuple((tokens / step_s).tolist()) if tokens.any() else (),
-            samples_per_s_of_steps=tuple((samples / step_s).tolist()) if samples.any() else (),
+            tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
+            samples_per_s_of_steps=tuple(samples_per_s.tolist()),
         ),
         doubts,
     )
 
 
-def _median(values: Floats) -> float:
-    return float(np.nanmedian(values))
+def sum_consumption(
+    steps: Mapping[int, RankSteps],
+    consumed: Mapping[int, RankConsumption],
+    groups: Collection[Group],
+    numbers: Column,
+) -> JobConsumption:
+    """Return what the job consumed in each of these steps: of ranks that share tokens or samples the most, summed."""
+    told = {rank: consumed[rank].at(numbers) for rank, own in steps.items() if own.count and rank in consumed}
+    of_steps: dict[str, Floats] = {}
+    silent: dict[str, list[int]] = {}
+    for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
+        total, without = _sum_replicas(told, column, find_replicas(steps, groups, axes), len(numbers))
+        if total.any():
+            of_steps[name], silent[name] = total, without
+    unknown = {name: _NONE_OF_IT[name] if of_steps else _NO_STEP for name in RATES if name not in of_steps}
+    return JobConsumption(of_steps=of_steps, silent=silent, unknown=unknown)
+
+
+def _median(values: Floats) -> float | None:
+    return float(np.nanmedian(values)) if len(values) else None
 
 
 def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collection[str]) -> list[list[int]]:

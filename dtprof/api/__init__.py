@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RECORDS = ("operations", "spans", "samples")
 TRACES = ("windows", "traced_operations")
-RESULTS = ("steps", "ranks", "collectives", "groups", "stragglers")
+RESULTS = ("steps", "throughput", "ranks", "collectives", "groups", "stragglers")
 FIGURES = (
     "step_times",
     "step_parts",

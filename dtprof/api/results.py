@@ -1,6 +1,8 @@
-"""The tables of results: steps, ranks, collectives, groups and stragglers, as the summary of a run has them."""
+"""The tables of results, as the summary of a run has them: steps, throughput, ranks, collectives, and more."""
 
 from collections.abc import Callable
+from itertools import zip_longest
+from math import isnan
 from typing import Any
 
 from dtprof.analysis.results import PARTS, Summary
@@ -13,6 +15,18 @@ STEPS = (
     Column(name="step", dtype="int64", meaning="number of the step, from 1"),
     Column(name="duration_ns", dtype="int64", unit="ns", meaning="from the end of the step before to its own"),
     Column(name="used", dtype="bool", meaning="figures are taken from it: no warm-up, and every rank has it"),
+)
+THROUGHPUT = (
+    Column(name="step", dtype="int64", meaning="number of the used step, from 1"),
+    *(
+        Column(
+            name=f"{what}_per_s",
+            dtype="float64",
+            unit=f"{what}/s",
+            meaning=f"{what} that the whole job consumed, by the step's mean duration over ranks; masked: not known",
+        )
+        for what in ("tokens", "samples")
+    ),
 )
 RANKS = (
     RANK,
@@ -67,6 +81,17 @@ def _steps(summary: Summary) -> list[tuple[Any, ...]]:
     ]
 
 
+def _throughput(summary: Summary) -> list[tuple[Any, ...]]:
+    known = summary.throughput
+    if known is None:
+        return []
+    rates = zip_longest(known.tokens_per_s_of_steps, known.samples_per_s_of_steps)
+    return [
+        (step, *(None if rate is None or isnan(rate) else rate for rate in both))
+        for step, both in enumerate(rates, known.first_step)
+    ]
+
+
 def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
     return [
         (
@@ -89,6 +114,7 @@ def _groups(summary: Summary) -> list[tuple[Any, ...]]:
 
 RESULTS: dict[str, tuple[tuple[Column, ...], Callable[[Summary], list[tuple[Any, ...]]]]] = {
     "steps": (STEPS, _steps),
+    "throughput": (THROUGHPUT, _throughput),
     "ranks": (RANKS, _ranks),
     "collectives": (
         COLLECTIVES,

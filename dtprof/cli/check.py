@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
-from dtprof.cli.quantities import parse_milliseconds, parse_share, parse_size
+from dtprof.cli.quantities import parse_milliseconds, parse_rate, parse_share, parse_size
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 examples:
   dtprof check runs/now --max-bubble 25% --max-exposed 20% --max-step-ms 300 --no-risk
+  dtprof check runs/now --min-tokens-per-s 25000
   dtprof check runs/now --max-slowdown-against runs/baseline --max-slowdown 5%
 
 A figure that is not known fails, with the reason, unless --allow-unknown is given. Figures: docs/reference/metrics.md.
@@ -27,13 +28,18 @@ exit status: 0 all limits are kept; 1 one is not; 2 a run cannot be read, or dtp
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """An option that sets the most a figure may be."""
+    """An option that sets the most a figure may be, or the least."""
 
     name: str
     figure: str
     metavar: str
     parse: Callable[[str, str], float]
     help: str
+
+    @property
+    def is_least(self) -> bool:
+        """Say whether the figure may not be below."""
+        return self.name.startswith("--min-")
 
 
 OPTIONS = (
@@ -43,6 +49,20 @@ OPTIONS = (
         metavar="MS",
         parse=parse_milliseconds,
         help="step time, mean over used steps and ranks",
+    ),
+    _Option(
+        name="--min-tokens-per-s",
+        figure="tokens_per_s",
+        metavar="N",
+        parse=parse_rate,
+        help="tokens that the whole job consumes a second, over the used steps",
+    ),
+    _Option(
+        name="--min-samples-per-s",
+        figure="samples_per_s",
+        metavar="N",
+        parse=parse_rate,
+        help="samples that it consumes a second",
     ),
     _Option(
         name="--max-exposed",
@@ -80,7 +100,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "check",
         help="hold a run against limits, for continuous integration",
-        description="Hold the figures of a run against limits: say which is exceeded, by how much, and how sure that "
+        description="Hold the figures of a run against limits: say which is not kept, by how much, and how sure that "
         "is.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -116,8 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
     for option in OPTIONS:
         text = getattr(arguments, option.name.removeprefix("--").replace("-", "_"))
         if text is not None:
-            most = option.parse(option.name, text)
-            limits.append(Limit(option=f"{option.name} {text}", figure=option.figure, most=most))
+            bound = option.parse(option.name, text)
+            shown = f"{option.name} {text}"
+            limits.append(Limit(option=shown, figure=option.figure, bound=bound, is_least=option.is_least))
     slowdown = _slowdown(arguments)
     if not (limits or slowdown or arguments.no_risk):
         raise UsageError("no limit was given; expected at least one, for example: dtprof check RUN --max-step-ms 300")
@@ -147,7 +168,7 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
         return None
     most = parse_share("--max-slowdown", text, most=math.inf) if text is not None else 0.0
     allowed = f" --max-slowdown {text}" if text is not None else ""
-    return Limit(option=f"--max-slowdown-against {baseline}{allowed}", figure=SLOWDOWN, most=most)
+    return Limit(option=f"--max-slowdown-against {baseline}{allowed}", figure=SLOWDOWN, bound=most)
 
 
 def _judge(

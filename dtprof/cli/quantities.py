@@ -46,6 +46,18 @@ def parse_milliseconds(option: str, text: str) -> float:
     return value * 1e6
 
 
+def parse_rate(option: str, text: str) -> float:
+    """Return a number a second.
+
+    Raises:
+        UsageError: it is no number above 0.
+    """
+    value = _number(text.strip())
+    if not 0 < value < math.inf:
+        raise UsageError(f"{option} is {text!r}; expected a number above 0, for example {option} 25000")
+    return value
+
+
 def parse_size(option: str, text: str) -> int:
     """Return a size in bytes from `8GiB`, `512 MiB`, `16GB`.
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from dtprof.analysis.limits import CONFIDENCE, FINDINGS, SLOWDOWN, LimitResult
-from dtprof.formatting import format_bytes, format_ns
+from dtprof.formatting import format_bytes, format_ns, format_rate
 
 WIDTH = 80
 _ORDER = ("failed", "unknown", "passed")
@@ -60,4 +60,6 @@ def _format(value: float, result: LimitResult) -> str:
         return format_ns(value)
     if result.unit == "bytes":
         return format_bytes(value)
+    if result.unit.endswith("/s"):
+        return f"{format_rate(value)} {result.unit}"
     return f"{100 * value:{'+' if result.figure == SLOWDOWN else ''}.1f} %"

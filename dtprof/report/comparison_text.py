@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtprof.analysis.comparison import PEAK, Change, Comparison, RunSide
 from dtprof.analysis.comparison_series import COLLECTIVES, JOB, RANKS, STEP, Figure
-from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_table, shorten
+from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, shorten
 
 WIDTH = 80
 LABEL = 12
@@ -173,7 +173,7 @@ def _format(value: float, figure: Figure) -> str:
         return format_bytes(value)
     if figure.unit == "fraction":
         return f"{100 * value:.1f} %"
-    return f"{value:.4g}"
+    return format_rate(value) if figure.unit.endswith("/s") else f"{value:.4g}"
 
 
 def _signed(value: float, change: Change) -> str:

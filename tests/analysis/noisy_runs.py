@@ -32,8 +32,12 @@ def build_ranks(
     slow_rank: int | None = None,
     slower_reduce_us: float = 0.0,
     extra_bytes: int = 0,
+    tokens: int = 0,
 ) -> list[RankBuilder]:
-    """Return the ranks: `delay_us` of compute more in each step of the slow rank, or of all ranks."""
+    """Return the ranks: `delay_us` of compute more in each step of the slow rank, or of all ranks.
+
+    Each rank is given so many tokens a step, in sequences of 64.
+    """
     random = np.random.default_rng(seed)
     ranks = [RankBuilder(rank, world_size=num_ranks) for rank in range(num_ranks)]
     factors = [noise(random, num_steps, sigma=sigma, memory=memory) for _ in ranks]
@@ -56,6 +60,9 @@ def build_ranks(
             rank.op("all_reduce", _ns(issued), _ns(end), nbytes=1 << 20, api="all_reduce")
             rank.span("optimizer", _ns(end), _ns(now))
             resident = (1 << 30) + extra_bytes + int(random.integers(0, 64)) * 4096
+            if tokens and step == 0:
+                rank.sample("step_tokens", _ns(forward), tokens)
+                rank.sample("step_samples", _ns(forward), tokens // 64)
             rank.sample("rss_bytes", _ns(now) + 10, resident)
             rank.sample("peak_rss_bytes", _ns(now) + 10, (1 << 30) + (1 << 28))
     return ranks

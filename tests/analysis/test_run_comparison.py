@@ -163,6 +163,37 @@ def test_what_could_have_been_seen_is_seen_four_times_of_five() -> None:
     assert 0.6 <= seen / tried <= 0.97
 
 
+def test_throughput_is_what_all_steps_consumed_over_their_time() -> None:
+    # Two ranks of 640 tokens each in 10 sequences: 1,280 tokens and 20 samples a step.
+    a, b = noisy_run(1, num_steps=60, tokens=640), noisy_run(2, num_steps=60, tokens=640, delay_us=3_000.0)
+    result = compare(a, b)
+    step = change_of(result, "step_ns")
+    for name, a_step in (("tokens_per_s", 1280), ("samples_per_s", 20)):
+        rate = change_of(result, name)
+        assert rate.verdict == "smaller"
+        assert rate.a is not None
+        assert rate.b is not None
+        assert step.a is not None
+        assert step.b is not None
+        assert rate.a == pytest.approx(a_step * 1e9 / step.a)
+        assert rate.b == pytest.approx(a_step * 1e9 / step.b)
+    # The noise of a rate, as a share of it, is that of the step.
+    figures = measure_run(a).estimates
+    of_rate, of_step = (figures[Figure(JOB, name)] for name in ("tokens_per_s", "step_ns"))
+    assert of_rate.variance**0.5 / of_rate.mean == pytest.approx(of_step.variance**0.5 / of_step.mean, rel=0.01)
+
+
+def test_throughput_that_one_run_did_not_record_is_not_judged_and_of_neither_not_shown() -> None:
+    told, silent = noisy_run(1, tokens=640), noisy_run(2)
+    change = change_of(compare(told, silent), "tokens_per_s")
+    assert (change.verdict, change.b) == ("unknown", None)
+    assert change.reason.startswith("B: no training forward pass of a model was recorded")
+    assert not [c for c in compare(silent, silent).changes if c.figure.name.endswith("_per_s")]
+    short = noisy_run(1, tokens=32)  # no whole sequence of 64
+    rates = [c.figure.name for c in compare(short, short).changes if c.figure.name.endswith("_per_s")]
+    assert rates == ["tokens_per_s"]
+
+
 def test_peaks_are_shown_and_not_judged() -> None:
     peak = change_of(compare(noisy_run(1), noisy_run(2)), "peak_bytes")
     assert (peak.a, peak.b, peak.verdict) == ((1 << 30) + (1 << 28), (1 << 30) + (1 << 28), "unknown")

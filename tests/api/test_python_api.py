@@ -19,7 +19,7 @@ from tests.builders import RankBuilder, write_run
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
-    ranks = build_ranks(1)
+    ranks = build_ranks(1, tokens=640)
     ranks[1].op("send", 900_000_000, is_async=True, peer=0, nbytes=8)
     write_run(runs / "run", ranks)
     write_run(runs / "slower", build_ranks(2, delay_us=5_000.0))
@@ -74,7 +74,7 @@ def test_records_are_those_of_the_ranks(run: api.Run) -> None:
     spans = run.table("spans", ranks=[0])
     assert set(spans["phase"]) == {"data", "forward", "backward", "optimizer"}
     assert all(row["stage"] is None and row["microbatch"] is None for row in spans)
-    assert len(run.table("samples")) == 120
+    assert len(run.table("samples")) == 124
 
 
 def test_results_are_those_of_the_summary(run: api.Run) -> None:
@@ -84,6 +84,10 @@ def test_results_are_those_of_the_summary(run: api.Run) -> None:
     assert (sum(ranks[part] for part in parts) == ranks["step_ns"]).all()
     assert run.table("collectives")["count"].tolist()[0] == 29
     assert run.table("groups")["ranks"].tolist() == ["0 1"]
+    throughput, durations = run.table("throughput"), steps["duration_ns"].reshape(2, -1).mean(axis=0)
+    assert throughput["step"].tolist() == list(range(2, 31))
+    assert throughput["tokens_per_s"] == pytest.approx(1280e9 / durations)
+    assert throughput["samples_per_s"] == pytest.approx(20e9 / durations)
 
 
 def test_what_is_not_known_is_masked_and_never_a_number(folder: Path) -> None:
@@ -92,6 +96,7 @@ def test_what_is_not_known_is_masked_and_never_a_number(folder: Path) -> None:
     assert row["step_ns"] is None
     assert row["compute_ns"] is None
     assert np.ma.getmaskarray(ranks["peak_bytes"]).all()
+    assert len(dtprof.open_run(folder / "stepless").table("throughput")) == 0
 
 
 def test_pandas_keeps_whole_numbers_whole(run: api.Run) -> None:

@@ -15,9 +15,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-in-ci.md"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of 12.2 ms a step, one like it, one 3 ms slower, one of four ranks, one that crashed, and an empty one."""
+    """Runs of 12.2 ms a step, one like it, one 3 ms slower, one of four ranks, one that crashed, and an empty one.
+
+    The first consumes 1,280 tokens and 20 samples a step: 105,000 and 1,640 a second.
+    """
     folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "run", build_ranks(1, num_steps=60))
+    write_run(folder / "run", build_ranks(1, num_steps=60, tokens=640))
     write_run(folder / "alike", build_ranks(2, num_steps=60))
     write_run(folder / "slower", build_ranks(2, num_steps=60, delay_us=3_000.0))
     write_run(folder / "wider", build_ranks(2, num_ranks=4))
@@ -45,6 +48,9 @@ def check(runs: Path, name: str, *options: str, capsys: pytest.CaptureFixture[st
         (["--max-peak-memory", "1280MiB"], "peak_bytes", "passed"),  # just so
         (["--max-peak-memory", "1.2GiB"], "peak_bytes", "failed"),
         (["--max-bubble", "25%"], "bubble_fraction", "unknown"),
+        (["--min-tokens-per-s", "100000"], "tokens_per_s", "passed"),
+        (["--min-tokens-per-s", "110000"], "tokens_per_s", "failed"),
+        (["--min-samples-per-s", "1600.5"], "samples_per_s", "passed"),
         (["--no-risk"], "findings", "passed"),
     ],
 )
@@ -66,6 +72,9 @@ def test_it_says_how_sure_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert 0.4 < result["sure"] < 0.9
     _, document = check(runs, "run", "--max-step-ms", "10", capsys=capsys)
     assert document["limits"][0]["sure"] > 0.999
+    for least in ("90000", "120000"):
+        _, document = check(runs, "run", "--min-tokens-per-s", least, capsys=capsys)
+        assert document["limits"][0]["sure"] > 0.999
 
 
 def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +82,12 @@ def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pyt
     assert "not known: no pipeline" in " ".join(capsys.readouterr().out.split())
     assert main(["check", str(runs / "run"), "--max-bubble", "25%", "--allow-unknown"]) == 0
     assert capsys.readouterr().out.endswith("run: 1 unknown (allowed)\n")
-    options = ("--max-step-ms", "9", "--max-exposed", "9%", "--max-wait", "9%", "--max-bubble", "9%")
+    assert main(["check", str(runs / "alike"), "--min-tokens-per-s", "9"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--min-tokens-per-s 9: not known: no training forward pass" in said
+    assert "dtprof.step(tokens=N) says what is consumed" in said
+    shares = [item for name in ("exposed", "wait", "bubble") for item in (f"--max-{name}", "9%")]
+    options = ("--max-step-ms", "9", "--min-tokens-per-s", "9", *shares)
     status, document = check(runs, "stepless", *options, "--max-peak-memory", "1GiB", capsys=capsys)
     assert status == 1
     assert {result["outcome"] for result in document["limits"]} == {"unknown"}
@@ -118,6 +132,7 @@ def test_findings_fail_with_what_was_found(runs: Path, capsys: pytest.CaptureFix
         (["--max-step-ms", "1e400"], "above 0"),
         (["--max-bubble", "25percent"], "expected a share from 0 to 100 %"),
         (["--max-wait", "101%"], "expected a share from 0 to 100 %"),
+        (["--min-tokens-per-s", "25k"], "--min-tokens-per-s is '25k'; expected a number above 0"),
         (["--max-peak-memory", "8"], "expected a size above 0 with its unit"),
         (["--max-peak-memory", "8XB"], "expected a size above 0 with its unit"),
         (["--max-peak-memory", "1.2.3GiB"], "expected a size above 0 with its unit"),

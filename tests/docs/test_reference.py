@@ -113,7 +113,7 @@ def test_every_key_of_the_summary_is_listed() -> None:
 
 
 def test_every_key_verdict_and_figure_of_a_comparison_is_listed() -> None:
-    run = measure_run(noisy_run(1, num_steps=10))
+    run = measure_run(noisy_run(1, num_steps=10, tokens=640))
     document = comparison_json(compare_runs(run, run))
     page = load("docs/reference/cli.md").text.partition("\n## dtprof compare\n")[2].partition("\n## ")[0]
     names = {change.figure.name for change in compare_runs(run, run).changes} - {f"{part}_ns" for part in PARTS}
@@ -122,7 +122,7 @@ def test_every_key_verdict_and_figure_of_a_comparison_is_listed() -> None:
 
 
 def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
-    judged = judge_limit(Limit(option="--max-step-ms 1", figure="step_ns", most=1.0), measure_run(noisy_run(1)))
+    judged = judge_limit(Limit(option="--max-step-ms 1", figure="step_ns", bound=1.0), measure_run(noisy_run(1)))
     document = check_json("run", [judged], passed=False, allow_unknown=False)
     page = load("docs/reference/cli.md").text.partition("\n## dtprof check\n")[2].partition("\n## ")[0]
     words = {*keys_of(document), *limits.OUTCOMES, *limits.FIGURES, limits.PEAK, limits.SLOWDOWN, limits.FINDINGS}
