@@ -292,7 +292,7 @@ class NodeMemory:
     """A memory of a node, and the most of it that was in use by anybody while the job ran."""
 
     host: str
-    device: str  # "host", "gpu 0"
+    device: str  # "host", "container": what a control group allows, "gpu 0"
     capacity_bytes: int
     most_used_bytes: int
 

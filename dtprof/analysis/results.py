@@ -132,7 +132,7 @@ class Headroom:
     """What was left of a memory when most of it was in use."""
 
     host: str
-    device: str  # "host", "gpu 0"
+    device: str  # "host", "container": what the job may use of it, "gpu 0"
     capacity_bytes: int
     most_used_bytes: int  # by anybody
     headroom_bytes: int

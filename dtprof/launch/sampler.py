@@ -11,13 +11,13 @@ import psutil
 
 from dtprof import fence
 from dtprof.launch import gpus
+from dtprof.launch.memory_cgroup import MemoryCgroup, find_memory_cgroup
 from dtprof.run_format import writer
 from dtprof.run_format.node_samples import HOST, Sample, SampleFile, Value
 
 PERIOD_S = 1.0
 STOP_S = 2.0
 """How long the end of a job waits for a sample that a driver holds up."""
-CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.current")
 
 
 class Sampler:
@@ -29,6 +29,7 @@ class Sampler:
         self._pids = pids
         self._end = threading.Event()
         self._processes: dict[int, psutil.Process] = {}
+        self._cgroup = find_memory_cgroup()
         self.description: dict[str, object] = {}
         self.newest: Sample | None = None
         """None where this launcher takes no samples."""
@@ -47,6 +48,7 @@ class Sampler:
             "boot_id": writer.boot_id(),
             "period_s": PERIOD_S,
             "memory_bytes": psutil.virtual_memory().total,
+            "cgroup_limit_bytes": self._cgroup.limit_bytes() if self._cgroup is not None else None,
             "swap_bytes": psutil.swap_memory().total,
             "gpus": devices.describe() if devices is not None else [],
             "no_gpus_reason": reason,
@@ -71,7 +73,7 @@ class Sampler:
         cores = psutil.cpu_times(percpu=True)
         return Sample(
             t_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-            host=_host_values(),
+            host=_host_values(self._cgroup),
             cores=[_busy_s(core) for core in cores],
             gpus=devices.sample() if devices is not None else {},
             processes=self._process_values(),
@@ -94,7 +96,7 @@ def _busy_s(times: Any) -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
-def _host_values() -> list[Value]:
+def _host_values(cgroup: MemoryCgroup | None) -> list[Value]:
     """Return the values of the host, in the order of the table `HOST`."""
     times, memory, swap = psutil.cpu_times(), psutil.virtual_memory(), psutil.swap_memory()
     disks, interfaces = psutil.disk_io_counters(), psutil.net_io_counters(pernic=True)
@@ -114,16 +116,10 @@ def _host_values() -> list[Value]:
         "net_sent_bytes": sum(counters.bytes_sent for counters in outward),
         "net_received_bytes": sum(counters.bytes_recv for counters in outward),
         "loopback_bytes": interfaces["lo"].bytes_sent if "lo" in interfaces else None,
-        "cgroup_memory_bytes": _cgroup_memory_bytes(),
+        "cgroup_memory_bytes": cgroup.charged_bytes() if cgroup is not None else None,
+        "cgroup_reclaimable_bytes": cgroup.reclaimable_bytes() if cgroup is not None else None,
     }
     return [values[field.name] for field in HOST]
-
-
-def _cgroup_memory_bytes() -> int | None:
-    try:
-        return int(CGROUP_MEMORY.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def _values_of(process: psutil.Process) -> list[Value]:

@@ -63,7 +63,9 @@ def _headroom_lines(found: Sequence[Headroom]) -> list[str]:
     if not found:
         return []
     least = found[0]
-    where = least.host if least.device == "host" else f"{least.device} of {least.host}"
+    where = {"host": least.host, "container": f"{least.host}, in its container"}.get(
+        least.device, f"{least.device} of {least.host}"
+    )
     return labelled(
         "headroom", f"{format_bytes(least.headroom_bytes)} of {format_bytes(least.capacity_bytes)} left on {where}"
     )

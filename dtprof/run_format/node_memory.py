@@ -15,12 +15,15 @@ MAX_LINES = 1 << 14
 """Of all nodes together."""
 LEAST_LINES, MOST_LINES = 16, 1024
 """Of one node."""
-_HOST_USED = [one.name for one in node_samples.HOST].index("memory_used_bytes")
+_HOST_USED, _CHARGED, _RECLAIMABLE = (
+    [one.name for one in node_samples.HOST].index(name)
+    for name in ("memory_used_bytes", "cgroup_memory_bytes", "cgroup_reclaimable_bytes")
+)
 _GPU_USED = [one.name for one in node_samples.GPU].index("memory_used_bytes")
 
 
 def read_node_memory(run: Path) -> tuple[NodeMemory, ...]:
-    """Return the memories of the nodes that were sampled: of each the host's, then those of its devices."""
+    """Return the memories of the nodes that were sampled: of each the host's, its container's, those of its devices."""
     files = sorted(run.glob(f"node-*/{node_samples.FILE}"))
     num_lines = min(MOST_LINES, max(LEAST_LINES, MAX_LINES // max(1, len(files))))
     found: list[NodeMemory] = []
@@ -42,7 +45,7 @@ def _read(opened: BinaryIO, size: int, num_lines: int, node: str) -> list[NodeMe
             if "format" in row:
                 description = row
                 continue
-            used = {"host": row["host"][_HOST_USED]}
+            used = {"host": row["host"][_HOST_USED], "container": _used_by_container(row["host"])}
             used |= {f"gpu {int(number)}": values[_GPU_USED] for number, values in row["gpus"].items()}
             for name, value in used.items():
                 if isinstance(value, int | float):
@@ -56,9 +59,22 @@ def _read(opened: BinaryIO, size: int, num_lines: int, node: str) -> list[NodeMe
     ]
 
 
+def _used_by_container(host: list[float | None]) -> float | None:
+    """Return what is charged to the control group of the job less what the kernel would take back."""
+    charged, *later = host[_CHARGED:]
+    reclaimable = host[_RECLAIMABLE] if later else None
+    return None if charged is None else charged - (reclaimable or 0)
+
+
 def _capacities(description: dict[str, Any]) -> dict[str, int]:
-    """Return the size of the memory of the host and of each device, as far as it is known."""
-    found = {"host": description.get("memory_bytes")}
+    """Return the size of the memory of the host and of each device, as far as it is known.
+
+    Where the job may use less than the host has, that is the memory of its container.
+    """
+    size, limit = description.get("memory_bytes"), description.get("cgroup_limit_bytes")
+    found = {"host": size}
+    if isinstance(limit, int) and not (isinstance(size, int) and limit >= size):
+        found["container"] = limit
     gpus = description.get("gpus")
     for number, gpu in enumerate(gpus if isinstance(gpus, list) else []):
         if isinstance(gpu, dict):

@@ -49,7 +49,8 @@ HOST = _fields(
         ("net_sent_bytes", "bytes", True, "sent on all interfaces but the loopback"),
         ("net_received_bytes", "bytes", True, "received on them"),
         ("loopback_bytes", "bytes", True, "sent on the loopback interface: gloo between ranks of one host"),
-        ("cgroup_memory_bytes", "bytes", False, "memory charged to this container (cgroup 2), page cache included"),
+        ("cgroup_memory_bytes", "bytes", False, "charged to the control group that limits the job, else the outermost"),
+        ("cgroup_reclaimable_bytes", "bytes", False, "of that, page cache that was not used lately"),
     ]
 )
 CORE = _fields([("busy_s", "s", True, "processor time used on the core")])

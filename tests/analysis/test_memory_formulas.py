@@ -138,8 +138,8 @@ def test_headroom_is_of_the_scarcest_memory_first() -> None:
     assert summary_json(summary)["headroom"][0]["headroom_bytes"] == P
 
 
-def sample_at(t_ns: int, used: float) -> Sample:
-    host = [used if one.name == "memory_used_bytes" else None for one in HOST]
+def sample_at(t_ns: int, used: float, **host_values: float) -> Sample:
+    host = [{"memory_used_bytes": used, **host_values}.get(one.name) for one in HOST]
     gpu = [2 * used if one.name == "memory_used_bytes" else None for one in GPU]
     return Sample(t_ns=t_ns, host=host, cores=[0.0], gpus={1: gpu}, processes={})
 
@@ -158,3 +158,21 @@ def test_the_most_that_a_node_used_is_read_from_its_samples(tmp_path: Path, coun
     assert (host.host, host.device, host.capacity_bytes) == ("a", "host", 10 * P)
     assert 0.99 * count - 2 <= host.most_used_bytes < count
     assert (gpu.device, gpu.capacity_bytes, gpu.most_used_bytes) == ("gpu 1", 30 * P, 0)
+
+
+@pytest.mark.parametrize(("limit", "devices"), [(4 * P, ["container", "host"]), (10 * P, ["host"]), (None, ["host"])])
+def test_a_container_that_may_use_less_than_the_host_has_headroom_of_its_own(
+    tmp_path: Path, limit: int | None, devices: list[str]
+) -> None:
+    node = tmp_path / "node-a"
+    node.mkdir()
+    file = SampleFile(node, {"memory_bytes": 10 * P, "cgroup_limit_bytes": limit, "gpus": []})
+    # Of 3.5 P that are charged at most 1 P is cache: 3 P of 4 P are in use, and 5 P of the 10 P of the host.
+    for charged, cache in ((3.5 * P, P), (3.2 * P, 0.2 * P)):
+        file.append(sample_at(0, 5 * P, cgroup_memory_bytes=charged, cgroup_reclaimable_bytes=cache))
+    summary = summarise(MemoryRun([RankBuilder(0, world_size=1)], memory=read_node_memory(tmp_path)))
+    assert [one.device for one in summary.headroom] == devices
+    assert summary.headroom[-1].headroom_bytes == 5 * P
+    if limit == 4 * P:
+        assert summary.headroom[0].headroom_bytes == P
+        assert "left on a, in its container" in summary_text(summary)

@@ -1,0 +1,85 @@
+"""The memory that this job may use: of the control groups that it is in, the one with the smallest limit.
+
+Groups nest, and every limit counts. A container sees its own group as the outermost; batch systems make one for each
+job.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+UNLIMITED = 1 << 60
+"""What is no limit: version 1 has the largest number of whole pages instead of a word for it."""
+
+
+class Files(NamedTuple):
+    """Where a version keeps what it counts, and the line of `memory.stat` with the cache that was not used lately."""
+
+    limit: str
+    charged: str
+    cache: str
+
+
+VERSION_1 = Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+VERSION_2 = Files("memory.max", "memory.current", "inactive_file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCgroup:
+    """A control group that counts memory."""
+
+    folder: Path
+    files: Files
+
+    def limit_bytes(self) -> int | None:
+        """Return the most that the group may use; None where it has no limit."""
+        limit = _read_number(self.folder / self.files.limit)
+        return limit if limit is not None and limit < UNLIMITED else None
+
+    def charged_bytes(self) -> int | None:
+        """Return what is charged to the group, page cache included."""
+        return _read_number(self.folder / self.files.charged)
+
+    def reclaimable_bytes(self) -> int | None:
+        """Return what of that is page cache that was not used lately: the kernel takes it back when memory is short."""
+        try:
+            lines = (self.folder / "memory.stat").read_text(encoding="ascii").splitlines()
+            return next((int(line.split()[1]) for line in lines if line.split()[0] == self.files.cache), None)
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def find_memory_cgroup(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> MemoryCgroup | None:
+    """Return the group with the smallest limit, without limits the outermost; None where none is to be seen."""
+    found = [group for group in _list_groups(mount, membership) if group.charged_bytes() is not None]
+    return min(reversed(found), key=lambda group: group.limit_bytes() or UNLIMITED, default=None)
+
+
+def _list_groups(mount: Path, membership: Path) -> list[MemoryCgroup]:
+    """Return the groups that this process is in, the innermost first; those above a container have no folder."""
+    try:
+        lines = membership.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files, top = (VERSION_1, mount / "memory") if controllers else (VERSION_2, mount)
+        own = top / path.lstrip("/") if ".." not in path else top  # this process sees a part of the tree only
+        groups += [
+            MemoryCgroup(folder=folder, files=files)
+            for folder in (own, *own.parents)
+            if top in (folder, *folder.parents)
+        ]
+    return groups
+
+
+def _read_number(file: Path) -> int | None:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None  # no such group, or the word "max"
