@@ -191,9 +191,17 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
         )
     if "communication" in unknown:
         doubts.append("memory: buffers of communication are known under DDP and FSDP only")
-    if "activations" not in unknown and any(activation_bytes(fact.model_share) is None for fact in facts):
-        doubts.append("activation formula: only tensor-parallel layers tell the sizes that it takes")
+    told = [activation_bytes(fact.model_share) is not None for fact in facts]
+    if "activations" not in unknown and not all(told) and (any(told) or any(map(_is_tensor_parallel, facts))):
+        doubts.append(
+            "activation formula: only the layers that torch.distributed.tensor.parallel spreads tell the sizes that it "
+            "takes"
+        )
     return doubts
+
+
+def _is_tensor_parallel(fact: RankFacts) -> bool:
+    return any(group.axis == "tp" and group.size > 1 for group in fact.groups.values())
 
 
 def _never_recorded(used: UsedSteps) -> list[str]:

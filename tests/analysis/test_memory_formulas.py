@@ -27,10 +27,13 @@ def holding(
     world_size: int = 4,
     nbytes: int = 0,
     dtype: str = "float32",
+    axis: str = "",
 ) -> Summary:
     """Summarise a run of ranks that hold so much and issue operations: name, api of the label, what it is for."""
     ranks = [RankBuilder(i, world_size=world_size) for i in range(world_size)]
     for rank in ranks:
+        if axis:
+            rank.group("1", range(world_size), f"mesh_{axis}")
         for number, (name, api, text) in enumerate(operations):
             module = text.rpartition(" of ")[2]
             rank.sites[number + 1] = Site(
@@ -94,8 +97,13 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     held = 2 * parameters + state + (P if scheme == "zero2" else 0)  # what is gathered counts for ZeRO-2
     assert formula.state_bytes == held
     assert [one.holds for one in summary.memory_assumptions] == [True, True, True]
-    assert any(doubt.startswith("activation formula") for doubt in summary.cannot_tell)
     assert formula.activation_formula_bytes is None
+    assert not any(doubt.startswith("activation formula") for doubt in summary.cannot_tell)  # nothing is amiss
+
+
+def test_tensor_parallel_layers_of_unknown_sizes_are_told() -> None:
+    (doubt,) = [text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")]
+    assert "only layers that torch.distributed.tensor.parallel spreads" in doubt
 
 
 def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:
