@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from dtprof.analysis import codes
 from dtprof.diagnosis.evidence import GroupKey, Operation, Sweep
-from dtprof.tables import Array, RankTables
+from dtprof.tables import Array, RankTables, select
 
 SWEPT = np.dtype(
     [
@@ -67,7 +67,7 @@ def sweep(
     collective = newest["kind"] != codes.POINT_TO_POINT
     groups = {}
     for group_id, key in keys.items():
-        mine = table[collective & (newest["group"] == group_id)]
+        mine = select(table, collective & (newest["group"] == group_id))
         if len(mine):
-            groups[key] = mine[np.argsort(mine["seq"], kind="stable")]
+            groups[key] = select(mine, np.argsort(mine["seq"], kind="stable"))
     return Sweep(groups=groups, operation=operation)

@@ -300,9 +300,14 @@ class Evidence:
         """Ranks of the job that left no record."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
 
+    def goes_on(self, rank: RankEvidence) -> bool:
+        """Say whether a rank may yet do what it has not done."""
+        return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
+
     def group(self, key: GroupKey) -> Group:
-        """Return the group as the rank that knows most of it tells."""
-        return self._groups[key]
+        """Return the group as the rank that knows most of it tells; its name alone where the records have lost it."""
+        known = self._groups.get(key)
+        return known if known is not None else Group(name=key.name, description="", size=len(key.ranks))
 
     @cached_property
     def _groups(self) -> dict[GroupKey, Group]:

@@ -157,7 +157,10 @@ def _dropped(
     if sweep is None:
         return []
     is_async = (table["flags"] & codes.ASYNC) != 0
-    open_ended = table["row"] >= table["row"][-1]  # the newest may be waited for yet
+    # The newest may be waited for yet; in a job that goes on, all of its step.
+    open_ended = table["row"] >= table["row"][-1]
+    if evidence.goes_on(evidence.ranks[rank]):
+        open_ended |= table["step"] >= table["step"][-1]
     asked = (table["flags"] & codes.ASKED) != 0
     mine = table[is_async & ~asked & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
     results = []

@@ -172,7 +172,8 @@ def _find_other_groups(evidence: Evidence) -> Finding | None:
     """Return the finding where ranks call new_group at different lines, and some do not come out of it."""
     calls = {rank.rank: rank.group_sites for rank in evidence.ranks.values()}
     number = min(map(len, calls.values()))
-    place = next((i for i in range(number) if len({sites[i] for sites in calls.values()}) > 1), None)
+    differing = (i for i in range(number) if len({sites[i] for sites in calls.values()}) > 1)
+    place = next((i for i in differing if not _made_together(evidence, i)), None)
     if place is None:
         return None
     sites = {rank: site for rank, own in calls.items() if (site := own[place]) is not None}
@@ -198,6 +199,13 @@ def _find_other_groups(evidence: Evidence) -> Finding | None:
     )
 
 
+def _made_together(evidence: Evidence, call: int) -> bool:
+    """Say whether all ranks came out of a call of new_group with one group: then lines may differ by rank."""
+    ranks = evidence.ranks.values()
+    members = {key.ranks for rank in ranks for key in rank.groups if key.name == str(call + 1)}
+    return len(members) == 1 and all(rank.groups_made - (rank.making_group is not None) > call for rank in ranks)
+
+
 def _doing(rank: RankEvidence) -> str:
     made = f"made {rank.groups_made} groups"
     return f"{made} and {'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
@@ -215,6 +223,8 @@ def find_creation_risk(evidence: Evidence) -> list[Finding]:
         return []
     most = max(made.values())
     culprits = tuple(sorted(rank for rank, number in made.items() if number < most))
+    if any(evidence.goes_on(evidence.ranks[rank]) for rank in culprits):
+        return []  # it may be about to make them
     fewer = Counter(evidence.ranks[culprits[0]].group_sites)
     sites = {}
     for rank in made:

@@ -1,7 +1,7 @@
 """From the tables of one rank to the evidence that the rules look at."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -43,7 +43,7 @@ def rank_evidence(
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
     keys, groups = group_keys(tables)
-    rows = tables.operations[tables.operations["op"] < len(tables.ops)]
+    rows = select(tables.operations, tables.operations["op"] < len(tables.ops))
     rows = _without_refused(rows)
     nth, channels = _count_messages(rows, tables, keys)
     world_size = max(1, tables.world_size)
@@ -52,12 +52,13 @@ def rank_evidence(
     maker = _Maker(tables=tables, keys=keys, rows=rows, nth=nth)
     operations = _Tail(maker, first)
     counts: dict[tuple[GroupKey, bool], int] = {}
+    is_p2p = rows["kind"] == codes.POINT_TO_POINT
     for group_id, key in keys.items():
         for p2p in (False, True):
-            mine = rows[(rows["group"] == group_id) & ((rows["kind"] == codes.POINT_TO_POINT) == p2p)]
+            mine = rows["seq"][(rows["group"] == group_id) & (is_p2p == p2p)]
             if len(mine):
-                counts[key, p2p] = int(mine["seq"].max()) + 1
-    spans = tables.spans[tables.spans["op"] < len(tables.ops)]
+                counts[key, p2p] = int(mine.max()) + 1
+    spans = select(tables.spans, tables.spans["op"] < len(tables.ops))
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = _named(tables, spans, events.DATA)
     exhausted = (data["flags"] & codes.SKIPPED) != 0
@@ -158,7 +159,7 @@ def _count_messages(
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     if not len(messages):
         return nth, channels
-    own = rows[messages]
+    own = select(rows, messages)
     sending = [i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]]
     sends = np.isin(own["op"], sending)
     key = own["group"].astype(np.uint64) << np.uint64(48)
@@ -193,6 +194,10 @@ class _Tail(Sequence[Operation]):
 
     def __len__(self) -> int:
         return len(self._made)
+
+    def __iter__(self) -> Iterator[Operation]:
+        for at, found in enumerate(self._made):
+            yield found or self[at]
 
     @overload
     def __getitem__(self, at: int) -> Operation: ...

@@ -55,7 +55,7 @@ def judge(
     job = gather(
         evidence,
         world_size=ranks[0].world_size,
-        manifest=Manifest(exit_status=exit_status, ended_realtime_ns=1),
+        manifest=Manifest(exit_status=exit_status, ended_realtime_ns=0 if exit_status is None else 1),
         stalled=stalled,
         stopped_on_hang_ns=stopped_on_hang_ns,
         oom_kills=oom_kills,

@@ -134,6 +134,20 @@ def test_a_handle_is_said_to_be_dropped_only_where_others_wait_for_theirs(waitin
     assert kinds(ranks) == (["unwaited-async"] if waiting == (True, False, True) else [])
 
 
+def test_nothing_is_left_out_yet_by_a_rank_of_a_job_that_goes_on() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        late = rank.rank == 1
+        for t in (1000, 1200, 1400):
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=None if late else (t + 1, t + 50), site=site)
+        for i in range(1 if late else 2):
+            rank.span(events.NEW_GROUP, 1500 + i, 1501 + i, site=rank.site(line=70 + i))
+    assert judge(ranks, exit_status=None, stalled=False).findings == ()
+    kinds_at_the_end = {finding.kind for finding in judge(ranks, exit_status=0, stalled=False).findings}
+    assert kinds_at_the_end == {"unwaited-async", "group-creation-mismatch"}
+
+
 def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, tap: str = "native") -> list[RankBuilder]:
     """Return ranks that average two tensors in each of three steps, and drop both handles."""
     ranks = [RankBuilder(rank, 3, tap=tap) for rank in range(3)]

@@ -266,6 +266,27 @@ def test_a_group_that_one_rank_does_not_make_is_named_with_the_line_of_the_other
     assert {site.line for site in finding.call_sites.values()} == {70}
 
 
+def test_lines_at_which_ranks_made_one_group_together_may_differ() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        rank.span(events.NEW_GROUP, 1100, 1150, site=rank.site(line=60 + rank.rank))
+        rank.group("1", range(3))
+        if rank.rank == 2:
+            loss(rank, 1200, done=False)
+        else:
+            rank.span(events.NEW_GROUP, 1200, site=rank.site(line=70))
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("group-creation-mismatch", (2,))
+    assert {site.line for site in finding.call_sites.values()} == {70}
+
+
+def test_an_operation_of_a_group_that_the_records_have_lost_is_no_error() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        rank.op("all_reduce", 1200, group=7, site=rank.site("all_reduce", line=70))
+    assert judge(ranks, exit_status=None).outcome in ("hang", "unknown")
+
+
 def test_ranks_that_make_different_groups_at_a_time_differ_in_their_numbers() -> None:
     ranks = ranks_in_step(3, 1)
     for rank in ranks:
