@@ -42,9 +42,8 @@ def as_label(text: str) -> str:
 
 def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Any:
     """Return an empty figure with titled axes."""
-    figure = go.Figure()
+    figure = go.Figure(layout={"template": "none"})  # given here, Plotly does not load its own first
     figure.update_layout(
-        template="none",
         title={"text": title, "x": 0, "xanchor": "left"},
         height=height,
         margin={"l": 64, "r": 16, "t": 40, "b": 48},
