@@ -12,9 +12,9 @@ from dtprof.analysis.alignment import state_errors
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.collectives import Timing, split_blocked
 from dtprof.analysis.execution import THIS_PROCESS
-from dtprof.analysis.intervals import Column, Intervals, Mask, locate
+from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.analysis.meetings import Matched, Meetings
-from dtprof.analysis.partition import NO_INTERVALS, paint_phases, paint_steps
+from dtprof.analysis.partition import paint_phases, paint_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of
 from dtprof.analysis.rank_timing import time_rank
@@ -89,7 +89,7 @@ def read_ranks(detail: RunDetail, ranks: Sequence[int] | None = None) -> Iterato
         blocked, timing = timed.blocked, timed.timing
         bubbles = find_bubbles(tables, spans, windows_of(surveys.pipelines.get(rank), windows))
         meeting, arrived = _number_meetings(rank, operations, matched, surveys.meetings, first_number)
-        parts, stretches = None, (NO_INTERVALS, np.zeros(0, np.int64))
+        parts, stretches = None, (NONE, np.zeros(0, np.int64))
         if len(own.windows) and not _unobserved(operations, blocked, own, detail.used).any():
             exposed = split_blocked(blocked, timing, blocked.counts)
             stretches = paint_steps(own.windows, phases, *exposed, bubbles)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dtprof import events
-from dtprof.analysis.intervals import Column, Intervals, intersect, paint, pair, share_out, union
+from dtprof.analysis.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, union
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import PARTS, PHASES
 
@@ -34,15 +34,12 @@ _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
 _COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
 
 
-NO_INTERVALS: Intervals = np.zeros((0, 2), np.int64)
-
-
 def partition_steps(
     windows: Intervals,
     phases: dict[str, Intervals],
     exposed_wait: Intervals,
     exposed_transfer: Intervals,
-    bubbles: Intervals = NO_INTERVALS,
+    bubbles: Intervals = NONE,
 ) -> dict[str, Column]:
     """Return for each part how long it took in each step; the parts sum to the step."""
     shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
@@ -57,7 +54,7 @@ def paint_steps(
     phases: dict[str, Intervals],
     exposed_wait: Intervals,
     exposed_transfer: Intervals,
-    bubbles: Intervals = NO_INTERVALS,
+    bubbles: Intervals = NONE,
 ) -> tuple[Intervals, Column]:
     """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
     cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
@@ -75,7 +72,7 @@ def paint_phases(windows: Intervals, phases: dict[str, Intervals]) -> tuple[Inte
 def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Intervals, Column]:
     """Join neighbours of one owner within one step."""
     if not len(cuts):
-        return NO_INTERVALS, owner
+        return NONE, owner
     begins = np.isin(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
     first = np.flatnonzero(begins)
     stretches = pair(cuts[first], np.append(cuts[first[1:]], cuts[-1]))

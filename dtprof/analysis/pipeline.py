@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
-from dtprof.analysis.intervals import Column, Intervals, pair, subtract, union
+from dtprof.analysis.intervals import NONE, Column, Intervals, pair, subtract, union
 from dtprof.analysis.pipeline_replay import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -195,7 +195,7 @@ def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
 def windows_of(own: RankPipeline | None, windows: Mapping[Key, Window]) -> Intervals:
     """Return the windows of the pipeline of a rank; none for a rank without."""
     window = windows.get(own.key) if own is not None else None
-    return window.intervals if window is not None else np.zeros((0, 2), np.int64)
+    return window.intervals if window is not None else NONE
 
 
 def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
@@ -233,8 +233,9 @@ def measure_pipelines(
     bubbles: dict[int, int] = {}
     for key, window in windows.items():
         members = pipelines[key]
-        chosen = (window.steps >= used.first) & (window.steps <= used.last)
-        steps, lengths = window.steps[chosen], (window.intervals[:, 1] - window.intervals[:, 0])[chosen]
+        lengths = window.intervals[:, 1] - window.intervals[:, 0]
+        chosen = (window.steps >= used.first) & (window.steps <= used.last) & (lengths > 0)
+        steps, lengths = window.steps[chosen], lengths[chosen]
         if not len(steps):
             continue
         busy = [member.busy[np.isin(member.steps, steps)] for member in members]

@@ -20,12 +20,12 @@ from dtprof.analysis.collectives import (
 )
 from dtprof.analysis.critical_path import RankPath, collect_path
 from dtprof.analysis.dropped import sum_dropped
-from dtprof.analysis.intervals import Column, Intervals, locate, share_out
+from dtprof.analysis.intervals import NONE, Column, Intervals, locate, share_out
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory_growth import find_growth
-from dtprof.analysis.partition import NO_INTERVALS, average, partition_phases, partition_steps
+from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
 from dtprof.analysis.rank_timing import time_rank
@@ -175,7 +175,7 @@ def reduce_rank(
     used: UsedSteps,
     meetings: Meetings,
     max_bars: int,
-    pipeline_windows: Intervals = NO_INTERVALS,
+    pipeline_windows: Intervals = NONE,
     width: int = 1,
     errors: ClockErrors = ONE_CLOCK,
     max_hops: int = 0,

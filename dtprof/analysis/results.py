@@ -4,6 +4,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 `Summary.cannot_tell`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dtprof.tables import OutOfMemory
@@ -292,6 +293,12 @@ class StepSeries:
     rank: int
     duration_ns: tuple[int, ...]
     first_step: int = 2  # the number of the first of them: the first step of all has no begin
+    numbers: tuple[int, ...] = ()  # of all of them; empty where they follow one another
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Return the number of each of them."""
+        return self.numbers or range(self.first_step, self.first_step + len(self.duration_ns))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class RankSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class UsedSteps:
-    """The steps that every rank has, warm-up left out; `first` > `last` where there are none."""
+    """The steps that every rank has, warm-up left out, without a gap; `first` > `last` where there are none."""
 
     count: int
     first: int
@@ -169,8 +169,12 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
     complete = [steps for steps in stepping if len(steps.numbers)]
     first, last = 1, 0
     if complete and len(complete) == len(stepping):
-        first = max(int(steps.numbers[0]) for steps in complete)
-        last = min(int(steps.numbers[-1]) for steps in complete)
+        first, last, others = _find_longest_row(complete)
+        if others:
+            doubts.append(
+                f"steps: {others:,} more are known of every rank, but some between were dropped; figures use the "
+                "longest row without a gap"
+            )
     if not stepping:
         doubts.append(_NEITHER + "collectives cover the whole run")
     elif first > last:
@@ -183,6 +187,21 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
     warm_up = first - 1
     first, last, doubt = _outside_windows(complete, first, last)
     return UsedSteps(count=count, first=first, last=last, warm_up=warm_up, doubts=(*doubts, *doubt))
+
+
+def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:
+    """Return the longest row of steps that all ranks have, of several the last, and how many others they have."""
+    numbers = np.unique(ranks[0].numbers)
+    for steps in ranks[1:]:
+        if not np.array_equal(steps.numbers, numbers):
+            numbers = np.intersect1d(numbers, steps.numbers)
+    if not len(numbers):
+        return 1, 0, 0
+    begins = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)
+    lengths = np.diff(begins, append=len(numbers))
+    at = len(lengths) - 1 - int(np.argmax(lengths[::-1]))
+    first, length = int(numbers[begins[at]]), int(lengths[at])
+    return first, first + length - 1, len(numbers) - length
 
 
 def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple[int, int, list[str]]:
@@ -205,8 +224,6 @@ def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple
 def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:
     """Return how many steps from `first` on are warm-up, by their mean duration over ranks."""
     num_steps = last - first + 1
-    if num_steps > 1 << 24:
-        return 0
     total, present = np.zeros(num_steps), np.zeros(num_steps)
     for steps in ranks:
         numbers, windows = steps.used(first, last)

@@ -321,8 +321,9 @@ def _spread(durations: Column) -> Spread | None:
 
 
 def _series(own: RankSteps) -> StepSeries:
-    durations = (own.windows[:, 1] - own.windows[:, 0]).tolist()
-    return StepSeries(rank=own.rank, duration_ns=tuple(durations), first_step=int(own.numbers[0]))
+    durations, first = (own.windows[:, 1] - own.windows[:, 0]).tolist(), int(own.numbers[0])
+    numbers = () if (np.diff(own.numbers) == 1).all() else tuple(own.numbers.tolist())
+    return StepSeries(rank=own.rank, duration_ns=tuple(durations), first_step=first, numbers=numbers)
 
 
 def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int) -> RankResult:

@@ -39,11 +39,10 @@ class RankConsumption:
     steps: Column
     values: Column  # tokens and samples: a row for each of them
 
-    def at(self, numbers: Column) -> Column:
-        """Return tokens and samples of each step; 0 before the first that is known."""
-        found: Column = np.concatenate((np.zeros((1, 2), np.int64), self.values))[
-            np.searchsorted(self.steps, numbers, "right")
-        ]
+    def at(self, numbers: Column, column: int) -> Column:
+        """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
+        held = np.concatenate(([0], self.values[:, column]))
+        found: Column = held[np.searchsorted(self.steps, numbers, "right")]
         return found
 
 
@@ -126,11 +125,11 @@ def sum_consumption(
     numbers: Column,
 ) -> JobConsumption:
     """Return what the job consumed in each of these steps: of ranks that share tokens or samples the most, summed."""
-    told = {rank: consumed[rank].at(numbers) for rank, own in steps.items() if own.count and rank in consumed}
+    told = {rank: consumed[rank] for rank, own in steps.items() if own.count and rank in consumed}
     of_steps: dict[str, Floats] = {}
     silent: dict[str, list[int]] = {}
     for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
-        total, without = _sum_replicas(told, column, find_replicas(steps, groups, axes), len(numbers))
+        total, without = _sum_replicas(told, column, find_replicas(steps, groups, axes), numbers)
         if total.any():
             of_steps[name], silent[name] = total, without
     unknown = {name: _NONE_OF_IT[name] if of_steps else _NO_STEP for name in RATES if name not in of_steps}
@@ -161,13 +160,16 @@ def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collectio
 
 
 def _sum_replicas(
-    told: Mapping[int, Column], column: int, replicas: Iterable[Sequence[int]], num_steps: int
+    told: Mapping[int, RankConsumption], column: int, replicas: Iterable[Sequence[int]], numbers: Column
 ) -> tuple[Floats, list[int]]:
     """Return the sum over replicas of the most that any of its ranks was given, and the ranks of those without."""
-    total = np.zeros(num_steps)
+    total = np.zeros(len(numbers))
     without: list[int] = []
     for replica in replicas:
-        most = np.maximum.reduce([np.zeros(num_steps), *(told[rank][:, column] for rank in replica if rank in told)])
+        most = np.zeros(len(numbers))
+        for rank in replica:
+            if rank in told:
+                most = np.maximum(most, told[rank].at(numbers, column))
         total += most
         if not most.any():
             without += replica

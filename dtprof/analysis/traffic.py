@@ -54,10 +54,10 @@ class TrafficCount:
         operations = tables.operations
         ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
         sends = operations[np.isin(operations["op"], ids)]
-        for number, group in tables.groups.items():
-            own = sends[sends["group"] == number]
+        for number in np.unique(sends["group"]).tolist():
+            own, group = sends[sends["group"] == number], tables.groups.get(number)
             for peer in np.unique(own["peer"]).tolist():
-                if 0 <= peer < len(group.ranks):
+                if group is not None and 0 <= peer < len(group.ranks):
                     key = (tables.rank, group.ranks[peer])
                     self._sent[key] = self._sent.get(key, 0) + int(own["nbytes"][own["peer"] == peer].sum())
 

@@ -77,7 +77,7 @@ def _steps(summary: Summary) -> list[tuple[Any, ...]]:
     return [
         (series.rank, step, duration, first <= step <= last)
         for series in summary.step_series
-        for step, duration in enumerate(series.duration_ns, series.first_step)
+        for step, duration in zip(series.steps, series.duration_ns, strict=True)
     ]
 
 

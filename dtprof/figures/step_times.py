@@ -70,16 +70,11 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
 
 
 def _align(series: Sequence[StepSeries]) -> _Lanes:
-    first = min(one.first_step for one in series)
-    end = max(one.first_step + len(one.duration_ns) for one in series)
-    durations = np.full((len(series), end - first), np.nan)
+    steps = np.unique(np.concatenate([np.asarray(part, np.int64) for part in {one.steps for one in series}]))
+    durations = np.full((len(series), len(steps)), np.nan)
     for row, one in zip(durations, series, strict=True):
-        begin = one.first_step - first
-        row[begin : begin + len(one.duration_ns)] = one.duration_ns
-    known = np.isfinite(durations).any(axis=0)
-    return _Lanes(
-        ranks=tuple(one.rank for one in series), steps=np.arange(first, end)[known], durations=durations[:, known]
-    )
+        row[np.searchsorted(steps, one.steps)] = one.duration_ns
+    return _Lanes(ranks=tuple(one.rank for one in series), steps=steps, durations=durations)
 
 
 def _reduce(lanes: _Lanes) -> _Points:

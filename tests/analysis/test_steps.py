@@ -1,5 +1,7 @@
 """Where steps begin and end."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from dtprof.analysis.records import sound_spans
@@ -123,6 +125,19 @@ def test_ranks_that_ended_different_numbers_of_steps_use_those_that_all_have() -
     used = choose_steps([regular([100] * 9, rank=0), regular([100] * 5, rank=1)])
     assert (used.count, used.first, used.last) == (5, 2, 5)
     assert any("rank 1 the fewest" in doubt for doubt in used.doubts)
+
+
+def with_numbers(*numbers: int, rank: int = 0) -> RankSteps:
+    return replace(regular([100] * (len(numbers) + 1), rank=rank), numbers=np.array(numbers), count=max(numbers))
+
+
+def test_steps_are_used_that_follow_one_another_on_every_rank() -> None:
+    # A full log keeps the first steps and the newest ones. In common: 2, 3, 4 and 91 to 95.
+    used = choose_steps([with_numbers(2, 3, 4, *range(90, 96)), with_numbers(2, 3, 4, 5, *range(91, 97), rank=1)])
+    assert (used.first, used.last) == (91, 95)
+    assert "steps: 3 more are known of every rank, but some between were dropped; figures" in used.doubts[-1]
+    used = choose_steps([with_numbers(2, 3, 8, 9)])
+    assert (used.first, used.last) == (8, 9)
 
 
 def test_a_rank_that_never_steps_is_named_and_the_others_are_used() -> None:
