@@ -60,6 +60,24 @@ def check_invariants(summary: Summary) -> None:
     assert len(lines) < 30
 
 
+def test_steps_after_a_gap_keep_their_numbers_and_those_between_dilute_nothing() -> None:
+    # A full log kept steps 1 to 5 and 51 to 62, of 100 ms. Rank 1 computes 20 ms longer, for which rank 0 waits.
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        late = 20 * MS * rank.rank
+        for step in (*range(5), *range(50, 62)):
+            begin = step * 100 * MS
+            rank.span("backward", begin + 10 * MS, begin + 60 * MS + late, step=step)
+            rank.op("all_reduce", begin + 60 * MS + late, begin + 90 * MS, step=step)
+            rank.span("optimizer", begin + 90 * MS, begin + 95 * MS, step=step)
+    summary = summarise(MemoryRun(ranks))
+    assert summary.steps.used == (52, 62)
+    assert told(summary, "4 more are known of every rank, but some between were dropped")
+    assert list(summary.step_series[0].steps) == [*range(2, 6), *range(52, 63)]
+    assert set(summary.step_series[0].duration_ns) == {100 * MS}
+    assert [(one.rank, one.blame_ns_per_step) for one in summary.stragglers] == [(1, 20 * MS)]
+
+
 def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:
     summary = summarise(MemoryRun(train()))
     assert summary.complete
