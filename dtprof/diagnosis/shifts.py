@@ -83,7 +83,9 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clo
     shifts = {
         rank: shift
         for rank, own in codes.items()
-        if likeness[rank] != usual and (shift := _shift(codes[reference], own, cut[reference], cut[rank])) is not None
+        if likeness[rank] != usual
+        and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(evidence, cut, rank)))
+        is not None
     }
     if not shifts:
         return None
@@ -104,10 +106,18 @@ def _codes(table: Array, clock: str) -> Codes:
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
 
-def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
+def _surplus(evidence: Evidence, tables: dict[int, Array], rank: int) -> int:
+    """Return how many calls more a rank made than all others, which have ended in order after as many each; else 0."""
+    lengths = {len(table) for other, table in tables.items() if other != rank}
+    if len(lengths) > 1 or not all(evidence.ranks[other].finished for other in tables if other != rank):
+        return 0
+    return max(0, len(tables[rank]) - lengths.pop())
+
+
+def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, surplus: int) -> Shift | None:
     common = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:common] != own[:common])
-    if len(differs) < MIN_MISFITS:
+    if len(differs) < (1 if surplus else MIN_MISFITS):
         return None
     at = int(differs[0])
     same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "place"))
@@ -117,6 +127,9 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
         for added in (False, True):
             a, b = (reference[at:], own[at + by :]) if added else (reference[at + by :], own[at:])
             overlap = min(len(a), len(b))
+            few = len(differs) < MIN_MISFITS
+            if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
+                continue  # then lines of its own tell which calls the rank made more than the others
             if overlap >= MIN_TAIL and np.array_equal(a[:overlap], b[:overlap]):
                 return Shift(at=at, by=by if added else -by)
     return None

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
-from dtprof.lint.findings import LintFinding, Place
+from dtprof.lint.findings import LintFinding
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
 from dtprof.lint.steps import places_of, text_of
@@ -17,49 +17,47 @@ def check_handlers(function: Function, sequences: Sequences) -> Iterator[LintFin
         operation = next((one for token in tokens for one in token.operations()), None)
         if operation is None or operation.place is None:
             continue
+        excused = bool(operation.conditions) if handler is None else _is_deterministic(handler)
+        if excused or not _may_fail_alone(statement, function, sequences, handler):
+            continue
+        what = text_of(operation, operation.group)
         if handler is None:
-            if not _may_fail_alone(statement, function, sequences) or operation.conditions:
-                continue
-            yield LintFinding(
-                kind="collective-in-finally",
-                severity="warning",
-                place=operation.place,
-                function=function.name,
-                op=operation.name,
-                group=operation.group or None,
-                summary=f"{text_of(operation, operation.group)} stands in a finally block: a rank on which the block "
-                "above it raises enters it while the others are elsewhere.",
-                why="The exception is held back until the collective ends, which waits for the other ranks: a crash "
-                "becomes a hang.",
-                advice="Move the call behind the try statement, so that only ranks that came through make it.",
-                condition=place_of(function, statement.finalbody[0], "finally"),
-                called_from=operation.called_from,
-                ran_there=places_of(operation),
+            kind, condition = "collective-in-finally", place_of(function, statement.finalbody[0], "finally")
+            summary = (
+                f"{what} stands in a finally block: a rank on which the block above it raises enters it while the "
+                "others are elsewhere."
             )
-        elif not _is_deterministic(handler) and _may_fail_alone(statement, function, sequences, handler):
+            why = (
+                "The exception is held back until the collective ends, which waits for the other ranks: a crash "
+                "becomes a hang."
+            )
+            advice = "Move the call behind the try statement, so that only ranks that came through make it."
+        else:
             caught = ast.unparse(handler.type) if handler.type is not None else "everything"
-            yield LintFinding(
-                kind="collective-in-except",
-                severity="warning",
-                place=operation.place,
-                function=function.name,
-                op=operation.name,
-                group=operation.group or None,
-                summary=f"{text_of(operation, operation.group)} is issued only by ranks that caught {caught} "
-                f"(line {handler.lineno}).",
-                why="An exception is the business of one rank: the others do not come here, and the collective waits "
-                "for them.",
-                advice="Let all ranks learn of the failure first (all_reduce a flag after the try statement), then act "
-                "together.",
-                condition=Place(
-                    file=str(function.module.path),
-                    line=handler.lineno,
-                    column=handler.col_offset + 1,
-                    text=f"except {caught}",
-                ),
-                called_from=operation.called_from,
-                ran_there=places_of(operation),
+            kind, condition = "collective-in-except", place_of(function, handler, f"except {caught}")
+            summary = f"{what} is issued only by ranks that caught {caught} (line {handler.lineno})."
+            why = (
+                "An exception is the business of one rank: the others do not come here, and the collective waits for "
+                "them."
             )
+            advice = (
+                "Let all ranks learn of the failure first (all_reduce a flag after the try statement), then act "
+                "together."
+            )
+        yield LintFinding(
+            kind=kind,
+            severity="warning",
+            place=operation.place,
+            function=function.name,
+            op=operation.name,
+            group=operation.group or None,
+            summary=summary,
+            why=why,
+            advice=advice,
+            condition=condition,
+            called_from=operation.called_from,
+            ran_there=places_of(operation),
+        )
 
 
 def _may_fail_alone(

@@ -59,7 +59,7 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
         waiting += reversed(list(ast.iter_child_nodes(node)))
 
 
-def place_of(function: Function, node: ast.stmt | ast.expr, text: str = "") -> Place:
+def place_of(function: Function, node: ast.stmt | ast.expr | ast.ExceptHandler, text: str = "") -> Place:
     """Return where a node is."""
     return Place(file=str(function.module.path), line=node.lineno, column=node.col_offset + 1, text=text)
 

@@ -1,5 +1,9 @@
 """Hand-built jobs of which a rank left out calls that only sizes or forward passes tell apart."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from dtprof import events
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge
@@ -75,3 +79,26 @@ def test_a_tensor_of_a_size_that_the_program_does_not_have_is_a_size_mismatch() 
         rank.op("all_reduce", 400, site=site, nbytes=72 if rank.rank == 1 else 64)
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ((9, 10, 9), ("step-mismatch", (1,), 4)),  # the call of its own line is one too many
+        ((7, 10, 9), ("rank-exited", (0, 2), 9)),  # others left at other times: they left too early
+        ((9, 11, 9), ("rank-exited", (0, 2), 10)),  # one line of its own, two calls more
+    ],
+)
+def test_one_call_more_by_a_rank_whose_peers_all_ended_after_as_many(
+    counts: Sequence[int], found: tuple[str, tuple[int, ...], int]
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=rank != 1) for rank in range(3)]
+    for rank, count in zip(ranks, counts, strict=True):
+        for i in range(count):
+            line = 64 if rank.rank == 1 and i == 4 else 60
+            waits = rank.rank == 1 and i == count - 1
+            site = rank.site("all_reduce", line=line)
+            rank.op("all_reduce", 100 * i, None if waits else 100 * i + 50, site=site, nbytes=4, step=0)
+    kind, culprits, seq = found
+    finding = judge(ranks, exit_status=1).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
