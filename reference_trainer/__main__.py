@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from reference_trainer.checkpoint_folder import refuse_folder
 from reference_trainer.errors import UsageError
 from reference_trainer.options import parse_options
+from reference_trainer.outputs import prepare_scalars
 from reference_trainer.placement import read_placement
 from reference_trainer.windows import read_tokens
 
@@ -17,9 +18,15 @@ def main(arguments: Sequence[str]) -> int:
     placement = read_placement(os.environ)
     try:
         options = parse_options(arguments, placement)
+        if options.preset.needs_cuda:
+            # Before the text of such a preset is read, which takes minutes the first time.
+            from reference_trainer.parallelism.devices import choose_device
+
+            choose_device(options, placement)
         tokens = read_tokens(options)
         refuse_folder(options, tokens)
-        # Only now: loading torch takes seconds, and a refusal should not.
+        prepare_scalars(options.tensorboard)
+        # Only now: loading torch takes seconds, and most refusals should not.
         from reference_trainer.train import train
 
         train(options, tokens, placement)

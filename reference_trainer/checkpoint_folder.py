@@ -8,6 +8,7 @@ from typing import Any
 
 from reference_trainer.errors import UsageError
 from reference_trainer.options import Options
+from reference_trainer.outputs import make_folder
 from reference_trainer.token_file import TokenFile
 
 FORMAT = 1
@@ -144,10 +145,11 @@ class CheckpointFolder:
 
 
 def refuse_folder(options: Options, tokens: TokenFile) -> None:
-    """Refuse to write over the checkpoints of another run, or to continue from those of another model."""
+    """Make the folder; refuse to write over checkpoints of another run, or to go on from those of another model."""
     if options.checkpoint is None:
         return
     folder = CheckpointFolder(options.checkpoint.folder, num_kept=options.checkpoint.num_kept)
+    make_folder("--checkpoint", folder.path)
     if options.checkpoint.resume:
         folder.refuse_other_run(Origin.of(options, tokens))
     else:

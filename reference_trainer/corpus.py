@@ -147,7 +147,11 @@ def _explain_no_text(source: Path, *, named: bool) -> str:
     if not named:
         return f"no source of the standard library in {source}; give --corpus a text file or a folder of text files"
     if source.is_file():
-        what = "file is empty" if source.stat().st_size == 0 else "file is binary, not UTF-8 text"
+        what = "file is binary, not UTF-8 text"
+        if source.stat().st_size == 0:
+            what = "file is empty"
+        elif source.suffix == JSON_LINES:
+            what = "texts in it are empty"
     else:
         what = "folder holds no UTF-8 text"
     return f"--corpus {source}: the {what}; give a text file or a folder of text files"

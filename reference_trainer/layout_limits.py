@@ -17,23 +17,21 @@ def refuse_impossible(layout: Layout, *, shape: ModelShape, batch_size: int, seq
 
 
 def _refuse_indivisible_model(layout: Layout, shape: ModelShape, sequence_length: int) -> None:
-    for count, what in (
-        (shape.num_heads, "attention heads"),
-        (shape.num_kv_heads, "key-value heads"),
-        (shape.hidden_dim, "columns of the feed-forward part"),
-        (shape.vocabulary_size, "tokens of the vocabulary"),
+    divisor = math.gcd(shape.num_heads, shape.num_kv_heads, shape.hidden_dim)
+    for count, what, advice in (
+        (shape.num_heads, "attention heads", f"give a divisor of {divisor}"),
+        (shape.num_kv_heads, "key-value heads", f"give a divisor of {divisor}"),
+        (shape.hidden_dim, "columns of the feed-forward part", f"give a divisor of {divisor}"),
+        (shape.vocabulary_size, "tokens of the vocabulary", f"give a --vocabulary-size that {layout.tp} divides"),
     ):
         if count % layout.tp:
-            raise UsageError(
-                f"--tp {layout.tp} does not divide the {count} {what} of this model; "
-                f"give a divisor of {math.gcd(shape.num_kv_heads, shape.num_heads)}"
-            )
+            raise UsageError(f"--tp {layout.tp} does not divide the {count} {what} of this model; {advice}")
     # A rank holds two pieces of the sequence under --cp: an early and a late one.
-    pieces = (2 * layout.cp if layout.cp > 1 else 1) * (layout.tp if layout.sequence_parallel else 1)
+    divided = [(f"--cp {layout.cp}", 2 * layout.cp)] if layout.cp > 1 else []
+    divided += [("--sequence-parallel", layout.tp)] if layout.sequence_parallel else []
+    pieces = math.prod(count for _, count in divided)
     if sequence_length % pieces:
-        flags = " and ".join(
-            ([f"--cp {layout.cp}"] if layout.cp > 1 else []) + (["--sequence-parallel"] if layout.tp > 1 else [])
-        )
+        flags = " and ".join(flag for flag, _ in divided)
         raise UsageError(f"--sequence-length {sequence_length} with {flags} has to be a multiple of {pieces}")
 
 
@@ -78,7 +76,7 @@ def _refuse_data_parallel_combination(layout: Layout) -> None:
         )
     if layout.local_sgd < 0:
         raise UsageError(f"--local-sgd is {layout.local_sgd}; give the steps between two averages, from 1 on")
-    if not layout.bucket_mb > 0:
+    if not 0 < layout.bucket_mb < math.inf:
         raise UsageError(f"--bucket-mb is {layout.bucket_mb}; give a number above 0, such as 25")
     if layout.compile and (layout.tp > 1 or layout.pp > 1):
         flag = f"--tp {layout.tp}" if layout.tp > 1 else f"--pp {layout.pp}"

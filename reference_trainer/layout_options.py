@@ -33,7 +33,7 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cp", type=int, default=1, metavar="N", help="context-parallel ranks: the sequence of attention divided")
     add("--pp", type=int, default=1, metavar="N", help="pipeline ranks: layers divided")
     add("--schedule", choices=SCHEDULES, help="order of a pipeline's microbatches (default: 1f1b)")
-    add("--microbatches", type=int, metavar="M", help="of a pipeline, each step (default: two a stage, if they divide)")
+    add("--microbatches", type=int, metavar="M", help="of a pipeline, each step (default: two a stage)")
     add("--stages-per-rank", type=int, metavar="N", help="of interleaved1f1b and zero-bubble (default: 2)")
     add("--pp-split", metavar="N,N,...", help="layers of each stage, or 'balanced': by measured time (default: even)")
     add("--accumulate", type=int, default=1, metavar="K", help="micro-batches a step on each rank (default: 1)")
@@ -121,6 +121,11 @@ def _refuse_unused(given: argparse.Namespace) -> None:
             if getattr(given, name) is not None:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is for a pipeline; give --pp 2 or more too, or leave --{flag} out")
+    if given.bucket_mb is not None and (given.tp * given.pp > 1 or given.dp_mode not in ("ddp", "zero1")):
+        raise UsageError(
+            f"--bucket-mb {given.bucket_mb:g} is for DistributedDataParallel: --dp-mode ddp or zero1 without --tp and "
+            "--pp; leave it out"
+        )
     if given.staleness is not None and given.dp_mode != "ps":
         raise UsageError(f"--staleness {given.staleness} is for a parameter server; give --dp-mode ps too")
     if given.staleness is not None and given.staleness < 0:

@@ -12,6 +12,7 @@ from torch.optim import AdamW, Optimizer
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import DATA_AXES, Axes
 
+MAX_GRADIENT_NORM = 1.0
 FINAL_FRACTION = 0.1
 WEIGHT_DECAY = 0.1
 
@@ -48,6 +49,13 @@ def group_parameters(model: nn.Module) -> list[dict[str, Any]]:
         {"params": parameters, "weight_decay": WEIGHT_DECAY if decays else 0.0}
         for (decays, _), parameters in groups.items()
     ]
+
+
+def find_learning_rate(step: int, options: Options) -> float:
+    """Return the learning rate of a step of this run."""
+    return compute_learning_rate(
+        step, peak=options.learning_rate, warmup_steps=options.preset.warmup_steps, steps=options.steps
+    )
 
 
 def compute_learning_rate(step: int, *, peak: float, warmup_steps: int, steps: int) -> float:

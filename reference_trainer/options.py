@@ -1,7 +1,6 @@
 """What the command line sets, checked once where it is built; free of torch, so that a refusal is quick."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from reference_trainer.faults import Fault, describe_faults, parse_fault
 from reference_trainer.layout import Layout
 from reference_trainer.layout_limits import refuse_impossible
 from reference_trainer.layout_options import add_layout_arguments, read_layout, refuse_below_one
+from reference_trainer.outputs import refuse_content, refuse_unwritable_file
 from reference_trainer.placement import Placement
 from reference_trainer.presets import PRESETS, BartShape, ModelShape, Preset
 from reference_trainer.run_options import (
@@ -103,8 +103,10 @@ class Options:
         ):
             if wanted and self.layout.dp_mode == "ps":
                 raise UsageError(f"{flag} with --dp-mode ps: that loop is kept small; leave one of the two out")
-        if self.metrics is not None and not (self.checkpoint and self.checkpoint.resume):
-            _refuse_unwritable(self.metrics)
+        if self.metrics is not None:
+            refuse_unwritable_file(self.metrics)
+            if not (self.checkpoint and self.checkpoint.resume):
+                refuse_content(self.metrics)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -191,11 +193,3 @@ def _read_fault(text: str | None, placement: Placement, layout: Layout, *, steps
 
 def _default(given: T | None, preset: T) -> T:
     return preset if given is None else given
-
-
-def _refuse_unwritable(path: Path) -> None:
-    """Refuse a metrics file that cannot be created, or whose earlier lines would be lost."""
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--metrics {path}: cannot be written; give a file in a folder that exists and is writable")
-    if path.is_file() and path.stat().st_size > 0:
-        raise UsageError(f"--metrics {path}: the file has content, which is never overwritten; give a new name")

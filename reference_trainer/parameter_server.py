@@ -16,7 +16,12 @@ from torch import Tensor, distributed, nn
 from reference_trainer.batches import Batches
 from reference_trainer.faults import Fault, Scene
 from reference_trainer.losses import TokenLoss
-from reference_trainer.optimization import build_optimizer, compute_learning_rate, set_learning_rate
+from reference_trainer.optimization import (
+    MAX_GRADIENT_NORM,
+    build_optimizer,
+    find_learning_rate,
+    set_learning_rate,
+)
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes
 from reference_trainer.parallelism.build import PlainPass, build_part
@@ -25,7 +30,6 @@ from reference_trainer.seams import IGNORED_TARGET, Part
 from reference_trainer.token_file import TokenFile
 
 SERVER = 0
-MAX_GRADIENT_NORM = 1.0
 
 
 def train_with_server(
@@ -69,7 +73,7 @@ class Server:
             for worker in self.workers:
                 distributed.recv(self.messages[worker], src=worker)
             total = torch.stack(list(self.messages.values())).sum(dim=0)
-            norm = self._move(total, self._find_rate(step))
+            norm = self._move(total, find_learning_rate(step, self.options))
             for worker in self.workers:
                 self._send_weights(worker)
             self._record(step, [total], norm)
@@ -83,7 +87,7 @@ class Server:
             self.clocks[worker] += 1
             step = -(-count // len(self.workers))
             # As many moves as there are workers make a step, each a part of it.
-            norm = self._move(message, self._find_rate(step) / len(self.workers))
+            norm = self._move(message, find_learning_rate(step, self.options) / len(self.workers))
             recent.append(message[-2:].clone())
             held_back.add(worker)
             for ready in [other for other in held_back if self.clocks[other] - min(self.clocks.values()) <= staleness]:
@@ -92,12 +96,6 @@ class Server:
             if count % len(self.workers) == 0:
                 self._record(step, recent, norm)
                 recent.clear()
-
-    def _find_rate(self, step: int) -> float:
-        options = self.options
-        return compute_learning_rate(
-            step, peak=options.learning_rate, warmup_steps=options.preset.warmup_steps, steps=options.steps
-        )
 
     def _move(self, message: Tensor, lr: float) -> Tensor:
         """Take one step of the optimizer; return the norm of the gradient."""
@@ -114,7 +112,7 @@ class Server:
 
     def _record(self, step: int, messages: Sequence[Tensor], norm: Tensor) -> None:
         loss_sum, num_tokens = torch.stack([message[-2:] for message in messages]).sum(dim=0).tolist()
-        lr = self._find_rate(step)
+        lr = find_learning_rate(step, self.options)
         self.journal.record_step(step, loss=loss_sum / num_tokens, lr=lr, grad_norm=norm.item())
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from reference_trainer.errors import UsageError
 from reference_trainer.metrics import Rate, StepMetrics
 from reference_trainer.options import Options
 
@@ -125,13 +124,8 @@ def open_metrics(path: Path, *, num_done: int) -> TextIO:
 
 def open_scalars(folder: Path, num_done: int) -> "SummaryWriter":
     """Open a folder of TensorBoard; scalars of steps that are done again are taken back."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UsageError(
-            "--tensorboard needs the package tensorboard, which is not installed; run pip install tensorboard, "
-            "or leave --tensorboard out"
-        ) from error
+    from torch.utils.tensorboard import SummaryWriter  # loads slowly, and is seldom wanted
+
     writer: SummaryWriter = SummaryWriter(str(folder), purge_step=num_done + 1)
     return writer
 

@@ -86,8 +86,6 @@ def read_checkpoint_options(given: argparse.Namespace, *, steps: int, restarted:
         return None
     refuse_below_one("checkpoint_every", given.checkpoint_every)
     refuse_below_one("keep", given.keep)
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--checkpoint {folder}: this is no folder; give one, or a name that is free")
     if given.local_sgd:
         raise UsageError(
             f"--checkpoint with --local-sgd {given.local_sgd}: each rank has its own weights between two averages, "

@@ -1,8 +1,7 @@
 """What the parts of the trainer owe each other: data, the trained model, and checkpoints meet only here."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import NotRequired, TypedDict
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,25 +24,6 @@ class Batch(TypedDict):
     encoder_mask: NotRequired[Tensor]  # BART: (B, L) bool, true where encoder_inputs is no padding; at least one a row
 
 
-class BatchSource(Protocol):
-    """Yield batches without end; the state counts what has been yielded, not what has been read ahead.
-
-    Its state is the same on all ranks and independent of the layout: it is loaded again with other numbers of ranks.
-    """
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Return itself."""
-
-    def __next__(self) -> Batch:
-        """Return the rows of this data-parallel rank at the next step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue behind a position."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One pipeline stage on this rank (the whole model without a pipeline) and its optimizer.
@@ -55,9 +35,3 @@ class Part:
 
     module: nn.Module
     optimizer: Optimizer
-
-
-class Trained(Protocol):
-    """What a checkpoint saves and loads besides the step and the position in the data."""
-
-    parts: Sequence[Part]

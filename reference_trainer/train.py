@@ -14,7 +14,7 @@ from reference_trainer.errors import UsageError
 from reference_trainer.faults import Fault, Scene
 from reference_trainer.metrics import measure_rate
 from reference_trainer.models import count_parameters
-from reference_trainer.optimization import compute_learning_rate, set_learning_rate
+from reference_trainer.optimization import MAX_GRADIENT_NORM, find_learning_rate, set_learning_rate
 from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes, build_axes
 from reference_trainer.parallelism.build import Training, build_training
@@ -27,8 +27,6 @@ from reference_trainer.progress import Journal
 from reference_trainer.random_numbers import seed_rank
 from reference_trainer.seams import IGNORED_TARGET
 from reference_trainer.token_file import TokenFile
-
-MAX_GRADIENT_NORM = 1.0
 
 
 def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
@@ -61,10 +59,6 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
         journal.announce(describe_run(options, tokens, device))
         for step, rows in zip(range(num_done + 1, options.steps + 1), batches, strict=False):
             fault.before_step(step)
-            lr = compute_learning_rate(
-                step, peak=options.learning_rate, warmup_steps=options.preset.warmup_steps, steps=options.steps
-            )
-
             batch = load(rows, axes, device)
             num_tokens = axes.sum_over_data((batch["targets"] != IGNORED_TARGET).sum()).item()
             # Gradients are averaged over the ranks that see other tokens, but are of the mean over all tokens.
@@ -72,6 +66,7 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
 
             training.gradients.complete()
             grad_norm = training.gradients.clip(MAX_GRADIENT_NORM)
+            lr = find_learning_rate(step, options)
             for part in training.parts:
                 set_learning_rate(part.optimizer, lr)
                 part.optimizer.step()

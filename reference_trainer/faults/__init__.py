@@ -44,9 +44,9 @@ FAULTS: dict[str, type[Fault]] = {
 
 
 def describe_faults() -> str:
-    """List every fault, its keys, what it does, and the finding that must name it, two lines each."""
+    """List every fault, its keys, what it does, and what must show it, two lines each."""
     return "\n".join(
-        f"  {name:<21} {','.join(fault.find_keys())}\n      {explain(fault)} (dtprof: {fault.finding or 'no finding'})"
+        f"  {name:<21} {','.join(fault.find_keys())}\n      {explain(fault)} (dtprof: {_name_sign(fault)})"
         for name, fault in FAULTS.items()
     )
 
@@ -54,6 +54,10 @@ def describe_faults() -> str:
 def explain(fault: type[Fault]) -> str:
     """Return what it does, in a sentence."""
     return (fault.__doc__ or "").splitlines()[0]
+
+
+def _name_sign(fault: type[Fault]) -> str:
+    return fault.finding or f"{fault.figure} of the summary"
 
 
 def parse_fault(text: str, *, world_size: int, pipeline_ranks: int, steps: int) -> Fault:
@@ -85,6 +89,9 @@ def _refuse_unreachable(fault: Fault, *, text: str, world_size: int, pipeline_ra
         raise UsageError(f"--fault {text}: one rank waits for no other; start {fault.min_ranks} or more with torchrun")
     if fault.needs_pipeline and pipeline_ranks == 1:
         raise UsageError(f"--fault {text}: only a pipeline has stages; give --pp 2 or more too")
+    for key in ("ms", "mb", "count", "seconds"):
+        if getattr(fault, key, 1) == 0:
+            raise UsageError(f"--fault {text}: {key} is 0, which is no fault; give a number from 1 on")
     # Others can wait for this rank only in what comes later.
     last_step = steps - 1 if fault.needs_later_step else steps
     step = getattr(fault, "step", 1)

@@ -48,8 +48,9 @@ class Fault:
     """
 
     name: ClassVar[str] = ""
-    # The kind of finding that dtprof must report; None where it is no finding but a figure.
+    # The kind of finding that dtprof must report, or the figure of its summary that must show it.
     finding: ClassVar[str | None] = None
+    figure: ClassVar[str | None] = None
     default_rank: ClassVar[int | None] = None  # None: the last one
     min_ranks: ClassVar[int] = 1
     needs_pipeline: ClassVar[bool] = False

@@ -216,7 +216,7 @@ class SmallCollectives(Fault):
     """Average `count` single numbers after every step, on all ranks, each in an all_reduce of its own."""
 
     name = "small-collectives"
-    finding = None
+    figure = "small_messages"
     min_ranks = 2
     needs_collectives = True
     count: int = 100

@@ -105,7 +105,7 @@ class MemoryLeak(Fault):
     """Keep `mb` MiB more after every step."""
 
     name = "memory-leak"
-    finding = None
+    figure = "memory.growth"
     mb: int = 20
 
     def attach(self, scene: Scene) -> None:

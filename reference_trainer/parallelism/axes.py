@@ -83,9 +83,7 @@ def build_axes(layout: Layout, precision: str, device: torch.device) -> Axes:
     # An axis of one rank is left out, unless bf16 needs the wrapper of data parallelism, which holds fp32 weights.
     kept = "dp_shard" if sharded else "dp_replicate"
     casts = precision == "bf16" and not layout.has_plain_parameters and layout.dp * layout.cp == 1
-    present = {name: size for name, size in sizes.items() if size > 1 or (casts and name == kept)} or {
-        "dp_replicate": 1
-    }
+    present = {name: size for name, size in sizes.items() if size > 1 or (casts and name == kept)} or {kept: 1}
     mesh = init_device_mesh(device.type, tuple(present.values()), mesh_dim_names=tuple(present))
     loss_group = cast(distributed.ProcessGroup, distributed.new_group(group_desc="loss"))
     return Axes(mesh=mesh, loss_group=loss_group)

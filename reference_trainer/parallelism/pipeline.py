@@ -43,7 +43,6 @@ class PipelinePass:
         self.loss = loss
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.scale = 1.0
-        self.feeds = any(stage.is_first for stage in stages)
         make = SCHEDULES[options.layout.schedule]
         single = options.layout.stages_per_rank == 1 and options.layout.schedule in ("gpipe", "1f1b")
         self.schedule = make(

@@ -36,7 +36,7 @@ def test_fault_is_described_as_it_is(name: str) -> None:
     _, keys, does, finding = ROWS[name]
     assert keys == describe_keys(fault)
     assert does == explain(fault) + (" Needs `--pp`." if fault.needs_pipeline else "")
-    assert finding == (f"`{fault.finding}`" if fault.finding else "none: a figure, not a finding")
+    assert finding == (f"`{fault.finding}`" if fault.finding else f"none: `{fault.figure}` of the summary")
 
 
 def test_options_of_runs_are_explained() -> None:

@@ -95,12 +95,19 @@ def test_checkpoint_that_cannot_be_read_is_refused(tmp_path: Path, origin: Origi
         refuse_folder(build_options(tmp_path, "--resume"), TOKENS)
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_folder_that_cannot_be_made_is_refused(tmp_path: Path, resume: tuple[str, ...]) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=f"--checkpoint {path}: no folder that can be written to"):
+            refuse_folder(build_options(path, *resume), TOKENS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--keep", "2"), "--keep needs a folder; give --checkpoint DIR too"),
         (("--resume",), "--resume needs a folder"),
-        (("--checkpoint", __file__), "this is no folder"),
         (("--checkpoint", "x", "--checkpoint-every", "0"), "--checkpoint-every is 0"),
         (("--checkpoint", "x", "--local-sgd", "2"), "--checkpoint with --local-sgd 2: .*leave one of the two out"),
     ],

@@ -49,6 +49,13 @@ def test_file_without_text_is_refused_by_name(tmp_path: Path, content: bytes, co
         read_corpus(path, limit_bytes=1000)
 
 
+def test_json_lines_without_a_letter_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('""\n{"text": ""}\n')
+    with pytest.raises(UsageError, match="the texts in it are empty"):
+        read_corpus(path, limit_bytes=1000)
+
+
 def test_missing_path_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"nowhere: no such file or folder; give a text file"):
         read_corpus(tmp_path / "nowhere", limit_bytes=1000)

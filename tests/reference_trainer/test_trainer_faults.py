@@ -77,6 +77,8 @@ def test_fault_is_read_with_its_keys(text: str, fault: Fault) -> None:
         ("kill:rank=4", "rank is 4; this job has ranks 0 to 3"),
         ("kill:step=0", "step is 0; with --steps 20 give step=1 to step=20"),
         ("kill:step=21", "step is 21; with --steps 20 give step=1 to step=20"),
+        ("slow-rank:ms=0", "ms is 0, which is no fault; give a number from 1 on"),
+        ("small-collectives:count=0", "count is 0, which is no fault"),
         ("skip-collective:step=20", "step is 20; with --steps 20 give step=1 to step=19"),
         ("slow-stage", "only a pipeline has stages; give --pp 2 or more too"),
     ],
@@ -260,7 +262,8 @@ def test_every_fault_is_described_with_the_finding_it_must_lead_to() -> None:
     text = describe_faults()
     for name, fault in FAULTS.items():
         assert re.search(rf"^  {name} +rank", text, re.MULTILINE)
-        assert f"(dtprof: {fault.finding or 'no finding'})" in text
+        assert (fault.finding is None) != (fault.figure is None)
+        assert f"(dtprof: {fault.finding or fault.figure}" in text
         assert (fault.__doc__ or "").splitlines()[0].endswith(".")
 
 

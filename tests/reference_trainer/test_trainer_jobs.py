@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Job
 
 pytestmark = pytest.mark.jobs
@@ -14,15 +15,15 @@ SMALL_STEPS = ("--batch-size", "8", "--sequence-length", "32", "--steps", "8")
 
 
 def test_loss_and_gradient_norm_are_the_same_however_it_is_launched(start_job: Callable[..., Job]) -> None:
-    def measure(num_ranks: int | None, accumulate: int) -> list[dict[str, float]]:
-        job = start_job(*SMALL_STEPS, "--precision", "fp64", "--accumulate", str(accumulate), num_ranks=num_ranks)
+    def measure(num_ranks: int | None, *layout: str) -> list[dict[str, float]]:
+        job = start_job(*SMALL_STEPS, "--precision", "fp64", *layout, num_ranks=num_ranks)
         assert job.wait() == 0, job.stderr
         return job.read_metrics()
 
-    expected = measure(None, 1)
+    expected = measure(None)
     assert len(expected) == 8
-    for num_ranks, accumulate in ((1, 1), (2, 2)):
-        measured = measure(num_ranks, accumulate)
+    for num_ranks, *layout in ((1, "--dp-mode", "fsdp"), (2, "--accumulate", "2")):
+        measured = measure(num_ranks, *layout)
         for name in ("step", "loss", "grad_norm", "lr"):
             # In float64 only the order of sums differs.
             assert [line[name] for line in measured] == pytest.approx([line[name] for line in expected], rel=1e-9)
@@ -49,10 +50,14 @@ def test_bf16_learns(start_job: Callable[..., Job]) -> None:
 def test_one_process_needs_no_launcher_and_refuses_with_status_two(
     start_job: Callable[..., Job], tmp_path: Path
 ) -> None:
-    job = start_job("--corpus", str(tmp_path / "nowhere"), num_ranks=None)
-    assert job.wait() == 2
-    assert job.stderr.startswith("reference_trainer: --corpus ")
-    assert len(job.stderr.splitlines()) == 1
+    refused = {"--corpus": str(tmp_path / "nowhere")}
+    if not torch.cuda.is_available():
+        refused["--preset"] = "7b"  # whose text, of a gigabyte, is not even looked at
+    for option, value in refused.items():
+        job = start_job(option, value, num_ranks=None)
+        assert job.wait() == 2
+        assert job.stderr.startswith(f"reference_trainer: {option} {value}")
+        assert len(job.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from reference_trainer import outputs
 from reference_trainer.errors import UsageError
 from reference_trainer.options import Options, parse_options
+from reference_trainer.outputs import prepare_scalars
 from reference_trainer.placement import Placement, read_placement
 
 README = Path(__file__).parents[2] / "reference_trainer" / "README.md"
@@ -64,6 +66,28 @@ def test_metrics_file_with_content_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(UsageError, match="never overwritten; give a new name"):
         parse("--metrics", str(path))
+
+
+def test_metrics_of_a_resumed_run_may_have_content_but_not_be_unwritable(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("{}\n")
+    resumed = ["--checkpoint", str(tmp_path), "--resume", "--metrics"]
+    parse(*resumed, str(path))
+    with pytest.raises(UsageError, match=f"--metrics {tmp_path}: cannot be written"):
+        parse(*resumed, str(tmp_path))
+
+
+def test_scalars_need_their_package_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_scalars(None)
+    monkeypatch.setattr(outputs, "find_spec", lambda _: object())
+    prepare_scalars(tmp_path / "new" / "scalars")
+    assert (tmp_path / "new" / "scalars").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"no folder that can be written to \(File exists\); give another one"):
+        prepare_scalars(tmp_path / "file")
+    monkeypatch.setattr(outputs, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="run pip install tensorboard, or leave --tensorboard out"):
+        prepare_scalars(tmp_path)
 
 
 def test_placement_comes_from_the_variables_of_torchrun() -> None:
