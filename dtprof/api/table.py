@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.api.arrow import arrow_array
 from dtprof.errors import MissingDependencyError, UsageError
 
 MAX_SHOWN = 20
@@ -79,17 +80,23 @@ class Table:
         Raises:
             MissingDependencyError: pyarrow is not installed.
         """
+        pa, schema = _load("pyarrow"), self.arrow_schema()
+        columns = zip(schema, (self.data[column.name] for column in self.columns), strict=True)
+        return pa.Table.from_arrays([arrow_array(pa, field.type, values) for field, values in columns], schema=schema)
+
+    def arrow_schema(self) -> Any:
+        """Return the schema of that Table.
+
+        Raises:
+            MissingDependencyError: pyarrow is not installed.
+        """
         pa = _load("pyarrow")
         types = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
         fields = [
             pa.field(column.name, types[column.dtype], metadata={"unit": column.unit, "meaning": column.meaning})
             for column in self.columns
         ]
-        arrays = [
-            pa.array(np.ma.getdata(values), type=field.type, mask=np.ma.getmaskarray(values), from_pandas=False)
-            for field, values in zip(fields, (self.data[column.name] for column in self.columns), strict=True)
-        ]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        return pa.schema(fields)
 
     def __repr__(self) -> str:
         """Return the name, the length and the columns."""
