@@ -9,6 +9,7 @@ from dtprof.figures.drawing import Drawing, Nothing, as_label, new_figure
 from dtprof.figures.quantities import format_bytes, format_duration, format_number
 from dtprof.figures.source import Source
 
+SPEEDS = (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 SYMBOLS = {"send": "triangle-up", "recv": "triangle-down", "all_gather": "square", "reduce_scatter": "diamond"}
 
 
@@ -21,7 +22,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
             remedy="It takes operations whose completion was seen and whose last arrival is known on one clock.",
         )
     figure = new_figure(
-        title="Bandwidth against size", x_title="bytes of one rank in one operation", y_title="bus bandwidth (GB/s)",
+        title="Bandwidth against size", x_title="bytes of one rank in one operation", y_title="bus bandwidth",
         height=330,
     )  # fmt: skip
     for op in dict.fromkeys(one.op for one in known):
@@ -48,7 +49,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=[format_bytes(tick) for tick in ticks])
     speeds = [one.busbw_gb_per_s or 1 for one in known]
     decades = [10.0**power for power in range(-9, 5) if min(speeds) / 10 <= 10.0**power <= max(speeds) * 10]
-    figure.update_yaxes(type="log", tickmode="array", tickvals=decades, ticktext=[f"{one:g}" for one in decades])
+    figure.update_yaxes(type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(one) for one in decades])
     fastest = max(known, key=lambda one: one.busbw_gb_per_s or 0)
     return Drawing(
         figure=figure,
@@ -72,6 +73,12 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
 
 def _within(value: float, values: Sequence[float]) -> bool:
     return min(values) / 32 <= value <= max(values) * 32
+
+
+def _name_speed(gb_per_s: float) -> str:
+    """Return a power of ten in the unit that suits it: 100 kB/s."""
+    unit, size = next((row for row in SPEEDS if gb_per_s >= 0.999 * row[1]), SPEEDS[-1])
+    return f"{gb_per_s / size:g} {unit}"
 
 
 def _size(one: CollectiveResult, known: Sequence[CollectiveResult]) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dtprof.analysis.device_course import DeviceCourse, Floats, NodeCourses
-from dtprof.figures.drawing import Drawing, Nothing, as_label, new_figure
+from dtprof.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.figures.quantities import SIZES, choose_unit, format_bytes, format_share
 from dtprof.figures.source import Source
 
@@ -58,7 +58,7 @@ def draw_devices(source: Source) -> Drawing | Nothing:
         top = 1 - row * share
         layout["yaxis" if not row else f"yaxis{row + 1}"] = {
             "domain": [max(0.0, top - share + GAP), top],
-            "title": {"text": title, "standoff": 8},
+            "title": {"text": title, "standoff": TITLE_STANDOFF},
             "rangemode": "tozero",
             "zeroline": False,
             "automargin": True,

@@ -9,6 +9,8 @@ import plotly.graph_objects as go
 from dtprof.figures.palette import hue_of
 
 MAX_LABEL_LINE = 120
+TITLE_STANDOFF = 8
+"""Pixels between the labels of an axis and its title; without it Plotly lets long labels run into the title."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Any:
         font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif", "size": 12},
         hoverlabel={"align": "left", "namelength": -1},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        xaxis={"title": {"text": x_title}, "zeroline": False, "automargin": True},
-        yaxis={"title": {"text": y_title}, "zeroline": False, "automargin": True},
+        xaxis={"title": {"text": x_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
+        yaxis={"title": {"text": y_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
     )
     return figure
 

@@ -8,7 +8,7 @@ from dtprof import events
 from dtprof.analysis.memory_course import Course, MemoryCourse
 from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
 from dtprof.analysis.step_phases import StepPhases
-from dtprof.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, marker, new_figure
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import DURATIONS, SIZES, Unit, choose_unit, format_bytes, format_duration
 from dtprof.figures.source import Source
@@ -157,7 +157,7 @@ def _add_phases(figure: Any, phases: StepPhases) -> None:
         yaxis={"domain": _ABOVE},
         yaxis2={
             "domain": _BELOW,
-            "title": {"text": f"phases ({unit.name})"},
+            "title": {"text": f"phases ({unit.name})", "standoff": TITLE_STANDOFF},
             "rangemode": "tozero",
             "zeroline": False,
             "automargin": True,

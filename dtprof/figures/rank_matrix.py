@@ -36,8 +36,9 @@ def draw_matrix(
     title, x_title, y_title = titles
     figure = new_figure(
         title=title, x_title=x_title, y_title=y_title,
-        height=min(760, 150 + max(18, min(44, 360 // len(names))) * len(names)),
+        height=min(760, 90 + max(18, min(44, 360 // len(names))) * len(names)),
     )  # fmt: skip
+    figure.update_layout(margin_b=12)  # its axis lies above
     is_printed = len(names) <= MAX_PRINTED
     rows = values.tolist()
     figure.add_trace(

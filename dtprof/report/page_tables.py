@@ -78,11 +78,15 @@ def render_table(columns: Sequence[Column], *, caption: str, definitions: Mappin
             element("tbody", *body),
             class_="sortable",
         ),
-        class_="scroll tall" if len(columns[0].cells) > MAX_ROWS_IN_VIEW else "scroll",
+        class_=_frame(len(columns[0].cells)),
         tabindex="0",
         role="region",
         aria_label=caption,
     )
+
+
+def _frame(num_rows: int) -> str:
+    return "scroll tall" if num_rows > MAX_ROWS_IN_VIEW else "scroll"
 
 
 def _render_cell(column: Column, row: int) -> Markup:
@@ -103,7 +107,7 @@ def render_plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, 
             element("thead", element("tr", *(element("th", name, scope="col") for name in header))),
             element("tbody", body),
         ),
-        class_="scroll tall",
+        class_=_frame(len(rows)),
         tabindex="0",
         role="region",
         aria_label=caption,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.results import MemoryFormula
+from dtprof.figures.bandwidth import _name_speed
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.registry import FIGURES
 from dtprof.figures.source import Source
@@ -164,3 +165,11 @@ def test_names_of_the_run_are_escaped_in_every_figure() -> None:
     hostile = replace(source, summary=replace(summary, collectives=collectives, groups=groups))
     for name in ("bandwidth", "exposed_by_axis", "lateness"):
         assert evil not in str(draw(name, hostile).figure.to_json()).replace("\\u003c", "<").replace("\\u003e", ">")
+
+
+@pytest.mark.parametrize(
+    ("gb_per_s", "name"),
+    [(1e-9, "1 B/s"), (1e-5, "10 kB/s"), (1e-4, "100 kB/s"), (0.1, "100 MB/s"), (1.0, "1 GB/s"), (1e3, "1 TB/s")],
+)
+def test_bandwidths_are_named_in_the_unit_that_suits_them(gb_per_s: float, name: str) -> None:
+    assert _name_speed(gb_per_s) == name
