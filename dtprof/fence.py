@@ -13,7 +13,10 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_warned: dict[str, None] = {}
+MOST_ALIKE = 5
+"""Errors of one kind at one place that are told: a text may name something else each time."""
+_warned: dict[str, str] = {}
+"""What was said, and what about."""
 _shared: list[Path] = []
 _notes: list[Callable[[str], None]] = []
 
@@ -30,11 +33,14 @@ def share_warnings(folder: Path) -> None:
     _shared[:] = [folder]
 
 
-def warn_once(text: str) -> None:
-    """Print one line on stderr, the first time only, and put it in the run."""
-    if text in _warned:
+def warn_once(text: str, about: str = "") -> None:
+    """Print one line on stderr, the first time only, and put it in the run.
+
+    Of texts about the same, where that is given, only the first few are told.
+    """
+    if text in _warned or (about and list(_warned.values()).count(about) >= MOST_ALIKE):
         return
-    _warned[text] = None
+    _warned[text] = about
     if all(_is_first(folder, text) for folder in _shared):
         say(text)
     _note(text)
@@ -84,7 +90,8 @@ def report(what: str, error: Exception, consequence: str = "is not recorded in t
     """
     if raised_by_signal_handler(error):
         raise error
-    warn_once(f"{what} {consequence}: {type(error).__name__}: {error}")
+    about = f"{what} {consequence}: {type(error).__name__}"
+    warn_once(f"{about}: {error}", about)
 
 
 def raised_by_signal_handler(error: BaseException) -> bool:

@@ -35,6 +35,20 @@ def test_our_error_is_told_once_and_kept_in(capsys: pytest.CaptureFixture[str]) 
     assert (captured.out, captured.err) == ("", f"dtprof: {LINE}\n")
 
 
+def test_errors_that_name_something_else_each_time_are_told_a_few_times(capsys: pytest.CaptureFixture[str]) -> None:
+    @fence.fenced("a thing")
+    def fail_at(address: int) -> None:
+        raise KeyError(address)
+
+    for address in range(1_000):
+        fail_at(address)
+    fail()  # another kind
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "dtprof: a thing is not recorded in this process: KeyError: 0"
+    assert len(told) == fence.MOST_ALIKE + 1
+    assert len(fence._warned) == fence.MOST_ALIKE + 1
+
+
 def test_what_was_told_before_there_was_a_log_is_noted_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     fail()
     noted: list[str] = []

@@ -7,6 +7,7 @@ the process.
 """
 
 import ctypes
+import functools
 import inspect
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from dtprof import __version__, events, fence, settings, torch_versions
 from dtprof.capture import call_sites, device_times, exits, frameworks, groups
 from dtprof.capture.entries import entry, timed_entry
+from dtprof.capture.frameworks.imports import replace_copies
 from dtprof.capture.phases import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.run_format import paths, writer
@@ -178,6 +180,7 @@ class Process:
         original = c10d.init_process_group
         bind = inspect.signature(original).bind_partial
 
+        @functools.wraps(original)
         def init_process_group(*arguments: Any, **options: Any) -> Any:
             span = self._begin_init(lambda: bind(*arguments, **options).arguments)
             failed = True
@@ -188,11 +191,9 @@ class Process:
             finally:
                 self._end_init(span, failed)
 
-        init_process_group.__doc__ = original.__doc__
-        init_process_group.__module__ = original.__module__
-        init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
         c10d.init_process_group = init_process_group
         dist.init_process_group = init_process_group
+        replace_copies(original, "init_process_group", init_process_group)  # a device mesh calls it, too
 
     @fence.fenced("init_process_group")
     def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:

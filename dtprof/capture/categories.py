@@ -3,13 +3,17 @@
 Nothing here keeps a tensor alive: sizes are added up at once, models and optimizers are held weakly.
 """
 
-import weakref
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from time import monotonic_ns
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.forward import Forward, live
+from dtprof.capture.forward import Forward, Known
 from dtprof.capture.spans import Spans
+
+FAKE = "meta"
+"""Where the memory lies of tensors that have none, whatever device they show."""
 
 
 class Categories:
@@ -19,8 +23,10 @@ class Categories:
         """Know no model yet; `live_bytes` tells what is allocated where the model lies."""
         self._forward = forward
         self._live_bytes = live_bytes
-        self.optimizers: dict[int, weakref.ref[Any]] = {}  # by id
+        self.optimizers = Known()
         self.watching = False
+        self.taken_ns = 0
+        """What all of it has taken in the step that is watched: each backward pass of many adds to it."""
         self._baseline: int | None = None
         self._activations: int | None = None
 
@@ -31,41 +37,53 @@ class Categories:
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer."""
-        self.optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self.optimizers[id(optimizer)] = optimizer
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:
         """Watch the step that begins, or do not."""
         self.watching = watching
+        self.taken_ns = 0
         self._baseline = self._activations = None
 
     @fence.fenced("the memory of activations")
     def _before_forward(self) -> None:
         if self.watching and self._baseline is None:
-            held = self._live_bytes()
-            self._baseline = None if held is None else held - self._gradient_bytes()
+            with self._timed():
+                held = self._live_bytes()
+                self._baseline = None if held is None else held - self._gradient_bytes()
 
     @fence.fenced("the memory of activations")
     def _before_backward(self) -> None:
         if self.watching and self._baseline is not None:
-            held = self._live_bytes()
-            if held is not None:
-                grown = held - self._gradient_bytes() - self._baseline
-                self._activations = max(self._activations or 0, grown)
+            with self._timed():
+                held = self._live_bytes()
+                if held is not None:
+                    grown = held - self._gradient_bytes() - self._baseline
+                    self._activations = max(self._activations or 0, grown)
 
     def at_step_end(self) -> dict[str, int]:
         """Return what is held, in bytes, by category as far as it is known."""
-        held = self.held()
+        with self._timed():
+            held = self.held()
         if self._activations is not None:
             held["activations"] = self._activations
         return held
 
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_ns = monotonic_ns()
+        try:
+            yield
+        finally:
+            self.taken_ns += monotonic_ns() - began_ns
+
     def held(self) -> dict[str, int]:
         """Return what parameters, gradients, optimizer state and communication take now."""
-        optimizers, parameters = live(self.optimizers), list(self._parameters())
+        optimizers, parameters = list(self.optimizers.values()), list(self._parameters())
         if not parameters:
             return {}
-        device = parameters[0].device.type
+        device = _device_of(parameters[0])
         states = (state for optimizer in optimizers for state in optimizer.state.values())
         found = {
             "parameters": _storage_bytes(parameters, device),
@@ -80,12 +98,12 @@ class Categories:
     def names(self) -> dict[int, tuple[str, str]]:
         """Return category and name of what the models and optimizers hold now, by the address of its memory."""
         found: dict[int, tuple[str, str]] = {}
-        for optimizer in live(self.optimizers):
+        for optimizer in self.optimizers.values():
             for parameter, state in optimizer.state.items():
                 shape = "x".join(map(str, getattr(parameter, "shape", ())))
                 for tensor in _tensors_in(state):
                     _name(found, tensor, "optimizer_state", f"state of a parameter of {shape}")
-        for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):
+        for module in self._models():
             for name, parameter in (*module.named_parameters(), *module.named_buffers()):
                 _name(found, parameter.grad, "gradients", name)
                 _name(found, parameter, "parameters", name)
@@ -101,23 +119,33 @@ class Categories:
 
         if not dist.is_available() or not dist.is_initialized():
             return 0
-        buckets = [_bucket_bytes(wrapper) for wrapper in live(self._forward.wrappers)]
-        gathered = [size for root in live(self._forward.roots.found) if (size := _gathered_bytes(root)) is not None]
+        buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers.values()]
+        gathered = [size for root in self._forward.roots.found.values() if (size := _gathered_bytes(root)) is not None]
         return sum(buckets) + sum(gathered) if buckets or gathered else None
 
     def _gradient_bytes(self) -> int:
         parameters = list(self._parameters())
-        device = parameters[0].device.type if parameters else ""
+        device = _device_of(parameters[0]) if parameters else ""
         return _storage_bytes((parameter.grad for parameter in parameters), device)
+
+    def _models(self) -> list[Any]:
+        return [*self._forward.wrappers.values(), *self._forward.roots.found.values()]
 
     def _parameters(self) -> Iterator[Any]:
         """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
-        for optimizer in live(self.optimizers):
+        for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
                 yield from group["params"]
-        for module in (*live(self._forward.wrappers), *live(self._forward.roots.found)):
+        for module in self._models():
             yield from module.parameters()
             yield from module.buffers()
+
+
+def _device_of(tensor: Any) -> str:
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return str(tensor.device.type)
 
 
 def _name(found: dict[int, tuple[str, str]], tensor: Any, category: str, name: str) -> None:
@@ -125,10 +153,10 @@ def _name(found: dict[int, tuple[str, str]], tensor: Any, category: str, name: s
     import torch
 
     if tensor is not None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():
             part = getattr(tensor, "_local_tensor", tensor)
-            if part.layout is torch.strided:
-                found.setdefault(part.untyped_storage().data_ptr(), (category, name))
+            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type != FAKE:
+                found.setdefault(storage.data_ptr(), (category, name))
 
 
 def _tensors_in(state: Any) -> Iterator[Any]:
@@ -153,28 +181,28 @@ def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
     import torch
 
     sizes: dict[int, int] = {}
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         for tensor in tensors:
             if tensor is None:
                 continue
             part = getattr(tensor, "_local_tensor", tensor)
-            if part.device.type == device and part.layout is torch.strided:
-                storage = part.untyped_storage()
+            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
 
 
 def _gathered_bytes(root: Any) -> int | None:
     """Return the bytes of the largest part of a model that FSDP gathers at a time; None for a model without FSDP."""
-    state = getattr(root, "_get_fsdp_state", None)
+    state = getattr(type(root), "_get_fsdp_state", None)
     if state is not None:
-        groups = [group for each in state()._state_ctx.all_states for group in _groups(each)]
+        groups = [group for each in state(root)._state_ctx.all_states for group in _groups(each)]
         sizes = [
             sum(part._orig_size.numel() * (part.param_dtype or part.orig_dtype).itemsize for part in group.fsdp_params)
             for group in groups
         ]
         return max(sizes, default=0)
-    handles = [handle for module in root.modules() if (handle := getattr(module, "_handle", None)) is not None]
+    # Looked up in the dictionary: modules of users may make what they are asked for.
+    handles = [handle for module in root.modules() if (handle := vars(module).get("_handle")) is not None]
     flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
     return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
 

@@ -7,7 +7,8 @@ of a pipeline, what was fed most counts.
 
 import numbers
 from collections import UserDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dtprof import events, fence
@@ -32,21 +33,41 @@ class Consumption:
         self._until_repeat = 0
         self._tensor: Any = None
         self._ids: frozenset[Any] = frozenset()
+        self._intercepted: Callable[[], int] = int
+        self._aside: Callable[[], AbstractContextManager[object]] = nullcontext
 
-    def install(self, tensor: type[Any], ids: Collection[object]) -> None:
-        """Know what a tensor is, and which types of numbers token ids have."""
+    def install(
+        self,
+        tensor: type[Any],
+        ids: Collection[object],
+        *,
+        intercepted: Callable[[], int] = int,
+        aside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Know what a tensor is, and which types of numbers token ids have.
+
+        A program may intercept what is done with tensors, even that their shape is asked for: `intercepted` tells, and
+        `aside` passes it by.
+        """
         self._tensor, self._ids = tensor, frozenset(ids)
+        self._intercepted, self._aside = intercepted, aside
 
     def see(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Count the arguments of a training forward pass of a model."""
         try:
             # The plain case by the shortest way: between the computations of the job all code has left the caches.
             first: Any = arguments[0] if arguments else next(iter(options.values()), None)
-            if type(first) is self._tensor and len(shape := first.shape) == 2 and first.dtype in self._ids:
+            if (
+                type(first) is self._tensor
+                and not self._intercepted()
+                and len(shape := first.shape) == 2
+                and first.dtype in self._ids
+            ):
                 samples, length = shape
                 tokens = samples * length
             else:
-                tokens, samples = self._count(arguments, options)
+                with self._aside():
+                    tokens, samples = self._count(arguments, options)
             known = self._fed.get(model)
             if known is not None:
                 self._fed[model] = known[0] + tokens, known[1] + samples
@@ -124,6 +145,7 @@ def _number(said: object, otherwise: int) -> int:
         shown = str(said)
     fence.warn_once(
         f"dtprof.step(tokens=...) was given {shown}; expected a number of 0 or more, and no tensor: tokens are counted "
-        "by the shape of what the model is given"
+        "by the shape of what the model is given",
+        "dtprof.step(tokens=...)",
     )
     return otherwise

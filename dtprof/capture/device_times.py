@@ -6,6 +6,7 @@ between two readings is not measured.
 """
 
 import atexit
+import os
 import pickle
 import threading
 import time
@@ -31,6 +32,7 @@ class DeviceTimes:
         self._read = read
         self._lock = threading.Lock()
         self._taken: set[int] = set()
+        self._pid = os.getpid()
 
     def start(self) -> None:
         """Read from now on, and a last time when the interpreter ends."""
@@ -47,8 +49,10 @@ class DeviceTimes:
             pause_s = max(SHORTEST_PAUSE_S, cost_s / SHARE)
 
     @fence.fenced("how long operations took on the device")
-    def drain(self) -> float:
-        """Record what has completed since the last reading; return the seconds that took."""
+    def drain(self) -> float | None:
+        """Record what has completed since the last reading; return the seconds that took, None in a forked process."""
+        if os.getpid() != self._pid:
+            return None  # forked: the lock may be held by a thread that is not here
         with self._lock:
             begun = time.perf_counter()
             # The interpreter's own torch wrote these bytes in this process a moment ago.

@@ -55,7 +55,7 @@ class ExitRecords:
             timed_entry(
                 "exception",
                 type=type(error).__qualname__,
-                message=str(error)[:2000],
+                message=_message_of(error),
                 traceback=text[-MAX_TRACEBACK:],
                 frame=frame and {"file": frame.filename, "line": frame.lineno, "function": frame.name},
             )
@@ -71,6 +71,13 @@ class ExitRecords:
         self._ended = True
         self._recorder.write_entry(timed_entry("exit", how="interpreter", code=None))
         self._recorder.close_log()
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)[:2000]
+    except Exception as own:  # noqa: BLE001  # the program's own error, in its own text
+        return f"(its text cannot be had: {type(own).__name__})"
 
 
 @fence.fenced("the end of this process")

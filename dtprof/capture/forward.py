@@ -23,6 +23,9 @@ MOST_CANDIDATES = 4096
 STEPS_TO_SEARCH = 3
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
+Known = weakref.WeakValueDictionary[int, Any]
+"""Objects of the job by id, for as long as they live: an id may be another's afterwards."""
+
 
 class _Open(threading.local):
     """The forward pass that a thread is in."""
@@ -43,7 +46,7 @@ class Forward:
         self._records_gradients: Callable[[], bool]
         self.consumption = Consumption(spans)
         self.roots = Roots(self)
-        self.wrappers: dict[int, weakref.ref[Any]] = {}
+        self.wrappers = Known()
 
     def before_forward(self, call: Callable[[], object]) -> None:
         """Call this, which must not raise, before each forward pass."""
@@ -53,16 +56,20 @@ class Forward:
     def install(self) -> None:
         """Hook DDP now, FSDP and compiled modules once they are imported; watch for models without them."""
         import torch
-        import torch.nn.parallel.distributed as ddp
 
         self._graph_task = torch._C._current_graph_task_id
         self._records_gradients = torch.is_grad_enabled
-        self.consumption.install(torch.Tensor, (torch.int64, torch.int32))  # what an embedding takes
-        self._hook_ddp(ddp.DistributedDataParallel)
+        self.consumption.install(
+            torch.Tensor,
+            (torch.int64, torch.int32),  # what an embedding takes
+            intercepted=torch._C._len_torch_function_stack,
+            aside=torch._C.DisableTorchFunction,
+        )
+        self.roots.watch()
+        self._hook_ddp()
         after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_fsdp1)
         after_import(_FSDP2, self._hook_fsdp2)
         after_import("torch._dynamo.eval_frame", self._hook_compiled)
-        self.roots.watch()
 
     # ---- spans ---------------------------------------------------------------------------------------------------
 
@@ -72,7 +79,7 @@ class Forward:
             owner = owner or id(module)
             own = self._open
             if own.owner == owner:
-                self._spans.end(own.span, failed=True)  # the last one ended in an exception
+                self.end(owner, True)  # the last one ended in an exception
             elif own.owner:
                 return 0
             if self._graph_task() != -1:
@@ -103,18 +110,23 @@ class Forward:
 
     # ---- torch's wrappers ----------------------------------------------------------------------------------------
 
-    def _hook_ddp(self, ddp: Any) -> None:
+    @fence.fenced("the forward pass of DDP")
+    def _hook_ddp(self) -> None:
         """Compiled code is left as it is."""
         import torch.compiler
+        import torch.nn.parallel.distributed
 
+        ddp: Any = torch.nn.parallel.distributed.DistributedDataParallel
         before, after, is_compiling = ddp._pre_forward, ddp._post_forward, torch.compiler.is_compiling
 
+        @functools.wraps(before)
         def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
             if not is_compiling():
                 self._see_ddp(module)
                 self.begin(module, inputs, options)
             return before(module, *inputs, **options)
 
+        @functools.wraps(after)
         def post_forward(module: Any, output: Any) -> Any:
             result = after(module, output)
             if not is_compiling():
@@ -130,7 +142,7 @@ class Forward:
             recorder = self._spans.recorder(True)
             if recorder is not None and not self.wrappers:
                 recorder.write_entry(entry("feature", name="ddp"))
-            self.wrappers[id(module)] = weakref.ref(module)
+            self.wrappers[id(module)] = module
 
     @fence.fenced("the forward pass of FSDP")
     def _hook_fsdp1(self, module: Any) -> None:
@@ -205,13 +217,13 @@ class Roots:
     def __init__(self, forward: Forward) -> None:
         """Know none."""
         self._forward = forward
-        self._candidates: dict[int, weakref.ref[Any]] = {}
+        self._candidates = Known()
         self._restore: Callable[[], None] | None = None
         self._searches = 0
         self._classes: dict[
             type, set[int]
         ] = {}  # by class the ids of the models; a set of modules would call their code
-        self.found: dict[int, weakref.ref[Any]] = {}
+        self.found = Known()
 
     def watch(self) -> None:
         """Remember the modules whose parameters are asked for, until the first steps have been taken."""
@@ -225,7 +237,7 @@ class Roots:
         @functools.wraps(original)
         def named_parameters(module: Any, *arguments: Any, **options: Any) -> Any:
             if not is_compiling() and len(candidates) < MOST_CANDIDATES:
-                candidates[id(module)] = weakref.ref(module)
+                candidates[id(module)] = module
             return original(module, *arguments, **options)
 
         def restore() -> None:
@@ -242,8 +254,8 @@ class Roots:
 
     @fence.fenced("the forward pass of a model without a wrapper")
     def _find(self, optimizer: Any) -> None:
-        modules = live(self._candidates)
-        inner = {id(child) for wrapper in live(self._forward.wrappers) for child in wrapper.modules()}
+        modules = list(self._candidates.values())
+        inner = {id(child) for wrapper in list(self._forward.wrappers.values()) for child in wrapper.modules()}
         for module in modules:
             if id(module) not in inner:
                 inner.update(id(child) for child in module.modules() if child is not module)
@@ -255,7 +267,7 @@ class Roots:
     def _adopt(self, module: Any) -> None:
         import torch
 
-        self.found[id(module)] = weakref.ref(module)
+        self.found[id(module)] = module
         owner = next((kind for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         known = owner in self._classes
         if owner is None or not (known or isinstance(vars(owner)["forward"], types.FunctionType)):
@@ -286,8 +298,3 @@ def _has_compiled() -> bool:
     """Say whether this process has compiled anything: code may be compiled anew when a class changes."""
     convert = sys.modules.get("torch._dynamo.convert_frame")
     return convert is not None and bool(convert.FRAME_COUNTER)
-
-
-def live(refs: Mapping[int, weakref.ref[Any]]) -> list[Any]:
-    """Return the objects that still live."""
-    return [known for ref in list(refs.values()) if (known := ref()) is not None]

@@ -11,6 +11,7 @@ from typing import Any
 from dtprof import events, fence
 from dtprof.capture.categories import Categories
 from dtprof.capture.forward import Forward
+from dtprof.capture.own_files import OwnFile
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
 
@@ -71,7 +72,7 @@ class Memory:
     def __init__(self, spans: Spans, forward: Forward) -> None:
         """Measure nothing before the first step."""
         self._spans = spans
-        self._statm = -1
+        self._statm: OwnFile | None = None
         self._uss = Budget(SECOND_NS)
         self._categories_budget = Budget(10 * SECOND_NS)
         self._num_steps = 0
@@ -89,7 +90,7 @@ class Memory:
         os.register_at_fork(after_in_child=self._forget_file)
 
     def _forget_file(self) -> None:
-        self._statm = -1  # a forked process has a file of its own
+        self._statm = None  # a forked process has a file of its own
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer: its parameters and state are the model's."""
@@ -108,19 +109,18 @@ class Memory:
                 values[events.HEAP_BYTES] = heap
             self._uss.charge(monotonic_ns() - began_ns)
         if self.categories.watching:
-            began_ns = monotonic_ns()
             for category, held in self.categories.at_step_end().items():
                 values[events.MEMORY_CATEGORIES[category]] = held
-            self._categories_budget.charge(monotonic_ns() - began_ns)
+            self._categories_budget.charge(self.categories.taken_ns)
         due = self._num_steps < FIRST_STEPS or self._categories_budget.allows()
         self.categories.watch(due)
         for name, value in values.items():
             recorder.sample(self._spans.id_of(recorder, name), value)
 
     def _resident(self) -> dict[str, int]:
-        if self._statm < 0:
-            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        resident = int(os.pread(self._statm, 128, 0).split()[1]) * PAGE_BYTES
+        if self._statm is None:
+            self._statm = OwnFile(Path("/proc/self/statm"), os.O_RDONLY)
+        resident = int(os.pread(self._statm.descriptor(), 128, 0).split()[1]) * PAGE_BYTES
         return {
             events.RSS_BYTES: resident,
             events.PEAK_RSS_BYTES: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -57,31 +57,56 @@ class Phases:
         self._steps = Steps(self._spans, self._forward, self._memory, self.windows)
         self.exhaustion = Exhaustion(self._memory)
 
-    @fence.fenced("the phases of a step")
     def install(self) -> None:
-        """Hook torch's autograd, optimizers, data loader, gradient scaler, models, checkpoints and compiler."""
-        import torch.compiler
-        import torch.utils.checkpoint
-        import torch.utils.data.dataloader as dataloader
+        """Hook torch's autograd, optimizers, data loader, gradient scaler, models, checkpoints and compiler.
 
-        spans = self._spans
-        spans.around(torch.autograd, "backward", events.BACKWARD)
-        spans.around(torch.autograd, "grad", events.BACKWARD)
-        spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, no_failures=(StopIteration,))
-        pickling = _code_that_pickles(torch.storage)
-        spans.around(torch, "save", events.CHECKPOINT, outermost=True, not_from=pickling)
-        spans.around(torch, "load", events.CHECKPOINT, outermost=True, not_from=pickling)
+        Each for itself: a torch that lacks what one of them needs has the others.
+        """
+        self._hook_autograd()
+        self._hook_loader()
+        self._hook_files()
         for module, names in CHECKPOINTS.items():
             after_import(module, functools.partial(self._hook_checkpoints, names))
         after_import("torch.distributed.distributed_c10d", self._hook_groups)
-        self._hook_recomputation(torch.utils.checkpoint)
+        self._hook_recomputation()
         after_import("torch._dynamo.callback", self._hook_compiler)
         self._steps.install()
         self._forward.install()
         self._memory.install()
         self.windows.install()
-        Pauses(spans).install()
-        marks.send_to(UserMarks(spans, self._steps), torch.compiler.is_compiling)
+        Pauses(self._spans).install()
+        self._take_marks()
+
+    @fence.fenced("the program's own marks")
+    def _take_marks(self) -> None:
+        import torch.compiler
+
+        marks.send_to(UserMarks(self._spans, self._steps), torch.compiler.is_compiling)
+
+    @fence.fenced("the backward pass")
+    def _hook_autograd(self) -> None:
+        import torch
+
+        self._spans.around(torch.autograd, "backward", events.BACKWARD)
+        self._spans.around(torch.autograd, "grad", events.BACKWARD)
+
+    @fence.fenced("the wait for data")
+    def _hook_loader(self) -> None:
+        import torch.utils.data.dataloader as dataloader
+
+        self._spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, no_failures=(StopIteration,))
+
+    @fence.fenced("checkpoints")
+    def _hook_files(self) -> None:
+        """See files of torch written and read; by either name of the function, under one of which it is pickled."""
+        import torch
+
+        pickling = _code_that_pickles(torch.storage)
+        for name in ("save", "load"):
+            original = vars(torch)[name]
+            watched = self._spans.around(torch, name, events.CHECKPOINT, outermost=True, not_from=pickling)
+            if vars(torch.serialization).get(name) is original:
+                setattr(torch.serialization, name, watched)
 
     @fence.fenced("checkpoints")
     def _hook_checkpoints(self, names: tuple[str, ...], module: Any) -> None:
@@ -101,17 +126,22 @@ class Phases:
             if watched is not None:
                 replace_copies(original, name, watched)
 
-    def _hook_recomputation(self, checkpoint: Any) -> None:
+    @fence.fenced("what is computed again in a backward pass")
+    def _hook_recomputation(self) -> None:
         """See what activation checkpointing computes again, with and without re-entering autograd."""
         import torch
+        import torch.utils.checkpoint
 
+        checkpoint: Any = torch.utils.checkpoint
         spans, stop = self._spans, checkpoint._StopRecomputationError
         frame, function = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
         make_frame, forward = frame.__init__, function.forward
 
+        @functools.wraps(make_frame)
         def make(self: Any, recompute_fn: Any, *arguments: Any, **options: Any) -> None:
             make_frame(self, spans.watched(recompute_fn, events.RECOMPUTE, no_failures=(stop,)), *arguments, **options)
 
+        @functools.wraps(forward)
         def run(context: Any, run_function: Any, *arguments: Any) -> Any:
             recompute = spans.watched(run_function, events.RECOMPUTE)
             in_backward = torch._C._current_graph_task_id
@@ -134,12 +164,10 @@ class Phases:
 
 def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:
     """Return the code of torch that saves and loads single tensors for pickle, which is no checkpoint."""
+    kinds = [vars(storage).get(name) for name in ("UntypedStorage", "_StorageBase", "TypedStorage")]
     functions = [
-        storage._load_from_bytes,
-        *(
-            vars(kind).get("__reduce__")
-            for kind in (storage.UntypedStorage, storage._StorageBase, storage.TypedStorage)
-        ),
+        vars(storage).get("_load_from_bytes"),
+        *(vars(kind).get("__reduce__") for kind in kinds if kind is not None),
     ]
     return frozenset(function.__code__ for function in functions if isinstance(function, types.FunctionType))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import fence
+from dtprof.capture.categories import FAKE
 from dtprof.capture.entries import entry
 from dtprof.capture.memory import Memory
 from dtprof.capture.recorder import Recorder
@@ -115,7 +116,7 @@ def describe_tensors(tensors: Iterator[Any], names: dict[int, tuple[str, str]]) 
     import torch
 
     seen: dict[int, dict[str, Any]] = {}
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():
         for tensor in tensors:
             described = _describe(tensor, names)
             if described is not None:
@@ -140,9 +141,8 @@ def _describe(tensor: Any, names: dict[int, tuple[str, str]]) -> tuple[int, dict
     import torch
 
     part = getattr(tensor, "_local_tensor", tensor)
-    if part.layout is not torch.strided or part.device.type == "meta":
+    if part.layout is not torch.strided or (storage := part.untyped_storage()).device.type == FAKE:
         return None
-    storage = part.untyped_storage()
     address = storage.data_ptr()
     if not address:
         return None

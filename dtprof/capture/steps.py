@@ -1,5 +1,7 @@
 """Count steps: by the optimizers of the program, or where it says so itself by dtprof.step()."""
 
+import functools
+import threading
 from typing import Any
 
 from dtprof import events, fence
@@ -8,6 +10,15 @@ from dtprof.capture.memory import Memory
 from dtprof.capture.spans import Spans
 from dtprof.capture.windows import Windows
 from dtprof.run_format import schema
+
+
+class _Stepping(threading.local):
+    """The optimizers whose steps a thread is in, one inside the other."""
+
+    def __init__(self) -> None:
+        """Start with none; called in each thread at its first use."""
+        self.spans: list[tuple[int, int]] = []
+        """Id of the optimizer and its span."""
 
 
 class Steps:
@@ -22,31 +33,32 @@ class Steps:
         self._marked = False
         self._backward_since_step = False
         self._told_consumption = False
-        self._optimizer_spans: list[int] = []
+        self._stepping = _Stepping()
         self._seen = 0
         self._optimizers = memory.categories.optimizers
 
     @fence.fenced("steps")
     def install(self) -> None:
         """Hook optimizers and the gradient scaler."""
-        import torch.amp.grad_scaler
         import torch.optim.optimizer as optimizers
 
         self._spans.before_backward(self._before_backward)
         optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         optimizers.register_optimizer_step_post_hook(self._after_optimizer)
-        self._hook_scaler(torch.amp.grad_scaler.GradScaler)
+        self._hook_scaler()
 
     def _before_backward(self) -> None:
         self._backward_since_step = True
 
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._forward.close()
-        known = self._optimizers.get(id(optimizer))
-        if known is None or known() is None:
+        if id(optimizer) not in self._optimizers:
             self._see(optimizer)
         self._tell_consumption()
-        self._optimizer_spans.append(self._spans.begin(events.OPTIMIZER) or 0)
+        open_spans = self._stepping.spans
+        if open_spans:
+            self._end_optimizer(id(optimizer), failed=True)  # its last step ended in an exception
+        open_spans.append((id(optimizer), self._spans.begin(events.OPTIMIZER)))
 
     @fence.fenced("the model of an optimizer")
     def _see(self, optimizer: Any) -> None:
@@ -54,10 +66,19 @@ class Steps:
         self._memory.see_optimizer(optimizer)
         self._forward.roots.search(optimizer)
 
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._tell_consumption()  # where a closure ran the model inside the optimizer's step
-        self._spans.end(self._optimizer_spans.pop() if self._optimizer_spans else 0)
+        self._end_optimizer(id(optimizer))
         self._end_by_optimizer()
+
+    def _end_optimizer(self, optimizer: int, *, failed: bool = False) -> None:
+        """End the span of an optimizer, and those inside it, which an exception has left."""
+        open_spans = self._stepping.spans
+        if any(optimizer == known for known, _ in open_spans):
+            known = 0
+            while known != optimizer and open_spans:
+                known, span = open_spans.pop()
+                self._spans.end(span, failed=failed or known != optimizer)
 
     def _end_by_optimizer(self) -> None:
         """Count a step, unless this optimizer belongs to the same burst as the one before it."""
@@ -90,10 +111,15 @@ class Steps:
             self._forward.roots.forget()
             self._windows.at_step_end(ended)
 
-    def _hook_scaler(self, scaler: Any) -> None:
+    @fence.fenced("steps that a GradScaler skips")
+    def _hook_scaler(self) -> None:
         """See the steps that a GradScaler skips because gradients overflowed: no optimizer hook fires for them."""
+        import torch.amp.grad_scaler
+
+        scaler: Any = torch.amp.grad_scaler.GradScaler
         original = scaler.step
 
+        @functools.wraps(original)
         def step(scaler_self: Any, *arguments: Any, **options: Any) -> Any:
             seen = self._seen
             result = original(scaler_self, *arguments, **options)
@@ -103,6 +129,5 @@ class Steps:
                 self._end_by_optimizer()
             return result
 
-        step.__doc__ = original.__doc__
         step._torchdynamo_disable = True  # type: ignore[attr-defined]
         scaler.step = step

@@ -1,5 +1,6 @@
 """Durations are taken from the back end's ring once each; the ring here is made up, for want of a GPU."""
 
+import os
 import pickle
 import time
 from typing import Any
@@ -48,6 +49,13 @@ def test_a_ring_that_cannot_be_read_ends_the_reading_and_harms_nobody(capsys: An
     times = DeviceTimes(Recorded(), {}, lambda: b"no pickle")  # type: ignore[arg-type]
     assert times.drain() is None
     assert "how long operations took on the device is not recorded" in capsys.readouterr().err
+
+
+def test_a_forked_process_does_not_wait_for_the_thread_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = DeviceTimes(Recorded(), {}, lambda: pickle.dumps({"entries": []}))  # type: ignore[arg-type]
+    times._lock.acquire()  # as a thread held it that was not forked
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert times.drain() is None
 
 
 @pytest.mark.jobs

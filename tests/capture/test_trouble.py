@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dtprof.run_format import schema
 from dtprof.run_format.reader import open_run
 from dtprof.tables import RankTables
 from tests import jobs
@@ -15,6 +16,11 @@ PROGRAM = jobs.PROGRAMS / "trouble.py"
 SCENARIOS = (
     "fake_tensors",
     "subclasses",
+    "looked_at",
+    "intercepted",
+    "failing",
+    "fake_training",
+    "taken_descriptors",
     "signals",
     "surroundings",
     "broken_hooks",
@@ -78,6 +84,32 @@ def test_tensors_of_the_users_own_classes_are_recorded_once(tables: RankTables) 
     assert operations_of(tables, "subclasses") == [("allreduce_", 3)]
     # The line that passes an unwrapped tensor on is the user's, too.
     assert operations_of(tables, "__torch_dispatch__") == [("allreduce_", 5), ("broadcast_", 7)]
+
+
+def test_what_torch_offers_keeps_its_name_and_signature(bare: jobs.Job) -> None:
+    assert bare.stdout.count(" True (") == 11  # pickled and looked at; the recorded job printed the same
+    assert "one function under two names: True" in bare.stdout
+
+
+def test_steps_and_forward_passes_that_raise_are_over(tables: RankTables) -> None:
+    names = [tables.ops[row["op"]] for row in tables.spans]
+    sites = [tables.sites[int(row["site"])].function for row in tables.spans]
+    ends = Counter(
+        (name, int(row["state"]))
+        for row, name, site in zip(tables.spans, names, sites, strict=True)
+        if site.rpartition(".")[2] in ("failing", "<lambda>") and name in ("optimizer", "forward")
+    )
+    assert ends["optimizer", schema.STATE["failed"]] == 20
+    assert ends["optimizer", schema.STATE["done"]] == 1
+    assert ends["forward", schema.STATE["failed"]] == 40
+    assert {state for _, state in ends} == {schema.STATE["failed"], schema.STATE["done"]}
+
+
+def test_files_of_the_program_that_take_a_descriptor_of_ours_stay_as_they_are(
+    bare: jobs.Job, tables: RankTables
+) -> None:
+    assert "bytes in files of our own: [0, 0, 0, 0, 0, 0, 0, 0]" in bare.stdout  # and the recorded
+    assert len(operations_of(tables, "taken_descriptors")) == 1
 
 
 def test_exceptions_of_signal_handlers_come_out(bare: jobs.Job) -> None:

@@ -3,8 +3,12 @@
 trouble.py SCENARIO ...    many_groups:100 for a hundred
 """
 
+import collections
+import inspect
 import multiprocessing.shared_memory
 import os
+import pathlib
+import pickle
 import random
 import resource
 import signal
@@ -12,10 +16,15 @@ import statistics
 import sys
 import tempfile
 import time
+import typing
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import dtprof
 
@@ -56,6 +65,14 @@ def fake_tensors():
         dist.all_gather([torch.empty(2**40)], huge)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(f"fake tensors: {huge.numel()} elements, grown by less than 100 MB: {grown < 100_000}")
+
+
+def fake_training():
+    """Train a model that takes no memory."""
+    with FakeTensorMode():
+        for _ in range(3):
+            train()
+        print("fake training: a mode of the program's own", type(torch.ones(1)).__name__)
 
 
 class Plain(torch.Tensor):
@@ -143,6 +160,135 @@ def surroundings():
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, limits[1]))
     train()
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+OFFERED = (
+    torch.save,
+    torch.load,
+    torch.serialization.save,
+    torch.autograd.backward,
+    torch.autograd.grad,
+    torch.amp.GradScaler.step,
+    torch.nn.Module.named_parameters,
+    torch.nn.parallel.DistributedDataParallel.forward,
+    torch.distributed.checkpoint.save,
+    dist.init_process_group,
+    dist.new_group,
+)
+
+
+def looked_at():
+    """Ask what torch offers for its name and signature, and send it to another process."""
+    for offered in OFFERED:
+        same = pickle.loads(pickle.dumps(offered)) is offered
+        print(f"{offered.__module__}.{offered.__qualname__}", same, inspect.signature(offered))
+    print("one function under two names:", torch.save is torch.serialization.save)
+
+
+class Logged(torch.Tensor):
+    """Notes what is done with it."""
+
+    seen: typing.ClassVar = collections.Counter()
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        cls.seen[str(getattr(function, "__qualname__", function))] += 1
+        return super().__torch_function__(function, types, arguments, options or {})
+
+
+class Functions(TorchFunctionMode):
+    """Counts calls of functions of torch."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        self.seen[str(getattr(function, "__qualname__", function))] += 1
+        return function(*arguments, **(options or {}))
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.seen[str(function)] += 1
+        return function(*arguments, **(options or {}))
+
+
+def intercepted():
+    """Intercept all that is done with tensors in a step: there may be nothing else."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for mode in (Functions(), Operators()):
+        mode.seen = collections.Counter()
+        with mode:
+            for given in (torch.ones(3, 2), torch.ones(3, 2).as_subclass(Logged)):
+                optimizer.zero_grad()
+                model(given).sum().backward()
+                optimizer.step()
+        print(type(mode).__name__, sorted(mode.seen.items()))
+    print("Logged", sorted(Logged.seen.items()))
+
+
+class Failing(torch.optim.SGD):
+    """Cannot step when asked not to."""
+
+    def step(self, closure=None):
+        if closure is not None:
+            raise ArithmeticError("planned")
+        return super().step()
+
+
+class Refusing(torch.nn.Module):
+    """Refuses negative input, in the middle of its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, value):
+        if value.min() < 0:
+            raise ValueError("planned")
+        return self.inner(value)
+
+
+def failing():
+    """Have steps and forward passes end in exceptions, and go on."""
+    model = torch.nn.parallel.DistributedDataParallel(Refusing())
+    optimizer = Failing(model.parameters(), lr=0.1)
+    failures = 0
+    for _ in range(20):
+        with model.no_sync():
+            held = checkpoint(model, torch.ones(2, 2, requires_grad=True), use_reentrant=False)
+            for call in (lambda: model(-torch.ones(2, 2)), lambda: optimizer.step(lambda: None)):
+                try:
+                    call()
+                except (ArithmeticError, ValueError):
+                    failures += 1
+            try:
+                model(-torch.ones(2, 2))
+            except ValueError:
+                failures += 1
+            held.sum().backward()  # computes the forward pass again
+            model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    print("failures:", failures)
+
+
+def taken_descriptors():
+    """Close files that are not ours, as daemons do with all, and open files of our own in their place."""
+    for open_file in list(pathlib.Path("/proc/self/fd").iterdir()):
+        try:
+            target = open_file.readlink()
+        except OSError:
+            continue
+        if target.name in ("strings.jsonl", "statm"):
+            os.close(int(open_file.name))
+    folder = pathlib.Path(tempfile.mkdtemp())
+    own = [(folder / f"own-{number}").open("w") for number in range(8)]
+    train()
+    with dtprof.phase("behind taken descriptors"):
+        dist.all_reduce(torch.ones(1), group=dist.new_group())
+    for file in own:
+        file.close()
+    print("bytes in files of our own:", [file.stat().st_size for file in folder.iterdir()])
 
 
 def break_a_hook(owner, name):

@@ -44,6 +44,8 @@ class _Loader(importlib.abc.Loader):
         self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._original, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

@@ -89,8 +89,12 @@ struct Sums {
 using SumKey = std::tuple<uint8_t, uint16_t, uint16_t, uint8_t, uint32_t>;  // kind, op, group, dtype, site
 using Totals = std::map<SumKey, Sums>;
 
+// Counts the forks from the first recorded process to this one. What a forked process inherits is its parent's to write.
+std::atomic<uint32_t> g_process{0};
+
 struct Segment {
   char* base = nullptr;
+  uint32_t process = 0;
   uint32_t number = 0;
   bool sealed = false;  // nothing writes to it again; guarded by the log's mutex, as are the totals
   Totals totals;
@@ -143,7 +147,12 @@ struct Event {
   uint32_t generation = 0;
 
   explicit operator bool() const { return record != nullptr; }
-  bool current() const { return segment->generation.load(std::memory_order_acquire) == generation; }
+  bool current() const {
+    return is_ours(segment) && segment->generation.load(std::memory_order_acquire) == generation;
+  }
+  static bool is_ours(const Segment* segment) {
+    return segment->process == g_process.load(std::memory_order_relaxed);
+  }
 
   // Move to done or failed once; whoever comes first decides.
   void complete(uint8_t state) const { complete(record, segment, state); }
@@ -165,8 +174,7 @@ class Log {
   // Open the first segment; throws with errno's text when even that fails.
   Log(std::string folder, std::string header, uint32_t max_segments)
       : folder_(std::move(folder)), header_(std::move(header)), max_segments_(std::max<uint32_t>(max_segments, 3)) {
-    strings_ = ::open((folder_ + "/strings.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    if (strings_ < 0) throw std::runtime_error(std::string("cannot open strings.jsonl: ") + strerror(errno));
+    if (!open_strings()) throw std::runtime_error(std::string("cannot open strings.jsonl: ") + strerror(errno));
     Segment* first = create();
     if (!first) throw std::runtime_error(std::string("cannot allocate the first segment: ") + strerror(errno));
     current_.store(first, std::memory_order_release);
@@ -197,8 +205,15 @@ class Log {
 
   bool write_line(std::string line) {
     line.push_back('\n');
-    const ssize_t written = ::write(strings_, line.data(), line.size());
-    if (written == static_cast<ssize_t>(line.size())) return true;
+    {
+      std::lock_guard<std::mutex> lock(strings_mutex_);
+      // A program may have closed all descriptors, as daemons do, and given ours to a file of its own.
+      struct stat seen;
+      const bool is_ours = ::fstat(strings_, &seen) == 0 && seen.st_dev == strings_device_ && seen.st_ino == strings_inode_;
+      if ((is_ours || open_strings()) &&
+          ::write(strings_, line.data(), line.size()) == static_cast<ssize_t>(line.size()))
+        return true;
+    }
     mark(MARK_TRUNCATED);
     return false;
   }
@@ -207,6 +222,15 @@ class Log {
   Segment* current() { return current_.load(std::memory_order_acquire); }
 
  private:
+  bool open_strings() {
+    struct stat opened;
+    strings_ = ::open((folder_ + "/strings.jsonl").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (strings_ < 0 || ::fstat(strings_, &opened) != 0) return false;
+    strings_device_ = opened.st_dev;
+    strings_inode_ = opened.st_ino;
+    return true;
+  }
+
   // Allocate the file of the next segment and map it; null with errno where that cannot be.
   char* map_new_file(char* at) {
     const std::string path = path_of(next_number_);
@@ -242,6 +266,7 @@ class Log {
     segment->at<uint64_t>(HEAD_AT_OPENED_REALTIME_NS) = clock_ns(CLOCK_REALTIME);
     segment->dropped().store(dropped_);
     segment->closed.store(0, std::memory_order_relaxed);
+    segment->process = g_process.load(std::memory_order_relaxed);
     segment->head().store(0, std::memory_order_release);
   }
 
@@ -406,7 +431,10 @@ class Log {
 
   const std::string folder_, header_;
   const uint32_t max_segments_;
+  std::mutex strings_mutex_;  // guards the three below
   int strings_ = -1;
+  dev_t strings_device_ = 0;
+  ino_t strings_inode_ = 0;
   std::atomic<Segment*> current_{nullptr};
   std::mutex mutex_;  // guards all below; never held while waiting for the GIL
   std::condition_variable wake_;
@@ -487,7 +515,9 @@ thread_local uint16_t t_thread = 0;
 uint16_t thread_id(Log* log) {
   uint16_t& id = t_thread;
   if (id == 0) {
-    id = static_cast<uint16_t>(std::min<uint64_t>(++g_threads, MAX_TABLE_ENTRIES));
+    const uint32_t count = ++g_threads;
+    id = static_cast<uint16_t>(std::min<uint64_t>(count, MAX_TABLE_ENTRIES));
+    if (count > MAX_TABLE_ENTRIES + 1) return id;  // two of the last id say that there are more
     char name[32] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
     log->write_line("{\"k\":\"thread\",\"id\":" + std::to_string(id) + ",\"name\":" + quoted(name) +
@@ -1130,7 +1160,7 @@ class Tap final : public c10::OperatorKernel {
         if (auto future = work->getFuture()) {
           // Two pointers: a callable of this size needs no memory of its own, which the back end's thread would free.
           future->addCallback([r, segment = event.segment](c10::ivalue::Future& completed) {
-            if (!g_log.load(std::memory_order_acquire)) return;
+            if (!g_log.load(std::memory_order_acquire) || !Event::is_ours(segment)) return;
             Event::complete(r, segment, completed.hasError() ? STATE_FAILED : STATE_DONE);
           });
           has_future = true;
@@ -1189,6 +1219,44 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
 }
 
+// Spans that have begun, by handles that end each of them once: another use of a handle finds nothing.
+class OpenSpans {
+ public:
+  std::mutex& mutex() { return mutex_; }
+
+  uintptr_t add(const Event& event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!free_) free_ = &places_.emplace_back();
+    Place* place = std::exchange(free_, free_->next);
+    place->event = event;
+    return reinterpret_cast<uintptr_t>(place) | static_cast<uintptr_t>(place->turn) << kAddressBits;
+  }
+  Event take(uintptr_t handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto* place = reinterpret_cast<Place*>(handle & ((uintptr_t{1} << kAddressBits) - 1));
+    if (place->turn != handle >> kAddressBits) return {};
+    place->turn++;
+    place->next = free_;
+    free_ = place;
+    return place->event;
+  }
+
+ private:
+  static constexpr int kAddressBits = 48;  // of what a process can allocate
+  struct Place {
+    Event event;
+    uint16_t turn = 0;  // counts its spans
+    Place* next = nullptr;
+  };
+  std::mutex mutex_;
+  std::deque<Place> places_;
+  Place* free_ = nullptr;
+};
+OpenSpans& open_spans() {
+  static auto* spans = new OpenSpans;
+  return *spans;
+}
+
 uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t microbatch) {
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return 0;
@@ -1200,20 +1268,19 @@ uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t micro
   record_on(log, event.record, KIND_SPAN, op, entered, 0, site, stage, microbatch);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
   event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
-  return reinterpret_cast<uintptr_t>(new Event(event));
+  return open_spans().add(event);
 }
 
 void end_span(uintptr_t handle, bool failed, uint8_t flags, bool is_backward) {
   if (!handle) return;
   const uint64_t entered = now();
-  auto* event = reinterpret_cast<Event*>(handle);
   if (is_backward) g_backward_site.store(0, std::memory_order_relaxed);
-  if (g_log.load(std::memory_order_acquire)) {
-    if (flags) event->record->flags |= flags;
-    event->complete(failed ? STATE_FAILED : STATE_DONE);
-    event->segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
+  const Event event = open_spans().take(handle);
+  if (event && event.current() && g_log.load(std::memory_order_acquire)) {
+    if (flags) event.record->flags |= flags;
+    event.complete(failed ? STATE_FAILED : STATE_DONE);
+    event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
   }
-  delete event;
 }
 
 void past_span(uint16_t op, uint64_t begin_ns, uint64_t end_ns) {
@@ -1266,17 +1333,20 @@ void off() { g_log.store(nullptr, std::memory_order_release); }
 
 // Around a fork no table is in the hands of another thread, which the child would not have.
 void hold_tables() {
-  for (std::mutex* m : {&names().mutex(), &groups().mutex, &sites().mutex(), &labelled_sites().mutex(), &sizes().mutex()})
+  for (std::mutex* m : {&names().mutex(), &groups().mutex, &sites().mutex(), &labelled_sites().mutex(), &sizes().mutex(),
+                        &open_spans().mutex()})
     m->lock();
 }
 void release_tables() {
-  for (std::mutex* m : {&sizes().mutex(), &labelled_sites().mutex(), &sites().mutex(), &groups().mutex, &names().mutex()})
+  for (std::mutex* m : {&open_spans().mutex(), &sizes().mutex(), &labelled_sites().mutex(), &sites().mutex(),
+                        &groups().mutex, &names().mutex()})
     m->unlock();
 }
 
 // A child that opens a log of its own declares everything anew. This thread is its only one.
 void begin_child() {
   off();
+  g_process++;
   groups().known.clear();
   sites().forget();
   labelled_sites().forget();

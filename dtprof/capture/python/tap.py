@@ -21,6 +21,7 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture import entries, groups
 from dtprof.capture.call_sites import CallSite, CallSites, CodeOwners
+from dtprof.capture.own_files import OwnFile
 from dtprof.capture.python import shortcut
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.room import Room
@@ -33,8 +34,6 @@ PACK = schema.RECORD_STRUCT.pack_into
 WAITED_IN_CPP = {"reduce_scatter_tensor_coalesced_"}
 """Operations without a future whose wait, too, is out of Python's sight: their completion is not known."""
 HEAD_AT = schema.HEADER_OFFSET["head"]
-OFF = -1
-"""No file descriptor."""
 METER_EVERY = 16
 """The cost of recording is metered on one operation in this many."""
 
@@ -84,7 +83,7 @@ class PythonTap:
         self._folder = folder
         self._header = header
         self._room = Room(folder, max_segments)
-        self._strings = os.open(folder / paths.STRINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._strings: OwnFile | None = OwnFile(folder / paths.STRINGS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._lock = threading.RLock()  # a signal handler may issue an operation in the middle of ours
         self._on = True
         self._moving = False
@@ -149,11 +148,11 @@ class PythonTap:
 
     def write_entry(self, line: str) -> None:
         """Append a line to the strings file."""
-        if self._strings == OFF:
+        if self._strings is None:
             return
         data = line.encode() + b"\n"
         try:
-            complete = os.write(self._strings, data) == len(data)
+            complete = os.write(self._strings.descriptor(), data) == len(data)
         except OSError:
             complete = False
         if not complete:
@@ -330,7 +329,7 @@ class PythonTap:
     def off(self) -> None:
         """Write nothing more: the files are those of the parent of this forked process."""
         self._on = False
-        self._strings = OFF
+        self._strings = None
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
