@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from dtprof.analysis import codes
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.collectives import FROM_ROOT, TO_ROOT
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import FAR, Family, Matched, split
+from dtprof.analysis.operation_timing import FROM_ROOT, TO_ROOT
 from dtprof.analysis.records import is_any, stride_of
 from dtprof.analysis.results import ClockResult
 from dtprof.tables import UNKNOWN_NS, Array, RankTables, select

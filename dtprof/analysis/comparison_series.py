@@ -13,10 +13,10 @@ import numpy as np
 from dtprof.analysis import codes
 from dtprof.analysis.alignment import state_errors
 from dtprof.analysis.apis import find_apis
-from dtprof.analysis.collectives import split_blocked
 from dtprof.analysis.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column, Intervals, locate
+from dtprof.analysis.operation_timing import split_blocked
 from dtprof.analysis.partition import partition_steps
 from dtprof.analysis.pipeline import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
 from dtprof.analysis.rank_timing import time_rank

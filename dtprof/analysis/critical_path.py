@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.collectives import EXACT, Timing
 from dtprof.analysis.intervals import Column, Intervals, accumulate_maximum, paint, union
 from dtprof.analysis.meetings import Matched
+from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.records import stride_of
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank

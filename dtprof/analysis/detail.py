@@ -10,10 +10,10 @@ import numpy as np
 
 from dtprof.analysis.alignment import state_errors
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.collectives import Timing, split_blocked
 from dtprof.analysis.execution import THIS_PROCESS
 from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.analysis.meetings import Matched, Meetings
+from dtprof.analysis.operation_timing import Timing, split_blocked
 from dtprof.analysis.partition import paint_phases, paint_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of

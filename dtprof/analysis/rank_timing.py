@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from dtprof.analysis.blocking import Blocked, find_blocked
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.collectives import Timing, time_operations
 from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Matched, Meetings, match_operations
+from dtprof.analysis.operation_timing import Timing, time_operations
 from dtprof.analysis.phases import find_phases
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.steps import RankSteps

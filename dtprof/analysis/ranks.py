@@ -11,13 +11,7 @@ import numpy as np
 from dtprof.analysis.alignment import collect_marks
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
-from dtprof.analysis.collectives import (
-    ESTIMATED,
-    NOT_KNOWN,
-    RowKey,
-    split_blocked,
-    sum_rows,
-)
+from dtprof.analysis.collectives import RowKey, sum_rows
 from dtprof.analysis.critical_path import RankPath, collect_path
 from dtprof.analysis.dropped import sum_dropped
 from dtprof.analysis.intervals import NONE, Column, Intervals, locate, share_out
@@ -25,6 +19,7 @@ from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_op
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory_growth import find_growth
+from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, split_blocked
 from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline

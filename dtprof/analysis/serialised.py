@@ -15,8 +15,8 @@ import numpy as np
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.collectives import Timing
 from dtprof.analysis.intervals import Mask
+from dtprof.analysis.operation_timing import Timing
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
 from dtprof.tables import Array, RankTables

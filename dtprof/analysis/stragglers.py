@@ -26,8 +26,8 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis.blame import Cells, WaitGraph, find_excess, find_onset, pass_back, trace_forward
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.collectives import EXACT, Timing
 from dtprof.analysis.intervals import Column, Intervals, Mask, share_out, union
+from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Waiter

@@ -7,8 +7,8 @@ import numpy as np
 
 from dtprof.analysis import codes
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.collectives import NOT_KNOWN, Timing
 from dtprof.analysis.intervals import Column, Intervals, paint
+from dtprof.analysis.operation_timing import NOT_KNOWN, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.results import Interval, Timeline
 from dtprof.formatting import format_bytes, format_ns

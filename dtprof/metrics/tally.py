@@ -9,9 +9,9 @@ import numpy.typing as npt
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.blocking import find_blocked
-from dtprof.analysis.collectives import FROM_ROOT, TO_ROOT
 from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.analysis.meetings import Family, find_families
+from dtprof.analysis.operation_timing import FROM_ROOT, TO_ROOT
 from dtprof.analysis.phases import BUSY
 from dtprof.analysis.steps import RankSteps
 from dtprof.exposition import label_text
@@ -140,7 +140,8 @@ class NodeTally:
         known.tables, known.lost = tables, growth.lost
         known.num_events += len(tables.operations) + len(tables.spans) + len(tables.samples)
         ends = self._take_spans(known, tables) if len(tables.spans) else []
-        known.consumed.add(tables, ends)
+        if ends or len(tables.samples):
+            known.consumed.add(tables, ends)
         if len(tables.samples):
             _take_samples(known, tables)
         if len(tables.operations):

@@ -13,8 +13,8 @@ import pytest
 
 from dtprof.analysis.clock_errors import ONE_CLOCK
 from dtprof.analysis.codes import DONE
-from dtprof.analysis.collectives import EXACT
 from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.operation_timing import EXACT
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.ranks import survey
 from dtprof.analysis.steps import find_steps
@@ -173,6 +173,8 @@ def test_a_running_job_tells_what_its_records_say(tmp_path: Path) -> None:
     total_ns = sum(int(np.diff(own.windows).sum()) for _, own in ranks)
     assert told["dtprof_step_duration_seconds_sum"] == pytest.approx(total_ns / 1e9, rel=1e-9)
     assert told["dtprof_step_duration_seconds_count"] == 2 * (steps - 1)
+    assert told["dtprof_samples_total"] == 2 * steps * 4  # each rank's model is given 4 rows of floats, no tokens
+    assert "dtprof_tokens_total" not in told
     for rank, waited_ns in enumerate(waits([tables for tables, _ in ranks])):
         assert told[f'dtprof_rank_wait_seconds_total{{rank="{rank}"}}'] == pytest.approx(waited_ns / 1e9, abs=1e-6)
         # Of two ranks each waits for the other alone.
