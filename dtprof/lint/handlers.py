@@ -7,7 +7,7 @@ from dtprof.lint import vocabulary
 from dtprof.lint.findings import LintFinding
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
-from dtprof.lint.steps import places_of, text_of
+from dtprof.lint.steps import catches, places_of, text_of
 from dtprof.lint.walker import place_of
 
 
@@ -79,10 +79,17 @@ def _may_fail_alone(
         for one in ast.walk(node)
         if isinstance(one, ast.Raise)
     }
-    raises = [node for node in nodes if isinstance(node, ast.Raise) and node.exc is not None and node not in by_some]
-    raised = {ast.unparse(_called(node.exc)) for node in raises if node.exc is not None}
-    if by_some:
+    compared = {
+        one
+        for node in nodes
+        if isinstance(node, ast.If) and sequences.parts_by_raise(function, node)
+        for one in (*node.body, *node.orelse)
+        if isinstance(one, ast.Raise) and any(catches(own, one) for own in statement.handlers)
+    }
+    if by_some - compared:
         return True
+    # What is compared, call by call as both sides of a condition are, need not be told here.
+    raised = {ast.unparse(_called(one.exc)) for one in nodes if isinstance(one, ast.Raise) and one.exc is not None}
     if handler is not None and handler.type is not None and ast.unparse(handler.type) in raised:
         return False
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -99,7 +106,9 @@ def _called(node: ast.expr) -> ast.expr:
 
 def _is_harmless(call: ast.Call) -> bool:
     name = ast.unparse(call.func)
-    return name in ("range", "len", "print", "str", "int") or (name.startswith("torch.") and name.count(".") == 1)
+    return name in ("range", "len", "print", "str", "int", "dist.get_rank", "dist.get_world_size") or (
+        name.startswith("torch.") and name.count(".") == 1
+    )
 
 
 def _is_deterministic(handler: ast.ExceptHandler) -> bool:

@@ -99,6 +99,12 @@ class Sequences:
         scope = self._scopes.known(function)
         return scope is not None and id(node) in scope.tests and scope.tests[id(node)].splits
 
+    def parts_by_raise(self, function: Function, node: ast.If) -> bool:
+        """Say whether a raise that stands alone under a condition is followed as one of some ranks."""
+        scope = self._scopes.known(function)
+        value = scope.tests.get(id(node)) if scope is not None else None
+        return value is not None and value.splits and not (value.assumed or value.of_data)
+
     def is_called_with_own_rank(self, function: Function) -> bool:
         """Say whether a parameter named like a rank may be that of the caller; where all calls are seen, they tell."""
         names = [one.arg for one in function.arguments if one.arg in vocabulary.RANK_NAMES]

@@ -1,6 +1,7 @@
 """The steps that ranks take in a function: operations, and the loops and conditions that all ranks share."""
 
 import ast
+import builtins
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,6 +116,22 @@ def parts_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
     value = conditions[-1].value
     own = conditions[-1].node
     return not (value.assumed or value.of_data) and any(node is one for one in (*own.body, *own.orelse))
+
+
+def catches(handler: ast.ExceptHandler, node: ast.Raise) -> bool:
+    """Say whether a handler is seen to catch what is raised."""
+    if handler.type is None:
+        return True
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return raised is not None and any(_is_kind_of(ast.unparse(raised), ast.unparse(one)) for one in types)
+
+
+def _is_kind_of(raised: str, caught: str) -> bool:
+    if raised == caught or caught in ("Exception", "BaseException"):
+        return True
+    own, other = getattr(builtins, raised, None), getattr(builtins, caught, None)
+    return isinstance(own, type) and isinstance(other, type) and issubclass(own, other)
 
 
 def trips(node: ast.For | ast.AsyncFor | ast.While, value: Value, rank: int) -> str:

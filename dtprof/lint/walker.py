@@ -18,6 +18,7 @@ from dtprof.lint.steps import (
     Token,
     Tokens,
     called_at,
+    catches,
     is_true,
     leaving,
     parts_ranks,
@@ -74,6 +75,7 @@ class Walker:
         self._scope = scope
         self._rank = rank
         self._left = MAX_TOKENS
+        self._caught: dict[int, Callable[[tuple[Condition, ...]], Tokens]] = {}
 
     def block(
         self, body: Sequence[ast.stmt], at: int, after: Rest, conditions: tuple[Condition, ...], *, in_loop: bool
@@ -113,6 +115,8 @@ class Walker:
         self, node: ast.stmt, rest: Callable[..., Tokens], conditions: tuple[Condition, ...], *, in_loop: bool
     ) -> Tokens:
         """Return what is issued from a statement on that may lead elsewhere than to the next one."""
+        if isinstance(node, ast.Raise) and id(node) in self._caught:
+            return (*self._parts(node, conditions), *self._caught[id(node)](conditions))
         if isinstance(node, ast.Return | ast.Raise):
             found = self._parts(node, conditions)
             return (*found, Token(RETURN)) if in_loop else found
@@ -125,6 +129,7 @@ class Walker:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             return (*self._loop(node, conditions), *self.block(node.orelse, 0, rest, conditions, in_loop=in_loop))
         if isinstance(node, ast.Try | ast.TryStar):
+            self._catch(node, rest, in_loop=in_loop)
             inside = [*node.body, *node.orelse, *node.finalbody]
             return self.block(inside, 0, rest, conditions, in_loop=in_loop)
         if isinstance(node, ast.With | ast.AsyncWith):
@@ -137,6 +142,18 @@ class Walker:
             sides = tuple(self.block(case.body, 0, tuple, conditions, in_loop=in_loop) for case in node.cases)
             return (*whole(ast.unparse(node.subject), sides), *rest())
         return rest()
+
+    def _catch(self, node: ast.Try | ast.TryStar, rest: Callable[..., Tokens], *, in_loop: bool) -> None:
+        """Note where the raises of a block lead that its own handlers catch: through the handler, and on."""
+
+        def through(handler: ast.ExceptHandler) -> Callable[[tuple[Condition, ...]], Tokens]:
+            body = [*handler.body, *node.finalbody]
+            return lambda conditions: self.block(body, 0, rest, conditions, in_loop=in_loop)
+
+        for one in (inner for statement in node.body for inner in ast.walk(statement)):
+            handler = next((h for h in node.handlers if catches(h, one)), None) if isinstance(one, ast.Raise) else None
+            if handler is not None:
+                self._caught[id(one)] = through(handler)
 
     def _branch(
         self, node: ast.If, rest: Callable[..., Tokens], conditions: tuple[Condition, ...], *, in_loop: bool

@@ -132,6 +132,31 @@ FAULTY = {
                 dist.all_reduce(batch)  # here
         """,
     ),
+    "a raise that is caught, and makes one call more": (
+        "rank-dependent-collective",
+        """
+        def step(seen):
+            try:
+                dist.all_reduce(seen)
+                if dist.get_rank() == 1:
+                    raise FileNotFoundError("shard 1")
+            except FileNotFoundError:
+                dist.all_reduce(seen)  # here
+        """,
+    ),
+    "a raise for the data of one rank that is caught": (
+        "collective-in-except",
+        """
+        def train(model, loader):
+            for batch in loader:
+                try:
+                    if torch.isnan(batch).any():
+                        raise ValueError("bad batch")
+                    dist.all_reduce(model.loss)
+                except ValueError:
+                    dist.barrier()  # here
+        """,
+    ),
     "except": (
         "collective-in-except",
         """
@@ -343,6 +368,17 @@ SOUND = {
             if rank == src and x is None:
                 raise ValueError("the source needs data")
             dist.broadcast(x, src=src)
+        """,
+    "a raise that is caught, and makes the call of the others": """
+        def step(seen):
+            for i in range(9):
+                try:
+                    if dist.get_rank() == 1:
+                        raise FileNotFoundError("shard 1")
+                    dist.all_reduce(seen)
+                except FileNotFoundError:
+                    dist.all_reduce(seen)
+            dist.barrier()
         """,
     "another name of the call in older versions": """
         def gather(out, x):
