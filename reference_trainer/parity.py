@@ -25,7 +25,7 @@ from reference_trainer.parity_layouts import LAYOUTS, MODELS, SINGLE, ParityLayo
 from reference_trainer.placement import Placement
 
 BASE = "--preset deep"
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0  # of a layout that hangs; on a busy machine the largest need minutes
 QUANTITIES = ("loss", "grad_norm")
 LOADED_ONCE = ["reference_trainer.train", "torch.distributed.optim"]
 
