@@ -96,7 +96,7 @@ def test_driver_that_does_not_answer_does_not_hold_up_the_end(node: Path, monkey
 def test_error_of_our_own_is_told_once(
     node: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> list[float]:
+    def fail(_cgroup: object) -> list[float]:
         raise KeyError("lo")
 
     monkeypatch.setattr(sampler, "_host_values", fail)
