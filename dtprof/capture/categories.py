@@ -9,7 +9,8 @@ from time import monotonic_ns
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.forward import Forward, Known
+from dtprof.capture.forward import Forward
+from dtprof.capture.known_objects import Known
 from dtprof.capture.spans import Spans
 
 FAKE = "meta"
@@ -37,7 +38,7 @@ class Categories:
 
     def see_optimizer(self, optimizer: Any) -> None:
         """Remember an optimizer."""
-        self.optimizers[id(optimizer)] = optimizer
+        self.optimizers.add(optimizer)
 
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:
@@ -80,7 +81,7 @@ class Categories:
 
     def held(self) -> dict[str, int]:
         """Return what parameters, gradients, optimizer state and communication take now."""
-        optimizers, parameters = list(self.optimizers.values()), list(self._parameters())
+        optimizers, parameters = list(self.optimizers), list(self._parameters())
         if not parameters:
             return {}
         device = _device_of(parameters[0])
@@ -98,7 +99,7 @@ class Categories:
     def names(self) -> dict[int, tuple[str, str]]:
         """Return category and name of what the models and optimizers hold now, by the address of its memory."""
         found: dict[int, tuple[str, str]] = {}
-        for optimizer in self.optimizers.values():
+        for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 shape = "x".join(map(str, getattr(parameter, "shape", ())))
                 for tensor in _tensors_in(state):
@@ -119,8 +120,8 @@ class Categories:
 
         if not dist.is_available() or not dist.is_initialized():
             return 0
-        buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers.values()]
-        gathered = [size for root in self._forward.roots.found.values() if (size := _gathered_bytes(root)) is not None]
+        buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers]
+        gathered = [size for root in self._forward.roots.found if (size := _gathered_bytes(root)) is not None]
         return sum(buckets) + sum(gathered) if buckets or gathered else None
 
     def _gradient_bytes(self) -> int:
@@ -129,11 +130,11 @@ class Categories:
         return _storage_bytes((parameter.grad for parameter in parameters), device)
 
     def _models(self) -> list[Any]:
-        return [*self._forward.wrappers.values(), *self._forward.roots.found.values()]
+        return [*self._forward.wrappers, *self._forward.roots.found]
 
     def _parameters(self) -> Iterator[Any]:
         """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
-        for optimizer in self.optimizers.values():
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
         for module in self._models():

@@ -9,7 +9,6 @@ import functools
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,14 +16,12 @@ from dtprof import events, fence
 from dtprof.capture.consumption import Consumption
 from dtprof.capture.entries import entry
 from dtprof.capture.frameworks.imports import after_import
+from dtprof.capture.known_objects import Known
 from dtprof.capture.spans import Spans
 
 MOST_CANDIDATES = 4096
 STEPS_TO_SEARCH = 3
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
-
-Known = weakref.WeakValueDictionary[int, Any]
-"""Objects of the job by id, for as long as they live: an id may be another's afterwards."""
 
 
 class _Open(threading.local):
@@ -138,11 +135,11 @@ class Forward:
 
     @fence.fenced("the begin of a forward pass")
     def _see_ddp(self, module: Any) -> None:
-        if id(module) not in self.wrappers:
+        if module not in self.wrappers:
             recorder = self._spans.recorder(True)
             if recorder is not None and not self.wrappers:
                 recorder.write_entry(entry("feature", name="ddp"))
-            self.wrappers[id(module)] = module
+            self.wrappers.add(module)
 
     @fence.fenced("the forward pass of FSDP")
     def _hook_fsdp1(self, module: Any) -> None:
@@ -237,7 +234,7 @@ class Roots:
         @functools.wraps(original)
         def named_parameters(module: Any, *arguments: Any, **options: Any) -> Any:
             if not is_compiling() and len(candidates) < MOST_CANDIDATES:
-                candidates[id(module)] = module
+                candidates.add(module)
             return original(module, *arguments, **options)
 
         def restore() -> None:
@@ -254,8 +251,8 @@ class Roots:
 
     @fence.fenced("the forward pass of a model without a wrapper")
     def _find(self, optimizer: Any) -> None:
-        modules = list(self._candidates.values())
-        inner = {id(child) for wrapper in list(self._forward.wrappers.values()) for child in wrapper.modules()}
+        modules = list(self._candidates)
+        inner = {id(child) for wrapper in self._forward.wrappers for child in wrapper.modules()}
         for module in modules:
             if id(module) not in inner:
                 inner.update(id(child) for child in module.modules() if child is not module)
@@ -267,7 +264,7 @@ class Roots:
     def _adopt(self, module: Any) -> None:
         import torch
 
-        self.found[id(module)] = module
+        self.found.add(module)
         owner = next((kind for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         known = owner in self._classes
         if owner is None or not (known or isinstance(vars(owner)["forward"], types.FunctionType)):

@@ -52,7 +52,7 @@ class Steps:
 
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._forward.close()
-        if id(optimizer) not in self._optimizers:
+        if optimizer not in self._optimizers:
             self._see(optimizer)
         self._tell_consumption()
         open_spans = self._stepping.spans
