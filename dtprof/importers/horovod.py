@@ -15,7 +15,15 @@ import numpy as np
 
 from dtprof.errors import NotATraceError
 from dtprof.importers.collective_names import dtype_code
-from dtprof.importers.imported import COLLECTIVE, LAST_NS, MAX_WORLD_SIZE, ImportedRank, ImportedRun, RecordBuilder
+from dtprof.importers.imported import (
+    COLLECTIVE,
+    LAST_NS,
+    MAX_WORLD_SIZE,
+    ImportedRank,
+    ImportedRun,
+    RecordBuilder,
+    begins,
+)
 from dtprof.importers.trace_stream import TraceFile
 
 FORMAT = "Horovod"
@@ -200,5 +208,5 @@ def _rank(rank: int, size: int, operations: Sequence[_Done], problems: Sequence[
 
 def _moved(rank: ImportedRank, base_ns: int) -> ImportedRank:
     """Return a rank with times since 1970."""
-    rank.records["issued_ns"] = rank.records["issued_ns"].view(np.int64) + base_ns
+    rank.records["issued_ns"] = begins(rank.records) + base_ns
     return rank

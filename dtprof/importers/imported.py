@@ -125,7 +125,13 @@ class RecordBuilder:
         """Return all records in order of time; of one moment the end of a step first."""
         rows: Array = np.concatenate(self.parts) if self.parts else np.zeros(0, RECORD_DTYPE)
         is_mark = (rows["kind"] == schema.KIND["span"]) & (rows["op"] == self.op(events.STEP))
-        return rows[np.lexsort((~is_mark, rows["issued_ns"]))]
+        return rows[np.lexsort((~is_mark, begins(rows)))]
+
+
+def begins(records: Array) -> Column:
+    """Return when each record begins; before it is written, a run may count its time from any moment inside it."""
+    times: Column = records["issued_ns"].view(np.int64)
+    return times
 
 
 def number_in_group(group: Column, kind: Column) -> Column:
@@ -171,9 +177,9 @@ def _from_step(rank: ImportedRank, step: int) -> ImportedRank:
     surplus = step - (rank.first_step or 0)
     if surplus >= len(marks):
         return replace(rank, records=np.delete(records, marks))
-    begin = records["issued_ns"][marks[surplus]]
+    begin = begins(records)[marks[surplus]]
     is_operation = (records["kind"] == COLLECTIVE) | (records["kind"] == POINT_TO_POINT)
-    early = is_operation & (records["issued_ns"] < begin)
+    early = is_operation & (begins(records) < begin)
     known = [number for number, group in enumerate(rank.groups) if group.get("ranks")]
     records = records.copy()
     for number in known:

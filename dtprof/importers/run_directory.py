@@ -11,7 +11,7 @@ import numpy as np
 
 from dtprof import __version__, events
 from dtprof.errors import OutputError
-from dtprof.importers.imported import MAIN_THREAD, ImportedRank, ImportedRun
+from dtprof.importers.imported import MAIN_THREAD, ImportedRank, ImportedRun, begins
 from dtprof.run_format import paths, schema
 from dtprof.run_format.writer import write_json
 
@@ -26,10 +26,10 @@ def write_imported(run: ImportedRun, output: Path) -> None:
         OutputError: it cannot be written.
     """
     ranks = sorted(run.ranks, key=lambda rank: rank.rank)
-    first = min((int(rank.records["issued_ns"][0]) for rank in ranks if len(rank.records)), default=FIRST_NS)
+    first = min((int(begins(rank.records)[0]) for rank in ranks if len(rank.records)), default=FIRST_NS)
     shift = FIRST_NS - first
-    last = max((int(rank.records["issued_ns"][-1]) for rank in ranks if len(rank.records)), default=first)
-    epoch = -shift if run.starts_at_epoch else 0
+    last = max((int(begins(rank.records)[-1]) for rank in ranks if len(rank.records)), default=first)
+    epoch = -shift if run.starts_at_epoch and first >= 0 else 0  # nothing was recorded before 1970
     try:
         output.mkdir(parents=True, exist_ok=True)
         for rank in ranks:
@@ -61,8 +61,7 @@ def _write_rank(run: Path, rank: ImportedRank, shift: int, epoch: int) -> None:
     folder = run / paths.rank_folder_name(rank.rank, 0)
     folder.mkdir()
     records = rank.records.copy()
-    issued = records["issued_ns"].view(np.int64) + shift
-    records["issued_ns"] = issued
+    records["issued_ns"] = issued = begins(records) + shift
     steps = [i for i, name in enumerate(rank.ops) if name == events.STEP]
     is_mark = (records["kind"] == schema.KIND["span"]) & np.isin(records["op"], steps)
     records["step"] = np.cumsum(is_mark) - is_mark

@@ -62,6 +62,22 @@ def test_exposed_time_of_kernels_is_when_no_other_kernel_runs(tmp_path: Path) ->
     assert row.busbw_gb_per_s == pytest.approx((4 << 20) / (110 * US))
 
 
+def test_times_before_zero_are_times_like_others(tmp_path: Path) -> None:
+    """A trace may count from any moment, one inside it too."""
+    paths = write_traces(tmp_path / "traces", Shape(ranks=2, steps=4, layers=4, kernels=3))
+    expected = imported(tmp_path, *paths)
+    shutil.rmtree(tmp_path / "run")
+    traces = [json.loads(path.read_text()) for path in paths]
+    times = sorted(event["ts"] for event in traces[0]["traceEvents"] if "ts" in event)
+    for path, trace in zip(paths, traces, strict=True):
+        del trace["baseTimeNanoseconds"]
+        for event in trace["traceEvents"]:
+            if "ts" in event:
+                event["ts"] -= times[len(times) // 2]
+        path.write_text(json.dumps(trace))
+    assert imported(tmp_path, *paths).ranks == expected.ranks
+
+
 def test_what_the_format_lacks_is_null_with_the_reason(tmp_path: Path) -> None:
     summary = imported(tmp_path, *write_traces(tmp_path / "traces", Shape()))
     assert summary.overhead.capture_ns_per_event is None
