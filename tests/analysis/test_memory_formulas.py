@@ -103,7 +103,7 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
 
 def test_tensor_parallel_layers_of_unknown_sizes_are_told() -> None:
     (doubt,) = [text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")]
-    assert "only layers that torch.distributed.tensor.parallel spreads" in doubt
+    assert "only the layers that torch.distributed.tensor.parallel spreads" in doubt
 
 
 def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:

@@ -210,7 +210,7 @@ def test_loader_gives_some_steps_before_it_hangs() -> None:
 
 
 def test_memory_that_leaks_is_resident() -> None:
-    fault = MemoryLeak(rank=0, mb=16)
+    fault = MemoryLeak(rank=0, mb=40)  # above 32 MiB no memory that was let go before is used again (mallopt, glibc)
     attach(fault)
     growths = []
     for step in range(1, 6):
@@ -218,7 +218,7 @@ def test_memory_that_leaks_is_resident() -> None:
         fault.after_step(step)
         growths.append(psutil.Process().memory_info().rss - before)
     # The median: a kernel may take back pages of the process meanwhile. Memory let go would not grow a second time.
-    assert statistics.median(growths) >= 15 * 2**20
+    assert statistics.median(growths) >= 39 * 2**20
 
 
 def test_all_reduce_is_put_back_behind_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
