@@ -51,8 +51,8 @@ def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> V
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     """Say of mismatches that `dtprof run` told of while the job ran when that was."""
-    seen = {(row.get("kind"), row.get("group"), row.get("seq")): row.get("t_ns") for row in run.mismatches}
-    started_ns = run.job_facts.get("started_monotonic_ns")
+    seen = {(row.get("kind"), row.get("group"), row.get("seq")): row.get("realtime_ns") for row in run.mismatches}
+    started_ns = run.job_facts.get("started_realtime_ns")
 
     def dated(finding: Finding) -> Finding:
         t_ns = seen.get((finding.kind, finding.group.name if finding.group else "", finding.seq or 0))

@@ -28,7 +28,7 @@ def list_told(
 
     Parameters:
         rows: of the files of the nodes, as they are read: any of their values may be missing.
-        started_ns: when the job was started, where that is known, by the clock of the rows.
+        started_ns: when the job was started, where that is known, by the time of day: rows may be of several hosts.
     """
     findings = verdict.findings if verdict is not None else ()
     known = {(one.kind, one.group.name if one.group else "", one.seq or 0) for one in findings}
@@ -38,7 +38,7 @@ def list_told(
         if not isinstance(kind, str) or not isinstance(group, str) or not isinstance(summary, str):
             continue
         key = (kind, group, seq if isinstance(seq, int) else 0)
-        t_ns = row.get("t_ns")
+        t_ns = row.get("realtime_ns")
         after = (t_ns - started_ns) / 1e9 if isinstance(t_ns, int) and isinstance(started_ns, int) else None
         if key not in known and key not in found:
             found[key] = ToldMismatch(kind=kind, group=group, seq=key[2], summary=summary, after_s=after)

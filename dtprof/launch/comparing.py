@@ -72,6 +72,7 @@ class Comparer:
             self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
             row = {
                 "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+                "realtime_ns": time.time_ns(),
                 "kind": mismatch.kind,
                 "group": mismatch.group,
                 "seq": mismatch.seq,

@@ -180,7 +180,7 @@ class Feed:
 
     def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup) -> Source:
         nodes = on_disk.node_samples(max_samples=samples_each(len(summary.hosts)))
-        started_ns = on_disk.job_facts.get("started_monotonic_ns")
+        started_ns = on_disk.job_facts.get("started_realtime_ns")
         return Source(
             summary=summary,
             closeup=closeup,

@@ -7,7 +7,13 @@ from dtprof.diagnosis.told import list_told
 from dtprof.tables import Group
 
 SECOND = 1_000_000_000
-ROW: dict[str, Any] = {"t_ns": 12 * SECOND, "kind": "size-mismatch", "group": "0", "seq": 7, "summary": "sizes differ"}
+ROW: dict[str, Any] = {
+    "realtime_ns": 12 * SECOND,
+    "kind": "size-mismatch",
+    "group": "0",
+    "seq": 7,
+    "summary": "sizes differ",
+}
 
 
 def verdict_on(kind: str) -> Verdict:
@@ -34,5 +40,5 @@ def test_what_the_verdict_says_is_not_said_twice() -> None:
 
 def test_damaged_rows_are_passed_over() -> None:
     assert list_told([{}, ROW | {"kind": 3}, ROW | {"summary": None}], None, started_ns=0) == ()
-    (told,) = list_told([ROW | {"t_ns": "x", "seq": None}], None, started_ns=0)
+    (told,) = list_told([ROW | {"realtime_ns": "x", "seq": None}], None, started_ns=0)
     assert (told.seq, told.after_s) == (0, None)

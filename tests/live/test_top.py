@@ -37,13 +37,12 @@ def tell_mismatch(run: Path, seq: int, *, after_s: float) -> str:
     summary = (
         f"Position #{seq} of group 'dp' (ranks 0-1) meets different dtypes: rank 1 has float64, the others float32."
     )
-    told = {"kind": "dtype-mismatch", "group": "dp", "seq": seq, "summary": summary, "t_ns": int(after_s * 1e9)}
+    told = {"kind": "dtype-mismatch", "group": "dp", "seq": seq, "summary": summary}
+    started_ns = json.loads((run / "run.json").read_text())["started_realtime_ns"]
     node = run / "node-here"
     node.mkdir(exist_ok=True)
     with (node / paths.MISMATCHES).open("a") as file:
-        file.write(json.dumps(told) + "\n")
-    facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(facts | {"started_monotonic_ns": 0}))
+        file.write(json.dumps(told | {"realtime_ns": started_ns + int(after_s * 1e9)}) + "\n")
     return summary
 
 
