@@ -74,8 +74,8 @@ _NODE_FILES = (
      "`offset_ns` (add to a time of this host for that of the reference), `error_ns` (at most), `round_trip_ns`, "
      "`rounds` (exchanges, of which the shortest counts)"),
     ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
-    ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof diagnose` "
-     "has them"),
+    ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
+     "diagnose` has them"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
      "prints them, or `reason` why there are none"),
 )  # fmt: skip
