@@ -74,6 +74,7 @@ class Memory:
         self._spans = spans
         self._statm: OwnFile | None = None
         self._uss = Budget(SECOND_NS)
+        self._heap = Budget(SECOND_NS)
         self._categories_budget = Budget(10 * SECOND_NS)
         self._num_steps = 0
         self._mallinfo: Callable[[], Any] | None = None
@@ -105,9 +106,12 @@ class Memory:
             began_ns = monotonic_ns()
             if (uss := _unique_bytes()) is not None:
                 values[events.USS_BYTES] = uss
+            self._uss.charge(monotonic_ns() - began_ns)
+        if self._heap.allows():
+            began_ns = monotonic_ns()
             if (heap := self.heap_bytes()) is not None:
                 values[events.HEAP_BYTES] = heap
-            self._uss.charge(monotonic_ns() - began_ns)
+            self._heap.charge(monotonic_ns() - began_ns)
         if self.categories.watching:
             for category, held in self.categories.at_step_end().items():
                 values[events.MEMORY_CATEGORIES[category]] = held
