@@ -37,10 +37,15 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
     if options.layout.dp_mode == "ps":
         description = describe_run(options, tokens, device)
         train_with_server(options, tokens, device, description=description, rank=placement.rank)
-        leave_job()
-        return
+    else:
+        train_layout(options, tokens, device, rank=placement.rank)
+    leave_job()  # only here, where nothing is left of what was trained: it holds groups
+
+
+def train_layout(options: Options, tokens: TokenFile, device: torch.device, *, rank: int) -> None:
+    """Train all ranks as the layout says: data, tensor, pipeline, context parallel, or several of them."""
     axes = build_axes(options.layout, options.precision, device)
-    seed_rank(options.seed, placement.rank)
+    seed_rank(options.seed, rank)
 
     training = build_training(options, axes, device)
     batches = Batches(
@@ -49,13 +54,13 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
     checkpoints = Checkpoints(options, tokens, training.parts, batches)
     num_done = checkpoints.load()
     fault = options.fault or Fault(rank=0)
-    fault.attach(Scene.find(training, batches, axes, rank=placement.rank))
+    fault.attach(Scene.find(training, batches, axes, rank=rank))
 
     rate = None
     if options.mfu:
         dtype = activation_dtype(options)
         rate = measure_rate(options.shape, sequence_length=options.sequence_length, dtype=dtype, device=device)
-    with Journal(options, rank=placement.rank, clock=time.perf_counter, num_done=num_done, rate=rate) as journal:
+    with Journal(options, rank=rank, clock=time.perf_counter, num_done=num_done, rate=rate) as journal:
         journal.announce(describe_run(options, tokens, device))
         for step, rows in zip(range(num_done + 1, options.steps + 1), batches, strict=False):
             fault.before_step(step)
@@ -84,7 +89,6 @@ def train(options: Options, tokens: TokenFile, placement: Placement) -> None:
 
         checkpoints.finish()
         journal.summarise()
-    leave_job()
 
 
 def evaluate(training: Training, batches: Batches, axes: Axes, device: torch.device) -> float:

@@ -18,6 +18,15 @@ TOO_LATE = "imed out"
 STOPPED = (-2, -15, 130, 143)
 """Exit statuses of a job that was stopped from outside."""
 NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+LATE_THREAD = (
+    "Python ends a thread of the back end that asks for the GIL while the interpreter shuts down, and torch "
+    "aborts at that"
+)
+"""Seen on gloo with torch 2.13, in `decref_pyobject` of a tensor that a work let go of."""
+END_IN_ORDER = (
+    "Before the program ends: let go of DDP and FSDP modules, call destroy_process_group, then gc.collect(), which "
+    "ends the threads of groups that cycles of objects hold."
+)
 
 
 def find_death(evidence: Evidence) -> Finding | None:
@@ -221,7 +230,9 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
         advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
     elif late:
         facts.append("the program had ended in order: this happened while the interpreter shut down")
-        advice = ["Let go of DDP and FSDP modules, then call destroy_process_group, before the program ends."]
+        if name == "SIGABRT":
+            facts.append(f"the usual cause, not looked for here: {LATE_THREAD}")
+        advice = [END_IN_ORDER]
     elif name in NATIVE_CRASHES:
         advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
     return _finding(

@@ -1,5 +1,6 @@
 """How a process becomes a rank: its device, its part of the cores, and the process group of the job."""
 
+import gc
 import os
 from typing import Any
 
@@ -49,9 +50,14 @@ def join_job(device: torch.device, placement: Placement) -> None:
 
 
 def leave_job() -> None:
-    """Take leave of the other ranks, where all of them do.
+    """Take leave of the other ranks, where all of them do, and end the threads of their groups.
 
     After an exception on one rank this is left out: on NCCL it may wait for ranks that are gone or stuck.
+
+    A group ends with the last that holds it, and models, meshes and stages are cycles of objects. A thread of gloo that
+    lets go of a tensor only while the interpreter shuts down asks for the GIL, and Python ends a thread that does so
+    then: the process aborts with "terminate called without an active exception" (torch 2.13).
     """
     if distributed.is_initialized():
         distributed.destroy_process_group()
+        gc.collect()

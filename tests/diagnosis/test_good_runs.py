@@ -176,6 +176,17 @@ def test_an_abort_at_the_end_of_the_interpreter_is_a_consequence_of_a_dropped_ha
     assert any("SIGABRT" in fact for fact in finding.evidence)
 
 
+@pytest.mark.parametrize(("status", "is_usual"), [(-6, True), (-11, False)])
+def test_a_signal_at_the_end_of_the_interpreter_is_told_with_what_to_let_go_of(status: int, is_usual: bool) -> None:
+    ranks = dropping(flags=FLAG["completion"] | FLAG["asked"])
+    verdict = judge(ranks, statuses={1: (status, 9000)}, exit_status=1, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "rank-killed", (1,))
+    assert "while its interpreter shut down" in finding.summary
+    assert any("asks for the GIL" in fact for fact in finding.evidence) == is_usual
+    assert any("gc.collect()" in advice for advice in finding.advice)
+
+
 def test_handles_asked_for_completion_or_covered_by_a_barrier_are_not_dropped() -> None:
     assert kinds(dropping(flags=FLAG["completion"] | FLAG["asked"])) == []
     assert kinds(dropping(barrier=True)) == []

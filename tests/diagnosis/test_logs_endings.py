@@ -177,3 +177,16 @@ def test_all_that_the_table_lists_lost_a_peer_that_it_does_not_list(diagnose_tex
     (finding,) = diagnose_texts(text).findings
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (), (0, 1))
     assert finding.confidence < 0.5
+
+
+def test_abort_of_a_thread_that_python_ended_is_told_from_a_crash_of_native_code(diagnose_texts: Diagnose) -> None:
+    table = texts.table({0: -6, 1: -15}, first=0)
+    said, silent = (diagnose_texts(text) for text in (f"terminate called without an active exception\n{table}", table))
+    for verdict in said, silent:
+        assert (verdict.outcome, verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == (
+            "crash",
+            "rank-killed",
+            (0,),
+        )
+    assert "gc.collect()" in said.findings[0].advice[0]
+    assert "core dump" in silent.findings[0].advice[0]

@@ -9,6 +9,8 @@ import pytest
 import torch
 from conftest import Job
 
+from tests import jobs
+
 pytestmark = pytest.mark.jobs
 
 SMALL_STEPS = ("--batch-size", "8", "--sequence-length", "32", "--steps", "8")
@@ -38,6 +40,14 @@ def test_tiny_preset_learns_and_says_nothing_unexpected(start_job: Callable[...,
     assert re.fullmatch(r"trained 20 steps in .* s: loss 5\.\d+ -> [23]\.\d+, [\d,]+ tokens/s\n", job.stdout)
     unexpected = [line for line in job.stderr.splitlines() if not re.match(r"(model|corpus|layout|step) ", line)]
     assert unexpected == []
+
+
+def test_threads_of_groups_end_before_the_interpreter_does(tmp_path: Path) -> None:
+    # The stages of a pipeline are cycles of objects; a thread left to the end of the interpreter may abort it.
+    program = jobs.PROGRAMS / "trained.py"
+    job = jobs.finished(jobs.torchrun(2, str(program), *SMALL_STEPS, "--pp", "2", "--steps", "2"), tmp_path)
+    assert job.process.returncode == 0, job.stderr
+    assert [line for line in job.stdout.splitlines() if line.startswith("left:")] == ["left:", "left:"]
 
 
 def test_bf16_learns(start_job: Callable[..., Job]) -> None:

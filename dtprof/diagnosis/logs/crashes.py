@@ -2,6 +2,7 @@
 
 import signal
 
+from dtprof.diagnosis.endings import END_IN_ORDER, LATE_THREAD
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
 from dtprof.diagnosis.logs.facts import Note, Trace
 from dtprof.diagnosis.logs.job import TERMINATED, Job, operation, simple_type
@@ -129,6 +130,9 @@ def find_killed(job: Job) -> Finding | None:
         )
     elif name == "SIGBUS":
         advice = SHARED_MEMORY
+    elif name == "SIGABRT" and (ended := job.notes("ended-thread")):
+        facts.append(f"{ended[0].text!r} is what C++ says of a thread that was ended from outside: {LATE_THREAD}")
+        advice = END_IN_ORDER
     else:
         advice = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
     return Finding(

@@ -160,6 +160,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("xid", re.compile(r"NVRM: Xid.{0,160}")),
     ("native-crash", re.compile(r"Segmentation fault|HW Exception by GPU|Fatal Python error: .{0,80}")),
+    ("ended-thread", re.compile(r"terminate called without an active exception")),
     (
         "stopped",
         re.compile(
