@@ -25,7 +25,7 @@ from dtprof.analysis.records import UNNAMED, list_ranks
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.surveys import RankTask, Run, Surveys, newest_ranks, survey_run
-from dtprof.analysis.throughput import RATES, sum_consumption
+from dtprof.analysis.throughput import RATES, distinct_groups, sum_consumption
 from dtprof.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 
@@ -310,8 +310,8 @@ def _estimate_rates(
     unknown: dict[Figure, str],
 ) -> None:
     """Add what the job consumes a second: all that it did in these steps over the time that they took."""
-    groups = {(group.name, group.ranks): group for fact in surveys.facts for group in fact.groups.values()}
-    found = sum_consumption(steps, surveys.consumed, groups.values(), numbers)
+    groups = distinct_groups(group for fact in surveys.facts for group in fact.groups.values())
+    found = sum_consumption(steps, surveys.consumed, groups, numbers)
     for name, consumed in found.of_steps.items():
         rate = estimate_ratio(consumed, step_ns / 1e9)
         if rate is not None:

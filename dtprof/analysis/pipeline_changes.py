@@ -88,7 +88,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int], name: str) -
     bubbles = []
     for step in steps:
         rows = [member.actions[member.actions["step"] == step] for member in members]
-        if tuple(tuple(act for act in list_acts(own) if act.kind != LOSS) for own in rows) != plan:
+        if tuple(list_acts(own[own["kind"] != LOSS]) for own in rows) != plan:
             return None
         for row in np.concatenate(rows):
             act = Act(int(row["kind"]), int(row["stage"]), int(row["microbatch"]))

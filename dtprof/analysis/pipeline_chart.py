@@ -144,7 +144,7 @@ def _plan(member: RankPipeline) -> list[Act]:
     order = member.pipeline.order
     if order is None:
         some = member.actions[member.actions["step"] == member.actions["step"][0]]
-        return [act for act in list_acts(some) if act.kind != LOSS]
+        return list(list_acts(some[some["kind"] != LOSS]))
     return [
         Act(KINDS[action.name], action.stage, action.microbatch)
         for slot in order

@@ -93,7 +93,7 @@ def measure_throughput(
     if not used.known:
         return None, []  # what is said of the steps says it
     numbers = np.arange(used.first, used.last + 1)
-    distinct = {(group.name, group.ranks): group for group in groups}.values()
+    distinct = distinct_groups(groups)
     found = sum_consumption(steps, consumed, distinct, numbers)
     doubts = [f"{name}: {why}" for name, why in found.unknown.items()]
     if not found.of_steps:
@@ -116,6 +116,11 @@ def measure_throughput(
         ),
         doubts,
     )
+
+
+def distinct_groups(groups: Iterable[Group]) -> Collection[Group]:
+    """Return each group once, of all that ranks tell of."""
+    return {(group.name, group.ranks): group for group in groups}.values()
 
 
 def sum_consumption(

@@ -174,7 +174,6 @@ class Process:
 
     def _hook_init(self) -> None:
         """Open the log before the rendezvous, so that a rank that waits there is seen waiting."""
-        import torch.distributed as dist
         import torch.distributed.distributed_c10d as c10d
 
         original = c10d.init_process_group
@@ -191,9 +190,7 @@ class Process:
             finally:
                 self._end_init(span, failed)
 
-        c10d.init_process_group = init_process_group
-        dist.init_process_group = init_process_group
-        replace_copies(original, "init_process_group", init_process_group)  # a device mesh calls it, too
+        replace_copies(original, "init_process_group", init_process_group)  # a device mesh has one, too
 
     @fence.fenced("init_process_group")
     def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:

@@ -73,8 +73,10 @@ class Memory:
         """Measure nothing before the first step."""
         self._spans = spans
         self._statm: OwnFile | None = None
-        self._uss = Budget(SECOND_NS)
-        self._heap = Budget(SECOND_NS)
+        self._dear = (
+            (events.USS_BYTES, _unique_bytes, Budget(SECOND_NS)),
+            (events.HEAP_BYTES, self.heap_bytes, Budget(SECOND_NS)),
+        )
         self._categories_budget = Budget(10 * SECOND_NS)
         self._num_steps = 0
         self._mallinfo: Callable[[], Any] | None = None
@@ -102,16 +104,12 @@ class Memory:
         """Sample."""
         self._num_steps += 1
         values = {**self._resident(), **self._device()}
-        if self._uss.allows():
-            began_ns = monotonic_ns()
-            if (uss := _unique_bytes()) is not None:
-                values[events.USS_BYTES] = uss
-            self._uss.charge(monotonic_ns() - began_ns)
-        if self._heap.allows():
-            began_ns = monotonic_ns()
-            if (heap := self.heap_bytes()) is not None:
-                values[events.HEAP_BYTES] = heap
-            self._heap.charge(monotonic_ns() - began_ns)
+        for name, measure, budget in self._dear:
+            if budget.allows():
+                began_ns = monotonic_ns()
+                if (taken := measure()) is not None:
+                    values[name] = taken
+                budget.charge(monotonic_ns() - began_ns)
         if self.categories.watching:
             for category, held in self.categories.at_step_end().items():
                 values[events.MEMORY_CATEGORIES[category]] = held

@@ -18,6 +18,7 @@ from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
+from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
 from dtprof.tables import ProcessExit, RankTables
@@ -51,14 +52,17 @@ def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> V
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     """Say of mismatches that `dtprof run` told of while the job ran when that was."""
-    seen = {(row.get("kind"), row.get("group"), row.get("seq")): row.get("realtime_ns") for row in run.mismatches}
-    started_ns = run.job_facts.get("started_realtime_ns")
+    started_ns = run.manifest.started_realtime_ns
+    seen = {
+        (row.get("kind"), row.get("group"), row.get("seq")): seconds_after_start(row, started_ns)
+        for row in run.mismatches
+    }
 
     def dated(finding: Finding) -> Finding:
-        t_ns = seen.get((finding.kind, finding.group.name if finding.group else "", finding.seq or 0))
-        if not isinstance(t_ns, int) or not isinstance(started_ns, int):
+        after_s = seen.get((finding.kind, finding.group.name if finding.group else "", finding.seq or 0))
+        if after_s is None:
             return finding
-        when = f"`dtprof run` told of it while the job ran, {(t_ns - started_ns) / 1e9:.0f} s after its start"
+        when = f"`dtprof run` told of it while the job ran, {after_s:.0f} s after its start"
         return replace(finding, evidence=(*finding.evidence[:3], when, *finding.evidence[3:]))
 
     return replace(verdict, findings=tuple(map(dated, verdict.findings)))

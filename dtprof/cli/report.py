@@ -98,7 +98,7 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
         verdict=verdict,
         comparison=comparison,
         nodes=follow_devices(nodes.values()),
-        told=list_told(runs[-1].mismatches, verdict, started_ns=runs[-1].job_facts.get("started_realtime_ns")),
+        told=list_told(runs[-1].mismatches, verdict, started_ns=runs[-1].manifest.started_realtime_ns),
     )
 
 

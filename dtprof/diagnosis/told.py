@@ -21,14 +21,20 @@ class ToldMismatch:
     after_s: float | None  # since the start of the job
 
 
+def seconds_after_start(row: Mapping[str, Any], started_ns: int | None) -> float | None:
+    """Return how long after the start of the job a mismatch was told of, by the time of day: hosts share no other."""
+    told_ns = row.get("realtime_ns")
+    return (told_ns - started_ns) / 1e9 if started_ns and isinstance(told_ns, int) else None
+
+
 def list_told(
-    rows: Sequence[Mapping[str, Any]], verdict: Verdict | None, *, started_ns: object
+    rows: Sequence[Mapping[str, Any]], verdict: Verdict | None, *, started_ns: int | None
 ) -> tuple[ToldMismatch, ...]:
     """Return the mismatches of which the verdict says nothing, in the order in which they were told of.
 
     Parameters:
         rows: of the files of the nodes, as they are read: any of their values may be missing.
-        started_ns: when the job was started, where that is known, by the time of day: rows may be of several hosts.
+        started_ns: when the job was started, by the time of day; 0 or None where that is not known.
     """
     findings = verdict.findings if verdict is not None else ()
     known = {(one.kind, one.group.name if one.group else "", one.seq or 0) for one in findings}
@@ -38,8 +44,7 @@ def list_told(
         if not isinstance(kind, str) or not isinstance(group, str) or not isinstance(summary, str):
             continue
         key = (kind, group, seq if isinstance(seq, int) else 0)
-        t_ns = row.get("realtime_ns")
-        after = (t_ns - started_ns) / 1e9 if isinstance(t_ns, int) and isinstance(started_ns, int) else None
         if key not in known and key not in found:
-            found[key] = ToldMismatch(kind=kind, group=group, seq=key[2], summary=summary, after_s=after)
+            after_s = seconds_after_start(row, started_ns)
+            found[key] = ToldMismatch(kind=kind, group=group, seq=key[2], summary=summary, after_s=after_s)
     return tuple(found.values())

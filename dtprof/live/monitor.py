@@ -86,7 +86,7 @@ class Monitor:
         growths = self.window.look()
         manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
-        told = list_told(self.window.mismatches, None, started_ns=self.window.job_facts.get("started_realtime_ns"))
+        told = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
         has_moved = any(map(_has_moved, growths.values()))
         if has_moved:
             self._moved, self._has_news = self._clock(), True

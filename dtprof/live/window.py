@@ -136,11 +136,6 @@ class LiveWindow:
         return self._opened.manifest
 
     @property
-    def job_facts(self) -> dict[str, Any]:
-        """What the launcher wrote down of the job."""
-        return self._opened.job_facts
-
-    @property
     def mismatches(self) -> tuple[dict[str, Any], ...]:
         """Calls that do not go together, as the launcher has told of them so far."""
         return self._opened.mismatches

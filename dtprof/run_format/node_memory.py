@@ -61,8 +61,8 @@ def _read(opened: BinaryIO, size: int, num_lines: int, node: str) -> list[NodeMe
 
 def _used_by_container(host: list[float | None]) -> float | None:
     """Return what is charged to the control group of the job less what the kernel would take back."""
-    charged, *later = host[_CHARGED:]
-    reclaimable = host[_RECLAIMABLE] if later else None
+    charged = host[_CHARGED]
+    reclaimable = host[_RECLAIMABLE] if len(host) > _RECLAIMABLE else None  # older runs have no such value
     return None if charged is None else charged - (reclaimable or 0)
 
 

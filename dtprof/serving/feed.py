@@ -180,13 +180,12 @@ class Feed:
 
     def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup) -> Source:
         nodes = on_disk.node_samples(max_samples=samples_each(len(summary.hosts)))
-        started_ns = on_disk.job_facts.get("started_realtime_ns")
         return Source(
             summary=summary,
             closeup=closeup,
             verdict=self._verdict,
             nodes=follow_devices(nodes.values()),
-            told=list_told(on_disk.mismatches, self._verdict, started_ns=started_ns),
+            told=list_told(on_disk.mismatches, self._verdict, started_ns=on_disk.manifest.started_realtime_ns),
         )
 
     def _status(self) -> dict[str, Any]:
