@@ -1,5 +1,6 @@
 """Run every benchmark, or those named, such as `python -m benchmarks launch_cost hook_cost`; their names are in ALL."""
 
+import argparse
 import importlib
 import sys
 
@@ -19,12 +20,15 @@ ALL = (
 )
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run them one after the other; nothing else should run meanwhile."""
-    unknown = sorted(set(names) - set(ALL))
-    if unknown:
-        print(f"unknown benchmark {unknown[0]!r}; expected some of: {', '.join(ALL)}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure in pairs what dtprof costs and how fast it is."
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)} (default: all of them)")
+    names = parser.parse_args(arguments).names
+    for name in sorted(set(names) - set(ALL)):
+        parser.error(f"unknown benchmark {name!r}; expected some of: {', '.join(ALL)}")
     print(pairs.machine())
     for name in names or ALL:
         importlib.import_module(f"benchmarks.{name}").main()

@@ -24,8 +24,8 @@ LATE_THREAD = (
 )
 """Seen on gloo with torch 2.13, in `decref_pyobject` of a tensor that a work let go of."""
 END_IN_ORDER = (
-    "Before the program ends: let go of DDP and FSDP modules, call destroy_process_group, then gc.collect(), which "
-    "ends the threads of groups that cycles of objects hold."
+    "Before the program ends: let go of DDP and FSDP modules, call gc.collect() for what cycles of objects hold, then "
+    "destroy_process_group, which ends the threads of groups that nothing else holds."
 )
 
 

@@ -54,10 +54,10 @@ def leave_job() -> None:
 
     After an exception on one rank this is left out: on NCCL it may wait for ranks that are gone or stuck.
 
-    A group ends with the last that holds it, and models, meshes and stages are cycles of objects. A thread of gloo that
-    lets go of a tensor only while the interpreter shuts down asks for the GIL, and Python ends a thread that does so
-    then: the process aborts with "terminate called without an active exception" (torch 2.13).
+    What holds groups goes first; models, meshes and stages are cycles of objects. A thread of gloo that lets go of a
+    tensor asks for the GIL: while the interpreter shuts down, Python ends such a thread, and the process aborts with
+    "terminate called without an active exception" (torch 2.13).
     """
     if distributed.is_initialized():
-        distributed.destroy_process_group()
         gc.collect()
+        distributed.destroy_process_group()

@@ -46,14 +46,12 @@ class Gradients:
         """
         grads = [(_local(parameter.grad), self._count_holders(parameter)) for parameter in self._with_gradient()]
         local = [grad for grad, _ in grads]
-        norms = torch._foreach_norm(local)
-        everywhere = not self.synchronised or all(count == self.world_size for _, count in grads)
-        weights = [1.0 if everywhere else 1 / count for _, count in grads]
-        total = sum(
-            (norm.square() * weight for norm, weight in zip(norms, weights, strict=True)), norms[0].new_zeros(())
-        )
-        if not everywhere:
+        squares = torch.stack(torch._foreach_norm(local)).square()
+        if self.synchronised and any(count != self.world_size for _, count in grads):
+            total = (squares / squares.new_tensor([count for _, count in grads])).sum()
             distributed.all_reduce(total)
+        else:
+            total = squares.sum()
         norm = total.sqrt()
         torch._foreach_mul_(local, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
