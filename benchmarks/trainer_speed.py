@@ -45,6 +45,7 @@ def main() -> None:
 
 def work(folder: Path) -> None:
     """Take turns, as one of the ranks."""
+    from reference_trainer.parallelism.devices import leave_job
     from reference_trainer.windows import read_tokens
 
     placement = read_placement(os.environ)
@@ -53,7 +54,9 @@ def work(folder: Path) -> None:
 
     def measure(loop: Loop) -> float:
         _join(folder, placement, next(rounds))
-        return loop(parse_options(OPTIONS, placement), tokens, placement)
+        took_ms = loop(parse_options(OPTIONS, placement), tokens, placement)
+        leave_job()  # only here: a DDP module that outlives its group ends it with the GIL held, which may hang
+        return took_ms
 
     def measure_trainer() -> float:
         number = next(rounds)
@@ -164,15 +167,12 @@ def _loss(model: Any, inputs: Any, targets: Any) -> Any:
 
 
 def _time_steps(step: Callable[[int], None]) -> float:
-    """Return the median step after the warm-up, in ms, and leave the process group."""
-    from torch import distributed
-
+    """Return the median step after the warm-up, in ms."""
     durations_s = []
     for number in range(STEPS):
         started_s = time.perf_counter()
         step(number)
         durations_s.append(time.perf_counter() - started_s)
-    distributed.destroy_process_group()
     return statistics.median(durations_s[WARM_UP:]) * 1000
 
 
