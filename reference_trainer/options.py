@@ -20,6 +20,7 @@ from reference_trainer.run_options import (
     add_run_arguments,
     read_checkpoint_options,
     read_data_options,
+    read_path,
 )
 
 T = TypeVar("T")
@@ -169,9 +170,14 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--learning-rate", type=float, metavar="LR", help="peak, behind the warm-up (default: scaled by --batch-size)")
     add("--steps", type=int, metavar="N", help="optimizer steps")
     add("--seed", type=int, default=0, metavar="S", help="of the weights and of the order of the text (default: 0)")
-    add("--corpus", type=Path, metavar="PATH", help="text file, .jsonl, or folder (default: Python's standard library)")
-    add("--metrics", type=Path, metavar="FILE.jsonl", help="new file for one JSON line a step, written by rank 0")
-    add("--tensorboard", type=Path, metavar="DIR", help="folder for scalars in the format of TensorBoard")
+    add(
+        "--corpus",
+        type=read_path,
+        metavar="PATH",
+        help="text file, .jsonl, or folder (default: Python's standard library)",
+    )
+    add("--metrics", type=read_path, metavar="FILE.jsonl", help="new file for one JSON line a step, written by rank 0")
+    add("--tensorboard", type=read_path, metavar="DIR", help="folder for scalars in the format of TensorBoard")
     add(
         "--mfu", action="store_true", help="state the share of the matrix-product peak, measured at start, that is used"
     )

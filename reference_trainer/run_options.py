@@ -41,11 +41,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-workers", type=int, default=0, metavar="N", help="processes that read ahead (default: 0)")
     add("--evaluate-every", type=int, metavar="N", help="steps between two looks at held-out text (default: never)")
     add = parser.add_argument_group("checkpoints").add_argument
-    add("--checkpoint", type=Path, metavar="DIR", help="folder for checkpoints")
+    add("--checkpoint", type=read_path, metavar="DIR", help="folder for checkpoints")
     add("--checkpoint-every", type=int, metavar="N", help="steps between two (default: a tenth of the run)")
     add("--checkpoint-mode", choices=CHECKPOINT_MODES, help="async: write while training goes on (default: sync)")
     add("--keep", type=int, metavar="K", help="checkpoints that stay (default: 3)")
     add("--resume", action="store_true", help="continue from the last checkpoint, if there is one; on any layout")
+
+
+def read_path(text: str) -> Path:
+    """Refuse an empty path, as of a shell variable that is not set: it would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; give one, or leave the option out")
+    return Path(text)
 
 
 def read_data_options(given: argparse.Namespace, shape: ModelShape) -> DataOptions:

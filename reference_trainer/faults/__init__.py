@@ -6,6 +6,8 @@ from reference_trainer.faults.base import Fault, Scene
 
 __all__ = ["FAULTS", "Fault", "Scene", "describe_faults", "parse_fault"]
 
+MAX_DIGITS = 9  # of a value; no clock waits longer than some 10**9 seconds
+
 FAULTS: dict[str, type[Fault]] = {
     fault.name: fault
     for fault in (
@@ -75,6 +77,8 @@ def parse_fault(text: str, *, world_size: int, pipeline_ranks: int, steps: int) 
             )
         if not value.isdecimal():
             raise UsageError(f"--fault {text}: {key} is {value!r}; give a whole number, such as {key}=1")
+        if len(value) > MAX_DIGITS:
+            raise UsageError(f"--fault {text}: {key} is {value}; give a number of at most {MAX_DIGITS} digits")
         values[key] = int(value)
     fault = kind(**values)
     _refuse_unreachable(fault, text=text, world_size=world_size, pipeline_ranks=pipeline_ranks, steps=steps)

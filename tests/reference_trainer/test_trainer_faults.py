@@ -77,6 +77,7 @@ def test_fault_is_read_with_its_keys(text: str, fault: Fault) -> None:
         ("kill:rank=4", "rank is 4; this job has ranks 0 to 3"),
         ("kill:step=0", "step is 0; with --steps 20 give step=1 to step=20"),
         ("kill:step=21", "step is 21; with --steps 20 give step=1 to step=20"),
+        ("slow-rank:ms=1000000000", "ms is 1000000000; give a number of at most 9 digits"),
         ("slow-rank:ms=0", "ms is 0, which is no fault; give a number from 1 on"),
         ("small-collectives:count=0", "count is 0, which is no fault"),
         ("skip-collective:step=20", "step is 20; with --steps 20 give step=1 to step=19"),

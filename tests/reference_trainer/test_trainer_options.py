@@ -49,6 +49,7 @@ def test_tiny_and_small_presets_divide_by_the_usual_numbers_of_ranks() -> None:
         (["--steps", "many"], "argument --steps: invalid int value: 'many'; see python -m reference_trainer --help"),
         (["--precision", "fp16"], "invalid choice: 'fp16'"),
         (["--preset", "huge"], "invalid choice: 'huge'"),
+        (["--corpus", ""], "argument --corpus: the path is empty; give one, or leave the option out"),
         (["--model", "bert"], "invalid choice: 'bert'"),
         (["--ep", "2"], "unrecognized arguments: --ep 2"),
         (["--metrics", "/nowhere/m.jsonl"], "--metrics /nowhere/m.jsonl: cannot be written; give a file in a folder"),
