@@ -24,8 +24,8 @@ def main():
     assert torch.equal(output, expected)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         assert torch.equal(parameter.grad.full_tensor(), gradient)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

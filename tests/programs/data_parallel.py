@@ -92,8 +92,8 @@ def main():
         train(model, steps=2)
         model.clip_grad_norm_(1.0)
         dist.all_reduce(mark)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -92,8 +92,8 @@ def main(folder):
     ring = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     context_parallel_unshard(ring, [torch.ones(1, 2, WIDTH)], [1])
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    dist.destroy_process_group()

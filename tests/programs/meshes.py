@@ -43,8 +43,8 @@ def main():
         odd = dist.group.WORLD.split_group([rank], group_desc="mesh_odd")
         odd.allreduce([torch.ones(1)]).wait()
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

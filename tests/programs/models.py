@@ -98,7 +98,6 @@ def main(wrapper):
     assert gc.isenabled()
     if dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()
 
 
 def saved(model):
@@ -109,3 +108,5 @@ def saved(model):
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    if dist.is_initialized():
+        dist.destroy_process_group()

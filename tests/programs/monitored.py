@@ -33,8 +33,8 @@ def main() -> None:
         optimizer.zero_grad()
         total = torch.ones(1)
         dist.all_reduce(total)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

@@ -26,8 +26,8 @@ def main():
         dist.all_reduce(loss.detach())
     print(f"rank {dist.get_rank()} loss {loss.item()!r}")
     del model
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

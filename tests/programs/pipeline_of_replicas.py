@@ -31,8 +31,8 @@ def main():
             schedule.step(*((x,) if stage == 0 else ()), target=x if stage == 1 else None)
             optimizer.step()
             optimizer.zero_grad()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

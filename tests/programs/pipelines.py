@@ -52,8 +52,8 @@ def main(num_microbatches):
             with torch.no_grad():
                 schedule.eval(*inputs, target=target)
         dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]))
+    dist.destroy_process_group()

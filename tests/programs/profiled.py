@@ -57,8 +57,8 @@ def main(folder: Path) -> None:
             profiler.step()
     told = model._get_ddp_logging_data()
     (folder / f"ddp{rank}.json").write_text(json.dumps({key: str(value) for key, value in told.items()}))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    dist.destroy_process_group()

@@ -20,6 +20,11 @@ def fail():
 def train(rank, folder, fails):
     next(iter(DataLoader(torch.ones(4))))  # before the rank is known to anybody
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    take_steps(rank, fails)
+    dist.destroy_process_group()
+
+
+def take_steps(rank, fails):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(3):
@@ -30,7 +35,6 @@ def train(rank, folder, fails):
         fail()
     if fails:
         dist.barrier()
-    dist.destroy_process_group()
 
 
 def main(method, folder, fails):

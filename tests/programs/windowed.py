@@ -52,8 +52,8 @@ def main(stop):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         torch.ones(2).add(1)
     print(f"rank {rank} own profiler saw {len(profiler.events()) > 0}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    dist.destroy_process_group()
