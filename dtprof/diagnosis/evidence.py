@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.stack_groups import RankStack
 from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, Pipeline, ProcessExit, Site
@@ -129,6 +131,19 @@ class Channel:
     sends: bool
 
 
+MESSAGE = np.dtype(
+    [
+        ("nth", "i8"),  # messages of the channel issued before
+        ("at", "i8"),  # in RankEvidence.operations
+        ("nbytes", "i8"),
+        ("site", "u4"),  # equal for messages of one line
+        ("plain", "?"),  # a send or a receive, not several as one
+        ("done", "?"),  # as Operation.done
+        ("settled", "?"),  # done, failed, inside its call, waited for or asked about
+    ]
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelinePass:
     """One step of a pipeline schedule on one rank."""
@@ -180,6 +195,7 @@ class RankEvidence:
     stack: Stack | None = None
     alive: bool | None = None  # None: not known
     channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
+    messages: dict[Channel, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
     sees_questions: bool = False  # `Operation.asked` is known
     complete: bool = True  # nothing was dropped: messages can be counted
     batches: int = 0  # taken from data loaders

@@ -15,7 +15,7 @@ from dtprof.diagnosis.arguments import group_tables
 from dtprof.diagnosis.endings import call_sites
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
-from dtprof.tables import Array, Group, Site
+from dtprof.tables import Array, Group, Site, join, select
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
@@ -45,18 +45,24 @@ def find_dropped_receives(evidence: Evidence) -> list[Finding]:
     """
     found = []
     for rank in evidence.ranks.values():
-        lines: dict[Site, list[Operation]] = {}
-        receives = any(not channel.sends for channel in rank.channels)
-        for operation in rank.operations if receives and rank.sees_questions else ():
-            site = operation.site
-            if operation.p2p and operation.op == "recv" and site is not None and site.label is None:
-                lines.setdefault(site, []).append(operation)
-        for operations in lines.values():
+        for operations in _receives_let_go(rank) if rank.sees_questions else ():
             group = evidence.group(operations[0].group)
-            dropped = not any(o.waited or o.asked or o.done or o.failed or o.inside_call for o in operations)
-            if dropped and len(operations) > 1 and "gloo" in (group.backend or ""):
+            if len(operations) > 1 and "gloo" in (group.backend or ""):
                 found.append(_finding_of_receives(group, rank, operations))
     return found
+
+
+def _receives_let_go(rank: RankEvidence) -> list[list[Operation]]:
+    """Return the receives of each line of the program of which none is waited for, asked about or seen to end."""
+    lines: dict[Site, list[Array]] = {}
+    for channel, table in rank.messages.items():
+        for number in np.unique(table["site"][table["plain"]]).tolist() if not channel.sends else ():
+            own = select(table, table["plain"] & (table["site"] == number))
+            site = rank.operations[int(own["at"][0])].site
+            if site is not None and site.label is None:
+                lines.setdefault(site, []).append(own)
+    let_go = [np.sort(join(parts)["at"]) for parts in lines.values() if not any(own["settled"].any() for own in parts)]
+    return [[rank.operations[at] for at in rows.tolist()] for rows in sorted(let_go, key=lambda rows: int(rows[0]))]
 
 
 def _finding_of_receives(group: Group, rank: RankEvidence, operations: list[Operation]) -> Finding:

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from dtprof.diagnosis.endings import call_sites
-from dtprof.diagnosis.evidence import Evidence, Operation
+from dtprof.diagnosis.evidence import Channel, Evidence, Operation
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.diagnosis.waits import Wait, find_waits, is_met
+from dtprof.tables import Array
 
 
 def find_message_fault(
@@ -192,23 +195,33 @@ def partner_of(evidence: Evidence, rank: int, operation: Operation) -> Operation
 
 def find_odd_sizes(evidence: Evidence) -> list[Finding]:
     """Return findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
-    found: dict[tuple[int, int], Finding] = {}
-    senders = {rank.rank for rank in evidence.ranks.values() if any(channel.sends for channel in rank.channels)}
-    taken = {
-        (o.peer_rank, rank.rank, o.group, o.tag, o.nth): o
-        for rank in evidence.ranks.values()
-        if rank.complete and rank.channels and not any(channel.peer < 0 for channel in rank.channels)
-        for o in rank.operations
-        if o.p2p and o.op == "recv" and o.done
-    }
-    for rank in sorted(senders):
-        for sent in evidence.ranks[rank].operations if evidence.ranks[rank].complete else ():
-            other = taken.get((rank, sent.peer_rank, sent.group, sent.tag, sent.nth)) if sent.op == "send" else None
-            pair = rank, sent.peer_rank
-            if other is not None and sent.done and other.nbytes != sent.nbytes and pair not in found:
-                finding = size_finding(evidence, rank, sent, other, passed=True)
-                found[pair] = replace(finding, waiting_ranks=(), call_sites={})
-    return list(found.values())
+    found = []
+    for rank, sender in sorted(evidence.ranks.items()):
+        first: dict[int, tuple[int, int]] = {}  # by receiver: where its first such message is at both ends
+        for channel, sent in sender.messages.items() if sender.complete else ():
+            receiver = evidence.ranks.get(channel.peer)
+            if not channel.sends or receiver is None or not receiver.complete:
+                continue
+            if any(one.peer < 0 for one in receiver.channels):
+                continue  # a receive from any source takes what comes: order does not tell
+            taken = receiver.messages.get(Channel(channel.group, rank, channel.tag, sends=False))
+            odd = _first_of_other_size(sent, taken) if taken is not None else None
+            if odd is not None:
+                first[channel.peer] = min(odd, first.get(channel.peer, odd))
+        for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
+            ends = sender.operations[mine], evidence.ranks[peer].operations[theirs]
+            found.append(replace(size_finding(evidence, rank, *ends, passed=True), waiting_ranks=(), call_sites={}))
+    return found
+
+
+def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
+    """Return where the first message of a channel that went well with two sizes is among the operations of its ends."""
+    begin = max(sent["nth"][0], taken["nth"][0])
+    size = max(0, min(sent["nth"][-1], taken["nth"][-1]) + 1 - begin)
+    mine, theirs = (end[begin - end["nth"][0] :][:size] for end in (sent, taken))
+    well = mine["plain"] & mine["done"] & theirs["plain"] & theirs["done"]
+    odd = np.flatnonzero(well & (mine["nbytes"] != theirs["nbytes"]))
+    return (int(mine["at"][odd[0]]), int(theirs["at"][odd[0]])) if len(odd) else None
 
 
 def size_finding(evidence: Evidence, rank: int, mine: Operation, other: Operation, *, passed: bool) -> Finding:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -11,6 +12,7 @@ from dtprof import events
 from dtprof.analysis import codes
 from dtprof.diagnosis.columns import sweep
 from dtprof.diagnosis.evidence import (
+    MESSAGE,
     Channel,
     GroupKey,
     LongPhase,
@@ -19,7 +21,7 @@ from dtprof.diagnosis.evidence import (
     RankEvidence,
     Stack,
 )
-from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, select
+from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, join, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
@@ -45,11 +47,11 @@ def rank_evidence(
     keys, groups = group_keys(tables)
     rows = select(tables.operations, tables.operations["op"] < len(tables.ops))
     rows = _without_refused(rows)
-    nth, channels = _count_messages(rows, tables, keys)
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
-    maker = _Maker(tables=tables, keys=keys, rows=rows, nth=nth)
+    messages = _count_messages(rows, tables, keys, first)
+    maker = _Maker(tables=tables, keys=keys, rows=rows, nth=messages.nth)
     operations = _Tail(maker, first)
     counts: dict[tuple[GroupKey, bool], int] = {}
     is_p2p = rows["kind"] == codes.POINT_TO_POINT
@@ -84,7 +86,8 @@ def rank_evidence(
         in_init=bool(len(_named(tables, spans[is_open], events.INIT))),
         stack=stack,
         alive=alive,
-        channels=channels,
+        channels=messages.channels,
+        messages=messages.newest,
         sees_questions=tables.tap == "native",
         complete=not tables.dropped_events,
         batches=int((~exhausted).sum()),
@@ -150,15 +153,20 @@ def _without_refused(rows: Array) -> Array:
     return rows[~gone]
 
 
-def _count_messages(
-    rows: Array, tables: RankTables, keys: dict[int, GroupKey]
-) -> tuple[npt.NDArray[np.int64], dict[Channel, int]]:
-    """Return for each operation how many of its channel came before, -1 for collectives, and the sum by channel."""
+@dataclass(frozen=True, kw_only=True)
+class _Messages:
+    nth: npt.NDArray[np.int64]  # of each operation: how many of its channel came before, -1 for collectives
+    channels: dict[Channel, int] = field(default_factory=dict)  # how many there are
+    newest: dict[Channel, Array] = field(default_factory=dict)
+
+
+def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], tail: int) -> _Messages:
+    """Count the messages of each channel, and return those from the row `tail` on in columns."""
     nth = np.full(len(rows), -1, np.int64)
-    channels: dict[Channel, int] = {}
+    found = _Messages(nth=nth)
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
     if not len(messages):
-        return nth, channels
+        return found
     own = select(rows, messages)
     sending = [i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]]
     sends = np.isin(own["op"], sending)
@@ -168,13 +176,35 @@ def _count_messages(
     order = np.argsort(key, kind="stable")
     _, first, count = np.unique(key[order], return_index=True, return_counts=True)
     nth[messages[order]] = np.arange(len(order)) - np.repeat(first, count)
-    for at, number in zip(order[first].tolist(), count.tolist(), strict=True):
+    is_newest = messages[order] >= tail
+    newest = _in_columns(rows, messages[order][is_newest], nth, tables, tail)
+    ends = np.append(0, np.cumsum(is_newest))[np.append(first, len(order))].tolist()
+    for i, (at, number) in enumerate(zip(order[first].tolist(), count.tolist(), strict=True)):
         group, peer = keys.get(int(own["group"][at])), int(own["peer"][at])
-        if group is not None:
-            rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-            channel = Channel(group, rank, int(own["tag"][at]), bool(sends[at]))
-            channels[channel] = channels.get(channel, 0) + number
-    return nth, channels
+        if group is None:
+            continue
+        rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
+        channel = Channel(group, rank, int(own["tag"][at]), bool(sends[at]))
+        found.channels[channel] = found.channels.get(channel, 0) + number
+        if ends[i] < ends[i + 1]:
+            before = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
+            table = newest[ends[i] : ends[i + 1]]
+            found.newest[channel] = table if before is None else join([before, table])
+    return found
+
+
+def _in_columns(
+    rows: Array, chosen: npt.NDArray[np.int64], nth: npt.NDArray[np.int64], tables: RankTables, tail: int
+) -> Array:
+    own = select(rows, chosen)
+    plain = [i for i, name in enumerate(tables.ops) if name in events.POINT_TO_POINT]
+    table = np.empty(len(own), MESSAGE)
+    table["nth"], table["at"], table["nbytes"], table["site"] = nth[chosen], chosen - tail, own["nbytes"], own["site"]
+    table["plain"] = np.isin(own["op"], plain)
+    table["done"] = (own["done_ns"] != UNKNOWN_NS) & (own["state"] != codes.FAILED)
+    noticed = (own["waits"] > 0) | ((own["flags"] & codes.ASKED) != 0)
+    table["settled"] = table["done"] | noticed | np.isin(own["state"], (codes.FAILED, codes.ISSUED))
+    return table
 
 
 def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
