@@ -32,7 +32,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "job and of each rank, with intervals; and say how small a difference could have been seen.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("run_a", type=Path, metavar="A", help="run directory, the earlier one or the baseline")
     parser.add_argument("run_b", type=Path, metavar="B", help="run directory to compare with it")

@@ -2,13 +2,19 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
 
 from dtprof.errors import MissingDependencyError
+from dtprof.run_format.paths import MANIFEST
 
 RANKS = 4
+JOB = [
+    *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+    *("-m", "reference_trainer", "--preset", "tiny"),
+]
 EPILOG = """\
 example:
   dtprof demo -o dtprof-runs/demo
@@ -25,8 +31,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("dtprof-runs/demo"), metavar="DIR", help="run directory"
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("dtprof-runs/demo"),
+        metavar="DIR",
+        help="run directory (default: %(default)s)",
     )
+    parser.add_argument("--force", action="store_true", help="replace any run there, not only that of an earlier demo")
     parser.set_defaults(run=run)
 
 
@@ -39,15 +51,23 @@ def run(arguments: argparse.Namespace) -> int:
             "the example trains a model and torch is not installed: pip install 'dtprof[train]'"
         )
     output = os.fspath(arguments.output)
-    trainer = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m", "reference_trainer"]
-    command = [sys.executable, *trainer, "--preset", "tiny"]
-    shown = " ".join(["torchrun", *trainer[2:], "--preset", "tiny"])
-    print(f"dtprof: running `dtprof run -o {output} --force -- {shown}`", file=sys.stderr, flush=True)
+    force = ["--force"] if arguments.force or _is_a_demo(arguments.output) else []
+    shown = " ".join(["dtprof", "run", "-o", output, *force, "--", "torchrun", *JOB[2:]])
+    print(f"dtprof: running `{shown}`", file=sys.stderr, flush=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    status = main(["run", "-o", output, "--force", "--", *command])
+    status = main(["run", "-o", output, *force, "--", sys.executable, *JOB])
     if status != 0:
         return status
     for following in (["report", output], ["summary", output], ["diagnose", output]):
         print(f"\n$ dtprof {' '.join(following)}", flush=True)
         status = main(following) or status
     return status
+
+
+def _is_a_demo(path: Path) -> bool:
+    """Say whether a directory holds the run of an earlier demo, which nobody misses."""
+    try:
+        command = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return isinstance(command, list) and command[1:] == JOB

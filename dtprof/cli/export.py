@@ -120,8 +120,10 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
     if kind == "tensorboard":
         from dtprof.cli.tensorboard import account_for, require_tensorboard
         from dtprof.export.tensorboard import write_tensorboard
+        from dtprof.run_format.kept import keep
 
         require_tensorboard()
+        opened = keep(opened)
         detail = read_detail(opened)
         return write_tensorboard(detail, path, steps=steps, account=account_for(opened, detail))
     detail = read_detail(opened)

@@ -23,7 +23,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "are linked where the file system can do that, else copied; what is given is left as it is.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "node_directories", type=Path, nargs="+", metavar="NODE_DIR", help="run directory that one launcher has written"

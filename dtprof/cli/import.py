@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the run and say what it holds."""
     from dtprof.importers.files import import_files
     from dtprof.importers.run_directory import check_output, clear_output, write_imported
+    from dtprof.launch.directory import refuse_what_is_not_ours
 
     check_output(arguments.output, arguments.paths, force=arguments.force)
+    refuse_what_is_not_ours(arguments.output)
     imported, left_out = import_files(arguments.paths)
     clear_output(arguments.output)
     write_imported(imported, arguments.output)

@@ -24,7 +24,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "reaches processes that ignore or have lost PYTHONPATH: python -E, python -I, env -i.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("action", choices=("install", "remove", "status"), help="what to do")
     parser.add_argument(

@@ -41,6 +41,11 @@ def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summ
     return _with_times_seen(_diagnose_attempts(run, lambda: summary or _summarise(run, engine)), run)
 
 
+def diagnose_opened(run: reader.Run, summary: "Summary") -> Verdict:
+    """Return the verdict on a run that is open, and whose summary is known."""
+    return _with_times_seen(_diagnose_attempts(run, lambda: summary), run)
+
+
 def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
     last = _judge(collect(run, summarise))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):

@@ -30,7 +30,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "handlers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("paths", type=Path, metavar="PATH", nargs="+", help="Python file, or directory of those")
     parser.add_argument(

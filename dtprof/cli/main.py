@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dtprof import __version__
+from dtprof.cli.parsers import CommandParser
 from dtprof.errors import DtprofError
 
 COMMANDS = (
@@ -48,10 +49,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"dtprof {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     for name in COMMANDS:
         importlib.import_module(f"dtprof.cli.{name}").add_parser(subparsers)
-        subparsers.choices[name].set_defaults(refuse=subparsers.choices[name].error)
+        command = subparsers.choices[name]
+        command.name_variables(name)
+        command.set_defaults(refuse=command.refuse)
     return parser
 
 
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cut = given.index("--") if "--" in given else len(given)
     parsed, left = build_parser().parse_known_args(given[:cut])
     if left:
-        parsed.refuse(f"unrecognized arguments: {' '.join(left)}")  # of the command, with its usage
+        parsed.refuse(left)  # of the command, with its usage
     if cut < len(given):
         parsed.job = [*getattr(parsed, "job", []), *given[cut + 1 :]]
     try:
@@ -70,7 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except DtprofError as error:
-        print(f"dtprof {parsed.command}: {error}", file=sys.stderr)
+        origins = [
+            f"{option} is from {name}" for option, name in parsed.from_environment.items() if option in str(error)
+        ]
+        print(f"dtprof {parsed.command}: {'; '.join([str(error), *origins])}", file=sys.stderr)
         return error.exit_status
     except BrokenPipeError:
         # The reader of our output (head, less) has gone: nothing is wrong.

@@ -38,7 +38,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         usage="dtprof overhead [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--pairs", default=str(DEFAULT_PAIRS), metavar="N", help="pairs to measure, at least 2; 6 give 95 %% confidence"

@@ -62,8 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     pages = page_dashboard.name_apart(named) or page_dashboard.load_report(
         page_panels.panel_names(), available=source.available
     )
-    output = arguments.output or _beside(arguments.run_directory)
-    is_ours = arguments.output is None and html.is_own_report(output)
+    chosen: Path | None = arguments.output
+    if chosen is not None and "--output" in arguments.from_environment and chosen.is_dir():
+        chosen = None  # DTPROF_OUTPUT is that of `dtprof run`
+    output = chosen or _beside(arguments.run_directory)
+    is_ours = chosen is None and html.is_own_report(output)
     html.write_html(source, pages, output, force=arguments.force or is_ours)
     print(output)
     print(f"next: open {shlex.quote(str(output))} in a browser", file=sys.stderr)

@@ -35,7 +35,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         usage="dtprof run [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     for setting in settings.RUN_SETTINGS:
         short = ["-o"] if setting is settings.OUTPUT else []

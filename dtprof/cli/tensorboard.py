@@ -58,15 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
     from dtprof.analysis.detail import read_detail
     from dtprof.export.tensorboard import begin_tensorboard
+    from dtprof.run_format.kept import keep
     from dtprof.run_format.reader import open_run
 
     require_tensorboard()
     port = parse_port(arguments.port, option="--port", example=PORT, least=1)
     refuse_taken_port(port)
-    opened = open_run(arguments.run_directory)
+    opened = keep(open_run(arguments.run_directory))
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
         detail = read_detail(opened)
         logs, said = begin_tensorboard(detail, Path(scratch), account=account_for(opened, detail))
+        opened.kept.clear()
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
         print(f"http://localhost:{port}/", flush=True)
@@ -91,7 +93,7 @@ def require_tensorboard() -> None:
 def account_for(run: "Run", detail: "RunDetail") -> "Account":
     """Return the summary and the verdict on a run as Markdown, and the figures of its report as pictures."""
     from dtprof.analysis.summary import summarise
-    from dtprof.cli.inspection import diagnose_run
+    from dtprof.cli.inspection import diagnose_opened
     from dtprof.export.pictures import draw_picture
     from dtprof.export.tensorboard import Account
     from dtprof.figures.drawing import Drawing
@@ -101,7 +103,7 @@ def account_for(run: "Run", detail: "RunDetail") -> "Account":
     from dtprof.report.verdict_text import verdict_text
 
     summary = summarise(run, surveys=detail.surveys)
-    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_run(run.path, summary=summary))}
+    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_opened(run, summary))}
     source = Source(summary=summary)
     drawn = {name: FIGURES[name](source) for name in PICTURES}
     return Account(
@@ -159,13 +161,14 @@ def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> N
     """Add the steps that a job ends, until the job or we end."""
     from dtprof.analysis.detail import read_detail
     from dtprof.export.tensorboard import append_steps
+    from dtprof.run_format.kept import keep
     from dtprof.run_format.reader import open_run
 
     pause_s = AGAIN_AFTER_S
     while not ended.wait(pause_s):
         began_s = time.thread_time()
         try:
-            opened = open_run(run_directory)
+            opened = keep(open_run(run_directory))
             detail = read_detail(opened)
             append_steps(detail, logs)
             if opened.manifest.ended_realtime_ns:

@@ -72,17 +72,26 @@ def _empty(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
-    foreign = [entry.name for entry in entries if not _is_ours(entry)]
-    if foreign:
-        raise OutputError(
-            f"{path} holds {foreign[0]!r}, which dtprof did not write; "
-            "--force replaces runs only: give another directory"
-        )
+    refuse_what_is_not_ours(path)
     for entry in entries:
         if entry.is_dir():
             shutil.rmtree(entry)
         else:
             entry.unlink()
+
+
+def refuse_what_is_not_ours(path: Path) -> None:
+    """Refuse to replace what is in a directory, where it holds anything that dtprof does not write into a run.
+
+    Raises:
+        OutputError: it does.
+    """
+    foreign = [entry.name for entry in path.iterdir() if not _is_ours(entry)] if path.is_dir() else []
+    if foreign:
+        raise OutputError(
+            f"{path} holds {foreign[0]!r}, which dtprof did not write; "
+            "--force replaces runs only: give another directory"
+        )
 
 
 def _is_ours(entry: Path) -> bool:

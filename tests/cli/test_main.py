@@ -39,7 +39,10 @@ def test_what_a_command_does_not_know_is_refused_in_its_name(capsys: pytest.Capt
         main(["check", "run", "--max-step", "3", "again"])
     said = capsys.readouterr().err
     assert said.startswith("usage: dtprof check ")
-    assert said.endswith("dtprof check: error: unrecognized arguments: --max-step 3 again\n")
+    assert said.endswith(
+        "dtprof check: error: unrecognized arguments: --max-step 3 again; --max-step may mean --max-step-ms; "
+        "see dtprof check --help\n"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,119 @@
+"""The parser of a command: every option has a variable in the environment, and errors say what to type next."""
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+NAMED_APART = {
+    ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
+    ("trace", "--steps"): "DTPROF_NOW_STEPS",  # DTPROF_STEPS is the range of `export`
+}
+"""Variables of options whose own name means something else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unset:
+    """Stands for an option that was not given; help texts show its default."""
+
+    default: Any  # of whatever type the option has
+
+    def __str__(self) -> str:
+        return str(self.default)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses the arguments of one command; what they do not give is taken from the environment."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Make a parser that takes options by their full names only."""
+        super().__init__(**{**settings, "allow_abbrev": False})
+        self._variables: dict[str, str] = {}  # by option, where the command does not read the variable itself
+
+    def name_variables(self, command: str) -> None:
+        """Give every option its variable, and say so in its help; to be called once, when all options are there."""
+        for action in self._actions:
+            option = _long_option(action)
+            if option is None or "[DTPROF_" in (action.help or ""):
+                continue  # of dtprof.settings: the command reads it
+            variable = NAMED_APART.get((command, option), "DTPROF_" + option[2:].replace("-", "_").upper())
+            self._variables[option] = variable
+            action.help = f"{action.help} [{variable}{'=1' if action.nargs == 0 else ''}]"
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse arguments, and take from the environment what they leave open."""
+        told = {action: text for action in self._actions if (text := os.environ.get(self._variable(action), ""))}
+        before = [(action, action.default, action.required) for action in told]
+        for action in told:
+            action.required = False
+            if action.default is not None:
+                action.default = _Unset(default=action.default)
+        try:
+            parsed, left = super().parse_known_args(args, namespace)
+        finally:
+            for action, default, required in before:
+                action.default, action.required = default, required
+        self._fill(parsed, told)
+        return parsed, left
+
+    def error(self, message: str) -> NoReturn:
+        """End with status 2, the usage, and where to look."""
+        super().error(f"{message}; see {self.prog} --help")
+
+    def refuse(self, left: Sequence[str]) -> NoReturn:
+        """End as `error` does, over arguments that the command does not know."""
+        known = [option for action in self._actions for option in action.option_strings]
+        meant = {
+            word: close[0]
+            for word in (text.partition("=")[0] for text in left if text.startswith("-"))
+            if (close := difflib.get_close_matches(word, known, n=1))
+        }
+        hint = "".join(f"; {word} may mean {option}" for word, option in meant.items())
+        self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+
+    def _variable(self, action: argparse.Action) -> str:
+        return self._variables.get(_long_option(action) or "", "")
+
+    def _fill(self, parsed: argparse.Namespace, told: dict[argparse.Action, str]) -> None:
+        values = {action: getattr(parsed, action.dest) for action in self._actions if _long_option(action)}
+        left_open = [action for action in told if values[action] is None or isinstance(values[action], _Unset)]
+        chosen = {action for action, value in values.items() if value is True}
+        parsed.from_environment = {}
+        for action in left_open:
+            setattr(parsed, action.dest, action.default)
+        for action in left_open:
+            rivals = self._rivals(action)
+            if chosen & rivals or (action.nargs == 0 and told[action] == "0"):
+                continue  # the command line wins
+            for rival in rivals.intersection(left_open):
+                names = [f"{self._variable(one)} is {told[one]!r}" for one in (rival, action)]
+                if told[rival] != "0":
+                    self.error(f"{' and '.join(names)}; expected one of them")
+            option, variable = _long_option(action) or "", self._variable(action)
+            setattr(parsed, action.dest, self._convert(action, f"{option} (from {variable})", told[action]))
+            parsed.from_environment[option] = variable
+
+    def _rivals(self, action: argparse.Action) -> set[argparse.Action]:
+        groups = (group._group_actions for group in self._mutually_exclusive_groups)
+        return {rival for members in groups if action in members for rival in members if rival is not action}
+
+    def _convert(self, action: argparse.Action, shown: str, text: str) -> Any:
+        if action.nargs == 0:
+            return True
+        values = text.split(",") if isinstance(action, argparse._AppendAction) else [text]
+        if action.choices is not None and text not in action.choices:
+            self.error(f"{shown} is {text!r}; expected one of {', '.join(map(str, action.choices))}")
+        try:
+            converted = [action.type(value) if callable(action.type) else value for value in values]
+        except (argparse.ArgumentTypeError, ValueError) as error:
+            self.error(f"{shown} is {text!r}: {error}")
+        return converted if isinstance(action, argparse._AppendAction) else converted[0]
+
+
+def _long_option(action: argparse.Action) -> str | None:
+    longs = [option for option in action.option_strings if option.startswith("--")]
+    return longs[0] if longs and not isinstance(action, argparse._HelpAction | argparse._VersionAction) else None
