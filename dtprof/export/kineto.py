@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis.detail import RankDetail, RunDetail, read_ranks
@@ -212,19 +213,17 @@ def _counted(trace: RankTrace, counts: dict[int, int], shortest: dict[int, Colum
     """Return the operations of a rank, and as many more of no effect as it has fewer than others."""
     own, pid, origin = trace.operations, trace.rank, trace.origin_ns
     found: list[Event] = []
-    columns = (
-        own.name,
-        (own.begin - origin).tolist(),
-        (own.end - own.begin).tolist(),
-        own.lane.tolist(),
-        own.arguments,
-    )
-    for name, begin, length, lane, arguments in zip(*columns, strict=True):
+    times = _all_microseconds(own.begin - origin)
+    lengths = _all_microseconds(own.end - origin) - times
+    plain: Event = {"ph": "X", "cat": "user_annotation", "name": "", "pid": pid, "tid": 0}
+    columns = (own.name, times.tolist(), lengths.tolist(), own.lane.tolist(), own.arguments)
+    for name, ts, dur, lane, arguments in zip(*columns, strict=True):
         counted, tid = name, FIRST_LANE + lane
         if name not in COUNTED:
-            found.append(_slice("user_annotation", name, pid, tid, begin, length, **arguments))
+            found.append({**plain, "name": name, "tid": tid, "ts": ts, "dur": dur, "args": arguments.copy()})
             counted, tid = NEAREST.get(name, "all_reduce"), FIRST_COUNTED_LANE + lane
-        found.append(_slice("user_annotation", f"{prefix}:{counted}", pid, tid, begin, length, **arguments))
+        counted = f"{prefix}:{counted}"
+        found.append({**plain, "name": counted, "tid": tid, "ts": ts, "dur": dur, "args": arguments.copy()})
     named = False
     for step, count in counts.items():
         rows = np.flatnonzero(own.step == step)
@@ -288,6 +287,12 @@ def _slice(category: str, name: str, pid: int, tid: int, begin: int, length: int
 def _microseconds(ns: int) -> float:
     """Return a time within half a ns in units that floats add exactly: else neighbours would overlap by 1e-10."""
     return round(ns * 1.024) / 1024
+
+
+def _all_microseconds(ns: Column) -> npt.NDArray[np.float64]:
+    """Return the same of many."""
+    microseconds: npt.NDArray[np.float64] = np.rint(ns * 1.024) / 1024
+    return microseconds
 
 
 def _metadata(kind: str, pid: int, tid: int, **arguments: object) -> Event:

@@ -25,6 +25,9 @@ from dtprof.export.wire import Floats, double, message, number, one_text, single
 FILE_VERSION = "brain.Event:2"
 WALL_TIME, STEP, SUMMARY, VALUE, TAG, SIMPLE_VALUE = 1, 2, 5, 1, 1, 2
 """Fields of an Event, its Summary and the Values of that."""
+HPARAMS, HPARAMS_VERSION = "hparams", 0
+HPARAMS_START, HPARAMS_END = "_hparams_/session_start_info", "_hparams_/session_end_info"
+"""As tensorboard.plugins.hparams.metadata has them, which loads a part of TensorFlow's likeness."""
 RGB = 3
 
 
@@ -141,7 +144,6 @@ class EventLog:
 
     def hyperparameters(self, values: Mapping[str, str | float], began_s: float, ended_s: float) -> None:
         """Add a session with these hyperparameters; scalars of the same run are its metrics."""
-        names = load("tensorboard.plugins.hparams.metadata")
         data = load("tensorboard.plugins.hparams.plugin_data_pb2")
         success = load("tensorboard.plugins.hparams.api_pb2").Status.Value("STATUS_SUCCESS")
         start = data.SessionStartInfo(start_time_secs=began_s)
@@ -151,12 +153,11 @@ class EventLog:
             else:
                 start.hparams[name].number_value = value
         end = data.SessionEndInfo(status=success, end_time_secs=ended_s)
-        version = names.PLUGIN_DATA_VERSION
         for tag, content in (
-            (names.SESSION_START_INFO_TAG, data.HParamsPluginData(session_start_info=start, version=version)),
-            (names.SESSION_END_INFO_TAG, data.HParamsPluginData(session_end_info=end, version=version)),
+            (HPARAMS_START, data.HParamsPluginData(session_start_info=start, version=HPARAMS_VERSION)),
+            (HPARAMS_END, data.HParamsPluginData(session_end_info=end, version=HPARAMS_VERSION)),
         ):
-            metadata = self._metadata(names.PLUGIN_NAME, content.SerializeToString())
+            metadata = self._metadata(HPARAMS, content.SerializeToString())
             self._add(0, began_s, [self._summary.Summary.Value(tag=tag, metadata=metadata)])
 
     def _metadata(self, plugin: str, content: bytes = b"") -> Any:
