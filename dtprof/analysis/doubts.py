@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.alignment import Clocks, worst_error_ns
 from dtprof.analysis.memory_formulas import activation_bytes
+from dtprof.analysis.pipeline import NO_PIPELINE
 from dtprof.analysis.ranks import RankFacts, RankReduction
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import CollectiveResult
@@ -12,6 +13,8 @@ from dtprof.formatting import format_count, format_ns
 
 MAX_PROBLEMS = 20
 NO_BUSBW = ("gather", "scatter")
+IDLE = "idle"
+"""What the doubt is about that every run has of which no device was recorded."""
 
 
 def list_doubts(
@@ -51,9 +54,19 @@ def list_doubts(
         *_of_memory(facts),
         *pipeline,
         *throughput,
-        *_never_recorded(used),
+        *_never_recorded(used, reductions),
     )
     return (*lacks, *(doubt for doubt in found if doubt.partition(":")[0] not in subjects))
+
+
+def tell_shortly(doubts: Sequence[str]) -> list[str]:
+    """Return doubts for people: less what holds of most runs, and what is said of several figures said once."""
+    subjects: dict[str, list[str]] = {}
+    for doubt in doubts:
+        subject, _, reason = doubt.partition(": ")
+        if subject != IDLE and doubt != NO_PIPELINE:
+            subjects.setdefault(reason if subject.endswith("_per_s") else doubt, []).append(subject)
+    return [told if told in doubts else f"{', '.join(named)}: {told}" for told, named in subjects.items()]
 
 
 def _of_records(
@@ -204,7 +217,9 @@ def _is_tensor_parallel(fact: RankFacts) -> bool:
     return any(group.axis == "tp" and group.size > 1 for group in fact.groups.values())
 
 
-def _never_recorded(used: UsedSteps) -> list[str]:
-    if used.known:
-        return ["idle: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host"]
-    return ["stragglers: blame is counted per step, and there are no steps"]
+def _never_recorded(used: UsedSteps, reductions: Sequence[RankReduction]) -> list[str]:
+    if not used.known:
+        return ["stragglers: blame is counted per step, and there are no steps"]
+    if any((reduction.partition_ns or {}).get("idle") for reduction in reductions):
+        return []
+    return [f"{IDLE}: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host"]

@@ -27,7 +27,7 @@ from dtprof.analysis.pipeline_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.records import ENDED, is_any, spans_of, stride_of
+from dtprof.analysis.records import ENDED, is_any, list_ranks, spans_of, stride_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
 from dtprof.tables import Array, Pipeline, RankTables, join, select
@@ -53,6 +53,8 @@ FILL = np.dtype([("warm_until", "i8"), ("busy_before", "i8"), ("drain_from", "i8
 TIMES = ("warm_up", "steady", "drain")
 
 
+NO_PIPELINE = "pipeline: no schedule of torch.distributed.pipelining ran; bubble is 0"
+"""Why there is no result of a job without a pipeline."""
 WORTH_ADVICE = 0.02
 """Of the window: of smaller parts nothing is said."""
 
@@ -215,11 +217,18 @@ def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Interv
 
 
 def measure_pipelines(
-    ranks: Sequence[RankPipeline], windows: Mapping[Key, Window], used: UsedSteps
+    ranks: Sequence[RankPipeline], windows: Mapping[Key, Window], used: UsedSteps, *, staged: Sequence[int] = ()
 ) -> tuple[PipelineResult | None, list[str]]:
-    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it."""
+    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it.
+
+    Parameters:
+        staged: the ranks that are in a group of the axis pp with others, whatever ran there.
+    """
     if not ranks:
-        return None, ["pipeline: no schedule of torch.distributed.pipelining ran; bubble is 0"]
+        unknown = "no schedule of torch.distributed.pipelining ran in a step; bubble is 0, its time is in exposed_wait"
+        return None, [
+            f"pipeline: {list_ranks(staged)} in groups of the axis pp, but {unknown}" if staged else NO_PIPELINE
+        ]
     doubts = []
     pipelines = _by_pipeline(ranks)
     if len(windows) < len(pipelines):

@@ -141,7 +141,9 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
-    pipeline, pipeline_doubts = measure_pipelines(list(pipelines.values()), windows, used)
+    pipeline, pipeline_doubts = measure_pipelines(
+        list(pipelines.values()), windows, used, staged=[fact.rank for fact in facts if _is_stage(fact)]
+    )
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
     return Summary(
@@ -261,6 +263,10 @@ def _most_common(names: Iterable[str]) -> str | None:
 def _tap(facts: Sequence[RankFacts]) -> str | None:
     taps = {fact.tap for fact in facts if fact.tap}
     return "mixed" if len(taps) > 1 else next(iter(taps), None)
+
+
+def _is_stage(fact: RankFacts) -> bool:
+    return any(group.axis == "pp" and group.size > 1 for group in fact.groups.values())
 
 
 def _is_complete(fact: RankFacts) -> bool:

@@ -26,7 +26,7 @@ def _growth_lines(ranks: Sequence[RankResult]) -> list[str]:
     growth, rank = max(leaking, key=lambda item: item[0].bytes_per_step)
     low, high = format_bytes(int(growth.low_bytes_per_step)), format_bytes(int(growth.high_bytes_per_step))
     text = f"grows by {format_bytes(int(growth.bytes_per_step))} a step ({low} to {high}) on rank {rank}"
-    more = f", and on {len(leaking) - 1} other ranks" if len(leaking) > 1 else ""
+    more = f", and on {len(leaking) - 1} other rank{'s' if len(leaking) > 2 else ''}" if len(leaking) > 1 else ""
     return labelled("memory leak", text + more, max_lines=2)
 
 

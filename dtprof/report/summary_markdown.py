@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
+from dtprof.analysis.doubts import tell_shortly
 from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, shorten
 
@@ -23,7 +24,7 @@ def summary_markdown(summary: Summary) -> str:
         _rank_table(summary.ranks),
         _collective_table(summary.collectives),
         _notes(summary),
-        _doubts(summary.cannot_tell),
+        _doubts(tell_shortly(summary.cannot_tell)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -49,7 +50,9 @@ def _headline(summary: Summary) -> str:
             f"p90 {format_ns(spread.p90)})"
         )
     if summary.missing_ranks:
-        lines[-1] += f"; **{len(summary.missing_ranks)} ranks left no log**"
+        lines[-1] += (
+            f"; **{len(summary.missing_ranks)} rank{'s' if len(summary.missing_ranks) != 1 else ''} left no log**"
+        )
     return "\n".join(lines)
 
 
@@ -118,7 +121,8 @@ def _doubts(doubts: Sequence[str]) -> str:
     if not doubts:
         return ""
     lines = "\n".join(f"- {as_code(doubt)}" for doubt in doubts)
-    return f"<details><summary>{len(doubts)} things it cannot tell</summary>\n\n{lines}\n\n</details>"
+    things = f"{len(doubts)} thing{'s' if len(doubts) != 1 else ''}"
+    return f"<details><summary>{things} it cannot tell</summary>\n\n{lines}\n\n</details>"
 
 
 def _table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from statistics import median
 
+from dtprof.analysis.doubts import tell_shortly
 from dtprof.analysis.results import (
     PARTS,
     CollectiveResult,
@@ -53,7 +54,9 @@ def summary_text(summary: Summary) -> str:
     capacity = capacity_lines(summary)
     if len(capacity) < room:
         tail, room = [*tail, *capacity], room - len(capacity)
-    return "\n".join([*head, *tables, *tail, *quality, *_doubt_lines(summary.cannot_tell, room), *following])
+    return "\n".join(
+        [*head, *tables, *tail, *quality, *_doubt_lines(tell_shortly(summary.cannot_tell), room), *following]
+    )
 
 
 def _job_lines(summary: Summary) -> list[str]:
@@ -67,7 +70,7 @@ def _job_lines(summary: Summary) -> list[str]:
     lines = [*labelled("job", shorten(command, WIDTH - LABEL)), *labelled("", ", ".join(parts))]
     state = "complete" if summary.complete else "incomplete"
     if summary.missing_ranks:
-        state += f": {len(summary.missing_ranks)} ranks left no log"
+        state += f": {len(summary.missing_ranks)} rank{'s' if len(summary.missing_ranks) != 1 else ''} left no log"
     tap = f", {summary.tap} tap" if summary.tap else ""
     lines += labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
     if endings := _endings(summary.ranks):
@@ -171,7 +174,7 @@ def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
         rows = [[shorten(row[0], widest), *row[1:]] for row in rows]
     lines = format_table(rows, left=2, gap=" ")
     more = len(collectives) - MAX_COLLECTIVES
-    return [*lines, f"{more} more kinds of operations: --json"] if more > 0 else lines
+    return [*lines, f"{more} more kind{'s' if more != 1 else ''} of operations: --json"] if more > 0 else lines
 
 
 def _collective_cells(row: CollectiveResult) -> list[str]:
@@ -231,7 +234,8 @@ def _straggler(straggler: StragglerResult) -> str:
     blame = straggler.blame_ns_per_step
     cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
     slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
-    where = f", slow in {straggler.phase.replace('_', ' ')}" if straggler.phase else ""
+    phase = "outside all phases" if straggler.phase == "other" else f"in {(straggler.phase or '').replace('_', ' ')}"
+    where = f", slow {phase}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     share = f"to blame in {straggler.last_share:.0%}"
@@ -245,9 +249,11 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
         return []
     pieces = [(ns, phase.replace("_", " ")) for phase, ns in path.phases_ns.items()]
     pieces += [(one.transfer_ns, one.op) for one in path.operations]
-    shown = ", ".join(f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns)
+    shown = [f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns]
     most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
-    return labelled("crit. path", shown + most)
+    while len(shown) > 1 and len(", ".join(shown) + most) > WIDTH - LABEL:
+        shown.pop()
+    return labelled("crit. path", ", ".join(shown) + most)
 
 
 def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dtprof.analysis.doubts import tell_shortly
 from dtprof.analysis.pipeline import theory_fraction
 from dtprof.analysis.results import PipelineResult, Summary
 from dtprof.analysis.summary import summarise
@@ -149,12 +150,16 @@ def test_actions_that_cannot_be_replayed_leave_the_parts_unknown() -> None:
     assert result.bubble_fraction > 1 / 3
 
 
-def test_a_job_without_a_pipeline_says_so() -> None:
-    rank = RankBuilder(0, world_size=1)
-    rank.op("all_reduce", 0, 10)
-    summary = summarise(MemoryRun([rank]))
+@pytest.mark.parametrize(("axis", "is_told"), [("mesh_pp", True), ("mesh_dp", False)])
+def test_only_stages_without_a_schedule_are_told_of(axis: str, is_told: bool) -> None:
+    ranks = [RankBuilder(number, world_size=2) for number in range(2)]
+    for rank in ranks:
+        rank.op("all_reduce", 0, 10, group=rank.group("1", (0, 1), axis))
+    summary = summarise(MemoryRun(ranks))
     assert summary.pipeline is None
-    assert any("no schedule of torch.distributed.pipelining" in doubt for doubt in summary.cannot_tell)
+    told = [doubt for doubt in tell_shortly(summary.cannot_tell) if doubt.startswith("pipeline: ranks 0, 1 in groups")]
+    assert len(told) == is_told
+    assert sum(doubt.startswith("pipeline: ") for doubt in summary.cannot_tell) == 1  # the null has a reason
 
 
 @pytest.mark.parametrize(
