@@ -39,6 +39,7 @@
   }
 
   function formatTime(ns) {
+    if (!ns) return "0";
     const [size, unit] = [[1e9, "s"], [1e6, "ms"], [1e3, "\u00b5s"], [1, "ns"]].find(([one]) => Math.abs(ns) >= one) ?? [1, "ns"];
     return `${Number((ns / size).toPrecision(4))}\u00a0${unit}`;
   }

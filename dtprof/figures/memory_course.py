@@ -15,8 +15,8 @@ from dtprof.figures.source import Source
 
 FEW_SAMPLES = 60
 """Up to so many each is marked."""
-OTHERS = (4, 2, 5, 0)
-"""Hues of what is neither the total nor held for a purpose; formulas have one of their own."""
+NUM_HUES = 3
+"""Of what is neither the total nor held for a purpose."""
 _CATEGORIES = {sample: f"memory {category}" for category, sample in events.MEMORY_CATEGORIES.items()}
 _ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
 """Where memory and phases lie, from bottom to top."""
@@ -43,11 +43,7 @@ def draw_memory_course(source: Source) -> Drawing | Nothing:
     )  # fmt: skip
     others = [name for name in own.courses if name != own.total and name not in _CATEGORIES]
     for name, course in own.courses.items():
-        meta = (
-            "ink"
-            if name == own.total
-            else _CATEGORIES.get(name) or f"series {OTHERS[others.index(name) % len(OTHERS)]}"
-        )
+        meta = "ink" if name == own.total else _CATEGORIES.get(name) or f"memory sample {others.index(name) % NUM_HUES}"
         _add_course(figure, name, course, unit, meta=meta)
     steps = own.courses[own.total].step
     for name, nbytes in formulas.items():
@@ -113,7 +109,7 @@ def _add_formula(figure: Any, name: str, nbytes: int, unit: Unit, ends: tuple[in
     figure.add_trace(
         go.Scatter(
             name=f"{name}, by formula",
-            meta="series 1",
+            meta="memory formula",
             mode="lines",
             line={"width": 1.6, "dash": "dash" if name == "model state" else "dot"},
             x=list(ends),

@@ -114,6 +114,10 @@ HUES = {
     "memory other": Hue(
         label="other", light="#b9bdc4", dark="#5d636c", meaning="what of the peak is left: Python, libraries, allocator"
     ),
+    "memory formula": Hue(label="by formula", light="#7040e8", dark="#a040b8", meaning="what the formula says"),
+    "memory sample 0": Hue(label="", light="#704010", dark="#888840"),
+    "memory sample 1": Hue(label="", light="#888810", dark="#d0a0e8"),
+    "memory sample 2": Hue(label="", light="#7010b8", dark="#e8d070"),
     "series 0": Hue(label="", light="#3465be", dark="#5a91ee"),
     "series 1": Hue(label="", light="#b5651d", dark="#e8aa31"),
     "series 2": Hue(label="", light="#2f7f6c", dark="#73cda9"),

@@ -50,7 +50,9 @@ def number_column(
 
 
 def unit_column(key: str, header: str, values: Sequence[float | None], units: tuple[Unit, ...]) -> Column:
-    """Return a column of numbers in the one unit that fits its largest value, named in the header."""
+    """Return a column of numbers in the one unit that fits its largest value, named in the header; none for dashes."""
+    if all(value is None for value in values):
+        return number_column(key, header, values)
     unit = choose_unit(values, units)
     return number_column(
         key, f"{header} ({unit.name})", [None if value is None else value / unit.size for value in values]

@@ -25,6 +25,7 @@ SIGHT = {
     ),
 }
 COMMUNICATION = ("exposed", "overlapped", "point to point")
+MEMORY_LINES = tuple(name for name in HUES if name.startswith("memory ") and name != "memory other")
 
 
 def linear(colour: str) -> Floats:
@@ -52,7 +53,9 @@ def oklab(rgb: Floats) -> Floats:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("names", [PARTS, PHASES, COMMUNICATION], ids=["parts", "phases", "communication"])
+@pytest.mark.parametrize(
+    "names", [PARTS, PHASES, COMMUNICATION, MEMORY_LINES], ids=["parts", "phases", "communication", "memory"]
+)
 def test_hues_that_meet_in_one_figure_stay_apart(names: tuple[str, ...], sight: str, theme: str) -> None:
     seen = {name: oklab(SIGHT[sight] @ linear(getattr(hue_of(name), theme))) for name in names}
     near = {
