@@ -167,6 +167,8 @@ def prepared(path: Path, *, folder: bool, force: bool) -> Iterator[Path]:
     Raises:
         OutputError: PATH is taken, holds what dtprof did not write, or cannot be written.
     """
+    if path.name in ("", ".."):
+        raise OutputError(f"{str(path)!r} is no name of a file or folder to make; give one with -o")
     if path.exists() and not force:
         raise OutputError(f"{path} exists already; give another path with -o, or --force to overwrite it")
     if path.exists() and not (path.is_file() or path.is_dir()):

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.errors import UsageError
+
 if TYPE_CHECKING:
     from dtprof.lint.evidence import GroupCalls
 
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.lint_text import lint_text
 
     result = lint(arguments.paths)
+    if not (result.files or result.problems):
+        raise UsageError(f"{arguments.paths[0]} holds no Python file; expected a .py file, or a directory of those")
     if arguments.run_directory is not None:
         from dtprof.lint.evidence import confirm
 

@@ -1,13 +1,14 @@
 """The `dtprof` command: finds the subcommand, prints errors as one sentence."""
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
 
 from dtprof import __version__
 from dtprof.cli.parsers import CommandParser
-from dtprof.errors import DtprofError
+from dtprof.errors import DtprofError, OutputError
 
 COMMANDS = (
     "run",
@@ -60,7 +61,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone: nothing is wrong.
+        sys.stdout = None
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(given: list[str]) -> int:
     # What follows the first `--` belongs to the job and is not ours to look at.
     cut = given.index("--") if "--" in given else len(given)
     parsed, left = build_parser().parse_known_args(given[:cut])
@@ -71,19 +82,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = parsed.run(parsed)
         sys.stdout.flush()
-        return status
     except DtprofError as error:
         origins = [
             f"{option} is from {name}" for option, name in parsed.from_environment.items() if option in str(error)
         ]
         print(f"dtprof {parsed.command}: {'; '.join([str(error), *origins])}", file=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing is wrong.
-        sys.stdout = None
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        sys.stdout = None  # what it still holds cannot be written either
+        print(
+            f"dtprof {parsed.command}: stdout cannot be written to ({error.strerror}); send it where there is room",
+            file=sys.stderr,
+        )
+        return OutputError.exit_status
+    return status
 
 
 if __name__ == "__main__":

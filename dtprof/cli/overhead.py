@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _num_pairs(text: str) -> int:
-    if not text.isdigit() or int(text) < 2:
+    if not (text.isascii() and text.isdigit() and int(text[:9]) >= 2 and len(text) < 10):
         raise UsageError(f"--pairs is {text!r}; expected a whole number of at least 2, for example --pairs 6")
     return int(text)
 

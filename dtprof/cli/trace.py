@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 3
 DEFAULT_TOP = 10
 DEFAULT_TIMEOUT_S = 300.0
-RANKS = settings.Setting(option="--ranks", env=settings.TRACE_RANKS.env, default="", metavar="LIST", help="")
+RANKS = settings.Setting(option="--ranks", env="DTPROF_RANKS", default="", metavar="LIST", help="")
 EPILOG = """\
 examples:
   dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py
@@ -53,8 +54,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument(
         "--timeout",
-        type=float,
-        default=DEFAULT_TIMEOUT_S,
+        default=f"{DEFAULT_TIMEOUT_S:g}",
         metavar="S",
         help="with --now: seconds to wait for the ranks (default: 300)",
     )
@@ -68,6 +68,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UsageError(f"--timeout is {text!r}; expected a number of seconds above 0, for example --timeout 60")
+    return value
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the windows, after taking one where that is asked for."""
     from dtprof.run_format.reader import open_run
@@ -75,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.now and (arguments.steps or arguments.memory):
         given = "--steps" if arguments.steps else "--memory"
         raise UsageError(f"{given} says what to take of a running job; expected --now as well")
-    if not arguments.timeout > 0:
-        raise UsageError(f"--timeout is {arguments.timeout:g}; expected a number of seconds above 0")
+    timeout_s = _seconds(arguments.timeout)
     opened = open_run(arguments.run_directory)
     chosen = _choose(opened, arguments.ranks)
     status = 0
@@ -84,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         from dtprof.cli.trace_now import take_now
 
         steps = arguments.steps or (0 if arguments.memory else DEFAULT_STEPS)
-        taken = take_now(opened, chosen, steps=steps, memory=arguments.memory, timeout_s=arguments.timeout)
+        taken = take_now(opened, chosen, steps=steps, memory=arguments.memory, timeout_s=timeout_s)
         for told in taken.told:
             print(f"dtprof trace: {told}", file=sys.stderr)
         status, request = int(not taken.complete), taken.request

@@ -131,7 +131,10 @@ def _site_packages(python: str) -> Path:
         raise UsageError(
             f"--python is {python!r}, which does not run as Python ({error}); give an interpreter"
         ) from error
-    return Path(result.stdout.splitlines()[-1])
+    lines = result.stdout.splitlines()
+    if not lines or not Path(lines[-1]).is_absolute():
+        raise UsageError(f"--python is {python!r}, which runs, but not as Python; give an interpreter")
+    return Path(lines[-1])
 
 
 def _not_writable(folder: Path, error: OSError) -> OutputError:

@@ -1,13 +1,19 @@
 """The command line as a whole: finding commands, errors as sentences, what belongs to the job."""
 
+import argparse
+import errno
 import importlib
 import importlib.util
+import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 import dtprof
+from dtprof.cli import demo
 from dtprof.cli import main as command_line
 from dtprof.cli import run as run_command
 from dtprof.cli.main import COMMANDS, build_parser, main
@@ -94,3 +100,58 @@ def test_demo_without_torch_says_how_to_get_it(
         "dtprof demo: the example trains a model and torch is not installed: pip install 'dtprof[train]'\n"
     )
     assert not (tmp_path / "demo").exists()
+
+
+def test_a_full_disk_behind_stdout_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_command, "run", full)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back afterwards
+    assert main(["run", "--", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said == "dtprof run: stdout cannot be written to (No space left on device); send it where there is room\n"
+
+
+def test_interrupt_while_commands_are_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> argparse.ArgumentParser:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "build_parser", interrupted)
+    assert main(["--help"]) == 130
+
+
+def test_lint_of_a_folder_without_python_is_no_clean_bill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", str(tmp_path)]) == 2
+    assert f"{tmp_path} holds no Python file; expected" in capsys.readouterr().err
+
+
+def test_inject_into_what_is_no_python_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inject", "status", "--python", "/bin/true"]) == 2
+    assert "--python is '/bin/true', which runs, but not as Python" in capsys.readouterr().err
+
+
+def test_import_replaces_runs_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["import", "traces", "-o", str(tmp_path), "--force"]) == 2
+    assert "holds 'thesis.tex', which dtprof did not write" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "forced"), [(["python", *demo.JOB], True), (["python", "train.py"], False), ("x", False), (None, False)]
+)
+def test_demo_replaces_the_run_of_an_earlier_demo_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: object, forced: bool
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"command": command}))
+    seen: list[argparse.Namespace] = []
+    monkeypatch.setattr(run_command, "run", lambda arguments: seen.append(arguments) or 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["demo", "-o", str(tmp_path)]) == 3
+    assert [arguments.force for arguments in seen] == [forced]
+    assert main(["demo", "-o", str(tmp_path), "--force"]) == 3
+    assert seen[-1].force
