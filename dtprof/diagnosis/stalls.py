@@ -1,5 +1,7 @@
 """Nobody ended and nobody went another way: a rank does not come, or an operation does not end."""
 
+from dataclasses import replace
+
 from dtprof import events
 from dtprof.diagnosis.divergence import Front
 from dtprof.diagnosis.endings import STOPPED, call_sites
@@ -25,41 +27,46 @@ def find_absent(evidence: Evidence, waits: dict[int, tuple[Wait, ...]]) -> Findi
             if r in evidence.ranks and r not in waits and not evidence.ranks[r].finished
         ]
         if idle and not wait.any_of_them:
-            return _absent_finding(evidence, wait.operation, waits, idle)
+            return _absent_in_operation(evidence, wait.operation, waits, idle)
     return None
 
 
-def _absent_finding(
+def _absent_in_operation(
     evidence: Evidence, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankEvidence]
 ) -> Finding:
     group = evidence.group(op.group)
-    culprits = tuple(sorted(rank.rank for rank in absent))
     waiting = tuple(sorted(waits))
     here = tuple(
         rank
         for rank in waiting
         if any((w.operation.group, w.operation.seq, w.operation.p2p) == (op.group, op.seq, op.p2p) for w in waits[rank])
     )
-    sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
-    kind, words, advice, confidence = _what_it_does(absent[0])
-    facts = tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8])
-    words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
-    name = capitalised(culprits)
-    return Finding(
-        kind=kind,
-        severity="warning" if kind == "long-operation" else "error",
-        summary=f"{name} {words}{at_line(sites.get(culprits[0]))}; {wait_words(here)}"
-        f" for {'it' if len(absent) == 1 else 'them'} in {op.op} #{op.seq} of {group_words(group)}.",
-        culprit_ranks=culprits,
+    return replace(
+        _absent_finding(absent, here, f"{op.op} #{op.seq} of {group_words(group)}"),
         waiting_ranks=waiting,
-        confidence=confidence,
         group=group,
         op=op.op,
         seq=op.seq,
         step=op.step,
         call_sites=call_sites({rank: own[0].operation for rank, own in waits.items()}),
+    )
+
+
+def _absent_finding(absent: list[RankEvidence], waiting: tuple[int, ...], place: str) -> Finding:
+    culprits = tuple(sorted(rank.rank for rank in absent))
+    sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
+    kind, words, advice, confidence = _what_it_does(absent[0])
+    words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
+    return Finding(
+        kind=kind,
+        severity="warning" if kind == "long-operation" else "error",
+        summary=f"{capitalised(culprits)} {words}{at_line(sites.get(culprits[0]))}; {wait_words(waiting)}"
+        f" for {'it' if len(absent) == 1 else 'them'} in {place}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=confidence,
         culprit_call_sites=sites,
-        evidence=facts,
+        evidence=tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8]),
         advice=(advice,),
     )
 
@@ -96,22 +103,60 @@ def _seen(rank: RankEvidence) -> str:
 
 
 def find_never_joined(evidence: Evidence) -> Finding | None:
-    """Return the finding for ranks that never came while the others wait in init_process_group."""
+    """Return the finding for ranks that do not come while the others wait in init_process_group."""
     waiting = tuple(sorted(rank.rank for rank in evidence.ranks.values() if rank.in_init))
-    if not waiting or not evidence.missing:
+    if not waiting:
         return None
     sites = {r: site for r in waiting if (site := evidence.ranks[r].last_site) is not None}
-    name = capitalised(evidence.missing)
+    if evidence.missing:
+        found = _without_record(evidence, waiting)
+    else:
+        absent = [rank for rank in evidence.ranks.values() if not rank.in_init and not rank.blocking]
+        if not absent:
+            return None
+        gone = [rank for rank in absent if rank.finished]
+        found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
+    return replace(found, call_sites=sites)
+
+
+def _without_record(evidence: Evidence, waiting: tuple[int, ...]) -> Finding:
     return Finding(
         kind="rank-never-joined",
-        summary=f"{name} of {evidence.world_size} never joined; {wait_words(waiting)} in init_process_group.",
+        summary=f"{capitalised(evidence.missing)} of {evidence.world_size} never joined; {wait_words(waiting)} in "
+        "init_process_group.",
         culprit_ranks=evidence.missing,
         waiting_ranks=waiting,
         confidence=0.8,
-        call_sites=sites,
         evidence=("they left no record at all",),
         advice=("Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",),
     )
+
+
+def _gone(gone: list[RankEvidence], waiting: tuple[int, ...]) -> Finding:
+    culprits = tuple(sorted(rank.rank for rank in gone))
+    return Finding(
+        kind="rank-exited",
+        summary=f"{capitalised(culprits)} ended; {wait_words(waiting)} for {'it' if len(gone) == 1 else 'them'} in "
+        "init_process_group.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.85,
+        culprit_call_sites={rank.rank: site for rank in gone if (site := rank.place) is not None},
+        evidence=tuple(f"rank {rank.rank}: the program ended in order" for rank in gone[:8]),
+        advice=("Make every rank call init_process_group as often as the others.",),
+    )
+
+
+def _elsewhere(absent: list[RankEvidence], waiting: tuple[int, ...]) -> Finding:
+    found = _absent_finding(absent, waiting, "init_process_group")
+    if not all(rank.groups for rank in absent):
+        return found
+    # Seen on gloo, torch 2.13: docs/explanation/measurements/stress.md.
+    held = (
+        "A group that a rank had before may hang in its end, where a DDP module outlives it: let go of modules before "
+        "destroy_process_group."
+    )
+    return replace(found, advice=(*found.advice, held))
 
 
 def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | None:

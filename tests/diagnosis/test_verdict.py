@@ -261,6 +261,38 @@ def test_ranks_without_a_record_never_joined_while_others_wait_in_init() -> None
     assert verdict.ranks_missing == (2,)
 
 
+def waiting_in_a_second_init(*, closed: bool) -> list[RankBuilder]:
+    """Return two ranks that took two steps; then rank 1 joins a second job, and rank 0 does something else or ends."""
+    ranks = ranks_in_step(2, 2)
+    ranks[0].closed, ranks[1].closed = closed, False
+    ranks[1].span("init_process_group", 3000, site=ranks[1].site("", line=12))
+    return ranks
+
+
+def test_rank_that_is_stuck_while_another_waits_in_a_later_init_is_named_with_its_line() -> None:
+    place = Site(file="/home/me/train.py", line=21, function="train")
+    stack = Stack(state="sleeping", cpu_share=0.0, frames=(place,))
+    verdict = judge(waiting_in_a_second_init(closed=False), exit_status=None, stacks={0: stack})
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind) == ("hang", "rank-stuck")
+    assert (finding.culprit_ranks, finding.waiting_ranks) == ((0,), (1,))
+    assert (finding.culprit_call_sites[0].line, finding.call_sites[1].line) == (21, 12)
+    assert "in init_process_group" in finding.summary
+    assert any("destroy_process_group" in advice for advice in finding.advice)
+
+
+def test_rank_that_ended_while_another_waits_in_a_later_init_has_exited() -> None:
+    finding = judge(waiting_in_a_second_init(closed=True), exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (0,), (1,))
+
+
+def test_all_ranks_in_init_wait_for_nobody_that_the_records_know() -> None:
+    ranks = waiting_in_a_second_init(closed=False)
+    ranks[0].span("init_process_group", 3000, site=ranks[0].site("", line=12))
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+
+
 def test_a_job_stopped_by_hand_says_that_it_cannot_tell() -> None:
     ranks = ranks_in_step(2, 2)
     verdict = judge(ranks, exit_status=-2, stalled=False, statuses={0: (-2, 2500), 1: (-2, 2500)})
