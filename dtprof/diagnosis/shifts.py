@@ -87,6 +87,12 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clo
         and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(evidence, cut, rank)))
         is not None
     }
+    if not shifts and _ended_badly(evidence):
+        shifts = {
+            rank: shift
+            for rank, own in codes.items()
+            if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
+        }
     if not shifts:
         return None
     first = min(shifts.values(), key=lambda shift: shift.at)
@@ -135,8 +141,36 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
     return None
 
 
+def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
+    """Find calls at lines of a rank's own, shortly before a job came to its end, that met calls the others always make.
+
+    The rank makes those after them: then the first that does not fit is where it meets what the others make later.
+    """
+    common = min(len(reference), len(own))
+    differs = np.flatnonzero(reference[:common] != own[:common])
+    if len(differs) < MIN_MISFITS:
+        return None
+    at = int(differs[0])
+    places = np.r_[reference_table["place"], own_table["place"][:at]]
+    if _history(reference_table, at) < MIN_HISTORY:
+        return None
+    for by in range(1, MAX_SHIFT + 1):
+        overlap = min(len(reference) - at, len(own) - at - by)
+        if overlap < 1 or np.isin(own_table["place"][at + by - 1], places):
+            return None
+        theirs, mine = slice(at, at + overlap), slice(at + by, at + by + overlap)
+        same_sizes = np.array_equal(reference_table["numel"][theirs], own_table["numel"][mine])
+        if same_sizes and np.array_equal(reference[theirs], own[mine]):
+            return Shift(at=at, by=by)
+    return None
+
+
 def _history(table: Array, at: int) -> int:
     return int(((table["place"][:at] == table["place"][at]) & (table["op"][:at] == table["op"][at])).sum())
+
+
+def _ended_badly(evidence: Evidence) -> bool:
+    return evidence.stalled or evidence.manifest.exit_status not in (None, 0)
 
 
 def _is_usual(table: Array, at: int) -> bool:
@@ -159,7 +193,7 @@ def _finding(
     others = {rank: operation for rank, operation in present.items() if rank not in culprits}
     theirs, mine = next(iter(others.values())), present[culprits[0]]
     skipped = shift.by < 0
-    ended_badly = evidence.stalled or evidence.manifest.exit_status not in (None, 0)
+    ended_badly = _ended_badly(evidence)
     name = capitalised(culprits)
     what = (
         f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"

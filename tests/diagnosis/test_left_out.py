@@ -102,3 +102,30 @@ def test_one_call_more_by_a_rank_whose_peers_all_ended_after_as_many(
     kind, culprits, seq = found
     finding = judge(ranks, exit_status=1).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
+
+
+SHARDED = (("all_gather", 18, 104), ("all_gather", 18, 100), ("reduce_scatter", 19, 300), ("reduce_scatter", 19, 312))
+"""One round: operation, line, bytes."""
+
+
+@pytest.mark.parametrize(
+    ("own_line", "found"),
+    [
+        (23, ("step-mismatch", (0,), 16)),
+        (18, ("rank-skipped-collective", (0,), 18)),  # no line of its own: what was left out is nearer
+    ],
+)
+def test_a_forward_pass_too_many_is_told_by_its_line_though_the_job_fails_two_calls_later(
+    own_line: int, found: tuple[str, tuple[int, ...], int]
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        calls = [*SHARDED * 4, *((op, own_line, nbytes) for op, _, nbytes in SHARDED[:2]), SHARDED[0]]
+        calls = calls if rank.rank == 0 else [*SHARDED * 4, *SHARDED[:3]]
+        for i, (op, line, nbytes) in enumerate(calls):
+            ends = i < len(calls) - 1
+            site = rank.site(op, line=line)
+            rank.op(op, 100 * i, 100 * i + 50 if ends else None, step=i // 4, site=site, nbytes=nbytes)
+    kind, culprits, seq = found
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
