@@ -33,15 +33,17 @@ def enter(path: Path, *, force: bool, join: bool) -> bool:
     """Make the run directory ready for this launcher; say whether it has created the run, else it has joined one.
 
     Raises:
-        OutputError: the directory is taken by something else than a running run of this job, or cannot be written.
+        OutputError: the directory is taken by something else than a running run of this job, or cannot be written;
+            with --force by a running run of another.
         UsageError: --join and --force together.
     """
     if join and force:
         raise UsageError("--join and --force exclude each other; give a new directory with -o, the same on all hosts")
-    if force or not (join or job_key()):
-        directory.create(path, force=force)
-        return True
     try:
+        replace = force and not _goes_on(path)
+        if replace or not (join or job_key()):
+            directory.create(path, force=force)
+            return True
         if not (path / paths.MANIFEST).exists():
             claimed = _claim(path)
             if claimed:
@@ -52,6 +54,25 @@ def enter(path: Path, *, force: bool, join: bool) -> bool:
     except OSError as error:
         raise directory.output_error(path, error) from error
     return False
+
+
+def _goes_on(path: Path) -> bool:
+    """Say whether the run that --force is to replace is one of this very job that goes on, and so is to be joined.
+
+    Raises:
+        OutputError: another job is being recorded into it.
+    """
+    if not (path / paths.MANIFEST).is_file():
+        return False
+    document = _manifest(path)
+    if document.get("ended_realtime_ns") != 0 or not _is_running(path, document):
+        return False
+    if job_key() is None or document.get("job") != job_key():
+        raise OutputError(
+            f"{path} holds a run that is still recorded (by process {document.get('launcher_pid')}); --force replaces "
+            "what has ended: end that job, or give another directory"
+        )
+    return True
 
 
 def _claim(path: Path) -> bool:

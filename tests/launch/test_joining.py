@@ -77,6 +77,24 @@ def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path)
     assert joining.enter(run, force=True, join=False), "force replaces it"
 
 
+@pytest.mark.usefixtures("rendezvous")
+def test_force_replaces_no_run_that_goes_on_and_joins_that_of_its_own_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = created(tmp_path / "run")
+    monkeypatch.setenv("DTPROF_HOST", "host-b")
+    assert not joining.enter(run, force=True, join=False)
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    with pytest.raises(
+        OutputError, match=rf"is still recorded \(by process {os.getpid()}\); --force replaces what has"
+    ):
+        joining.enter(run, force=True, join=False)
+    monkeypatch.delenv("MASTER_PORT")
+    with pytest.raises(OutputError, match="end that job, or give another directory"):
+        joining.enter(run, force=True, join=False)
+    assert (run / "run.json").exists()
+
+
 def test_without_a_word_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
     run = created(tmp_path / "run")
     with pytest.raises(OutputError, match="is not empty; give another directory, or --force"):
