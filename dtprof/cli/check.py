@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
+from dtprof.cli.following import say_next
 from dtprof.cli.quantities import parse_milliseconds, parse_rate, parse_share, parse_size
 from dtprof.errors import UsageError
 
@@ -152,7 +153,18 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(check_json(name, results, passed=passed, allow_unknown=arguments.allow_unknown), indent=1))
     else:
         print(check_text(name, results, passed=passed, allow_unknown=arguments.allow_unknown))
+        say_next(*_following(arguments, {result.figure for result in results if result.outcome in failing}))
     return 0 if passed else 1
+
+
+def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Path]:
+    """Return the command that explains what was not kept."""
+    from dtprof.analysis.limits import FINDINGS, SLOWDOWN
+
+    run: Path = arguments.run_directory
+    if FINDINGS in failed:
+        return ["diagnose", run]
+    return ["compare", arguments.max_slowdown_against, run] if SLOWDOWN in failed else ["summary", run]
 
 
 def _slowdown(arguments: argparse.Namespace) -> "Limit | None":

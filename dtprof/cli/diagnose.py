@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
+from dtprof.cli.following import say_next
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.verdict_text import verdict_text
 
     verdict = diagnose(arguments.paths, engines.chosen_engine(arguments))
-    print(json.dumps(verdict_json(verdict), indent=1) if arguments.json else verdict_text(verdict))
+    if arguments.json:
+        print(json.dumps(verdict_json(verdict), indent=1))
+    else:
+        print(verdict_text(verdict))
+        if len(arguments.paths) == 1 and "run" in verdict.source:
+            say_next("report" if verdict.faults else "summary", *arguments.paths)
     return 1 if verdict.faults else 0
 
 

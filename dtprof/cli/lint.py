@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli.following import say_next
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         from dtprof.lint.evidence import confirm
 
         result = confirm(result, _group_calls(arguments.run_directory))
+    found = any(finding.severity in ("error", "warning") for finding in result.findings)
     print(json.dumps(lint_json(result), indent=1) if arguments.json else lint_text(result))
+    if found and not arguments.json and arguments.run_directory is None:
+        say_next("lint", *arguments.paths, "--run", "RUN")
     if result.unreadable:
         return 2
-    return 1 if any(finding.severity in ("error", "warning") for finding in result.findings) else 0
+    return 1 if found else 0
 
 
 def _group_calls(path: Path) -> "list[GroupCalls]":

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from dtprof.cli.following import say_next
 from dtprof.errors import UsageError
 
 EPILOG = """\
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(stacks_json(stacks, taken=taken, t_ns=t_ns, notes=notes), indent=1))
     else:
         print(stacks_text(stacks, all_threads=arguments.all_threads, notes=notes))
+        say_next("diagnose", arguments.run_directory)
     return 0
 
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli.following import say_next
+
 if TYPE_CHECKING:
     from dtprof.live.monitor import Moment, Monitor
 
@@ -54,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             _watch(monitor)
     finally:
         monitor.close()
+    say_next("diagnose", arguments.run_directory)
     return 0
 
 

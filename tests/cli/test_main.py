@@ -17,6 +17,8 @@ from dtprof.cli import demo
 from dtprof.cli import main as command_line
 from dtprof.cli import run as run_command
 from dtprof.cli.main import COMMANDS, build_parser, main
+from tests.analysis.noisy_runs import build_ranks
+from tests.builders import write_run
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,3 +157,21 @@ def test_demo_replaces_the_run_of_an_earlier_demo_alone(
     assert [arguments.force for arguments in seen] == [forced]
     assert main(["demo", "-o", str(tmp_path), "--force"]) == 3
     assert seen[-1].force
+
+
+def test_the_next_command_is_said_below_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "a run", build_ranks(1))
+
+    def said_by(*words: str) -> str:
+        main([words[0], str(run), *words[1:]])
+        return capsys.readouterr().err
+
+    assert said_by("diagnose", "--jobs", "1") == f"next: dtprof summary '{run}'\n"
+    assert said_by("check", "--max-step-ms", "0.001") == f"next: dtprof summary '{run}'\n"
+    assert said_by("check", "--max-slowdown-against", str(run)) == f"next: dtprof summary '{run}'\n"
+    assert said_by("top") == f"next: dtprof diagnose '{run}'\n"
+    assert said_by("diagnose", "--json", "--jobs", "1") == ""
+    source = tmp_path / "train.py"
+    source.write_text("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n")
+    assert main(["lint", str(source)]) == 1
+    assert capsys.readouterr().err == f"next: dtprof lint {source} --run RUN\n"
