@@ -95,10 +95,17 @@
       const share = metric.values[position] === null ? 0 : metric.values[position] / metric.top;
       const text = metric.texts[position];
       button.style.setProperty("--share", `${(100 * Math.min(1, share)).toFixed(1)}%`);
-      value.textContent = grid.data.columns > 16 ? text.replace(/\s?[a-z\u00b5%]+$/iu, "") : text;
+      value.textContent = grid.data.columns > 16 ? shorten(text) : text;
       button.title = `rank ${cell.rank}${cell.where ? ` (${cell.where})` : ""}: ${metric.name} ${text}`;
     });
     mark();
+  }
+
+  // Returns what fits a small cell: few digits, without the unit; the title of the cell holds the rest.
+  function shorten(text) {
+    const number = text.replace(/\s?[a-z\u00b5%]+$/iu, "");
+    const value = Number(number);
+    return number.length > 3 && value >= 1 ? value.toFixed(value < 10 ? 1 : 0) : number;
   }
 
   function mark() {
