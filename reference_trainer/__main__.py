@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 
 from reference_trainer.checkpoint_folder import refuse_folder
@@ -11,6 +12,8 @@ from reference_trainer.options import parse_options
 from reference_trainer.outputs import prepare_scalars
 from reference_trainer.placement import read_placement
 from reference_trainer.windows import read_tokens
+
+LINGER_S = 1.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,10 +34,13 @@ def main(arguments: Sequence[str]) -> int:
 
         train(options, tokens, placement)
     except UsageError as error:
-        # The launcher stops the rest as soon as one rank has ended: so each says it, and lives on to its own status.
+        # The launcher stops the rest as soon as one rank has ended: so each says it, lives on to its own status, and
+        # gives those that started later, or read more slowly, the time to come as far.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         origin = f"[rank {placement.rank}] " if placement.launched else ""
         print(f"{origin}reference_trainer: {error}", file=sys.stderr, flush=True)
+        if placement.launched:
+            time.sleep(LINGER_S)
         return 2
     return 0
 
