@@ -1,6 +1,5 @@
 """`dtprof report` from a run on disk to a file."""
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli import report
+from dtprof.cli.parsers import CommandParser
 from dtprof.errors import NotARunError, OutputError, UsageError
 from tests.builders import RankBuilder, write_run
 
@@ -29,7 +29,7 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def call(*arguments: object) -> int:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     report.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["report", *map(str, arguments)])
     status: int = parsed.run(parsed)

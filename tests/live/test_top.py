@@ -160,7 +160,7 @@ def test_without_a_terminal_one_screen_is_printed(arguments: list[str], tmp_path
     run = running(two_ranks(4), tmp_path / "run")
     command = [sys.executable, "-m", "dtprof", "top", str(run), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (0, f"next: dtprof diagnose {run}\n")
     assert "does now" in ended.stdout
     assert "\x1b" not in ended.stdout
 
