@@ -19,7 +19,7 @@ examples:
 
 A comment `# dtprof: ignore WHY` on the line, or alone on the line above, covers a finding.
 Kinds of findings: docs/reference/lint.md.
-exit status: 0 nothing found, 1 something found, 2 a file cannot be read
+exit status: 0 nothing found, 1 something found, 2 a file cannot be read, or there is none
 """
 
 
