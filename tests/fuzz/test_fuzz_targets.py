@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.fuzz.mutations import mutated
@@ -37,6 +38,24 @@ def test_a_reader_survives_damage_to_what_it_reads(name: str, tmp_path: Path) ->
     chance = random.Random(7)
     for number in range(INPUTS):
         check(mutated(chance.choice(seeds), target.max_bytes, number, changed_bytes))
+
+
+def test_comparing_arrays_under_the_fuzzer_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    atheris = pytest.importorskip("atheris")
+    from tests.fuzz import comparisons
+
+    def compare() -> int:
+        rows = np.arange(100)
+        return int((rows >= 90).sum()) if sys.argv != [""] else 0
+
+    monkeypatch.setattr(atheris, "_trace_cmp", atheris._trace_cmp)  # which is put back
+    watched = atheris.instrument_func(compare)
+    comparisons.pass_arrays_by()
+    before = sys.getallocatedblocks()
+    found = {watched() for _ in range(1000)}
+    kept = sys.getallocatedblocks() - before
+    assert found == {10}
+    assert kept < 500
 
 
 def test_inputs_that_reach_new_branches_are_kept(tmp_path: Path) -> None:
