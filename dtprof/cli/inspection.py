@@ -18,6 +18,7 @@ from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
+from dtprof.diagnosis.stalls import BUSY
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
@@ -131,6 +132,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"]) -> facts.Eviden
         find_stragglers=lambda: _find_stragglers(summarise()),
         find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),
+        at_rest_s=_time_at_rest(run, ranks, last_ns=last_ns, same_boot=same_boot),
     )
 
 
@@ -188,6 +190,28 @@ def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: in
     if not same_boot or not any(rank.alive for rank in ranks):
         return True  # killed together with dtprof: this is where it stood
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
+
+
+def _time_at_rest(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> float | None:
+    """Return for how long all ranks had slept outside any operation when their stacks were taken, or None."""
+    if run.manifest.ended_realtime_ns or not same_boot or not all(map(_sleeps, ranks)):
+        return None
+    times = [run.endings.stacks_of(rank.host).get("t_ns") for rank in ranks]
+    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - last_ns >= QUIET_NS]
+    return (min(taken) - last_ns) / 1e9 if taken and len(taken) == len(ranks) else None
+
+
+def _sleeps(rank: facts.RankEvidence) -> bool:
+    stack = rank.stack
+    return (
+        bool(rank.alive)
+        and rank.front is None
+        and not (rank.in_init or rank.finished)
+        and stack is not None
+        and stack.state != "running"
+        and stack.cpu_share is not None
+        and stack.cpu_share <= BUSY
+    )
 
 
 def is_alive(pid: int, run: Path) -> bool:

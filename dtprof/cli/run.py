@@ -176,7 +176,9 @@ def _diagnose(run: Path) -> "watcher.Verdict":
     from dtprof.report.verdict_text import verdict_text
 
     verdict = diagnose_run(run)
-    return watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
+    return watcher.Verdict(
+        is_hang=verdict.outcome == "hang", text=verdict_text(verdict), is_unclear=verdict.outcome == "unknown"
+    )
 
 
 @fenced("the closing note", "is left out")

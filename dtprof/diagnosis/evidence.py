@@ -310,6 +310,7 @@ class Evidence:
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     problems: tuple[str, ...] = ()
+    at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
 
     @property
     def missing(self) -> tuple[int, ...]:

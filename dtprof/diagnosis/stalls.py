@@ -11,6 +11,8 @@ from dtprof.diagnosis.waits import Wait
 
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
+FROZEN = ("stopped", "disk-sleep", "tracing-stop")
+"""States in which a process does nothing, whatever comes."""
 LONG_PHASES = {
     events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
@@ -73,7 +75,7 @@ def _absent_finding(absent: list[RankEvidence], waiting: tuple[int, ...], place:
 
 def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     stack = rank.stack
-    if stack is not None and stack.state in ("stopped", "disk-sleep", "tracing-stop"):
+    if stack is not None and stack.state in FROZEN:
         return "rank-frozen", f"is frozen (process state {stack.state})", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases:

@@ -23,6 +23,7 @@ from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
 from dtprof.diagnosis.waits import Wait, find_cycle, find_waits
 
 CRASHES = {"rank-crashed", "rank-killed"}
+MAX_AT_REST = 4
 SLOW = {"slow-rank", "long-operation"}
 
 
@@ -40,6 +41,9 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
     else:
         findings = _find_risks(evidence)
     outcome, reasons = _outcome(evidence, findings)
+    if evidence.at_rest_s is not None:
+        outcome = "unknown" if outcome == "healthy" else outcome
+        reasons = (*reasons, _rest_words(evidence, evidence.at_rest_s))
     return Verdict(
         outcome=outcome,
         source=source,
@@ -48,6 +52,22 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
         findings=tuple(findings),
         cannot_tell=(*reasons, *evidence.problems),
     )
+
+
+def _rest_words(evidence: Evidence, at_rest_s: float) -> str:
+    ranks = sorted(evidence.ranks.values(), key=lambda rank: rank.rank)
+    shown = "; ".join(f"rank {rank.rank}{_rest_place(rank)}" for rank in ranks[:MAX_AT_REST])
+    others = f"; and {len(ranks) - MAX_AT_REST} more" if len(ranks) > MAX_AT_REST else ""
+    return (
+        f"nothing was recorded for {at_rest_s:.0f} s and every rank sleeps outside any collective: {shown}{others}. "
+        "They wait for input, a file, a lock or another process, which may yet come"
+    )
+
+
+def _rest_place(rank: RankEvidence) -> str:
+    state = rank.stack.state if rank.stack is not None else ""
+    frozen = f" (process state {state})" if state in stalls.FROZEN else ""
+    return f"{at_line(rank.place) or ' at an unknown line'}{frozen}"
 
 
 def _find_reason(evidence: Evidence, late: Finding) -> list[Finding]:

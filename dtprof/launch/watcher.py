@@ -24,6 +24,7 @@ class Verdict:
 
     is_hang: bool
     text: str
+    is_unclear: bool = False  # nothing moves, and the records do not show why: told, and no hang
 
 
 class Diagnose(Protocol):
@@ -69,6 +70,7 @@ class Watcher:
         self._ranks: dict[str, RankProgress] = {}
         self._told_truncated = False
         self._told_hang = ""
+        self._told_unclear = False
         self.hang: Verdict | None = None
         self.hang_detected_ns: int | None = None
 
@@ -114,6 +116,9 @@ class Watcher:
         stacks.sample(self.pids, self._run / paths.node_folder_name(writer.host_name()))
         verdict = self._diagnose(self._run)
         if not verdict.is_hang:
+            if verdict.is_unclear and not self._told_unclear:
+                self._told_unclear = True
+                self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
             return
         self.hang = verdict
         self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)

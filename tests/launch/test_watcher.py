@@ -125,6 +125,14 @@ def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again
     assert len(job.said) == 1
 
 
+def test_what_stands_still_without_a_known_reason_is_told_once_and_is_no_hang(job: Job) -> None:
+    job.start()
+    job.verdict = watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
+    job.wait(60.0)
+    assert [text.splitlines()[1] for text in job.said] == ["every rank sleeps"]
+    assert (job.watcher.hang, job.watcher.hang_detected_ns) == (None, None)
+
+
 def test_zero_seconds_never_raise_an_alarm(tmp_path: Path, sampled: list[list[int]]) -> None:
     job = Job(tmp_path, 0.0)
     job.start()
