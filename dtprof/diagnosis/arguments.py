@@ -20,6 +20,13 @@ SPLIT = "all_to_all"
 MAX_SPLITS = 1024
 """Exchanges of a group whose splits are compared, the newest."""
 _CODES = {name: crc32(name.encode()) for name in (*SIZES_AGREE, *ROOTED, *REDUCING, SPLIT, "barrier")}
+PRECEDENT = {
+    "root-mismatch": ("peer",),
+    "dtype-mismatch": ("dtype",),
+    "reduce-op-mismatch": ("reduce_op",),
+    "size-mismatch": ("numel",),
+}
+"""By what a call counts as made before, beside its operation and line."""
 WORDS = {
     "collective-order-mismatch": "operations",
     "root-mismatch": "roots",
@@ -179,6 +186,10 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
         most = max(often.values())
         culprits = tuple(sorted(rank for rank, count in often.items() if count == most))
     tie = 2 * len(culprits) >= len(present)
+    new = _without_precedent(group_tables(evidence).get(group_key, {}), kind, seq) if tie and len(counted) == 2 else ()
+    if new and len({shown[rank] for rank in new}) == 1 and 2 * len(new) == len(present):
+        culprits, tie = new, False
+        usual = next(value for rank, value in shown.items() if rank not in new)
     group = evidence.group(group_key)
     sites = call_sites(present)
     passed = all(operation.done for operation in present.values())
@@ -188,6 +199,10 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
     ]
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
+    if new and not tie:
+        facts.append(
+            f"as many ranks on either side: {rank_list(new)} made this call for the first time, the others not"
+        )
     if tie:
         facts.append("as many ranks on either side: which one is wrong is a guess")
     op = next((o.op for rank, o in present.items() if shown[rank] == usual), present[culprits[0]].op)
@@ -203,7 +218,7 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
         summary=f"Position #{seq} of {group_words(group)} meets different {WORDS[kind]}: {tail}.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
-        confidence=0.6 if tie else 0.9,
+        confidence=0.6 if tie else 0.75 if new else 0.9,
         group=group,
         op=op,
         seq=seq,
@@ -213,6 +228,17 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
         evidence=tuple(facts),
         advice=("Compare the two lines: every member must make the same call at this position.",),
     )
+
+
+def _without_precedent(tables: dict[int, Array], kind: str, seq: int) -> tuple[int, ...]:
+    """Return the ranks whose call at a position no member had made before, where that can be said of a part of them."""
+    fields = ["op", "line", *PRECEDENT.get(kind, ())]
+    calls = {rank: table[table["seq"] == seq][fields] for rank, table in tables.items()}
+    if not calls:
+        return ()
+    before = np.concatenate([table[table["seq"] < seq][fields] for table in tables.values()])
+    new = tuple(sorted(rank for rank, call in calls.items() if len(call) and not np.isin(call, before).all()))
+    return new if len(new) < sum(map(len, calls.values())) else ()
 
 
 def _show(kind: str, operation: Operation) -> str:

@@ -52,7 +52,12 @@ def _at(rank: RankEvidence, group: GroupKey, seq: int) -> Operation | None:
 
 
 def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
-    """Return the finding for ranks that went on without a collective that the others wait in."""
+    """Return the finding for ranks that went on without a collective that the others wait in.
+
+    In a loop each of two calls follows the other, and either rank may have left out its own: then the one that is as
+    many steps from the other's place as the program is there.
+    """
+    doubtful: Finding | None = None
     for front in fronts:
         reference = evidence.ranks[_reference(front)]
         others = [r for r in front.group.ranks if r in evidence.ranks and r != reference.rank]
@@ -65,11 +70,14 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
         }
         if not skips:
             continue
-        earliest = min(skips.values(), key=lambda skip: skip.issued_ns)
-        culprits = tuple(sorted(r for r, skip in skips.items() if skip.label == earliest.label))
+        earliest = min((skip.operation for skip in skips.values()), key=lambda operation: operation.issued_ns)
+        culprits = tuple(sorted(r for r, skip in skips.items() if skip.operation.label == earliest.label))
         if len(culprits) <= (len(others) + 1) // 2:
-            return _skip_finding(evidence, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
-    return None
+            found = _skip_finding(evidence, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
+            if all(skips[rank].fits_steps for rank in culprits):
+                return found
+            doubtful = doubtful or found
+    return doubtful
 
 
 def _reference(front: Front) -> int:
@@ -79,7 +87,15 @@ def _reference(front: Front) -> int:
     return next(rank for rank, operation in front.waiting.items() if operation.label == usual)
 
 
-def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> Operation | None:
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """What a rank went past."""
+
+    operation: Operation
+    fits_steps: bool  # the rank is as many steps further as the program is between the two places
+
+
+def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> Skip | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
@@ -94,17 +110,18 @@ def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> 
     for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if not _alike(a, b):
             at = start[0] + i
-            goes_on = _comes_later(reference.operations, at, b) or (
-                is_usual and _came_here(reference.operations, at, b)
-            )
-            return a if goes_on and not _made(theirs[i:], a) else None
+            steps = _steps_until(reference.operations, at, b)
+            goes_on = bool(steps) or (is_usual and _came_here(reference.operations, at, b))
+            if not goes_on or _made(theirs[i:], a):
+                return None
+            return Skip(operation=a, fits_steps=not steps or b.step - a.step in steps)
     return None
 
 
-def _comes_later(operations: Sequence[Operation], at: int, wanted: Operation) -> bool:
-    """Say whether an operation follows a place soon."""
+def _steps_until(operations: Sequence[Operation], at: int, wanted: Operation) -> set[int]:
+    """Return how many steps after a place an operation follows soon; nothing where it does not."""
     following = (_following(operations, at, shift) for shift in range(1, MAX_SHIFT + 1))
-    return any(follows is not None and _alike(follows, wanted) for follows in following)
+    return {pair[1].step - pair[0].step for pair in following if pair is not None and _alike(pair[1], wanted)}
 
 
 def _came_here(operations: Sequence[Operation], at: int, wanted: Operation) -> bool:
@@ -125,12 +142,12 @@ def _made(operations: Sequence[Operation], wanted: Operation) -> bool:
     return any(operation.open and _alike(operation, wanted) for operation in operations)
 
 
-def _following(operations: Sequence[Operation], at: int, shift: int) -> Operation | None:
-    """Return what comes `shift` operations after a place, looked up one round earlier where it lies ahead."""
+def _following(operations: Sequence[Operation], at: int, shift: int) -> tuple[Operation, Operation] | None:
+    """Return a place and what comes `shift` operations after it, looked up one round earlier where it lies ahead."""
     if at + shift < len(operations):
-        return operations[at + shift]
+        return operations[at], operations[at + shift]
     earlier = next((i for i in range(at - shift, -1, -1) if _alike(operations[i], operations[at])), None)
-    return operations[earlier + shift] if earlier is not None else None
+    return (operations[earlier], operations[earlier + shift]) if earlier is not None else None
 
 
 def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:

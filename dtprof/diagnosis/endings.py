@@ -219,6 +219,13 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
     )
 
 
+def seen_at(rank: RankEvidence) -> str:
+    """Return words for where a rank is or was at its end; of its last record, from which it may have gone on, so."""
+    if rank.place_held is not None or rank.place is None:
+        return at_line(rank.place_held)
+    return f", last seen{at_line(rank.place)}"
+
+
 def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     name = rank.signal_name
     place = rank.place
@@ -237,7 +244,7 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
         advice = ["Native code crashed: look at the last lines this rank printed, and take a core dump next time."]
     return _finding(
         "rank-killed",
-        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else at_line(place)}",
+        f"Rank {rank.rank} was killed by {name}{' while its interpreter shut down' if late else seen_at(rank)}",
         (rank.rank,),
         {rank.rank: place} if place else {},
         evidence,

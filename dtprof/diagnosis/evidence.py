@@ -273,11 +273,16 @@ class RankEvidence:
     @property
     def place(self) -> Site | None:
         """Where the rank is or last was: its open operation, its stack, its last record."""
+        return self.place_held or self.last_site
+
+    @property
+    def place_held(self) -> Site | None:
+        """Where the rank is or was at its end, as its open operation or its stack shows."""
         if self.front is not None and self.front.site is not None:
             return self.front.site
         if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
             return self.stack.frames[0]
-        return self.last_site
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

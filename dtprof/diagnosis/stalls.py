@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dtprof import events
 from dtprof.diagnosis.divergence import Front
-from dtprof.diagnosis.endings import STOPPED, call_sites
+from dtprof.diagnosis.endings import STOPPED, call_sites, seen_at
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
@@ -57,12 +57,13 @@ def _absent_in_operation(
 def _absent_finding(absent: list[RankEvidence], waiting: tuple[int, ...], place: str) -> Finding:
     culprits = tuple(sorted(rank.rank for rank in absent))
     sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
-    kind, words, advice, confidence = _what_it_does(absent[0])
+    first = min(absent, key=lambda rank: rank.rank)
+    kind, words, advice, confidence = _what_it_does(first)
     words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
     return Finding(
         kind=kind,
         severity="warning" if kind == "long-operation" else "error",
-        summary=f"{capitalised(culprits)} {words}{at_line(sites.get(culprits[0]))}; {wait_words(waiting)}"
+        summary=f"{capitalised(culprits)} {words}{seen_at(first)}; {wait_words(waiting)}"
         f" for {'it' if len(absent) == 1 else 'them'} in {place}.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,

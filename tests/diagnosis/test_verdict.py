@@ -261,6 +261,51 @@ def test_ranks_without_a_record_never_joined_while_others_wait_in_init() -> None
     assert verdict.ranks_missing == (2,)
 
 
+def test_of_two_calls_at_one_position_the_one_made_for_the_first_time_is_the_wrong_one() -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
+    gradients(ranks[1], 3000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("collective-order-mismatch", (0,), (1,))
+    assert finding.culprit_call_sites[0].line == 50
+    assert finding.confidence == 0.75
+
+
+def test_of_two_calls_that_both_are_new_neither_is_known_to_be_wrong() -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
+    ranks[1].op("all_reduce", 3100, site=ranks[1].site("all_reduce", line=60), nbytes=8)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.confidence) == ("collective-order-mismatch", 0.6)
+    assert any("guess" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by_the_steps_skipped(
+    culprit: int,
+) -> None:
+    # Tokens and gradients on the default group, then the optimizer, with which a step ends, then the loss on its own.
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        group = rank.group("loss", (0, 1))
+        tokens, rebuild, gradient, mean = (rank.site("all_reduce", line=line) for line in (5, 7, 10, 20))
+        for step in range(5):
+            t, is_last = 1000 * step, step == 4
+            rank.op("all_reduce", t, t + 10, site=tokens, step=step, nbytes=8)
+            if step == 1:
+                rank.op("all_reduce", t + 20, t + 30, site=rebuild, step=step, nbytes=64)
+            skips = is_last and rank.rank == culprit
+            if not skips:
+                done = None if is_last else t + 150
+                rank.op("all_reduce", t + 100, done, site=gradient, step=step, nbytes=4096)
+            if skips or not is_last:  # the culprit is the first to wait
+                begun, done = (t + 90, None) if is_last else (t + 400, t + 450)
+                rank.op("all_reduce", begun, done, site=mean, step=step + 1, group=group, nbytes=8)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (culprit,))
+    assert finding.call_sites[1 - culprit].line == 10
+
+
 def waiting_in_a_second_init(*, closed: bool) -> list[RankBuilder]:
     """Return two ranks that took two steps; then rank 1 joins a second job, and rank 0 does something else or ends."""
     ranks = ranks_in_step(2, 2)
