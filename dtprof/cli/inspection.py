@@ -18,7 +18,6 @@ from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
-from dtprof.diagnosis.stalls import BUSY
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
@@ -39,12 +38,12 @@ def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summ
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     run = open_run(path, engine)
-    return _with_times_seen(_diagnose_attempts(run, lambda: summary or _summarise(run, engine)), run)
+    return diagnose_opened(run, lambda: summary or _summarise(run, engine))
 
 
-def diagnose_opened(run: reader.Run, summary: "Summary") -> Verdict:
-    """Return the verdict on a run that is open, and whose summary is known."""
-    return _with_times_seen(_diagnose_attempts(run, lambda: summary), run)
+def diagnose_opened(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
+    """Return the verdict on a run that is open; its summary is asked for only where a rule needs it."""
+    return _with_times_seen(_diagnose_attempts(run, summarise), run)
 
 
 def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
@@ -208,9 +207,8 @@ def _sleeps(rank: facts.RankEvidence) -> bool:
         and rank.front is None
         and not (rank.in_init or rank.finished)
         and stack is not None
-        and stack.state != "running"
         and stack.cpu_share is not None
-        and stack.cpu_share <= BUSY
+        and not stack.is_busy
     )
 
 

@@ -103,7 +103,7 @@ def account_for(run: "Run", detail: "RunDetail") -> "Account":
     from dtprof.report.verdict_text import verdict_text
 
     summary = summarise(run, surveys=detail.surveys)
-    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_opened(run, summary))}
+    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_opened(run, lambda: summary))}
     source = Source(summary=summary)
     drawn = {name: FIGURES[name](source) for name in PICTURES}
     return Account(

@@ -51,17 +51,18 @@ def find_mismatches(evidence: Evidence) -> list[Finding]:
         if position is not None:
             present = at_position(evidence, tables, position)
             if (kind := disagreement(present)) is not None:
-                found.append(_finding(evidence, group, present, kind=kind, seq=position))
+                found.append(_finding(evidence, group, tables, present, kind=kind, seq=position))
     return sorted(found, key=lambda finding: finding.step or 0)
 
 
 def find_blocking_mismatch(evidence: Evidence, places: Iterable[tuple[GroupKey, int]]) -> Finding | None:
     """Return the finding for positions in which ranks are held up and members made calls that do not go together."""
-    tables = group_tables(evidence)
+    groups = group_tables(evidence)
     for group, seq in places:
-        present = at_position(evidence, tables.get(group, {}), seq)
+        tables = groups.get(group, {})
+        present = at_position(evidence, tables, seq)
         if len(present) > 1 and (kind := disagreement(present)) is not None:
-            return _finding(evidence, group, present, kind=kind, seq=seq)
+            return _finding(evidence, group, tables, present, kind=kind, seq=seq)
     return None
 
 
@@ -175,7 +176,15 @@ def _first_bad_split(
     return None
 
 
-def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operation], *, kind: str, seq: int) -> Finding:
+def _finding(
+    evidence: Evidence,
+    group_key: GroupKey,
+    tables: dict[int, Array],
+    present: dict[int, Operation],
+    *,
+    kind: str,
+    seq: int,
+) -> Finding:
     shown = {rank: _show(kind, operation) for rank, operation in present.items()}
     counted = Counter(shown.values())
     usual = counted.most_common(1)[0][0]
@@ -186,8 +195,8 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
         most = max(often.values())
         culprits = tuple(sorted(rank for rank, count in often.items() if count == most))
     tie = 2 * len(culprits) >= len(present)
-    new = _without_precedent(group_tables(evidence).get(group_key, {}), kind, seq) if tie and len(counted) == 2 else ()
-    if new and len({shown[rank] for rank in new}) == 1 and 2 * len(new) == len(present):
+    new = _without_precedent(tables, shown, kind, seq) if tie else ()
+    if new:
         culprits, tie = new, False
         usual = next(value for rank, value in shown.items() if rank not in new)
     group = evidence.group(group_key)
@@ -199,7 +208,7 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
     ]
     if passed:
         facts.append("the back end let it pass: results are silently wrong")
-    if new and not tie:
+    if new:
         facts.append(
             f"as many ranks on either side: {rank_list(new)} made this call for the first time, the others not"
         )
@@ -218,7 +227,7 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
         summary=f"Position #{seq} of {group_words(group)} meets different {WORDS[kind]}: {tail}.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
-        confidence=0.6 if tie else 0.75 if new else 0.9,
+        confidence=0.75 if new else 0.6 if tie else 0.9,
         group=group,
         op=op,
         seq=seq,
@@ -230,15 +239,13 @@ def _finding(evidence: Evidence, group_key: GroupKey, present: dict[int, Operati
     )
 
 
-def _without_precedent(tables: dict[int, Array], kind: str, seq: int) -> tuple[int, ...]:
-    """Return the ranks whose call at a position no member had made before, where that can be said of a part of them."""
+def _without_precedent(tables: dict[int, Array], shown: dict[int, str], kind: str, seq: int) -> tuple[int, ...]:
+    """Return the ranks of the one of two values whose call no member had made before; nothing where that is not one."""
     fields = ["op", "line", *PRECEDENT.get(kind, ())]
-    calls = {rank: table[table["seq"] == seq][fields] for rank, table in tables.items()}
-    if not calls:
-        return ()
     before = np.concatenate([table[table["seq"] < seq][fields] for table in tables.values()])
-    new = tuple(sorted(rank for rank, call in calls.items() if len(call) and not np.isin(call, before).all()))
-    return new if len(new) < sum(map(len, calls.values())) else ()
+    new = [rank for rank in shown if not np.isin(tables[rank][tables[rank]["seq"] == seq][fields], before).all()]
+    sides = [[rank for rank in shown if shown[rank] == value] for value in set(shown.values())]
+    return tuple(sorted(new)) if new in sides and 2 * len(new) == len(shown) and len(sides) == 2 else ()
 
 
 def _show(kind: str, operation: Operation) -> str:

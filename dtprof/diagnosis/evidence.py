@@ -111,6 +111,10 @@ class Operation:
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
 
 
+BUSY = 0.2
+"""Share of a core above which a process counts as working."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stack:
     """What a process was seen doing from outside."""
@@ -119,6 +123,11 @@ class Stack:
     cpu_share: float | None
     frames: tuple[Site, ...]  # of the main thread, innermost first
     reason: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether it works; runnable counts whatever its share: on a host with much to do it waits for a core."""
+        return self.state == "running" or (self.cpu_share is not None and self.cpu_share > BUSY)
 
 
 @dataclass(frozen=True)
@@ -321,6 +330,11 @@ class Evidence:
     def missing(self) -> tuple[int, ...]:
         """Ranks of the job that left no record."""
         return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Say whether the job stands still, or ended with a status other than 0."""
+        return self.stalled or self.manifest.exit_status not in (None, 0)
 
     def goes_on(self, rank: RankEvidence) -> bool:
         """Say whether a rank may yet do what it has not done."""

@@ -87,7 +87,7 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clo
         and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(evidence, cut, rank)))
         is not None
     }
-    if not shifts and _ended_badly(evidence):
+    if not shifts and evidence.went_wrong:
         shifts = {
             rank: shift
             for rank, own in codes.items()
@@ -169,10 +169,6 @@ def _history(table: Array, at: int) -> int:
     return int(((table["place"][:at] == table["place"][at]) & (table["op"][:at] == table["op"][at])).sum())
 
 
-def _ended_badly(evidence: Evidence) -> bool:
-    return evidence.stalled or evidence.manifest.exit_status not in (None, 0)
-
-
 def _is_usual(table: Array, at: int) -> bool:
     """Say whether a rank made as many calls in the step of a position as in the step before."""
     step = int(table["step"][at])
@@ -193,16 +189,15 @@ def _finding(
     others = {rank: operation for rank, operation in present.items() if rank not in culprits}
     theirs, mine = next(iter(others.values())), present[culprits[0]]
     skipped = shift.by < 0
-    ended_badly = _ended_badly(evidence)
     name = capitalised(culprits)
     what = (
         f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"
         if skipped
         else f"made one more {mine.op}{at_line(mine.site)} in step {mine.step}"
     )
-    held_up = victims(evidence, set(culprits)) if ended_badly else ()
+    held_up = victims(evidence, set(culprits)) if evidence.went_wrong else ()
     return Finding(
-        kind="rank-skipped-collective" if skipped and ended_badly else "step-mismatch",
+        kind="rank-skipped-collective" if skipped and evidence.went_wrong else "step-mismatch",
         summary=f"{name} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
         f"{'ahead of' if skipped else 'behind'} the others, and every result mixes calls that do not belong together.",
         culprit_ranks=culprits,

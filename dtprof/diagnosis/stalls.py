@@ -9,8 +9,6 @@ from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
 
-BUSY = 0.2
-"""Share of a core above which a process counts as working."""
 FROZEN = ("stopped", "disk-sleep", "tracing-stop")
 """States in which a process does nothing, whatever comes."""
 LONG_PHASES = {
@@ -81,8 +79,7 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases:
             return "long-operation", f"is in a long {phase}", advice, 0.8
-    # Runnable counts as busy whatever its share: on a host with too much to do it waits for a core.
-    if stack is not None and (stack.state == "running" or (stack.cpu_share is not None and stack.cpu_share > BUSY)):
+    if stack is not None and stack.is_busy:
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
     seen = stack is not None and bool(stack.frames)
     return (

@@ -192,13 +192,12 @@ def _lost_words(rank: RankEvidence) -> str:
 
 
 def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
-    held_up = evidence.stalled or evidence.manifest.exit_status not in (None, 0)
     faults = [finding for finding in findings if finding.severity != "info"]
     if faults:
         kinds = {finding.kind for finding in faults}
         if kinds <= SLOW:
             return "slow", ()
-        if not held_up and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
+        if not evidence.went_wrong and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
         failed = any(rank.exceptions or rank.signal_name in endings.NATIVE_CRASHES for rank in evidence.ranks.values())
         is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
