@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.live import WINDOW, LiveComparison
+from dtprof.diagnosis.live import MAX_KEPT, WINDOW, LiveComparison
 from dtprof.tables import RankTables
 from tests.builders import RankBuilder
 
@@ -101,16 +102,41 @@ def test_a_call_that_was_refused_on_one_rank_does_not_shift_the_rest() -> None:
     assert looks(ranks) == []
 
 
+@pytest.mark.parametrize("each", [7, 2 * WINDOW, 10 * WINDOW])
+def test_however_much_comes_between_two_looks_a_mismatch_is_told_of(each: int) -> None:
+    ranks = job(2)
+    for rank in ranks:
+        for step in range(4 * WINDOW):
+            odd = rank.rank == 1 and step == WINDOW // 2
+            rank.op("all_reduce", step * 10, step * 10 + 5, nbytes=8, reduce_op="max" if odd else "sum")
+    (finding,) = looks(ranks, each=each)
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("reduce-op-mismatch", (1,), WINDOW // 2)
+
+
+def test_another_size_is_told_of_among_lines_and_uneven_splits_that_differ_by_right() -> None:
+    ranks = job(2)
+    for rank in ranks:
+        rank.sizes[5] = ((3, 4), (2, 4)) if rank.rank else ((1, 2), (1, 3))
+        for step in range(3 * WINDOW):
+            t = step * 100
+            rank.op("all_to_all", t, t + 5, nbytes=28, tag=5, site=rank.site(line=rank.rank))
+            wrong = rank.rank == 1 and step == 2 * WINDOW
+            rank.op("all_reduce", t + 10, t + 15, nbytes=16 if wrong else 8, site=rank.site(line=9))
+    (finding,) = looks(ranks, each=500)
+    assert (finding.kind, finding.seq) == ("size-mismatch", 4 * WINDOW + 1)
+
+
 def test_memory_stays_bounded_while_one_rank_never_comes() -> None:
     ranks = job(2)
-    for step in range(3 * WINDOW):
+    for step in range(2 * MAX_KEPT):
         ranks[0].op("all_reduce", step * 10, step * 10 + 5, nbytes=8)
     ranks[1].op("all_reduce", 0, 5, nbytes=8)
     tables = [rank.tables() for rank in ranks]
     comparison = LiveComparison()
-    for begin in range(0, 3 * WINDOW, 500):
+    for begin in range(0, 2 * MAX_KEPT, 500):
         part = replace(tables[0], operations=tables[0].operations[begin : begin + 500])
         assert comparison.take([part, *([tables[1]] if not begin else [])]) == []
     kept = comparison._newest[0].operations
-    assert len(kept) == WINDOW
+    assert len(kept) == MAX_KEPT
+    assert kept.base is None
     assert isinstance(kept, np.ndarray)
