@@ -3,8 +3,6 @@
 import json
 import re
 import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,10 +116,6 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
             speeds = (asked[f"Tokens and samples: {unit}/s"] for unit in ("tokens", "samples"))
             assert _answer(server, " / ".join(speeds)) == pytest.approx([64])
             _look_at_rules(server)
-            begin_s = time.monotonic()
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                answer.read()
-            assert time.monotonic() - begin_s < 0.5  # alone on a core it takes 1 ms
     finally:
         metrics.stop()
 
