@@ -1,80 +1,98 @@
 """Compare what ranks record while they run: calls at one position of a group that do not go together.
 
-What is new is compared in columns; only where that differs, the rules of finished runs decide, on the records of each
-rank around the first position that differs. Looks may be far apart: whatever came between two is compared.
+What is new is compared in columns, position by position, for all groups at once; only where it differs, the rules of
+finished runs decide, on the records of each rank around the first position of each group that does. Looks may be far
+apart, and ranks may come to a position in any order: whatever came between two looks is compared.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from dtprof import events
 from dtprof.analysis import codes
-from dtprof.diagnosis.arguments import REDUCING, ROOTED, SIZES_AGREE, SPLIT, find_mismatches
+from dtprof.diagnosis.arguments import find_mismatches
 from dtprof.diagnosis.evidence import GroupKey, gather
 from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.positions import (
+    POSITION,
+    disagree,
+    group_of,
+    pairs_of_places,
+    positions_of,
+    seq_of,
+)
 from dtprof.diagnosis.recorded import group_keys, rank_evidence
 from dtprof.diagnosis.shifts import find_shift
-from dtprof.tables import Array, Manifest, RankTables, join
+from dtprof.tables import Array, Manifest, RankTables, join, select
 
-WINDOW = 2048
-"""Operations of a rank before a position that differs, and after it, on which is decided; so many are kept for that."""
-MAX_KEPT = 16_384
-"""Operations of a rank that are kept while others have not come to the same positions; beyond, the oldest are gone."""
-MAX_WAITING = 65_536
-"""Positions of a rank in a group that wait for the same ones of others; beyond, the oldest are not compared."""
+BEFORE, AFTER = 1024, 512
+"""Positions of a group on which is decided, around the first that differs."""
+MAX_KEPT, MIN_KEPT = 131_072, 2048
+"""Operations that are kept to decide on: of all ranks together, and of each."""
+MAX_OPEN = 262_144
+"""Positions that wait for members to come to them; beyond, the oldest are not compared."""
 SETTLING = 16
 """Positions after the first whose line or step differs, before it is decided whether ranks are out of step."""
+MAX_WAYS = 1024
+"""In which lines and steps of a group's ranks may differ; beyond, they have no order to find a fault in."""
+MAX_DOUBLINGS = 12
+"""Of the positions between decisions that find nothing."""
 KINDS = frozenset(
     {
         *("reduce-op-mismatch", "root-mismatch", "dtype-mismatch", "size-mismatch", "split-size-mismatch"),
         *("collective-order-mismatch", "step-mismatch"),
     }
 )
-
-POSITION = np.dtype(
-    [("seq", "i8"), ("arguments", "u8"), ("dtype", "i2"), ("reduce_op", "i2"), ("split", "i8"), ("place", "u8")]
-)
-_UNEVEN = -1
-ARGUMENTS, SPLITS, PLACES = "arguments", "splits", "places"
-"""In what calls at one position differ: what must agree; the sizes of an exchange, which may; lines and steps."""
+_OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
+_STEPS = (events.STEP, events.OPTIMIZER)
+_LATEST = np.iinfo(np.int64).max
 
 
 @dataclass
-class _Watched:
-    """One group: positions that wait for the other members, and from which position on it is looked at next."""
+class _Rank:
+    """One rank: its newest records, and the number of each of its groups."""
 
-    waiting: dict[int, Array] = field(default_factory=dict)  # POSITION, by rank
-    differs_at: dict[str, int] = field(default_factory=dict)  # the first position undecided, by what differs
-    looks_from: dict[str, int] = field(default_factory=dict)  # the first position that counts, by what differs
-    compared: int = -1  # the newest position compared
+    tables: RankTables
+    numbers: npt.NDArray[np.int64]  # by key of the tables; -1: nothing to compare
+    steppers: npt.NDArray[np.integer]
+
+
+@dataclass
+class _Group:
+    """What is undecided of one group, and what was decided."""
+
+    key: GroupKey
+    newest: int = -1  # position that all local members have come to
+    differs_at: int = _LATEST  # the first position with other arguments
+    looks_from: int = 0  # the first position whose arguments count
+    fruitless: int = 0  # decisions on arguments that go together after all
+    ways: dict[int, int] = field(default_factory=dict)  # how lines and steps differ, and first where; -1: by right
+    ways_due: int = 0  # the position at which the next decision on them is due
+    ways_fruitless: int = 0
     closed: bool = False
-
-    def note(self, differs: str, seqs: npt.NDArray[np.int64]) -> None:
-        """Take the first of these positions that counts, where none is taken yet."""
-        seqs = seqs[seqs >= self.looks_from.get(differs, 0)]
-        if len(seqs):
-            self.differs_at[differs] = min(int(seqs.min()), self.differs_at.get(differs, int(seqs.min())))
 
     def first_due(self, *, is_last: bool) -> int | None:
         """Return the first position that can be decided on."""
-        settled = is_last or self.compared - self.differs_at.get(PLACES, 0) >= SETTLING
-        due = [seq for differs, seq in self.differs_at.items() if differs != PLACES or settled]
-        return min(due, default=None)
+        first = self.differs_at
+        if is_last or self.newest >= self.ways_due:
+            settled = self.newest if is_last else self.newest - SETTLING
+            first = min([first, *(seq for seq in self.ways.values() if 0 <= seq <= settled)])
+        return first if first != _LATEST else None
 
     def decided(self) -> None:
-        """Look again: calls may differ in lines by rank in a program that is right, so only after as many positions."""
-        for differs in self.differs_at:
-            self.looks_from[differs] = 2 * self.compared + 1
-        self.differs_at = {}
-
-    def needs(self, rank: int) -> int:
-        """Return the first position whose records are wanted still."""
-        waiting = self.waiting.get(rank)
-        first = int(waiting["seq"].min()) if waiting is not None and len(waiting) else self.compared + 1
-        return min([first, *self.differs_at.values()])
+        """Take what was decided on as right: what is new counts, each time after more positions."""
+        settled = {way for way, seq in self.ways.items() if 0 <= seq <= self.newest - SETTLING}
+        if settled:
+            self.ways |= dict.fromkeys(settled, -1)
+            self.ways_due = self.newest + (SETTLING << self.ways_fruitless)
+            self.ways_fruitless = min(self.ways_fruitless + 1, MAX_DOUBLINGS)
+        if self.differs_at != _LATEST:
+            self.looks_from = self.newest + (1 << self.fruitless)
+            self.fruitless = min(self.fruitless + 1, MAX_DOUBLINGS)
+            self.differs_at = _LATEST
 
 
 class LiveComparison:
@@ -82,168 +100,191 @@ class LiveComparison:
 
     def __init__(self) -> None:
         """Start with nothing seen."""
-        self._attempt = -1
-        self._newest: dict[int, RankTables] = {}
-        self._groups: dict[GroupKey, _Watched] = {}
+        self._begin(-1)
 
     def take(self, grown: Iterable[RankTables], *, is_last: bool = False) -> list[Finding]:
         """Add the operations that have settled since the last call, by rank; return mismatches not told of before."""
         grown = list(grown)
-        self._begin_attempt(max((tables.attempt for tables in grown), default=-1))
-        for tables in grown:
-            if tables.attempt == self._attempt and len(tables.operations):
-                self._add(tables)
-        due: dict[GroupKey, int] = {}
-        for key, watched in self._groups.items():
-            self._compare_group(key, watched)
-            if not watched.closed and (first := watched.first_due(is_last=is_last)) is not None:
-                due[key] = first
-        told = [finding for key in sorted(due, key=due.__getitem__) for finding in self._decide(key, due)]
-        for rank in self._newest:
-            self._trim(rank)
-        return told
-
-    def _begin_attempt(self, attempt: int) -> None:
-        """Forget an attempt when its ranks are restarted: positions count from 0 again."""
+        attempt = max((tables.attempt for tables in grown), default=-1)
         if attempt > self._attempt:
-            self._attempt, self._newest, self._groups = attempt, {}, {}
-
-    def _add(self, tables: RankTables) -> None:
-        known = self._newest.get(tables.rank)
-        rows = tables.operations if known is None else join([known.operations, tables.operations])
-        self._newest[tables.rank] = replace(tables, operations=rows, spans=tables.spans[:0])
-        new = tables.operations[tables.operations["op"] < len(tables.ops)]
-        new = new[new["kind"] != codes.POINT_TO_POINT]
-        positions = _positions(new, tables)
-        for group_id, key in group_keys(tables)[0].items():
-            mine = new["group"] == group_id
-            if not mine.any() or len(key.ranks) < 2:
-                continue
-            watched = self._groups.setdefault(key, _Watched())
-            # A call that was refused takes no position in the back end: those after it cannot be counted from here.
-            watched.closed |= bool((new["state"][mine] == codes.FAILED).any())
-            if watched.closed:
-                watched.waiting = {}
-                continue
-            before = watched.waiting.get(tables.rank)
-            own = positions[mine] if before is None else np.concatenate([before, positions[mine]])
-            watched.waiting[tables.rank] = own[-MAX_WAITING:]
-
-    def _compare_group(self, key: GroupKey, watched: _Watched) -> None:
-        """Compare what all local members have."""
-        here = [rank for rank in key.ranks if rank in self._newest]
-        if watched.closed or len(here) < 2 or any(rank not in watched.waiting for rank in here):
-            return
-        common = watched.waiting[here[0]]["seq"]
-        for rank in here[1:]:
-            common = np.intersect1d(common, watched.waiting[rank]["seq"])
-        if not len(common):
-            return
-        reference: Array | None = None
-        for rank in here:
-            rows = watched.waiting[rank]
-            chosen = np.isin(rows["seq"], common)
-            own = np.sort(rows[chosen], order="seq")
-            watched.waiting[rank] = rows[~chosen]
-            if reference is None:
-                reference = own
-            elif len(own) == len(reference):
-                for differs, where in _differences(reference, own):
-                    watched.note(differs, own["seq"][where])
-        watched.compared = max(watched.compared, int(common[-1]))
-
-    def _decide(self, key: GroupKey, due: Mapping[GroupKey, int]) -> list[Finding]:
-        """Apply the rules of finished runs to the records around the position of a group that is due."""
-        rows = {rank: _row_of(tables, key, due[key]) for rank, tables in self._newest.items()}
-        near = [_around(self._newest[rank], row) for rank, row in rows.items() if row is not None]
-        self._groups[key].decided()
-        if not near:
-            return []
-        ranks = [rank_evidence(tables, exit=None, stack=None, alive=True) for tables in near]
-        size = max(tables.world_size for tables in near)
-        evidence = gather(ranks, world_size=size, manifest=Manifest(), stalled=False, stopped_on_hang_ns=None)
-        shift = find_shift(evidence)
-        told = []
-        for finding in (*find_mismatches(evidence), *([shift] if shift is not None else [])):
-            named = next((k for k in due if finding.group and (k.name, k.ranks) == _name(finding)), None)
-            if named is not None and finding.kind in KINDS and not self._groups[named].closed:
-                self._groups[named].closed = True
-                self._groups[named].waiting = {}
-                told.append(finding)
+            self._begin(attempt)
+        self._looks += 1
+        new = [(self._add(tables), tables.operations) for tables in grown if tables.attempt == self._attempt]
+        for rank, rows in new:
+            self._compare(self._positions(rank, rows))
+        self._complete(is_last=is_last)
+        told = self._decide(is_last=is_last)
+        self._trim()
         return told
 
-    def _trim(self, rank: int) -> None:
-        """Let go of records that nothing will be decided on."""
-        tables = self._newest[rank]
-        rows = tables.operations
-        if len(rows) <= WINDOW:
-            return
-        first = len(rows)
-        collective = rows["kind"] != codes.POINT_TO_POINT
-        for group_id, key in group_keys(tables)[0].items():
-            watched = self._groups.get(key)
-            if watched is None or watched.closed:
+    def _begin(self, attempt: int) -> None:
+        """Forget an attempt when its ranks are restarted: positions count from 0 again."""
+        self._attempt, self._looks = attempt, 0
+        self._ranks: dict[int, _Rank] = {}
+        self._groups: list[_Group] = []
+        self._numbers: dict[GroupKey, int] = {}
+        self._open: Array = np.zeros(0, _OPEN)
+        self._out_of_step: set[tuple[int, ...]] = set()
+
+    def _add(self, tables: RankTables) -> _Rank:
+        known = self._ranks.get(tables.rank)
+        steps = np.isin(tables.spans["op"], [i for i, name in enumerate(tables.ops) if name in _STEPS])
+        spans = tables.spans[steps]
+        if known is not None:
+            spans = join([known.tables.spans, spans])
+            operations = join([known.tables.operations, tables.operations])
+        else:
+            operations = tables.operations
+        steppers, at = np.unique(spans["thread"], return_index=True)
+        numbers = known.numbers if known is not None else np.zeros(0, np.int64)
+        if known is None or known.tables.groups is not tables.groups:
+            numbers = self._number(tables)
+        own = replace(tables, operations=operations, spans=spans[at], samples=tables.samples[:0])
+        self._ranks[tables.rank] = rank = _Rank(tables=own, numbers=numbers, steppers=steppers)
+        return rank
+
+    def _number(self, tables: RankTables) -> npt.NDArray[np.int64]:
+        """Return a number for each group of a rank that is the same for all ranks."""
+        keys = group_keys(tables)[0]
+        numbers = np.full(max(keys, default=0) + 1, -1, np.int64)
+        for group_id, key in keys.items():
+            if len(key.ranks) < 2:
                 continue
-            wanted = collective & (rows["group"] == group_id) & (rows["seq"] >= watched.needs(rank))
-            if wanted.any():
-                first = min(first, int(np.argmax(wanted)))
-        first = max(first - WINDOW, len(rows) - MAX_KEPT, 0)
-        self._newest[rank] = replace(tables, operations=rows[first:].copy())  # a view would keep the whole
+            if key not in self._numbers:
+                self._numbers[key] = len(self._groups)
+                self._groups.append(_Group(key=key))
+            numbers[group_id] = self._numbers[key]
+        return numbers
+
+    def _positions(self, rank: _Rank, rows: Array) -> Array:
+        """Return what is compared of a rank's new operations."""
+        rows = select(rows, rows["op"] < len(rank.tables.ops))
+        rows = select(rows, rows["kind"] != codes.POINT_TO_POINT)
+        groups = _numbered(rank, rows)
+        # A call that was refused takes no position in the back end: those after it cannot be counted from here.
+        for number in np.unique(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
+            self._groups[number].closed = True
+        compared = np.array([not group.closed for group in self._groups] + [False])[groups]
+        members = {group_id: group.ranks for group_id, group in rank.tables.groups.items()}
+        return positions_of(
+            select(rows, compared), rank.tables, groups=groups[compared], members=members, steppers=rank.steppers
+        )
+
+    def _compare(self, own: Array) -> None:
+        """Compare the positions of a rank with those of the first rank that came to them."""
+        at = np.searchsorted(self._open["key"], own["key"])
+        met = np.zeros(len(own), bool)
+        inside = at < len(self._open)
+        met[inside] = self._open["key"][at[inside]] == own["key"][inside]
+        at, mine = at[met], own[met]
+        first = self._open[at]
+        self._open["differs"][at] |= disagree(first, mine)
+        self._open["balance"][at] += mine["balance"]
+        self._open["come"][at] += 1
+        self._note_ways(pairs_of_places(first, mine), mine["key"])
+        fresh = np.zeros(int((~met).sum()), _OPEN)
+        for name in POSITION.names or ():
+            fresh[name] = own[name][~met]
+        fresh["come"], fresh["look"] = 1, self._looks
+        self._open = join([self._open, fresh])
+        self._open = select(self._open, np.argsort(self._open["key"], kind="stable"))
+
+    def _note_ways(self, ways: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> None:
+        ways, at = np.unique(ways, return_index=True)
+        for way, number, seq in zip(ways.tolist(), group_of(keys[at]).tolist(), seq_of(keys[at]).tolist(), strict=True):
+            group = self._groups[number]
+            if way and len(group.ways) < MAX_WAYS:
+                group.ways.setdefault(way, seq)
+
+    def _complete(self, *, is_last: bool) -> None:
+        """Take what all local members have come to; keep it for another look: a rank may have been seen too late."""
+        here = np.array([sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups], np.int64)
+        whole = np.array([len(group.key.ranks) for group in self._groups], np.int64)
+        groups = group_of(self._open["key"])
+        come = self._open["come"]
+        complete = (come >= here[groups]) & (come > 1) if len(groups) else np.zeros(0, bool)
+        differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
+        decidable = complete | (come > 1) if is_last else complete
+        seqs = seq_of(self._open["key"])
+        newest = np.full(len(self._groups), -1, np.int64)
+        np.maximum.at(newest, groups[complete], seqs[complete])
+        for number in np.flatnonzero(newest >= 0).tolist():
+            self._groups[number].newest = max(self._groups[number].newest, int(newest[number]))
+        for at in np.flatnonzero(differs & decidable).tolist():
+            group = self._groups[int(groups[at])]
+            if int(seqs[at]) >= group.looks_from:
+                group.differs_at = min(group.differs_at, int(seqs[at]))
+        closed = np.array([group.closed for group in self._groups], bool)
+        kept = ~(complete & self._open["complete"]) & ~closed[groups]
+        self._open["complete"] = complete
+        self._open = select(self._open, kept)
+        if len(self._open) > MAX_OPEN:
+            newest_first = np.argsort(-self._open["look"], kind="stable")
+            self._open = select(self._open, np.sort(newest_first[:MAX_OPEN]))
+
+    def _decide(self, *, is_last: bool) -> list[Finding]:
+        """Apply the rules of finished runs to the records around the first positions that are due."""
+        due = {
+            number: first
+            for number, group in enumerate(self._groups)
+            if not group.closed and (first := group.first_due(is_last=is_last)) is not None
+        }
+        if not due:
+            return []
+        begin = np.full(len(self._groups) + 1, _LATEST)  # the last stands for no group
+        for number, first in due.items():
+            begin[number] = max(0, first - BEFORE)
+        near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
+        evidence = gather(
+            [rank_evidence(tables, exit=None, stack=None, alive=True) for tables in near],
+            world_size=max((tables.world_size for tables in near), default=0),
+            manifest=Manifest(),
+            stalled=False,
+            stopped_on_hang_ns=None,
+        )
+        shift = find_shift(evidence)
+        found = (*find_mismatches(evidence), *([shift] if shift is not None else []))
+        groups = [self._groups[number] for number in due]
+        told = [finding for finding in found if finding.kind in KINDS and self._is_new(finding, groups)]
+        for group in groups:
+            group.decided()
+        return told
+
+    def _is_new(self, finding: Finding, groups: list[_Group]) -> bool:
+        """Say whether this was not told before, and close its group."""
+        group = next((one for one in groups if (one.key.name, one.key.ranks) == _name(finding)), None)
+        if group is None or group.closed:
+            return False
+        group.closed = True
+        if finding.kind != "step-mismatch":
+            return True
+        # A rank that is out of step is so in all its groups.
+        was_in_step = finding.culprit_ranks not in self._out_of_step
+        self._out_of_step.add(finding.culprit_ranks)
+        return was_in_step
+
+    def _trim(self) -> None:
+        """Let go of the oldest records."""
+        limit = max(MIN_KEPT, MAX_KEPT // max(1, len(self._ranks)))
+        for rank in self._ranks.values():
+            rows = rank.tables.operations
+            if len(rows) > limit:  # a copy: a view would keep the whole
+                rank.tables = replace(rank.tables, operations=rows[-limit:].copy())
 
 
 def _name(finding: Finding) -> tuple[str, tuple[int, ...]]:
     return (finding.group.name, finding.group.ranks) if finding.group is not None else ("", ())
 
 
-def _around(tables: RankTables, place: int) -> RankTables:
-    """Return the rank with the operations around a row only."""
-    return replace(tables, operations=tables.operations[max(0, place - WINDOW) : place + WINDOW])
+def _numbered(rank: _Rank, rows: Array) -> npt.NDArray[np.int64]:
+    """Return the number of the group of each row; -1 where there is none."""
+    last = len(rank.numbers) - 1
+    return np.where(rows["group"] <= last, rank.numbers[np.minimum(rows["group"], last)], -1)
 
 
-def _row_of(tables: RankTables, key: GroupKey, seq: int) -> int | None:
-    """Return the row of a collective; None where the rank has none, or not any more."""
-    group_id = next((number for number, known in group_keys(tables)[0].items() if known == key), -1)
-    rows = tables.operations
-    found = np.flatnonzero((rows["group"] == group_id) & (rows["seq"] == seq) & (rows["kind"] != codes.POINT_TO_POINT))
-    return int(found[0]) if len(found) else None
-
-
-def _positions(rows: Array, tables: RankTables) -> Array:
-    """Return what is compared of each operation."""
-
-    def those(names: Iterable[str]) -> npt.NDArray[np.bool_]:
-        return np.asarray(np.array([name in names for name in tables.ops] or [False])[rows["op"]], np.bool_)
-
-    found = np.zeros(len(rows), POSITION)
-    number = _checksums(tables.ops)[rows["op"]].astype(np.uint64)
-    for column, names in (("peer", ROOTED), ("numel", SIZES_AGREE)):
-        value = np.where(those(names), rows[column], 0).astype(np.int64).astype(np.uint64)
-        number = number * np.uint64(1_000_003) + value
-    found["seq"], found["arguments"], found["place"] = rows["seq"], number, _place(rows, tables)
-    found["dtype"] = np.where(those(("barrier",)), codes.NONE, rows["dtype"])
-    found["reduce_op"] = np.where(those(REDUCING), rows["reduce_op"], codes.NONE)
-    found["split"] = np.where(those((SPLIT,)), np.where(rows["tag"] == 0, rows["numel"] + 1, _UNEVEN), 0)
-    return found
-
-
-def _differences(a: Array, b: Array) -> Iterable[tuple[str, npt.NDArray[np.bool_]]]:
-    """Say where the same positions of two ranks differ, and in what."""
-    differ = a["arguments"] != b["arguments"]
-    for column in ("dtype", "reduce_op"):
-        differ |= (a[column] != b[column]) & (a[column] != codes.NONE) & (b[column] != codes.NONE)
-    # Uneven splits are pairs of values, which a number of each rank cannot show to agree: the rules decide.
-    splits = (a["split"] != b["split"]) | ((a["split"] == _UNEVEN) & (b["split"] == _UNEVEN))
-    return ((ARGUMENTS, differ), (SPLITS, splits), (PLACES, a["place"] != b["place"]))
-
-
-def _place(rows: Array, tables: RankTables) -> npt.NDArray[np.uint64]:
-    """Return a number for the line and the step of each operation."""
-    sites: Mapping[int, int] = {
-        number: crc32(f"{site.file}:{site.line}".encode()) for number, site in tables.sites.items()
-    }
-    lines = np.array([sites.get(number, 0) for number in rows["site"].tolist()], np.uint64)
-    return np.asarray(lines + (rows["step"].astype(np.uint64) << np.uint64(34)), np.uint64)
-
-
-def _checksums(names: Iterable[str]) -> npt.NDArray[np.uint32]:
-    return np.array([crc32(name.encode()) for name in names] or [0], np.uint32)
+def _around(rank: _Rank, begin: npt.NDArray[np.int64]) -> RankTables:
+    """Return the rank with the collectives of some groups only, from a position of each on."""
+    rows = rank.tables.operations
+    first = begin[_numbered(rank, rows)]
+    near = (rows["seq"] >= first) & (rows["seq"] - first < BEFORE + AFTER) & (rows["kind"] != codes.POINT_TO_POINT)
+    return replace(rank.tables, operations=select(rows, near))

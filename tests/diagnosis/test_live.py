@@ -1,13 +1,15 @@
 """Mismatches seen while ranks run: each look takes what is new, in pieces that end anywhere."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from dtprof.diagnosis import live
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.live import MAX_KEPT, WINDOW, LiveComparison
+from dtprof.diagnosis.live import LiveComparison
 from dtprof.tables import RankTables
 from tests.builders import RankBuilder
 
@@ -102,41 +104,165 @@ def test_a_call_that_was_refused_on_one_rank_does_not_shift_the_rest() -> None:
     assert looks(ranks) == []
 
 
-@pytest.mark.parametrize("each", [7, 2 * WINDOW, 10 * WINDOW])
+@pytest.mark.parametrize("each", [7, 2 * 2048, 10 * 2048])
 def test_however_much_comes_between_two_looks_a_mismatch_is_told_of(each: int) -> None:
     ranks = job(2)
     for rank in ranks:
-        for step in range(4 * WINDOW):
-            odd = rank.rank == 1 and step == WINDOW // 2
+        for step in range(4 * 2048):
+            odd = rank.rank == 1 and step == 2048 // 2
             rank.op("all_reduce", step * 10, step * 10 + 5, nbytes=8, reduce_op="max" if odd else "sum")
     (finding,) = looks(ranks, each=each)
-    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("reduce-op-mismatch", (1,), WINDOW // 2)
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("reduce-op-mismatch", (1,), 2048 // 2)
 
 
 def test_another_size_is_told_of_among_lines_and_uneven_splits_that_differ_by_right() -> None:
     ranks = job(2)
     for rank in ranks:
         rank.sizes[5] = ((3, 4), (2, 4)) if rank.rank else ((1, 2), (1, 3))
-        for step in range(3 * WINDOW):
+        for step in range(3 * 2048):
             t = step * 100
             rank.op("all_to_all", t, t + 5, nbytes=28, tag=5, site=rank.site(line=rank.rank))
-            wrong = rank.rank == 1 and step == 2 * WINDOW
+            wrong = rank.rank == 1 and step == 2 * 2048
             rank.op("all_reduce", t + 10, t + 15, nbytes=16 if wrong else 8, site=rank.site(line=9))
     (finding,) = looks(ranks, each=500)
-    assert (finding.kind, finding.seq) == ("size-mismatch", 4 * WINDOW + 1)
+    assert (finding.kind, finding.seq) == ("size-mismatch", 4 * 2048 + 1)
 
 
-def test_memory_stays_bounded_while_one_rank_never_comes() -> None:
+def repeated(tables: RankTables, times: int, begin: int = 0) -> RankTables:
+    """Return a rank that makes its operations again and again, as far as its groups, lines and steps go."""
+    rows = np.tile(tables.operations, times)
+    turns = np.repeat(np.arange(begin, begin + times), len(tables.operations))
+    per_group = {group: int((tables.operations["group"] == group).sum()) for group in tables.groups}
+    rows["seq"] += turns * np.array([per_group[group] for group in rows["group"].tolist()])
+    rows["step"] += turns
+    return replace(tables, operations=rows)
+
+
+def many_groups(count: int, *, world_size: int = 4) -> list[RankTables]:
+    """Return ranks that call each of many groups once, from lines of their own."""
+    ranks = job(world_size)
+    for rank in ranks:
+        for number in range(count):
+            group = rank.group(f"g{number}", tuple(range(world_size)))
+            rank.op("all_reduce", number, number + 1, nbytes=8, group=group, site=rank.site(line=100 * rank.rank + 5))
+    return [rank.tables() for rank in ranks]
+
+
+def changed(tables: RankTables, row: int, **values: int) -> RankTables:
+    rows = tables.operations.copy()
+    for name, value in values.items():
+        rows[name][row] = value
+    return replace(tables, operations=rows)
+
+
+def test_among_very_many_groups_with_lines_of_their_own_a_look_stays_cheap_and_misses_nothing() -> None:
+    whole = many_groups(300)
+    comparison = LiveComparison()
+    began_s = time.thread_time()
+    for look in range(5):
+        assert comparison.take([repeated(tables, 10, 10 * look) for tables in whole]) == []
+    told = comparison.take([changed(repeated(t, 10, 50), 1777, numel=4 if t.rank == 2 else 2) for t in whole])
+    assert time.thread_time() - began_s < 30  # 1 s here; deciding on each group by itself took minutes
+    assert [(one.kind, one.culprit_ranks, one.seq) for one in told] == [("size-mismatch", (2,), 50 + 1777 // 300)]
+
+
+def test_a_rank_whose_log_is_seen_later_than_those_of_the_others_is_compared_too() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        for step in range(20):
+            rank.op("broadcast", step * 10, step * 10 + 5, nbytes=8, peer=1 if rank.rank == 2 and step == 0 else 0)
+    whole = [rank.tables() for rank in ranks]
+    comparison = LiveComparison()
+    assert comparison.take(whole[:2]) == []
+    (finding,) = comparison.take(whole[2:])
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("root-mismatch", (2,), 0)
+
+
+def test_handles_waited_for_late_settle_out_of_order() -> None:
     ranks = job(2)
-    for step in range(2 * MAX_KEPT):
+    for rank in ranks:
+        for step in range(20):
+            rank.op("all_reduce", step * 10, step * 10 + 5, nbytes=16 if (rank.rank, step) == (1, 3) else 8)
+    whole = [rank.tables() for rank in ranks]
+    late = [replace(tables, operations=tables.operations[3:4]) for tables in whole]
+    early = [replace(tables, operations=np.delete(tables.operations, 3)) for tables in whole]
+    comparison = LiveComparison()
+    assert comparison.take(early) == []
+    assert comparison.take(late[:1]) == []
+    (finding,) = comparison.take(late[1:])
+    assert (finding.kind, finding.seq) == ("size-mismatch", 3)
+
+
+def test_uneven_splits_are_compared_at_every_position() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        for number in range(40):  # rank a sends b (a + b + number) elements
+            sizes = tuple(rank.rank + other + number for other in range(3))
+            rank.sizes[number + 1] = (sizes, sizes)
+        rank.sizes[50] = ((9, 9, 9), (9, 9, 9))
+        for step in range(4000):
+            tag = 50 if (rank.rank, step) == (1, 3456) else step % 40 + 1
+            rank.op("all_to_all", step * 10, step * 10 + 5, nbytes=28, tag=tag)
+    (finding,) = looks(ranks, each=300)
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("split-size-mismatch", (1,), 3456)
+
+
+def test_a_rank_that_falls_out_of_step_late_is_told_of_though_lines_differed_by_rank_at_the_start() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        for step in range(3000):
+            for line in (5, 6):
+                if (rank.rank, step, line) != (1, 2500, 6):
+                    t = step * 100 + line * 10
+                    rank.op("all_reduce", t, t + 5, nbytes=8, site=rank.site(line=line), step=step)
+            if step < 30:
+                t = step * 100 + 90
+                rank.op("all_reduce", t, t + 5, nbytes=8, site=rank.site(line=50 + rank.rank), step=step)
+    (finding,) = looks(ranks, each=700)
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 5031)
+
+
+def test_a_rank_out_of_step_in_several_groups_is_told_of_once() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        groups = [rank.group(name, (0, 1, 2)) for name in "abc"]
+        for step in range(100):
+            for at, group in enumerate(groups):
+                if (rank.rank, step) != (1, 40):
+                    t = step * 100 + at * 10
+                    rank.op("all_reduce", t, t + 5, nbytes=8, group=group, site=rank.site(line=at), step=step)
+    assert [finding.kind for finding in looks(ranks)] == ["step-mismatch"]
+
+
+def test_a_thread_beside_the_one_that_makes_steps_keeps_no_pace_with_them() -> None:
+    ranks = job(2)
+    for rank in ranks:
+        beat = rank.group("heartbeat", (0, 1))
+        for step in range(60):
+            rank.span("step", step * 100, step * 100 + 90, step=step)
+            rank.op("all_reduce", step * 100, step * 100 + 10, nbytes=8, step=step)
+            late = rank.rank == 1 and step > 20
+            t = step * 100 + 50
+            rank.op("all_reduce", t, t + 5, nbytes=8, group=beat, step=step - late, thread=2, site=rank.site(line=7))
+    assert looks(ranks) == []
+    without_steps = [replace(rank.tables(), spans=rank.tables().spans[:0]) for rank in ranks]
+    (finding,) = looks(without_steps)
+    assert finding.kind == "step-mismatch"  # as it must be where the same calls make the steps
+
+
+def test_memory_stays_bounded_while_one_rank_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_KEPT", 6000)
+    monkeypatch.setattr(live, "MAX_OPEN", 3000)
+    ranks = job(2)
+    for step in range(20):
         ranks[0].op("all_reduce", step * 10, step * 10 + 5, nbytes=8)
     ranks[1].op("all_reduce", 0, 5, nbytes=8)
     tables = [rank.tables() for rank in ranks]
     comparison = LiveComparison()
-    for begin in range(0, 2 * MAX_KEPT, 500):
-        part = replace(tables[0], operations=tables[0].operations[begin : begin + 500])
+    for begin in range(0, 400, 20):
+        part = repeated(tables[0], 20, begin)
         assert comparison.take([part, *([tables[1]] if not begin else [])]) == []
-    kept = comparison._newest[0].operations
-    assert len(kept) == MAX_KEPT
+    kept = comparison._ranks[0].tables.operations
+    assert len(kept) == 3000
     assert kept.base is None
-    assert isinstance(kept, np.ndarray)
+    assert len(comparison._open) == 3000
