@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,24 +148,27 @@ def _compare(run: Path) -> "comparing.Look":
     from dtprof.report.verdict_text import verdict_text
     from dtprof.run_format import follow, writer
 
-    follower = follow.RunFollower(run, boot_id=writer.boot_id())
+    follower = follow.RunFollower(run, boot_id=writer.boot_id(), at_most=1)
     comparison = LiveComparison()
 
-    def look(is_last: bool) -> list[comparing.Mismatch]:
-        grown = [growth.tables for growth in follower.look().values()]
-        seen = tuple(tables.rank for tables in grown)
-        return [
-            comparing.Mismatch(
-                kind=finding.kind,
-                group=finding.group.name if finding.group else "",
-                seq=finding.seq or 0,
-                summary=finding.summary,
-                text=verdict_text(
-                    Verdict(outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,))
-                ),
-            )
-            for finding in comparison.take(grown, is_last=is_last)
-        ]
+    def look(is_last: bool) -> Iterator[comparing.Mismatch]:
+        is_whole = False
+        while not is_whole:
+            growths = follower.look().values()
+            is_whole = all(growth.is_whole for growth in growths)
+            grown = [follow.with_open(growth) if is_last and is_whole else growth.tables for growth in growths]
+            seen = tuple(tables.rank for tables in grown)
+            for finding in comparison.take(grown, is_last=is_last and is_whole):
+                verdict = Verdict(
+                    outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
+                )
+                yield comparing.Mismatch(
+                    kind=finding.kind,
+                    group=finding.group.name if finding.group else "",
+                    seq=finding.seq or 0,
+                    summary=finding.summary,
+                    text=verdict_text(verdict),
+                )
 
     return look
 

@@ -7,7 +7,7 @@ ones. An operation that will never be seen to complete settles once the rank has
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.rank_processes import header_of, newest_header
 from dtprof.run_format.segments import Records, refuse_newer, take_rows
 from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
-from dtprof.tables import Array, RankTables, select
+from dtprof.tables import Array, RankTables, join, select
 
 MAX_OPEN = 4096
 """Records behind the newest one that may be open; those further behind settle as they are."""
@@ -40,13 +40,27 @@ class Growth:
     open_operations: Array  # tables.OPERATION: not settled yet
     open_spans: Array  # tables.SPAN
     lost: int  # records that were dropped before they could be read, since following began
+    is_whole: bool  # all that was there was read
+
+
+def with_open(growth: Growth) -> RankTables:
+    """Return what has settled and, of a job that has ended, the operations that nobody waited for."""
+    left = growth.open_operations[growth.open_operations["state"] != schema.STATE["issued"]]
+    return replace(growth.tables, operations=join([growth.tables.operations, left]))
 
 
 class LogFollower:
     """Follows the log of one rank in one attempt."""
 
     def __init__(
-        self, folder: Path, *, rank: int, attempt: int, from_end: bool = False, newest: int | None = None
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        attempt: int,
+        from_end: bool = False,
+        newest: int | None = None,
+        at_most: int | None = None,
     ) -> None:
         """Begin at the first record that is there, or later.
 
@@ -56,7 +70,9 @@ class LogFollower:
             attempt: restart attempt.
             from_end: leave out all but the newest segment, and of that what had settled at the first look.
             newest: leave out records that are there at the first look but for so many; a segment more at most is read.
+            at_most: open so many segments in one look: memory stays bounded, however late it comes.
         """
+        self._at_most = at_most
         self.folder, self.rank, self.attempt = folder, rank, attempt
         self._passes_over = from_end
         self._newest = 0 if from_end else newest
@@ -79,8 +95,10 @@ class LogFollower:
         settled, issued = Records(), Records()
         self._skip_to_end()
         unsettled = self._read_windows(settled, issued)
-        while self._open_next():
+        opened = 0
+        while opened != self._at_most and self._open_next():
             unsettled = self._read_windows(settled, issued)
+            opened += 1
         self._passes_over = False
         self._read_strings()  # after the records: an entry is written before its id is used
         operations, spans, samples, _ = settled.joined()
@@ -91,6 +109,7 @@ class LogFollower:
             open_operations=open_operations,
             open_spans=open_spans,
             lost=self._lost,
+            is_whole=opened != self._at_most,
         )
 
     def close(self) -> None:
@@ -213,7 +232,13 @@ class RunFollower:
     """Follows the newest attempt of every rank of a run."""
 
     def __init__(
-        self, run: Path, *, boot_id: str | None = None, from_end: bool = False, newest: int | None = None
+        self,
+        run: Path,
+        *,
+        boot_id: str | None = None,
+        from_end: bool = False,
+        newest: int | None = None,
+        at_most: int | None = None,
     ) -> None:
         """Follow a run directory, which may be empty still.
 
@@ -222,8 +247,9 @@ class RunFollower:
             boot_id: follow only ranks of the host with this boot id.
             from_end: leave out what ranks that are there at the first look had recorded.
             newest: of what a rank has recorded when it is first seen, leave out all but so many records.
+            at_most: open so many segments of a rank in one look.
         """
-        self._newest = newest
+        self._newest, self._at_most = newest, at_most
         self._run = run
         self._boot_id = boot_id
         self._from_end = from_end
@@ -268,7 +294,12 @@ class RunFollower:
             if known is not None:
                 known.close()
             self._logs[rank] = LogFollower(
-                folder, rank=rank, attempt=attempt, from_end=self._from_end, newest=self._newest
+                folder,
+                rank=rank,
+                attempt=attempt,
+                from_end=self._from_end,
+                newest=self._newest,
+                at_most=self._at_most,
             )
             self.problems.pop(rank, None)
 

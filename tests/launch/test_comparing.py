@@ -8,7 +8,7 @@ import pytest
 from dtprof.cli.inspection import diagnose_run
 from dtprof.cli.run import _compare
 from dtprof.launch.comparing import Comparer, Mismatch
-from dtprof.run_format import paths, writer
+from dtprof.run_format import paths, schema, writer
 from tests import jobs
 from tests.builders import RankBuilder, write_run
 
@@ -69,3 +69,19 @@ def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path
     assert "train.py:9" in mismatch.text
     assert "train.py:5" in mismatch.text
     assert list(look(True)) == []
+
+
+def test_the_last_look_takes_handles_that_nobody_waited_for_and_more_than_a_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "SEGMENT_SIZE", 1 << 14)
+    monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 100)
+    ranks = [RankBuilder(rank, world_size=2, boot_id=writer.boot_id()) for rank in range(2)]
+    for rank in ranks:
+        for number in range(450):
+            odd = rank.rank == 1 and number == 449
+            t = number * 10
+            rank.op("all_reduce", t, t + 5, nbytes=8, reduce_op="max" if odd else "sum", is_async=True)
+    look = _compare(write_run(tmp_path / "run", ranks))
+    assert list(look(False)) == []
+    assert [(mismatch.kind, mismatch.seq) for mismatch in look(True)] == [("reduce-op-mismatch", 449)]
