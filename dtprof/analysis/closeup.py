@@ -1,21 +1,21 @@
 """What the pages of a report show beyond the summary: the bars of the whole run, the schedule of a step, the course of
 memory, traffic by pair of ranks and by size.
 
-Each rank is read once more, one at a time. What is kept is bounded, whatever the run holds.
+They are found while each rank is read for the summary. What is kept is bounded, whatever the run holds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.execution import THIS_PROCESS, Executor
-from dtprof.analysis.memory_course import MemoryCourse, find_worst, follow_memory
+from dtprof.analysis.memory_course import MemoryCourse, find_worst
 from dtprof.analysis.pipeline_chart import PipelineChart, chart_pipeline
+from dtprof.analysis.rank_closeup import Look, RankCloseup
 from dtprof.analysis.results import Summary
-from dtprof.analysis.step_phases import follow_phases
-from dtprof.analysis.summary import summarise
-from dtprof.analysis.surveys import Run, Surveys, newest_ranks, survey_run
-from dtprof.analysis.tracks import Names, Track, bars_each, draw_track
-from dtprof.analysis.traffic import Traffic, TrafficCount
+from dtprof.analysis.summary import summarise_closely
+from dtprof.analysis.surveys import Run, newest_ranks, survey_run
+from dtprof.analysis.tracks import Names, Track, bars_each
+from dtprof.analysis.traffic import Traffic, find_traffic
 
 MAX_BARS = 160_000
 
@@ -50,40 +50,26 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
         max_bars: of all ranks together that the timeline of the whole run may hold.
     """
     surveys = survey_run(run, newest_ranks(run), executor)
-    summary = summarise(run, executor, surveys=surveys)
-    return summary, look_closer(run, summary, surveys, max_bars=max_bars)
-
-
-def look_closer(run: Run, summary: Summary, surveys: Surveys, *, max_bars: int) -> Closeup:
-    """Look at the details of a run that is summarised."""
-    coordinates: dict[int, Mapping[str, int]] = {}
-    tracks: list[Track] = []
-    courses, phases = {}, None
-    worst = find_worst(summary)
-    names = Names()
-    traffic = TrafficCount(surveys.meetings)
-    limit = bars_each(max_bars, len(surveys.boots))
-    one_clock = surveys.one_clock
-    for rank in sorted(surveys.boots):
-        tables = surveys.clocks.align(run.part([rank]).load(rank))
-        coordinates[rank] = tables.coordinates
-        courses[rank] = follow_memory(tables)
-        traffic.add(tables)
-        if rank == worst:
-            phases = follow_phases(tables, surveys.steps[rank])
-        if one_clock:
-            tracks.append(draw_track(tables, surveys.steps[rank], names, limit=limit))
-    chart = chart_pipeline(tuple(surveys.pipelines.values()), summary)
-    return Closeup(
-        coordinates=coordinates,
-        tracks=_join(tracks, names),
-        pipeline=chart,
-        memory=MemoryCourse(ranks=courses, worst=worst, phases=phases),
-        traffic=traffic.result(),
+    worst = find_worst(surveys.facts)
+    look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
+    summary, found = summarise_closely(run, executor, surveys=surveys, look=look)
+    ranks = {fact.rank: one for fact, one in zip(surveys.facts, found, strict=True)}
+    return summary, Closeup(
+        coordinates={rank: one.coordinates for rank, one in ranks.items()},
+        tracks=_join(found) if surveys.one_clock else None,
+        pipeline=chart_pipeline(tuple(surveys.pipelines.values()), summary),
+        memory=MemoryCourse(
+            ranks={rank: one.memory for rank, one in ranks.items()},
+            worst=worst,
+            phases=ranks[worst].phases if worst is not None else None,
+        ),
+        traffic=find_traffic({rank: one.sent_bytes for rank, one in ranks.items()}, surveys.meetings),
     )
 
 
-def _join(tracks: list[Track], names: Names) -> Tracks | None:
+def _join(ranks: Sequence[RankCloseup]) -> Tracks | None:
+    names = Names()
+    tracks = [names.renumber(one.track, one.names) for one in ranks]
     known = [track for track in tracks if len(track.begin_ns)]
     if not known:
         return None

@@ -1,13 +1,13 @@
 """The course of memory over the run, rank by rank: samples thinned to their extremes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dtprof import events
 from dtprof.analysis.intervals import Column
-from dtprof.analysis.results import Summary
+from dtprof.analysis.ranks import RankFacts
 from dtprof.analysis.step_phases import StepPhases
 from dtprof.tables import RankTables
 
@@ -44,11 +44,11 @@ class MemoryCourse:
     phases: StepPhases | None = None  # of that rank
 
 
-def find_worst(summary: Summary) -> int | None:
+def find_worst(facts: Iterable[RankFacts]) -> int | None:
     """Return the rank with the highest peak, of what was sampled; None where memory was not."""
     most = {
         rank.rank: rank.peak_bytes or max((rank.memory_bytes.get(name, 0) for name in TOTALS), default=0)
-        for rank in summary.ranks
+        for rank in facts
     }
     worst = max(most, key=most.__getitem__, default=None)
     return worst if worst is not None and most[worst] else None

@@ -16,6 +16,7 @@ from dtprof.analysis.intervals import Column
 from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
+from dtprof.analysis.rank_closeup import Look, RankCloseup
 from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank
 from dtprof.analysis.results import (
     ClockResult,
@@ -51,6 +52,7 @@ class ReductionTask(RankTask):
     max_bars: int
     width: int
     max_hops: int
+    look: Look | None  # at details of each rank, while it is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Reductions:
     """The second map of some ranks."""
 
     ranks: list[RankReduction] = field(default_factory=list)  # less their rows
+    closeups: list[RankCloseup] = field(default_factory=list)  # where they are asked for
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
 
@@ -70,6 +73,7 @@ class Reductions:
     def join(self, others: "Reductions") -> None:
         """Take in other ranks."""
         self.ranks.extend(others.ranks)
+        self.closeups.extend(others.closeups)
         _add_rows(self.rows, others.rows)
         _add_rows(self.dropped, others.dropped)
 
@@ -83,8 +87,9 @@ def reduce_ranks(task: ReductionTask) -> Reductions:
     """Reduce some ranks, one after the other."""
     reductions = Reductions()
     for rank, own in task.steps.items():
+        tables = task.load(rank)
         reduction = reduce_rank(
-            task.load(rank),
+            tables,
             own=own,
             used=task.used,
             meetings=task.meetings,
@@ -95,6 +100,8 @@ def reduce_ranks(task: ReductionTask) -> Reductions:
             max_hops=task.max_hops,
         )
         reductions.add(reduction)
+        if task.look is not None:
+            reductions.closeups.append(task.look.at(tables, own))
     return reductions
 
 
@@ -104,8 +111,15 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     Parameters:
         surveys: of the ranks of the newest attempt, where they are known already.
     """
+    summary, _ = summarise_closely(run, executor, surveys=surveys or survey_run(run, newest_ranks(run), executor))
+    return summary
+
+
+def summarise_closely(
+    run: Run, executor: Executor, *, surveys: Surveys, look: Look | None = None
+) -> tuple[Summary, list[RankCloseup]]:
+    """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for."""
     chosen = newest_ranks(run)
-    surveys = surveys or survey_run(run, chosen, executor)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
@@ -126,6 +140,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
             width=width,
             errors=errors,
             max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
+            look=look,
         )
         for part, families in surveys.parts
     )
@@ -146,7 +161,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     )
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
-    return Summary(
+    summary = Summary(
         run=run.name,
         command=run.manifest.command,
         world_size=world_size,
@@ -220,6 +235,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
     )
+    return summary, reduced.closeups
 
 
 def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:

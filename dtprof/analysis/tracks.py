@@ -1,6 +1,6 @@
 """The bars of one rank over the whole run: its phases or pipeline actions in one lane, its operations in another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ class Track:
 
 
 class Names:
-    """Kinds and names of bars by number, shared by all ranks; of names at most MAX_NAMES."""
+    """Kinds and names of bars by number; of names at most MAX_NAMES."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -68,14 +68,29 @@ class Names:
             self.names.append(name)
         return known
 
+    def renumber(self, track: Track, others: "Names") -> Track:
+        """Return a track whose kinds and names were numbered by others; what is new is taken in."""
+        kinds = np.array([self.kind(kind) for kind in others.kinds] or [0], np.uint8)
+        names = np.array([0, *(self.name(name) for name in others.names[1:])], np.uint16)
+        return replace(track, kind=kinds[track.kind], name=names[track.name])
+
+    def only(self, used: Column) -> tuple["Names", npt.NDArray[np.uint16]]:
+        """Return those of some names, and the new number of each name."""
+        few, numbers = Names(), np.zeros(len(self.names), np.uint16)
+        few.kinds = self.kinds
+        for number in used.tolist():
+            numbers[number] = few.name(self.names[number]) if number else 0
+        return few, numbers
+
 
 def bars_each(max_bars: int, num_ranks: int) -> int:
     """Return how many bars each rank may have of all."""
     return max(50, max_bars // max(1, num_ranks))
 
 
-def draw_track(tables: RankTables, steps: RankSteps, names: Names, *, limit: int) -> Track:
-    """Return the bars of one rank; of more than `limit` the longest."""
+def draw_track(tables: RankTables, steps: RankSteps, *, limit: int) -> tuple[Track, Names]:
+    """Return the bars of one rank, of more than `limit` the longest, and their names."""
+    names = Names()
     operations, spans = sound_operations(tables), sound_spans(tables)
     parts = [
         _phases(tables, spans, steps, names),
@@ -89,16 +104,18 @@ def draw_track(tables: RankTables, steps: RankSteps, names: Names, *, limit: int
         begin, length, lane, kind, name = (column[chosen] for column in (begin, length, lane, kind, name))
     order = np.argsort(begin, kind="stable")
     begin, length, lane, kind, name = (column[order] for column in (begin, length, lane, kind, name))
-    return Track(
+    names, numbers = names.only(np.unique(name))
+    track = Track(
         rank=tables.rank,
         begin_ns=begin,
         length_ns=length,
         lane=lane.astype(np.uint8),
         kind=kind.astype(np.uint8),
-        name=name.astype(np.uint16),
+        name=numbers[name],
         left_out=left_out,
         step_ends_ns=np.ascontiguousarray(steps.windows[:, 1]),
     )
+    return track, names
 
 
 _Columns = tuple[Column, Column, Column, Column, Column]

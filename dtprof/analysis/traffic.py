@@ -1,5 +1,6 @@
 """Who sends how much to whom, who waited for whom, and how long operations take by their size."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,6 @@ from dtprof.analysis.meetings import FAR, Meetings
 from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.summary import MAX_PAIRED
 from dtprof.events import POINT_TO_POINT
-from dtprof.tables import RankTables
 
 Matrix = npt.NDArray[np.int64]
 
@@ -39,59 +39,39 @@ TICK_NS = 1_000
 QUANTILES = (10, 50, 90, 99)
 
 
-class TrafficCount:
-    """Adds up rank by rank."""
-
-    def __init__(self, meetings: Meetings) -> None:
-        """Start empty; the meetings say who came last."""
-        self._meetings = meetings
-        self._sent: dict[tuple[int, int], int] = {}
-        self._ranks: list[int] = []
-
-    def add(self, tables: RankTables) -> None:
-        """Take in the messages that one rank sends."""
-        self._ranks.append(tables.rank)
-        operations = tables.operations
-        ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
-        sends = operations[np.isin(operations["op"], ids)]
-        for number in np.unique(sends["group"]).tolist():
-            own, group = sends[sends["group"] == number], tables.groups.get(number)
-            for peer in np.unique(own["peer"]).tolist():
-                if group is not None and 0 <= peer < len(group.ranks):
-                    key = (tables.rank, group.ranks[peer])
-                    self._sent[key] = self._sent.get(key, 0) + int(own["nbytes"][own["peer"] == peer].sum())
-
-    def result(self) -> Traffic:
-        """Return the sums."""
-        ranks = tuple(self._ranks)
-        place = {rank: position for position, rank in enumerate(ranks)}
-        sent = None
-        if self._sent and len(ranks) <= MAX_PAIRED:
-            sent = np.zeros((len(ranks), len(ranks)), np.int64)
-            for (source, target), nbytes in self._sent.items():
-                if source in place and target in place:
+def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], meetings: Meetings) -> Traffic:
+    """Return who sent how much to whom, of the ranks that sent_bytes has; the meetings say who came last."""
+    ranks = tuple(sent_bytes)
+    place = {rank: position for position, rank in enumerate(ranks)}
+    sent = None
+    if any(sent_bytes.values()) and len(ranks) <= MAX_PAIRED:
+        sent = np.zeros((len(ranks), len(ranks)), np.int64)
+        for source, targets in sent_bytes.items():
+            for target, nbytes in targets.items():
+                if target in place:
                     sent[place[source], place[target]] = nbytes
-        return Traffic(ranks=ranks, sent=sent, lateness=self._lateness())
+    return Traffic(ranks=ranks, sent=sent, lateness=_find_lateness(meetings))
 
-    def _lateness(self) -> tuple[Lateness, ...]:
-        found = []
-        for family, table in self._meetings.tables.items():
-            whole = (table["num_seen"] == family.members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
-            if family.is_p2p or family.members < 2 or not whole.any():
-                continue
-            spread: Column = (table["last_start"] - table["first_start"])[whole]
-            late = table["last_rank"][whole][spread > TICK_NS]
-            who, count = np.unique(late, return_counts=True)
-            found.append(
-                Lateness(
-                    group=family.group,
-                    ranks=family.ranks,
-                    last=dict(zip(who.tolist(), count.tolist(), strict=True)),
-                    spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
-                    count=int(whole.sum()),
-                )
+
+def _find_lateness(meetings: Meetings) -> tuple[Lateness, ...]:
+    found = []
+    for family, table in meetings.tables.items():
+        whole = (table["num_seen"] == family.members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
+        if family.is_p2p or family.members < 2 or not whole.any():
+            continue
+        spread: Column = (table["last_start"] - table["first_start"])[whole]
+        late = table["last_rank"][whole][spread > TICK_NS]
+        who, count = np.unique(late, return_counts=True)
+        found.append(
+            Lateness(
+                group=family.group,
+                ranks=family.ranks,
+                last=dict(zip(who.tolist(), count.tolist(), strict=True)),
+                spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
+                count=int(whole.sum()),
             )
-        return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
+        )
+    return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
 
 
 @dataclass(frozen=True, kw_only=True)

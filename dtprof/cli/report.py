@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_source(path: Path, engine: engines.Engine, *, against: Path | None = None) -> "Source":
-    """Read and analyse all that the pages show of a run.
+    """Read and analyse all that the pages show of a run; it is diagnosed while workers sum it up.
 
     Raises:
         NotARunError: a path holds no run that can be read.
@@ -84,16 +85,23 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
     from dtprof.analysis.comparison import AT_LEAST, compare_runs
     from dtprof.analysis.comparison_series import measure_run
     from dtprof.analysis.device_course import follow_devices, samples_each
-    from dtprof.cli.inspection import diagnose_run
+    from dtprof.analysis.results import Summary
+    from dtprof.cli.inspection import diagnose_opened
     from dtprof.diagnosis.told import list_told
     from dtprof.figures.source import Source
 
     runs = [engines.open_run(one, engine) for one in (against, path) if one is not None]
-    with engines.executor_for(engine, *runs) as executor:
-        summary, closeup = examine(runs[-1], executor)
+    summed_up: Future[Summary] = Future()
+    with engines.executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
+        diagnosed = beside.submit(diagnose_opened, runs[-1], summed_up.result)
+        try:
+            summary, closeup = examine(runs[-1], executor)
+            summed_up.set_result(summary)
+        finally:
+            summed_up.cancel()  # where that failed, else in vain
         figures = [measure_run(run, executor) for run in runs] if against is not None else []
+        verdict = diagnosed.result()
     comparison = compare_runs(*figures, at_least=AT_LEAST) if figures else None
-    verdict = diagnose_run(path, engine, summary=summary)
     nodes = runs[-1].node_samples(max_samples=samples_each(len(summary.hosts)))
     return Source(
         summary=summary,
