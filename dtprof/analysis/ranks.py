@@ -24,11 +24,11 @@ from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
 from dtprof.analysis.rank_timing import time_rank
+from dtprof.analysis.rank_waits import RankWaits, collect_waits
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.serialised import SerialKey, SerialSums, find_rows
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
-from dtprof.analysis.stragglers import RankWaits, collect_waits
 from dtprof.analysis.throughput import RankConsumption, find_consumption
 from dtprof.analysis.timeline import RankBars, collect_bars
 from dtprof.tables import Array, Group, OutOfMemory, RankTables

@@ -225,6 +225,8 @@ class StragglerResult:
     slowdown: float | None
     blame_ns_per_step: int | None
     lag_ns_per_step: int | None = None  # what a step would gain if it were like the others
+    together_ns_per_step: int | None = None  # the same if those listed before it were so, too
+    slowdown_together: float | None = None
     since_step: int | None = None
     phase: str | None = None  # in which its work exceeds that of the others most; one of PHASES
     phases_ns: dict[str, int] = field(default_factory=dict)  # that excess by phase

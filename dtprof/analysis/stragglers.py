@@ -15,6 +15,8 @@ A rank is listed when all of these hold:
 - it was so in at least 3 steps, or in all where fewer are used: one bad step is an event;
 - where all ranks of its pipeline stage, and no others, are slow in computation: their work is at least MIN_STAGE more
   than that of the others. Stages are seldom equal; that is the imbalance of the pipeline.
+Behind them come slow ranks that others hide, for which hardly anybody waits while the others are slow, and ranks that
+are equally slow and therefore come last in turns, such as those of a slow host (straggler_gains.py); in no pipeline.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -25,12 +27,11 @@ import numpy as np
 
 from dtprof import events
 from dtprof.analysis.blame import Cells, WaitGraph, find_excess, find_onset, pass_back, trace_forward
-from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.intervals import Column, Intervals, Mask, share_out, union
-from dtprof.analysis.operation_timing import EXACT, Timing
-from dtprof.analysis.phases import ORDER
+from dtprof.analysis.intervals import Column, Mask
+from dtprof.analysis.rank_waits import WORK, RankWaits
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Waiter
+from dtprof.analysis.straggler_gains import Mending
 
 MIN_COST = 0.05
 MIN_WAIT = 0.01
@@ -44,7 +45,6 @@ MAX_CELLS = 1 << 22
 MAX_TRACED = 4
 """Stragglers of which it is told who waited for them."""
 MAX_WAITERS = 8
-WORK = (*ORDER, "other")
 _CAUSES = {
     events.DATA: "input: it waits for its data loader",
     events.GARBAGE_COLLECTION: "garbage collection",
@@ -62,76 +62,12 @@ class SlackOf(Protocol):
         """Return it for a rank, ns a step; `whole_stage`: all ranks of its stage are slow."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankWaits:
-    """Work and waits of one rank in the used steps, by bin of steps."""
-
-    rank: int
-    steps: Column  # of the used steps in the bin, how many this rank has
-    work: Column  # ns neither waiting nor blocked by a transfer
-    phases: Column  # the same over all bins by WORK
-    bins: Column  # one row a bin and culprit
-    culprits: Column
-    waited: Column
-
-    def by_culprit(self) -> dict[int, int]:
-        """Return how long it waited for each rank, a step."""
-        ranks, place = np.unique(self.culprits, return_inverse=True)
-        sums = np.zeros(len(ranks), np.int64)
-        np.add.at(sums, place.reshape(-1), self.waited)
-        num_steps = max(1, int(self.steps.sum()))
-        return dict(zip(ranks.tolist(), (sums // num_steps).tolist(), strict=True))
-
-
 def bin_width(num_steps: int, num_ranks: int) -> int:
     """Return how many steps go in one bin: a power of two, 1 wherever memory allows."""
     width = 1
     while -(-num_steps // width) * num_ranks > MAX_CELLS and width < num_steps:
         width *= 2
     return width
-
-
-def collect_waits(
-    rank: int,
-    *,
-    timing: Timing,
-    blocked: Blocked,
-    stretches: tuple[Intervals, Intervals],
-    phases: Mapping[str, Intervals],
-    steps: tuple[Column, Intervals],
-    step: Column,
-    width: int,
-) -> RankWaits:
-    """Return what one rank worked and for whom it waited.
-
-    Parameters:
-        stretches: blocked by waits and by transfers, as `split_blocked` returns them.
-        steps: how many steps after the first used one each window lies, and the windows.
-        step: the same of each operation, -1 outside the used steps.
-        width: steps a bin.
-    """
-    numbers, windows = steps
-    shares = share_out([union(np.concatenate(stretches)), *(phases[phase] for phase in ORDER)], windows)
-    num_bins = int(numbers.max(initial=-1)) // width + 1
-    in_bin = numbers // width
-    work = np.zeros(num_bins, np.int64)
-    np.add.at(work, in_bin, shares[:, 1:].sum(axis=1))
-    waited = timing.exposed_wait
-    counts = (timing.source == EXACT) & (step >= 0) & blocked.counts & (waited > 0)
-    counts &= (timing.culprit >= 0) & (timing.culprit != rank)
-    key = (step[counts] // width) << 32 | timing.culprit[counts]
-    keys, place = np.unique(key, return_inverse=True)
-    sums = np.zeros(len(keys), np.int64)
-    np.add.at(sums, place, waited[counts])
-    return RankWaits(
-        rank=rank,
-        steps=np.bincount(in_bin, minlength=num_bins),
-        work=work,
-        phases=shares[:, 1:].sum(axis=0),
-        bins=keys >> 32,
-        culprits=keys & 0xFFFFFFFF,
-        waited=sums,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +77,7 @@ class _Balance:
     ranks: Column
     graph: WaitGraph
     excess: Cells
+    blocked: Cells  # NaN where not known
     blame: Cells
     lag: Cells
     surplus: Cells  # by rank: its excess over all bins, as a share of the work of the others
@@ -179,23 +116,33 @@ def find_stragglers(
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
     blame = balance.blame.mean(axis=0)
     found = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
+    mending = None if stages else Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked)
+    if mending is not None:
+        found += mending.find_hidden(found, least=MIN_COST * step_ns, notable=threshold)
     results: list[StragglerResult] = []
-    for at in found:
+    for place, at in enumerate(found):
         phases_ns = _explain(waits, at)
         phase = next(iter(phases_ns), None)
         stage = _find_slow_part(balance, at, stages or {}) if phase in _COMPUTE else None
         if stage is not None and balance.surplus[at] < MIN_STAGE:
             continue
         rank = int(balance.ranks[at])
-        slack = slack_of(rank, whole_stage=stage is not None) if slack_of is not None else 0
-        gain = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack)
+        together: float | None = None
+        if mending is None:
+            slack = slack_of(rank, whole_stage=stage is not None) if slack_of is not None else 0
+            gain = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack)
+        else:
+            gain = float(mending.gain([at]).mean())
+            together = float(mending.gain(found[: place + 1]).mean()) if place else gain
         results.append(
             StragglerResult(
                 rank=rank,
                 last_share=float(share[at]),
-                slowdown=step_ns / (step_ns - gain) if gain < step_ns else None,
+                slowdown=_speed_up(step_ns, gain),
                 blame_ns_per_step=int(blame[at]),
                 lag_ns_per_step=int(gain),
+                together_ns_per_step=None if together is None else int(together),
+                slowdown_together=None if together is None else _speed_up(step_ns, together),
                 since_step=used[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
@@ -204,6 +151,10 @@ def find_stragglers(
             )
         )
     return tuple(results)
+
+
+def _speed_up(step_ns: int, gain: float) -> float | None:
+    return step_ns / (step_ns - gain) if gain < step_ns else None
 
 
 def _lag_of(mean_lag: Cells, at: int, stage: Sequence[int] | None, balance: _Balance) -> float:
@@ -216,11 +167,12 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
     """Put all ranks side by side and pass waits back to their causes."""
     ranks = np.array([own.rank for own in waits], np.int64)
     num_ranks = len(ranks)
-    work = np.full((num_bins, num_ranks), np.nan)
+    work, blocked = np.full((2, num_bins, num_ranks), np.nan)
     waiters, culprits, waited = [], [], []
     for at, own in enumerate(waits):
         known = np.flatnonzero(own.steps)
         work[known, at] = own.work[known] / own.steps[known]
+        blocked[known, at] = own.blocked[known] / own.steps[known]
         culprit = np.minimum(np.searchsorted(ranks, own.culprits), num_ranks - 1)
         there = ranks[culprit] == own.culprits
         waiters.append((own.bins * num_ranks + at)[there])
@@ -243,6 +195,7 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
         ranks=ranks,
         graph=graph,
         excess=excess,
+        blocked=blocked,
         blame=blame,
         lag=np.minimum(excess, blame / num_waiters),
         surplus=total / np.maximum(np.nansum(work, axis=0) - total, 1),

@@ -3,6 +3,7 @@
 import math
 
 from dtprof import events
+from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.evidence import Evidence, LongPhase, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
@@ -30,45 +31,62 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
     stragglers = evidence.find_stragglers()
     found = []
     for straggler in stragglers.found:
-        slowdown, share = straggler.slowdown, straggler.last_share
-        if slowdown is None or slowdown < MIN_SLOWDOWN or not _is_sure(evidence, straggler, stragglers.steps):
+        # Steps may gain little without this one where the next holds them up nearly as long: then all are slow.
+        slow = (straggler,) if (straggler.slowdown or 0) >= MIN_SLOWDOWN else stragglers.found
+        alone = len(slow) == 1
+        slowdown = straggler.slowdown if alone else slow[-1].slowdown_together
+        lag = straggler.lag_ns_per_step if alone else slow[-1].together_ns_per_step
+        if slowdown is None or slowdown < MIN_SLOWDOWN:
+            continue
+        if not _is_sure(evidence, straggler.last_share, lag, stragglers.steps):
             continue
         rank = evidence.ranks.get(straggler.rank)
-        others = tuple(r for r in sorted(evidence.ranks) if r != straggler.rank)
-        cost = straggler.blame_ns_per_step
-        facts = [f"it is most to blame in {share:.0%} of the steps in which somebody waited notably"]
-        if cost is not None:
-            facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
-        if straggler.phase is not None:
-            facts.append(f"its work exceeds that of the others most in: {straggler.phase}")
-        if straggler.cause is not None:
-            facts.append(straggler.cause)
+        culprits = tuple(sorted(one.rank for one in slow))
+        named = list_ranks(culprits)
+        summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late again and again; steps would be "
+        summary += f"{slowdown:.2f} times as fast without {'its' if alone else 'their'} lag."
         found.append(
             Finding(
                 kind="slow-rank",
                 severity="warning",
-                summary=f"Rank {straggler.rank} is late again and again; steps would be {slowdown:.2f} times as fast "
-                "without its lag.",
-                culprit_ranks=(straggler.rank,),
-                waiting_ranks=others,
+                summary=summary,
+                culprit_ranks=culprits,
+                waiting_ranks=tuple(r for r in sorted(evidence.ranks) if r not in culprits),
                 confidence=0.85,
                 step=rank.steps if rank else None,
-                evidence=tuple(facts),
+                evidence=tuple(_list_facts(straggler, stragglers.found)),
                 advice=(
-                    f"Look at what rank {straggler.rank} does that the others do not: its data, its host, other work "
-                    "on its cores (dtprof report shows its steps beside theirs).",
+                    f"Look at what {named} {'does' if alone else 'do'} that the others do not: data, host, other work "
+                    "on its cores (dtprof report shows the steps of ranks beside each other).",
                 ),
             )
         )
     return found
 
 
-def _is_sure(evidence: Evidence, straggler: StragglerResult, steps: int) -> bool:
+def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...]) -> list[str]:
+    cost, named = straggler.blame_ns_per_step, f"rank {straggler.rank}"
+    facts = [f"{named} is most to blame in {straggler.last_share:.0%} of the steps in which somebody waited notably"]
+    if cost is not None:
+        facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
+    if straggler.phase is not None:
+        facts.append(f"its work exceeds that of the others most in: {straggler.phase}")
+    if straggler.cause is not None:
+        facts.append(straggler.cause)
+    together = listed[-1].slowdown_together
+    if len(listed) > 1 and together is not None:
+        others = list_ranks(one.rank for one in listed if one is not straggler)
+        facts.append(
+            f"without it {others} would still be late; without all of them, steps {together:.2f} times as fast"
+        )
+    return facts
+
+
+def _is_sure(evidence: Evidence, last_share: float, lag_ns: int | None, steps: int) -> bool:
     """Say whether a rank was to blame too often, and for too much, to be so by chance."""
-    lag = straggler.lag_ns_per_step
-    if steps < MIN_STEPS or straggler.last_share < MIN_LAST_SHARE or (lag is not None and lag < MIN_LAG_NS):
+    if steps < MIN_STEPS or last_share < MIN_LAST_SHARE or (lag_ns is not None and lag_ns < MIN_LAG_NS):
         return False
-    share, times = 1 / evidence.world_size, math.ceil(straggler.last_share * steps)
+    share, times = 1 / evidence.world_size, math.ceil(last_share * steps)
     tail = (math.comb(steps, k) * share**k * (1 - share) ** (steps - k) for k in range(times, steps + 1))
     return steps > MANY_STEPS or evidence.world_size * math.fsum(tail) <= MAX_CHANCE
 

@@ -174,5 +174,5 @@ def _mismatch(told: ToldMismatch) -> str:
 
 
 def _slow(found: StragglerResult) -> str:
-    cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step is not None else ""
+    cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step else ""
     return f"rank {found.rank} is slow{cost}" + (f" in {found.phase}" if found.phase else "")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.figures.palette import hue_of
 from dtprof.figures.quantities import NBSP, format_bytes, format_duration, format_share
@@ -191,6 +192,10 @@ def _slowdown(summary: Summary) -> KeyFigure:
     costs = f", costs others {format_duration(blame)} a step" if blame is not None else ""
     if worst.slowdown is None:
         return KeyFigure(key="slowdown", name=name, value=NOT_KNOWN, beside=f"rank {worst.rank}{costs}")
+    together = summary.stragglers[-1].slowdown_together
+    if len(summary.stragglers) > 1 and together is not None:
+        beside = f"{list_ranks(one.rank for one in summary.stragglers)} together"
+        return KeyFigure(key="slowdown", name=name, value=f"{together:.2f}\u00d7", beside=beside)
     return KeyFigure(key="slowdown", name=name, value=f"{worst.slowdown:.2f}\u00d7", beside=f"rank {worst.rank}{costs}")
 
 

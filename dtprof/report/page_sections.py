@@ -93,6 +93,9 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
         unit_column("blame", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
         number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
     ]
+    if len(rows) > 1:
+        together = [one.slowdown_together for one in rows]
+        columns.append(number_column("together", "with those above", together, lambda x: f"{x:.2f}\u00d7"))
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
 

@@ -102,7 +102,7 @@ def _notes(summary: Summary) -> str:
     for straggler in summary.stragglers[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
         blame = straggler.blame_ns_per_step
-        cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
+        cost = f", the others wait {format_ns(blame)} a step for it" if blame else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:

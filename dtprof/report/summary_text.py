@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from dtprof.analysis.doubts import tell_shortly
+from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import (
     PARTS,
     CollectiveResult,
@@ -225,8 +226,13 @@ def _straggler_lines(summary: Summary) -> list[str]:
         return labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
     lines = labelled("stragglers", _straggler(summary.stragglers[0]), max_lines=2)
     if len(summary.stragglers) > 1:
-        others = ", ".join(f"rank {straggler.rank}" for straggler in summary.stragglers[1:])
-        lines += labelled("", f"also {others}")
+        others = list_ranks(straggler.rank for straggler in summary.stragglers[1:])
+        last = summary.stragglers[-1]
+        gain = ""
+        if last.together_ns_per_step is not None and last.slowdown_together is not None:
+            gain = f"; if all were like the rest, a step would take {format_ns(last.together_ns_per_step)} less "
+            gain += f"({last.slowdown_together:.2f}x)"
+        lines += labelled("", f"also {others}{gain}", max_lines=2)
     return lines
 
 

@@ -1,6 +1,6 @@
 """What a synthetic job is: its layout, what a step costs, and what is wrong with it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,12 +13,32 @@ Column = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """How the clock of a host runs: it shows offset + (1 + drift) * true time."""
+    """How the clock of a host runs: it shows offset + (1 + drift) * true time, from a jump on so much more."""
 
     offset_ns: int = 0
     drift_ppm: float = 0.0
+    jump_ns: int = 0
+    jumps_at_ns: int = 0  # true time
     error_ns: int = 2_000  # of the measurements that the launcher is taken to have made
     measured: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spell:
+    """Steps in which some ranks compute so many times as long; steps count from 0."""
+
+    ranks: tuple[int, ...]
+    factor: float
+    first: int = 0
+    last: int | None = None  # None: to the end
+
+
+def take_turns(ranks: Sequence[int], factor: float, *, every: int, steps: int) -> tuple[Spell, ...]:
+    """Return the spells of a slowness that moves from rank to rank, `every` so many steps."""
+    return tuple(
+        Spell(ranks=(ranks[turn % len(ranks)],), factor=factor, first=first, last=first + every - 1)
+        for turn, first in enumerate(range(0, steps, every))
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +67,14 @@ class Job:
     seed: int = 0
 
     slow: Mapping[int, float] = field(default_factory=dict)  # rank -> how much longer it computes
-    slow_from: int = 0  # first step in which it does
+    spells: tuple[Spell, ...] = ()  # what makes ranks slow for some steps only
     delays: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (rank, step from 0) -> before its data
     ranks_per_host: int = 0  # 0: all on one
     clocks: Mapping[int, HostClock] = field(default_factory=dict)  # host -> its clock; others show true time
     lost: frozenset[int] = frozenset()  # ranks that left nothing
     killed: Mapping[int, int] = field(default_factory=dict)  # rank -> events it could still record
     cut: Mapping[int, int] = field(default_factory=dict)  # rank -> bytes that are left of its last segment
+    dropped: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # rank -> first event lost, first kept again
     archived: bool = False  # full segments are archives
 
     @property
@@ -69,6 +90,18 @@ class Job:
         """Return the number of the host of a rank."""
         return rank // self.ranks_per_host if self.ranks_per_host else 0
 
+    def ranks_on(self, host: int) -> tuple[int, ...]:
+        """Return the ranks of a host."""
+        return tuple(rank for rank in range(self.world_size) if self.host_of(rank) == host)
+
+    def factors_in(self, step: int) -> dict[int, float]:
+        """Return how many times as long ranks compute in a step, of those that are slow."""
+        factors = dict(self.slow)
+        for spell in self.spells:
+            if spell.first <= step and (spell.last is None or step <= spell.last):
+                factors.update({rank: factors.get(rank, 1.0) * spell.factor for rank in spell.ranks})
+        return factors
+
     def show(self, true_ns: int, host: int) -> int:
         """Return what the clock of a host shows at this moment."""
         return int(self.show_all(np.array([true_ns]), host)[0])
@@ -77,7 +110,8 @@ class Job:
         """Return what the clock of a host shows at these moments."""
         clock = self.clocks.get(host, HostClock())
         drifted: Column = np.round(true_ns * (clock.drift_ppm * 1e-6)).astype(np.int64)
-        return true_ns + clock.offset_ns + drifted
+        jumped: Column = np.where(true_ns >= clock.jumps_at_ns, clock.jump_ns, 0)
+        return true_ns + clock.offset_ns + drifted + jumped
 
     def groups_of(self, rank: int) -> dict[str, tuple[str, range]]:
         """Return name and members of the groups of a rank, by axis; axes of size 1 have none."""

@@ -26,7 +26,6 @@ class Simulation:
         self._pace = np.ones(self.now.shape)
         self._pace *= np.array(job.stage_factor or (1.0,) * job.pp).reshape(-1, 1, 1)
         self._slow = np.ones(self.now.shape)
-        self._slow.flat[list(job.slow)] = list(job.slow.values())
         self._step = 0
         self._parts = {part: np.zeros((job.steps, *self.now.shape), np.int64) for part in PARTS}
         self._ends = np.zeros((job.steps, *self.now.shape), np.int64)
@@ -52,6 +51,9 @@ class Simulation:
     def _run_step(self) -> None:
         job = self.job
         self._window, self._deferred = None, [] if job.pp > 1 else None
+        factors = job.factors_in(self._step)
+        self._slow = np.ones(self.now.shape)
+        self._slow.flat[list(factors)] = list(factors.values())
         delays = np.zeros(self.now.shape, np.int64)
         delays.flat[[rank for rank, step in job.delays if step == self._step]] = [
             delay for (_, step), delay in job.delays.items() if step == self._step
@@ -145,7 +147,7 @@ class Simulation:
         return pending
 
     def _compute(self, stage: int, duration_ns: int) -> None:
-        pace = self._pace[stage] * (self._slow[stage] if self._step >= self.job.slow_from else 1.0)
+        pace = self._pace[stage] * self._slow[stage]
         if self.job.jitter:
             pace = pace * np.clip(self._random.normal(1.0, self.job.jitter, pace.shape), 0.2, 5.0)
         self._spend(stage, "compute", (duration_ns * pace).astype(np.int64))

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtprof import events
 from dtprof.capture.groups import members_of
-from dtprof.run_format import clocks, paths, schema
+from dtprof.run_format import clocks, paths, schema, totals
 from dtprof.run_format.archive import RECORD_DTYPE, archive_segment
 from dtprof.tables import Array
 from tests.synthetic.job import WORLD, Column, Event, HostClock, Job, Truth
@@ -106,23 +106,41 @@ def _write_rank(run: Path, job: Job, rank: int, records: Array, names: Sequence[
     kept = records[: job.killed.get(rank, len(records))]
     folder = run / paths.rank_folder_name(rank, 0)
     folder.mkdir()
-    capacity = schema.SEGMENT_CAPACITY
-    count = max(1, -(-len(kept) // capacity))
-    for number in range(count):
-        own = kept[number * capacity : (number + 1) * capacity]
+    first_lost, first_kept = job.dropped.get(rank, (len(kept), len(kept)))
+    lost = kept[first_lost:first_kept]
+    segments = [(number, own, 0) for number, own in enumerate(_segments(kept[:first_lost]))]
+    if first_kept < len(kept):
+        after = enumerate(_segments(kept[first_kept:]), start=len(segments) + 1)
+        segments += [(number, own, len(lost)) for number, own in after]
+    for number, own, dropped in segments:
         file = folder / paths.segment_name(number)
+        is_last = number == segments[-1][0]
         with file.open("wb") as segment:
-            segment.write(_header(job, rank, number, len(own), is_last=number == count - 1))
+            segment.write(_header(job, rank, number, len(own), is_last=is_last, dropped=dropped))
             own.tofile(segment)
-            last = number == count - 1 and rank in job.cut
-            segment.truncate(job.cut[rank] if last else schema.SEGMENT_SIZE)
-        if job.archived and number < count - 1:
+            segment.truncate(job.cut[rank] if is_last and rank in job.cut else schema.SEGMENT_SIZE)
+        if job.archived and not is_last:
             archive_segment(file)
+    if rank in job.dropped:
+        _write_dropped(folder / paths.DROPPED, lost)
     with (folder / paths.STRINGS).open("w", encoding="utf-8") as strings:
         strings.writelines(json.dumps(entry) + "\n" for entry in _strings(job, rank, names, kept))
 
 
-def _header(job: Job, rank: int, segment: int, head: int, *, is_last: bool) -> bytes:
+def _segments(records: Array) -> list[Array]:
+    """Return the records by segment; one at least."""
+    capacity = schema.SEGMENT_CAPACITY
+    return [records[begin : begin + capacity] for begin in range(0, max(1, len(records)), capacity)]
+
+
+def _write_dropped(file: Path, lost: Array) -> None:
+    sums: dict[tuple[int, int, int, int, int], tuple[int, int, int, int, int]] = {}
+    totals.add(sums, bytes(schema.HEADER_SIZE) + lost.tobytes())
+    rows = [[*key, *values] for key, values in sorted(sums.items())]
+    file.write_text(json.dumps({"events": len(lost), "totals": rows}), encoding="utf-8")
+
+
+def _header(job: Job, rank: int, segment: int, head: int, *, is_last: bool, dropped: int) -> bytes:
     host = job.host_of(rank)
     opened = job.show(999_000_000, host)
     marks = schema.MARK["closed"] * (is_last and rank not in job.killed) | schema.MARK["sealed"] * (not is_last)
@@ -137,6 +155,7 @@ def _header(job: Job, rank: int, segment: int, head: int, *, is_last: bool) -> b
         opened_realtime_ns=WALL_CLOCK_NS,
         head=head,
         capture_ns=500 * head,
+        dropped=dropped,
         marks=marks,
         host=_host_name(host).encode(),
         boot_id=f"boot-{host}".encode(),

@@ -1,0 +1,82 @@
+"""What a step would gain if some ranks were like the others, alone or together, and which slow ranks others hide.
+
+All ranks need the same time for a step in the end. If some ranks were like the others, a rank could gain no more than
+its own excess, if it is one of them, and the time in which it was blocked because of them; all have to gain as much, so
+that a step gains the least of this over all ranks. Two ranks that are 50 and 30 ms late at one operation: without the
+first the second still holds the step up, which gains 20 ms; without the second nothing; without both 50.
+
+Blocked because of them is what a rank was blocked longer than the one that was blocked least, by the share of its waits
+that traces to them (blame.py): what even that one was blocked are transfers that nothing hides. In a pipeline a rank is
+also blocked by the schedule, and what it would gain is not known by this.
+
+Cost: a trace of the waits for each set of ranks; none where no rank is slow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.blame import Cells, WaitGraph, trace_forward
+from dtprof.analysis.intervals import Column, Mask
+
+MAX_TRIED = 16
+"""Slow ranks up to which it is tried whether a step gains less without each of them."""
+MIN_SURE = 3.0
+"""Standard errors by which the excess of a rank has to lie above that of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mending:
+    """Work and waits of all ranks; cells of shape (num_bins, num_ranks), ns a step."""
+
+    graph: WaitGraph
+    excess: Cells
+    blocked: Cells  # NaN where not known
+
+    def gain(self, at: Sequence[int]) -> Cells:
+        """Return what a step of each bin would gain if the ranks at these places were like the others."""
+        shape = self.excess.shape
+        mended: Mask = np.isin(np.arange(shape[1]), at)
+        waits = self.graph.waits.reshape(shape)
+        cost = trace_forward(self.graph, np.tile(mended, shape[0])).reshape(shape)
+        share = np.divide(cost, waits, out=np.zeros(shape), where=waits > 0)
+        known = ~np.isnan(self.blocked)
+        blocked = np.where(known, self.blocked, np.inf)
+        beyond = np.where(known, blocked - blocked.min(axis=1, keepdims=True), 0.0)
+        bound: Cells = np.where(known, share * beyond + np.where(mended, self.excess, 0.0), np.inf).min(axis=1)
+        return np.where(np.isfinite(bound), bound, 0.0)
+
+    def find_hidden(self, listed: Sequence[int], *, least: float, notable: float) -> list[int]:
+        """Return the places of slow ranks beyond those listed that keep a step from gaining what it could.
+
+        Parameters:
+            least: mean excess and mean gain that count, ns a step.
+            notable: excess that counts in a single step.
+        """
+        slow = [at for at in self._find_slow(least, notable).tolist() if at not in listed]
+        if not slow:
+            return []
+        together = float(self.gain([*listed, *slow]).mean())
+        if together - (float(self.gain(listed).mean()) if listed else 0.0) < least:
+            return []
+        if len(slow) > MAX_TRIED:
+            return slow
+        for at in slow[::-1]:  # the least slow first
+            without = [other for other in slow if other != at]
+            gained = float(self.gain([*listed, *without]).mean()) if listed or without else 0.0
+            if together - gained < least:
+                slow = without
+        return slow
+
+    def _find_slow(self, least: float, notable: float) -> Column:
+        """Return the places of ranks whose work is longer than that of others again and again, the slowest first."""
+        num_bins, num_ranks = self.excess.shape
+        if num_ranks < 2 or num_bins < 2:
+            return np.zeros(0, np.int64)
+        others = (self.excess.sum(axis=1, keepdims=True) - self.excess) / (num_ranks - 1)
+        more = self.excess - others
+        mean, error = more.mean(axis=0), more.std(axis=0, ddof=1) / np.sqrt(num_bins)
+        often = (self.excess >= notable).sum(axis=0) >= max(3, min(0.6, 2 / num_ranks) * num_bins)
+        slow = (mean >= least) & (mean >= MIN_SURE * error) & often
+        return np.flatnonzero(slow)[np.argsort(-mean[slow], kind="stable")]
