@@ -21,6 +21,7 @@ class RankWaits:
     steps: Column  # of the used steps in the bin, how many this rank has
     work: Column  # ns neither waiting nor blocked by a transfer
     blocked: Column  # the rest of these steps
+    unclear: Column  # of it waits for nobody knows whom
     phases: Column  # the same over all bins by WORK
     bins: Column  # one row a bin and culprit
     culprits: Column
@@ -62,8 +63,10 @@ def collect_waits(
     np.add.at(work, in_bin, shares[:, 1:].sum(axis=1))
     np.add.at(blocked_ns, in_bin, shares[:, 0])
     waited = timing.exposed_wait
-    counts = (timing.source == EXACT) & (step >= 0) & blocked.counts & (waited > 0)
-    counts &= (timing.culprit >= 0) & (timing.culprit != rank)
+    waits = (step >= 0) & blocked.counts & (waited > 0)
+    clear = (timing.source == EXACT) & (timing.culprit >= 0)
+    unclear = np.bincount(step[waits & ~clear] // width, waited[waits & ~clear], num_bins).astype(np.int64)
+    counts = waits & clear & (timing.culprit != rank)
     key = (step[counts] // width) << 32 | timing.culprit[counts]
     keys, place = np.unique(key, return_inverse=True)
     sums = np.zeros(len(keys), np.int64)
@@ -73,6 +76,7 @@ def collect_waits(
         steps=np.bincount(in_bin, minlength=num_bins),
         work=work,
         blocked=blocked_ns,
+        unclear=unclear,
         phases=shares[:, 1:].sum(axis=0),
         bins=keys >> 32,
         culprits=keys & 0xFFFFFFFF,

@@ -33,19 +33,31 @@ class Mending:
     graph: WaitGraph
     excess: Cells
     blocked: Cells  # NaN where not known
+    unclear: Cells  # of it waits for nobody knows whom; likewise
 
     def gain(self, at: Sequence[int]) -> Cells:
-        """Return what a step of each bin would gain if the ranks at these places were like the others."""
+        """Return what a step of each bin would gain if the ranks at these places were like the others; NaN: not known.
+
+        A rank of most of whose waits nobody knows for whom bounds nothing.
+        """
         shape = self.excess.shape
         mended: Mask = np.isin(np.arange(shape[1]), at)
         waits = self.graph.waits.reshape(shape)
         cost = trace_forward(self.graph, np.tile(mended, shape[0])).reshape(shape)
         share = np.divide(cost, waits, out=np.zeros(shape), where=waits > 0)
-        known = ~np.isnan(self.blocked)
-        blocked = np.where(known, self.blocked, np.inf)
-        beyond = np.where(known, blocked - blocked.min(axis=1, keepdims=True), 0.0)
-        bound: Cells = np.where(known, share * beyond + np.where(mended, self.excess, 0.0), np.inf).min(axis=1)
-        return np.where(np.isfinite(bound), bound, 0.0)
+        present = ~np.isnan(self.blocked)
+        least = np.where(present, self.blocked, np.inf).min(axis=1, keepdims=True)
+        bound = share * (self.blocked - least) + np.where(mended, self.excess, 0.0)
+        told = present & (mended | (self.unclear <= waits))
+        found: Cells = np.where(told, bound, np.inf).min(axis=1)
+        # Those at these places alone say how much they are longer, and not what others would gain.
+        return np.where((told & ~mended).any(axis=1) | mended.all(), found, np.nan)
+
+    def mean_gain(self, at: Sequence[int]) -> float | None:
+        """Return the mean over bins of what a step would gain; None where it is known of none."""
+        gains = self.gain(at)
+        known = ~np.isnan(gains)
+        return float(gains[known].mean()) if known.any() else None
 
     def find_hidden(self, listed: Sequence[int], *, least: float, notable: float) -> list[int]:
         """Return the places of slow ranks beyond those listed that keep a step from gaining what it could.
@@ -55,17 +67,15 @@ class Mending:
             notable: excess that counts in a single step.
         """
         slow = [at for at in self._find_slow(least, notable).tolist() if at not in listed]
-        if not slow:
-            return []
-        together = float(self.gain([*listed, *slow]).mean())
-        if together - (float(self.gain(listed).mean()) if listed else 0.0) < least:
+        together = (self.mean_gain([*listed, *slow]) or 0.0) if slow else 0.0
+        if together - ((self.mean_gain(listed) or 0.0) if listed else 0.0) < least:
             return []
         if len(slow) > MAX_TRIED:
             return slow
         for at in slow[::-1]:  # the least slow first
             without = [other for other in slow if other != at]
-            gained = float(self.gain([*listed, *without]).mean()) if listed or without else 0.0
-            if together - gained < least:
+            others = [*listed, *without]
+            if together - ((self.mean_gain(others) or 0.0) if others else 0.0) < least:
                 slow = without
         return slow
 

@@ -78,6 +78,7 @@ class _Balance:
     graph: WaitGraph
     excess: Cells
     blocked: Cells  # NaN where not known
+    unclear: Cells  # waits for nobody knows whom
     blame: Cells
     lag: Cells
     surplus: Cells  # by rank: its excess over all bins, as a share of the work of the others
@@ -116,8 +117,9 @@ def find_stragglers(
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
     blame = balance.blame.mean(axis=0)
     found = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
-    mending = None if stages else Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked)
-    if mending is not None:
+    mending = None
+    if not stages:
+        mending = Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked, unclear=balance.unclear)
         found += mending.find_hidden(found, least=MIN_COST * step_ns, notable=threshold)
     results: list[StragglerResult] = []
     for place, at in enumerate(found):
@@ -127,22 +129,22 @@ def find_stragglers(
         if stage is not None and balance.surplus[at] < MIN_STAGE:
             continue
         rank = int(balance.ranks[at])
-        together: float | None = None
+        gain: float | None
         if mending is None:
             slack = slack_of(rank, whole_stage=stage is not None) if slack_of is not None else 0
-            gain = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack)
+            gain, together = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack), None
         else:
-            gain = float(mending.gain([at]).mean())
-            together = float(mending.gain(found[: place + 1]).mean()) if place else gain
+            gain = mending.mean_gain([at])
+            together = mending.mean_gain(found[: place + 1]) if place else gain
         results.append(
             StragglerResult(
                 rank=rank,
                 last_share=float(share[at]),
                 slowdown=_speed_up(step_ns, gain),
                 blame_ns_per_step=int(blame[at]),
-                lag_ns_per_step=int(gain),
+                lag_ns_per_step=None if gain is None else int(gain),
                 together_ns_per_step=None if together is None else int(together),
-                slowdown_together=None if together is None else _speed_up(step_ns, together),
+                slowdown_together=_speed_up(step_ns, together),
                 since_step=used[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
@@ -153,8 +155,8 @@ def find_stragglers(
     return tuple(results)
 
 
-def _speed_up(step_ns: int, gain: float) -> float | None:
-    return step_ns / (step_ns - gain) if gain < step_ns else None
+def _speed_up(step_ns: int, gain: float | None) -> float | None:
+    return step_ns / (step_ns - gain) if gain is not None and gain < step_ns else None
 
 
 def _lag_of(mean_lag: Cells, at: int, stage: Sequence[int] | None, balance: _Balance) -> float:
@@ -167,12 +169,13 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
     """Put all ranks side by side and pass waits back to their causes."""
     ranks = np.array([own.rank for own in waits], np.int64)
     num_ranks = len(ranks)
-    work, blocked = np.full((2, num_bins, num_ranks), np.nan)
+    work, blocked, unclear = np.full((3, num_bins, num_ranks), np.nan)
     waiters, culprits, waited = [], [], []
     for at, own in enumerate(waits):
         known = np.flatnonzero(own.steps)
         work[known, at] = own.work[known] / own.steps[known]
         blocked[known, at] = own.blocked[known] / own.steps[known]
+        unclear[known, at] = own.unclear[known] / own.steps[known]
         culprit = np.minimum(np.searchsorted(ranks, own.culprits), num_ranks - 1)
         there = ranks[culprit] == own.culprits
         waiters.append((own.bins * num_ranks + at)[there])
@@ -196,6 +199,7 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
         graph=graph,
         excess=excess,
         blocked=blocked,
+        unclear=unclear,
         blame=blame,
         lag=np.minimum(excess, blame / num_waiters),
         surplus=total / np.maximum(np.nansum(work, axis=0) - total, 1),

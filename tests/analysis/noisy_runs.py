@@ -28,6 +28,7 @@ def build_ranks(
     num_steps: int = 30,
     sigma: float = 0.05,
     memory: float = 0.5,
+    drift: float = 0.0,
     delay_us: float = 0.0,
     slow_rank: int | None = None,
     slower_reduce_us: float = 0.0,
@@ -36,12 +37,17 @@ def build_ranks(
 ) -> list[RankBuilder]:
     """Return the ranks: `delay_us` of compute more in each step of the slow rank, or of all ranks.
 
-    Each rank is given so many tokens a step, in sequences of 64.
+    Each rank is given so many tokens a step, in sequences of 64. The machine drifts: from the first step to the last all
+    gets longer, or shorter, by a share whose standard deviation is `drift`, and on average by nothing.
     """
     random = np.random.default_rng(seed)
     ranks = [RankBuilder(rank, world_size=num_ranks) for rank in range(num_ranks)]
     factors = [noise(random, num_steps, sigma=sigma, memory=memory) for _ in ranks]
     reduce_factors = noise(random, num_steps, sigma=sigma, memory=memory)
+    if drift:
+        pace = 1 + drift * random.normal() * (np.linspace(-0.5, 0.5, num_steps))
+        factors = [(np.array(own) * pace).tolist() for own in factors]
+        reduce_factors = (np.array(reduce_factors) * pace).tolist()
     now = 0.0
     for step in range(num_steps):
         arrivals = []
