@@ -14,9 +14,10 @@ from dtprof import events
 from dtprof.dumps import Dump, Labels
 from dtprof.errors import NotATraceError
 from dtprof.importers.collective_names import dtype_code
+from dtprof.importers.dump_entries import is_user_file
 from dtprof.importers.dump_fields import MAX_TEXT, first_text, integer, numel, parse_name, text
 from dtprof.importers.dump_files import read_dumps
-from dtprof.importers.flight_recorder import is_user_file, read_document
+from dtprof.importers.flight_recorder import read_document
 from dtprof.importers.imported import (
     COLLECTIVE,
     MAX_WORLD_SIZE,
