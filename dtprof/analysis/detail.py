@@ -3,16 +3,18 @@
 The summary keeps sums only. The figures here are those that it sums: the same functions give them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from dtprof.analysis.alignment import state_errors
+from dtprof.analysis.alignment import Clocks, state_errors
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.execution import THIS_PROCESS
+from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, locate
-from dtprof.analysis.meetings import Matched, Meetings
+from dtprof.analysis.meetings import Family, Matched, Meetings
 from dtprof.analysis.operation_timing import Timing, split_blocked
 from dtprof.analysis.partition import paint_phases, paint_steps
 from dtprof.analysis.phases import find_user_phases
@@ -20,8 +22,10 @@ from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
-from dtprof.analysis.surveys import Run, Surveys, newest_ranks, survey_run
-from dtprof.tables import Array, RankTables, select
+from dtprof.analysis.surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
+
+Result = TypeVar("Result")
 
 FIRST, BETWEEN, LAST = 0, 1, 2
 """Where in an operation of several ranks a rank arrived; a receive is last, whenever it was posted."""
@@ -53,7 +57,10 @@ class RankDetail:
     """One rank on the clock of the reference: its steps, what they are made of, and each operation."""
 
     tables: RankTables
+    boot_id: str  # of its host, as recorded
+    clocks: Clocks
     steps: RankSteps
+    used: UsedSteps  # of the run
     parts: dict[str, Column] | None  # of each step, by PARTS; None: not known of this rank
     part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
     phases: dict[str, Column]  # of each step, by PHASES
@@ -66,38 +73,86 @@ class RankDetail:
     meeting: Column  # a number that the members of one operation, and a send and its receive, share; 0: nobody met
     arrived: Column  # of those that met: FIRST, BETWEEN or LAST
 
+    def on_clock_of_run(self, times: Column) -> Column:
+        """Return times that the strings of a rank hold, which are still on the clock of its host."""
+        if self.boot_id == self.tables.boot_id:
+            return times
+        moved = times + self.clocks.offset(self.boot_id, times.reshape(-1)).reshape(times.shape)
+        return np.where(times != UNKNOWN_NS, moved, UNKNOWN_NS)
 
-def read_detail(run: Run) -> RunDetail:
+
+@dataclass(frozen=True, kw_only=True)
+class DetailTask(RankTask):
+    """Some ranks to be looked at in detail."""
+
+    boots: Mapping[int, str]
+    used: UsedSteps
+    first_number: Mapping[Family, int]  # of the meetings of each family
+
+
+def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
     """Look through a run once, rank by rank."""
     ranks = newest_ranks(run)
-    surveys = survey_run(run, ranks, THIS_PROCESS)
+    surveys = survey_run(run, ranks, executor)
     steps = agree_on_rule(surveys.steps)
     return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=choose_steps(list(steps.values())))
 
 
-def read_ranks(detail: RunDetail, ranks: Sequence[int] | None = None) -> Iterator[RankDetail]:
+def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
     """Read the ranks once more, one at a time."""
+    for task in _share_out(detail):
+        yield from _look_closely(task)
+
+
+def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor) -> Iterator[Result]:
+    """Read the ranks once more; yield what is made of each, in order. `work` and its results are picklable."""
+    for found in map_tasks(executor, partial(_work_on, work), _share_out(detail)):
+        yield from found
+
+
+def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Result]:
+    return [work(rank) for rank in _look_closely(task)]
+
+
+def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
     surveys = detail.surveys
     windows = find_windows(list(surveys.pipelines.values()))
     errors = state_errors(surveys.clocks, surveys.boots)
     first_number = _number_families(surveys.meetings)
-    for rank in detail.ranks if ranks is None else ranks:
-        tables = surveys.clocks.align(detail.run.part([rank]).load(rank))
-        own = detail.steps[rank]
-        timed = time_rank(tables, own, surveys.meetings, errors)
+    for part, families in surveys.parts:
+        yield DetailTask(
+            records=detail.run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: detail.steps[rank] for rank in part},
+            pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
+            meetings=surveys.meetings.of(families),
+            errors=errors,
+            boots={rank: surveys.boots[rank] for rank in part},
+            used=detail.used,
+            first_number={family: first_number[family] for family in families},
+        )
+
+
+def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
+    for rank, own in task.steps.items():
+        tables = task.load(rank)
+        timed = time_rank(tables, own, task.meetings, task.errors)
         operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
         blocked, timing = timed.blocked, timed.timing
-        bubbles = find_bubbles(tables, spans, windows_of(surveys.pipelines.get(rank), windows))
-        meeting, arrived = _number_meetings(rank, operations, matched, surveys.meetings, first_number)
+        bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
+        meeting, arrived = _number_meetings(rank, operations, matched, task.meetings, task.first_number)
         parts, stretches = None, (NONE, np.zeros(0, np.int64))
-        if len(own.windows) and not _unobserved(operations, blocked, own, detail.used).any():
+        if len(own.windows) and not _unobserved(operations, blocked, own, task.used).any():
             exposed = split_blocked(blocked, timing, blocked.counts)
             stretches = paint_steps(own.windows, phases, *exposed, bubbles)
             parts = _sum_up(stretches, own.windows, PARTS)
         phase_stretches = paint_phases(own.windows, phases)
         yield RankDetail(
             tables=tables,
+            boot_id=task.boots[rank],
+            clocks=task.clocks,
             steps=own,
+            used=task.used,
             parts=parts,
             part_stretches=stretches,
             phases=_sum_up(phase_stretches, own.windows, PHASES),
@@ -128,9 +183,9 @@ def _sum_up(stretches: tuple[Intervals, Column], windows: Intervals, names: Sequ
     return {name: table[:, place] for place, name in enumerate(names)}
 
 
-def _number_families(meetings: Meetings) -> dict[object, int]:
+def _number_families(meetings: Meetings) -> dict[Family, int]:
     """Return the number of the first meeting of each family; numbers begin at 1."""
-    numbers: dict[object, int] = {}
+    numbers: dict[Family, int] = {}
     following = 1
     for family in sorted(meetings.tables):
         numbers[family] = following
@@ -139,7 +194,7 @@ def _number_families(meetings: Meetings) -> dict[object, int]:
 
 
 def _number_meetings(
-    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: dict[object, int]
+    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: Mapping[Family, int]
 ) -> tuple[Column, Column]:
     """Return the number of the meeting of each operation, and where in it the rank arrived."""
     numbers = np.zeros(len(operations), np.int64)

@@ -1,11 +1,13 @@
 """Where an analysing command does its work: the options, and the executor that they ask for."""
 
 import argparse
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dtprof import settings
 from dtprof.errors import UsageError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from dtprof.run_format.reader import Run
 
 ENGINES = ("local", "dask")
+M_ARENA_MAX = -8  # of malloc.h
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +122,34 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
 
     with LocalProcesses(jobs) as processes:
         yield processes
+
+
+@contextmanager
+def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
+    """Begin work that an executor does most of, while this process goes on; give what waits for its result.
+
+    Without workers it is done in this process, once somebody asks for its result.
+    """
+    from dtprof.analysis.execution import THIS_PROCESS
+
+    if executor is THIS_PROCESS:
+        yield functools.cache(work)
+        return
+    thread = ThreadPoolExecutor(1, thread_name_prefix="dtprof-beside")
+    try:
+        yield thread.submit(work).result
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)  # what fails here ends the workers, and so the work
+
+
+def pool_memory() -> None:
+    """Have all threads of this process take memory from one pool; for commands, before they start any.
+
+    What a worker sends is read by a thread of its own. With pools of their own (glibc), what one frees no other uses,
+    and an export takes up to 100 MB more.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, 1)

@@ -5,15 +5,19 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
 from dtprof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from dtprof.analysis.execution import Executor
+    from dtprof.analysis.results import Summary
     from dtprof.api.table import Table
+    from dtprof.run_format.reader import Run
 
 FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
@@ -59,6 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="steps that a trace holds, both included (default: all, or the newest that fit)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite PATH")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -82,8 +87,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps is not None and arguments.format not in TRACES:
         raise UsageError(f"--steps chooses what a trace holds; --format {arguments.format} writes every step")
     output: Path = arguments.output
+    engine = engines.chosen_engine(arguments)
+    engines.pool_memory()
     with prepared(output, folder=arguments.format in FOLDERS, force=arguments.force) as scratch:
-        said = write(arguments.run_directory, arguments.format, scratch, arguments.steps, suffix=output.suffix)
+        said = write(
+            arguments.run_directory,
+            arguments.format,
+            scratch,
+            arguments.steps,
+            suffix=output.suffix,
+            engine=engine,
+        )
     for sentence in said:
         print(f"dtprof export: {sentence}", file=sys.stderr)
     print(output)
@@ -91,7 +105,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "") -> list[str]:
+def write(
+    run_directory: Path,
+    kind: str,
+    path: Path,
+    steps: tuple[int, int] | None,
+    *,
+    suffix: str = "",
+    engine: engines.Engine = engines.IN_THIS_PROCESS,
+) -> list[str]:
     """Write a run in one format; return what is said of what is not in it.
 
     Parameters:
@@ -101,32 +123,37 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
         NotARunError: the path holds no run that can be read.
         NothingToShowError: it has none of the steps.
         MissingDependencyError: a package is needed and not installed.
+        SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    from dtprof.run_format.reader import open_run
+    if kind == "tensorboard":
+        from dtprof.cli.tensorboard import require_tensorboard
 
-    opened = open_run(run_directory)
+        require_tensorboard()
+    opened = engines.open_run(run_directory, engine)
+    with engines.executor_for(engine, opened) as executor:
+        return write_opened(opened, kind, path, steps, suffix=suffix, executor=executor)
+
+
+def write_opened(
+    opened: "Run", kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "", executor: "Executor"
+) -> list[str]:
+    """Write a run that is open, as `write` does."""
     if kind in ("parquet", "csv"):
-        from dtprof.export.tables import write_tables
-
-        write_tables(_tables(run_directory), path, kind)
-        return []
+        return _write_tables(opened, kind, path, executor)
     if kind == "prometheus":
         from dtprof.analysis.summary import summarise
         from dtprof.export.prometheus import write_prometheus
 
-        return write_prometheus(summarise(opened), path)
+        return write_prometheus(summarise(opened, executor), path)
+    if kind == "tensorboard":
+        from dtprof.cli.tensorboard import write_logs
+
+        logs, said = write_logs(opened, path, executor, steps=steps)
+        logs.close()
+        return said
     from dtprof.analysis.detail import read_detail
 
-    if kind == "tensorboard":
-        from dtprof.cli.tensorboard import account_for, require_tensorboard
-        from dtprof.export.tensorboard import write_tensorboard
-        from dtprof.run_format.kept import keep
-
-        require_tensorboard()
-        opened = keep(opened)
-        detail = read_detail(opened)
-        return write_tensorboard(detail, path, steps=steps, account=account_for(opened, detail))
-    detail = read_detail(opened)
+    detail = read_detail(opened, executor)
     if kind == "perfetto" and suffix == ARCHIVE:
         from dtprof.export.perfetto_archive import write_perfetto_archive
 
@@ -138,26 +165,31 @@ def write(run_directory: Path, kind: str, path: Path, steps: tuple[int, int] | N
     if kind == "chrome":
         from dtprof.export.chrome import write_chrome
 
-        return write_chrome(detail, path, steps=steps)
+        return write_chrome(detail, path, steps=steps, executor=executor)
     from dtprof.export.kineto import write_kineto
 
-    return write_kineto(detail, path, steps=steps)
+    return write_kineto(detail, path, steps=steps, executor=executor)
 
 
-def _tables(run_directory: Path) -> "Iterator[tuple[str, Table]]":
-    """Yield the records of a rank at a time, each read once, then the results."""
+def _write_tables(opened: "Run", kind: str, path: Path, executor: "Executor") -> list[str]:
+    """Write the records of a rank at a time, each read once, then the results, which workers compute meanwhile."""
     from dtprof import api
+    from dtprof.analysis.summary import summarise
     from dtprof.api.records import read_records
-    from dtprof.run_format.reader import open_run
+    from dtprof.api.results import tabulate_results
+    from dtprof.export.tables import write_tables
 
-    recorded = open_run(run_directory)
-    for ranks in [[rank] for rank in recorded.ranks] or [[]]:
-        tables = [recorded.load(rank) for rank in ranks]
-        for name in api.RECORDS:
-            yield name, read_records(name, tables)
-    results = api.open_run(run_directory)
-    for name in api.RESULTS:
-        yield name, results.table(name)
+    def pieces(summary: "Callable[[], Summary]") -> "Iterator[tuple[str, Table]]":
+        for ranks in [[rank] for rank in opened.ranks] or [[]]:
+            tables = [opened.load(rank) for rank in ranks]
+            for name in api.RECORDS:
+                yield name, read_records(name, tables)
+        for name in api.RESULTS:
+            yield name, tabulate_results(name, summary())
+
+    with engines.beside(executor, lambda: summarise(opened, executor)) as summary:
+        write_tables(pieces(summary), path, kind)
+    return []
 
 
 @contextmanager

@@ -10,16 +10,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engines
 from dtprof.cli.ports import parse_port
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
 
 if TYPE_CHECKING:
-    from dtprof.analysis.detail import RunDetail
+    from dtprof.analysis.execution import Executor
+    from dtprof.analysis.results import Summary
     from dtprof.export.tensorboard import Account, ScalarLogs
     from dtprof.run_format.reader import Run
 
@@ -51,24 +54,21 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--port", default=str(PORT), metavar="P", help="port to listen on (default: %(default)s)")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
-    from dtprof.analysis.detail import read_detail
-    from dtprof.export.tensorboard import begin_tensorboard
-    from dtprof.run_format.kept import keep
-    from dtprof.run_format.reader import open_run
-
     require_tensorboard()
     port = parse_port(arguments.port, option="--port", example=PORT, least=1)
     refuse_taken_port(port)
-    opened = keep(open_run(arguments.run_directory))
+    engine = engines.chosen_engine(arguments)
+    engines.pool_memory()
+    opened = engines.open_run(arguments.run_directory, engine)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
-        detail = read_detail(opened)
-        logs, said = begin_tensorboard(detail, Path(scratch), account=account_for(opened, detail))
-        opened.kept.clear()
+        with engines.executor_for(engine, opened) as executor:
+            logs, said = write_logs(opened, Path(scratch), executor)
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
         print(f"http://localhost:{port}/", flush=True)
@@ -76,6 +76,28 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
         with _following(arguments.run_directory, logs, live=not opened.manifest.ended_realtime_ns):
             return _serve(scratch, port)
+
+
+def write_logs(
+    opened: "Run", folder: Path, executor: "Executor", *, steps: tuple[int, int] | None = None
+) -> "tuple[ScalarLogs, list[str]]":
+    """Write the log directory of a run; return the logs, to which steps can be added, and what was left out.
+
+    While workers look at the ranks, this process reads what the verdict needs of them.
+    """
+    from dtprof.analysis.detail import read_detail
+    from dtprof.analysis.execution import THIS_PROCESS
+    from dtprof.analysis.summary import summarise
+    from dtprof.export.tensorboard import write_tensorboard
+    from dtprof.run_format.kept import keep
+
+    run = keep(opened) if executor is THIS_PROCESS else opened
+    with (
+        engines.beside(executor, lambda: read_detail(run, executor)) as detail,
+        engines.beside(executor, lambda: summarise(run, executor, surveys=detail().surveys)) as summary,
+        engines.beside(executor, lambda: account_for(run, summary)) as account,
+    ):
+        return write_tensorboard(detail(), folder, steps=steps, account=account, executor=executor)
 
 
 def require_tensorboard() -> None:
@@ -90,9 +112,8 @@ def require_tensorboard() -> None:
         )
 
 
-def account_for(run: "Run", detail: "RunDetail") -> "Account":
+def account_for(run: "Run", summarise: "Callable[[], Summary]") -> "Account":
     """Return the summary and the verdict on a run as Markdown, and the figures of its report as pictures."""
-    from dtprof.analysis.summary import summarise
     from dtprof.cli.inspection import diagnose_opened
     from dtprof.export.pictures import draw_picture
     from dtprof.export.tensorboard import Account
@@ -102,8 +123,9 @@ def account_for(run: "Run", detail: "RunDetail") -> "Account":
     from dtprof.report.summary_text import summary_text
     from dtprof.report.verdict_text import verdict_text
 
-    summary = summarise(run, surveys=detail.surveys)
-    texts = {"summary": summary_text(summary), "verdict": verdict_text(diagnose_opened(run, lambda: summary))}
+    verdict = diagnose_opened(run, summarise)
+    summary = summarise()
+    texts = {"summary": summary_text(summary), "verdict": verdict_text(verdict)}
     source = Source(summary=summary)
     drawn = {name: FIGURES[name](source) for name in PICTURES}
     return Account(
@@ -160,6 +182,7 @@ def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterat
 def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
     """Add the steps that a job ends, until the job or we end."""
     from dtprof.analysis.detail import read_detail
+    from dtprof.analysis.summary import summarise
     from dtprof.export.tensorboard import append_steps
     from dtprof.run_format.kept import keep
     from dtprof.run_format.reader import open_run
@@ -172,7 +195,7 @@ def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> N
             detail = read_detail(opened)
             append_steps(detail, logs)
             if opened.manifest.ended_realtime_ns:
-                logs.tell(account_for(opened, detail))
+                logs.tell(account_for(opened, partial(summarise, opened, surveys=detail.surveys)))
                 return
         except NotARunError:
             continue  # it is being moved, or its file system is away for a moment

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -45,13 +45,12 @@ def rank_evidence(
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
     keys, groups = group_keys(tables)
-    rows = select(tables.operations, tables.operations["op"] < len(tables.ops))
-    rows = _without_refused(rows)
+    rows = _without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
     messages = _count_messages(rows, tables, keys, first)
-    maker = _Maker(tables=tables, keys=keys, rows=rows, nth=messages.nth)
+    maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth)
     operations = _Tail(maker, first)
     counts: dict[tuple[GroupKey, bool], int] = {}
     is_p2p = rows["kind"] == codes.POINT_TO_POINT
@@ -60,7 +59,7 @@ def rank_evidence(
             mine = rows["seq"][(rows["group"] == group_id) & (is_p2p == p2p)]
             if len(mine):
                 counts[key, p2p] = int(mine.max()) + 1
-    spans = select(tables.spans, tables.spans["op"] < len(tables.ops))
+    spans = _named_ones(tables, tables.spans)
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = _named(tables, spans, events.DATA)
     exhausted = (data["flags"] & codes.SKIPPED) != 0
@@ -107,6 +106,20 @@ def rank_evidence(
             steppers=np.unique(_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
+
+
+def _named_ones(tables: RankTables, records: Array) -> Array:
+    """Return the records whose name is known: as a rule all, which are not copied then."""
+    known = records["op"] < len(tables.ops)
+    return records if known.all() else select(records, known)
+
+
+def _without_records(tables: RankTables) -> RankTables:
+    """Return what a rank says of names and lines; what holds on to it holds on to no records."""
+    operations, spans, samples = (
+        np.zeros(0, records.dtype) for records in (tables.operations, tables.spans, tables.samples)
+    )
+    return replace(tables, operations=operations, spans=spans, samples=samples)
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -6,22 +6,26 @@ Times are in us since the first event of the run, with three decimals: every ns 
 import gzip
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dtprof.analysis.detail import BETWEEN, FIRST, RunDetail, read_ranks
+from dtprof.analysis.detail import BETWEEN, FIRST, RankDetail, RunDetail, map_ranks
+from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.analysis.intervals import Column
 from dtprof.export.tracks import OPEN, Argument, Counter, RankTracks, Track, build_tracks
-from dtprof.export.windows import choose_window
+from dtprof.export.windows import Window, choose_window
 
 MAX_EVENTS = 400_000
 """More than this its viewers do not open in a tolerable time."""
 COMPRESSION = 1
 
 
-def write_chrome(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None) -> list[str]:
+def write_chrome(
+    run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
+) -> list[str]:
     """Write the file; return what the reader should know: what was left out."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
@@ -30,15 +34,20 @@ def write_chrome(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = 
     with gzip.open(path, "wb", compresslevel=COMPRESSION) as file:
         file.write(json.dumps(head)[:-1].encode() + b', "traceEvents": [\n')
         separator = b""
-        for rank in read_ranks(run):
-            since, until = window.bounds(rank)
-            tracks = build_tracks(run, rank, since_ns=since, until_ns=until)
-            left_out += tracks.left_out
-            for lines in _rank_events(tracks, origin):
-                file.write(separator + ",\n".join(lines).encode())
-                separator = b",\n"
+        for events, dropped in map_ranks(run, partial(_list_events, window, origin), executor):
+            left_out += dropped
+            file.write(separator)
+            file.write(events)
+            separator = b",\n"
         file.write(b"\n]}\n")
     return window.describe(left_out)
+
+
+def _list_events(window: Window, origin: int, rank: RankDetail) -> tuple[bytes, int]:
+    """Return the events of one rank as text, and how many operations found no place."""
+    since, until = window.bounds(rank)
+    tracks = build_tracks(rank, since_ns=since, until_ns=until)
+    return ",\n".join(line for lines in _rank_events(tracks, origin) for line in lines).encode(), tracks.left_out
 
 
 def _rank_events(rank: RankTracks, origin: int) -> Iterator[list[str]]:

@@ -12,6 +12,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
-from dtprof.analysis.detail import RankDetail, RunDetail, read_ranks
+from dtprof.analysis.detail import RankDetail, RunDetail, map_ranks
+from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.analysis.intervals import Column, Intervals, intersect
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.export.tracks import assign_lanes, name_group, name_rank
@@ -72,11 +74,12 @@ class RankTrace:
     operations: Operations
 
 
-def write_kineto(run: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None) -> list[str]:
+def write_kineto(
+    run: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
+) -> list[str]:
     """Write the folder; return what the reader should know: what was left out."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
-    origin = run.first_ns
-    write_traces(run, [collect_trace(rank, window, origin) for rank in read_ranks(run)], folder)
+    write_traces(run, list(map_ranks(run, partial(collect_trace, window, run.first_ns), executor)), folder)
     return window.describe()
 
 
@@ -101,7 +104,7 @@ def write_traces(run: RunDetail, traces: Sequence[RankTrace], folder: Path) -> N
             file.write(json.dumps(document).encode())  # HolisticTraceAnalysis looks for `"rank": `, blank included
 
 
-def collect_trace(rank: RankDetail, window: Window, origin: int) -> RankTrace:
+def collect_trace(window: Window, origin: int, rank: RankDetail) -> RankTrace:
     """Return what a trace holds of one rank, times from `origin` on."""
     since, until = window.bounds(rank)
     end = np.iinfo(np.int64).max if until is None else until

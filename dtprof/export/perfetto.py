@@ -75,7 +75,7 @@ def write_perfetto(run: RunDetail, path: Path, *, steps: tuple[int, int] | None 
     with path.open("wb") as file:
         for rank in read_ranks(run):
             since, until = window.bounds(rank)
-            tracks = build_tracks(run, rank, since_ns=since, until_ns=until)
+            tracks = build_tracks(rank, since_ns=since, until_ns=until)
             left_out += tracks.left_out
             for data in rank_packets(tracks):
                 file.write(data)

@@ -48,11 +48,11 @@ def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int]
     hosts: dict[str, HostFile] = {}  # by boot id
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".dtprof-") as scratch:
         for rank in read_ranks(run):
-            boot = run.surveys.boots[rank.tables.rank]
+            boot = rank.boot_id
             if boot not in hosts:
                 hosts[boot] = _find_host(run, rank, boot, taken=[one.name for one in hosts.values()])
             since, until = window.bounds(rank)
-            tracks = build_tracks(run, rank, since_ns=since, until_ns=until)
+            tracks = build_tracks(rank, since_ns=since, until_ns=until)
             left_out += tracks.left_out
             with (Path(scratch) / hosts[boot].name).open("ab") as file:
                 for data in rank_packets(tracks.moved(-(hosts[boot].offset_ns or 0)), has_clocks=False):

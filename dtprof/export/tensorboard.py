@@ -5,20 +5,22 @@ what the slowest and the fastest took, the spread of steps over ranks, what the 
 and the layout as hyperparameters.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.detail import RankDetail, RunDetail, read_ranks
+from dtprof.analysis.detail import RankDetail, RunDetail, map_ranks, read_ranks
+from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.throughput import measure_throughput
-from dtprof.export.kineto import collect_trace, write_traces
+from dtprof.export.kineto import RankTrace, collect_trace, write_traces
 from dtprof.export.tensorboard_events import EventLog, Picture
-from dtprof.export.windows import choose_window
+from dtprof.export.windows import Window, choose_window
 from dtprof.formatting import format_count
 
 Floats = npt.NDArray[np.float64]
@@ -54,7 +56,9 @@ class Account:
     pictures: Mapping[str, Picture] = field(default_factory=dict)
 
 
-NOTHING_SAID = Account()
+def say_nothing() -> Account:
+    """Return an empty one."""
+    return Account()
 
 
 @dataclass(kw_only=True)
@@ -133,35 +137,32 @@ class ScalarLogs:
 
 
 def write_tensorboard(
-    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, account: Account = NOTHING_SAID
-) -> list[str]:
-    """Write the log directory; return what the reader should know: what was left out."""
-    logs, said = begin_tensorboard(detail, folder, steps=steps, account=account)
-    logs.close()
-    return said
-
-
-def begin_tensorboard(
-    detail: RunDetail, folder: Path, *, steps: tuple[int, int] | None = None, account: Account = NOTHING_SAID
+    detail: RunDetail,
+    folder: Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    account: Callable[[], Account] = say_nothing,
+    executor: Executor = THIS_PROCESS,
 ) -> tuple[ScalarLogs, list[str]]:
     """Write the log directory; return the logs, to which steps can be added, and what was left out."""
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
-    series, traces = [], []
-    for rank in read_ranks(detail):
-        series.append(rank_series(rank))
-        if is_traced:
-            traces.append(collect_trace(rank, window, detail.first_ns))
+    seen = list(map_ranks(detail, partial(_look_at, window if is_traced else None, detail.first_ns), executor))
+    series = [one for one, _ in seen]
     if is_traced:
-        write_traces(detail, traces, folder / TRACES)
+        write_traces(detail, [trace for _, trace in seen if trace is not None], folder / TRACES)
         said = window.describe()
     else:
         said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
     said += logs.append(detail, series)
     logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
-    logs.tell(account)
+    logs.tell(account())
     return logs, said
+
+
+def _look_at(window: Window | None, origin: int, rank: RankDetail) -> tuple[RankSeries, RankTrace | None]:
+    return rank_series(rank), None if window is None else collect_trace(window, origin, rank)
 
 
 def append_steps(detail: RunDetail, logs: ScalarLogs) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis import codes
-from dtprof.analysis.detail import RankDetail, RunDetail
+from dtprof.analysis.detail import RankDetail
 from dtprof.analysis.intervals import Column, Intervals, Mask
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.formatting import UNKNOWN
@@ -115,7 +115,7 @@ class RankTracks:
         )
 
 
-def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = None) -> RankTracks:
+def build_tracks(rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = None) -> RankTracks:
     """Return the tracks of one rank; of what begins between two moments only, but for its steps and windows."""
     tables = rank.tables
     drawn = [
@@ -125,7 +125,7 @@ def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_n
         *_actions(tables, rank.spans),
         *_communication(rank),
     ]
-    lanes, left_out = [_steps(run, rank), *split_lanes(_windows(run, tables))[0]], 0
+    lanes, left_out = [_steps(rank), *split_lanes(_windows(rank))[0]], 0
     for track in drawn:
         inside = track.begin >= since_ns
         if until_ns is not None:
@@ -139,7 +139,7 @@ def build_tracks(run: RunDetail, rank: RankDetail, *, since_ns: int = 0, until_n
         name=name_rank(tables),
         tracks=tuple(lane for lane in lanes if len(lane)),
         counters=tuple(_counters(tables, since_ns, until_ns)),
-        moments=tuple(one for one in _exceptions(run, tables) if one.t_ns >= since_ns),
+        moments=tuple(one for one in _exceptions(rank) if one.t_ns >= since_ns),
         first_ns=tables.first_ns,
         last_ns=tables.last_ns,
         monotonic_to_realtime_ns=tables.monotonic_to_realtime_ns,
@@ -201,9 +201,9 @@ def assign_lanes(begin: Column, end: Column) -> Column:
     return lane
 
 
-def _steps(run: RunDetail, rank: RankDetail) -> Track:
+def _steps(rank: RankDetail) -> Track:
     numbers, windows = rank.steps.numbers, rank.steps.windows
-    used = ((numbers >= run.used.first) & (numbers <= run.used.last)).astype(np.int64)
+    used = ((numbers >= rank.used.first) & (numbers <= rank.used.last)).astype(np.int64)
     names = tuple(f"step {number}" for number in numbers.tolist())
     return Track(
         name=STEPS,
@@ -218,11 +218,11 @@ def _steps(run: RunDetail, rank: RankDetail) -> Track:
     )
 
 
-def _windows(run: RunDetail, tables: RankTables) -> Track:
+def _windows(rank: RankDetail) -> Track:
     """Return the windows of torch.profiler, and after each the time in which the rank wrote its trace."""
-    known = [one for one in tables.windows if one.begin_ns != UNKNOWN_NS]
+    known = [one for one in rank.tables.windows if one.begin_ns != UNKNOWN_NS]
     times = np.array([(one.begin_ns, one.end_ns, one.ready_ns) for one in known], np.int64).reshape(-1, 3)
-    began, ended, ready = _on_clock_of_run(run, tables, times).T
+    began, ended, ready = rank.on_clock_of_run(times).T
     written = np.flatnonzero((ended != UNKNOWN_NS) & (ready != UNKNOWN_NS))
     of = np.concatenate((np.arange(len(known)), written))
     return Track(
@@ -238,19 +238,11 @@ def _windows(run: RunDetail, tables: RankTables) -> Track:
     )
 
 
-def _exceptions(run: RunDetail, tables: RankTables) -> Iterator[Moment]:
-    times = np.array([error.t_ns for error in tables.exceptions], np.int64)
-    for t_ns, error in zip(_on_clock_of_run(run, tables, times).tolist(), tables.exceptions, strict=True):
+def _exceptions(rank: RankDetail) -> Iterator[Moment]:
+    errors = rank.tables.exceptions
+    times = np.array([error.t_ns for error in errors], np.int64)
+    for t_ns, error in zip(rank.on_clock_of_run(times).tolist(), errors, strict=True):
         yield Moment(t_ns=t_ns, name=error.type, text=error.message)
-
-
-def _on_clock_of_run(run: RunDetail, tables: RankTables, times: Column) -> Column:
-    """Return times that the strings of a rank hold, which are still on the clock of its host."""
-    boot = run.surveys.boots[tables.rank]
-    if boot == tables.boot_id:
-        return times
-    moved = times + run.surveys.clocks.offset(boot, times.reshape(-1)).reshape(times.shape)
-    return np.where(times != UNKNOWN_NS, moved, UNKNOWN_NS)
 
 
 def _stretches(name: str, stretches: tuple[Intervals, Column], labels: Sequence[str]) -> Track:

@@ -18,7 +18,6 @@ from dtprof.export.tensorboard import (
     Account,
     RankSeries,
     ScalarLogs,
-    begin_tensorboard,
     rank_series,
     write_tensorboard,
 )
@@ -48,7 +47,9 @@ def points(events: Any, tag: str) -> dict[int, float]:
 def folder(detail: RunDetail, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("tensorboard")
     account = Account(texts={"verdict": "all is *well*"}, pictures={"step_parts": PICTURE})
-    assert write_tensorboard(detail, out, account=account) == []
+    logs, said = write_tensorboard(detail, out, account=lambda: account)
+    logs.close()
+    assert said == []
     return out
 
 
@@ -107,7 +108,7 @@ def test_a_quantity_that_some_steps_lack_has_points_in_the_others_only(run: Run,
 
 
 def test_everything_can_be_read_while_more_may_come(detail: RunDetail, out: Path) -> None:
-    logs, _ = begin_tensorboard(detail, out, account=Account(texts={"verdict": "well"}))
+    logs, _ = write_tensorboard(detail, out, account=lambda: Account(texts={"verdict": "well"}))
     events = load(out / ALL_RANKS)
     assert len(events.Tensors("verdict/text_summary")) == 1
     assert events.SummaryMetadata(hparams.SESSION_START_INFO_TAG).plugin_data.content
