@@ -2,8 +2,9 @@
 
 Each figure has a series of steps in both runs; the difference of its means has an interval from Welch's t on what the
 steps of each run really tell (comparison_statistics.py). Many figures are looked at, so that each interval is widened:
-the job, its collectives, and its ranks share ERROR evenly, and each divides its part among its figures (Bonferroni).
-All intervals together hold with 95 % then. What the steps of two runs cannot show is how much a run differs from the
+the step time of the job, which is asked for first, takes STEP_SHARE of ERROR; the other figures of the job, its
+collectives, and its ranks share the rest evenly, and each divides its part among its figures (Bonferroni). All
+intervals together hold with 95 % then. What the steps of two runs cannot show is how much a run differs from the
 next of the same job; differences below `at_least` are therefore told apart, and not called differences.
 """
 
@@ -30,6 +31,7 @@ from dtprof.analysis.results import PARTS
 from dtprof.analysis.throughput import RATES
 
 ERROR = 0.05
+STEP_SHARE = 0.4
 AT_LEAST = 0.01
 PEAK = "peak_bytes"
 
@@ -206,9 +208,11 @@ def _compare_table(table: str, a: RunFigures, b: RunFigures, *, at_least: float,
         both = _keys(a) & _keys(b)
         chosen = {figure for figure in chosen if figure._replace(name="") in both}
     figures = sorted((f for f in chosen if not _is_nothing(f, a, b)), key=lambda figure: _position(figure, a, b))
-    judged = [f for f in figures if f not in a.unknown and f not in b.unknown]
-    error = ERROR / len(TABLES) / max(1, len(judged))
-    return [_compare_figure(f, a, b, error=error, at_least=at_least, step=step) for f in figures]
+    step_time = Figure(JOB, STEP)
+    judged = [f for f in figures if f not in a.unknown and f not in b.unknown and f != step_time]
+    error = (1 - STEP_SHARE) * ERROR / len(TABLES) / max(1, len(judged))
+    errors = {step_time: STEP_SHARE * ERROR}
+    return [_compare_figure(f, a, b, error=errors.get(f, error), at_least=at_least, step=step) for f in figures]
 
 
 def _same_parts(a: RunFigures, b: RunFigures) -> bool:

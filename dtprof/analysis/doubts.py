@@ -31,6 +31,7 @@ def list_doubts(
     restarts: int,
     pipeline: Sequence[str],
     throughput: Sequence[str],
+    stragglers: Sequence[str],
     clocks: Clocks,
     boots: Mapping[int, str],
     lacks: Sequence[str] = (),
@@ -54,6 +55,7 @@ def list_doubts(
         *_of_memory(facts),
         *pipeline,
         *throughput,
+        *stragglers,
         *_never_recorded(used, reductions),
     )
     return (*lacks, *(doubt for doubt in found if doubt.partition(":")[0] not in subjects))

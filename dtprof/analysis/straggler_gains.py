@@ -24,6 +24,23 @@ MAX_TRIED = 16
 """Slow ranks up to which it is tried whether a step gains less without each of them."""
 MIN_SURE = 3.0
 """Standard errors by which the excess of a rank has to lie above that of the others."""
+MIN_RANKS = 4
+"""Of fewer ranks it is not known how much they differ from step to step."""
+MIN_TURNS = 3
+"""Steps (or bins of them) in which some rank was late."""
+OUTLYING = 5.0
+"""Standard deviations of the excess from which on a rank is late in a step."""
+HALF_NORMAL = 0.6745
+"""Median of the absolute values of a normal distribution, in standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """Ranks that are late in turns."""
+
+    at: Column  # their places
+    steps: int  # or bins of steps, in which one of them was
+    gain_ns: float  # what a step would gain on average if none were
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,23 +58,25 @@ class Mending:
         A rank of most of whose waits nobody knows for whom bounds nothing.
         """
         shape = self.excess.shape
-        mended: Mask = np.isin(np.arange(shape[1]), at)
+        return self._gain(np.broadcast_to(np.isin(np.arange(shape[1]), at), shape))
+
+    def _gain(self, mended: Mask) -> Cells:
+        """Return it for these cells, one a rank and bin."""
+        shape = self.excess.shape
         waits = self.graph.waits.reshape(shape)
-        cost = trace_forward(self.graph, np.tile(mended, shape[0])).reshape(shape)
+        cost = trace_forward(self.graph, mended.ravel()).reshape(shape)
         share = np.divide(cost, waits, out=np.zeros(shape), where=waits > 0)
         present = ~np.isnan(self.blocked)
         least = np.where(present, self.blocked, np.inf).min(axis=1, keepdims=True)
         bound = share * (self.blocked - least) + np.where(mended, self.excess, 0.0)
         told = present & (mended | (self.unclear <= waits))
         found: Cells = np.where(told, bound, np.inf).min(axis=1)
-        # Those at these places alone say how much they are longer, and not what others would gain.
-        return np.where((told & ~mended).any(axis=1) | mended.all(), found, np.nan)
+        # Those that are mended alone say how much they are longer, and not what others would gain.
+        return np.where((told & ~mended).any(axis=1) | mended.all(axis=1), found, np.nan)
 
     def mean_gain(self, at: Sequence[int]) -> float | None:
         """Return the mean over bins of what a step would gain; None where it is known of none."""
-        gains = self.gain(at)
-        known = ~np.isnan(gains)
-        return float(gains[known].mean()) if known.any() else None
+        return _mean_of_known(self.gain(at))
 
     def find_hidden(self, listed: Sequence[int], *, least: float, notable: float) -> list[int]:
         """Return the places of slow ranks beyond those listed that keep a step from gaining what it could.
@@ -79,6 +98,25 @@ class Mending:
                 slow = without
         return slow
 
+    def find_turns(self, listed: Sequence[int], *, least: float) -> Turns | None:
+        """Return which other ranks are late in turns, in some steps each; None where that costs little.
+
+        Parameters:
+            least: excess in a step and mean gain that count, ns a step.
+        """
+        num_ranks = self.excess.shape[1]
+        some = self.excess[self.excess > 0]
+        if num_ranks < MIN_RANKS or not len(some):
+            return None
+        usual = float(np.median(some)) / HALF_NORMAL
+        late = self.excess >= max(least, OUTLYING * usual)
+        late[:, list(listed)] = False
+        at, steps = np.flatnonzero(late.any(axis=0)), int(late.any(axis=1).sum())
+        if len(at) < 2 or steps < MIN_TURNS:
+            return None
+        gain = _mean_of_known(self._gain(late))
+        return Turns(at=at, steps=steps, gain_ns=gain) if gain is not None and gain >= least else None
+
     def _find_slow(self, least: float, notable: float) -> Column:
         """Return the places of ranks whose work is longer than that of others again and again, the slowest first."""
         num_bins, num_ranks = self.excess.shape
@@ -90,3 +128,8 @@ class Mending:
         often = (self.excess >= notable).sum(axis=0) >= max(3, min(0.6, 2 / num_ranks) * num_bins)
         slow = (mean >= least) & (mean >= MIN_SURE * error) & often
         return np.flatnonzero(slow)[np.argsort(-mean[slow], kind="stable")]
+
+
+def _mean_of_known(gains: Cells) -> float | None:
+    known = ~np.isnan(gains)
+    return float(gains[known].mean()) if known.any() else None

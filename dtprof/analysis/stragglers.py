@@ -32,6 +32,7 @@ from dtprof.analysis.rank_waits import WORK, RankWaits
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Waiter
 from dtprof.analysis.straggler_gains import Mending
+from dtprof.formatting import format_ns
 
 MIN_COST = 0.05
 MIN_WAIT = 0.01
@@ -93,8 +94,8 @@ def find_stragglers(
     stages: Mapping[int, tuple[int, ...]] | None = None,
     hosts: Mapping[int, str] | None = None,
     slack_of: SlackOf | None = None,
-) -> tuple[StragglerResult, ...]:
-    """Return the ranks that the others waited for notably, the costliest first.
+) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
+    """Return the ranks that the others waited for notably, the costliest first, and what cannot be told of others.
 
     Parameters:
         used: the first and the last used step.
@@ -103,7 +104,7 @@ def find_stragglers(
     """
     waits = [own for own in waits if len(own.work)]
     if len(waits) < 2:
-        return ()
+        return (), ()
     balance = _weigh(waits, num_bins=-(-(used[1] - used[0] + 1) // width))
     threshold = max(MIN_WAIT_NS, int(MIN_WAIT * step_ns))
     notable = (balance.lag.max(axis=1) >= threshold) & (balance.blame.max(axis=1) > 0)
@@ -152,7 +153,18 @@ def find_stragglers(
                 waiters=_find_waiters(balance, at) if len(results) < MAX_TRACED else (),
             )
         )
-    return tuple(results)
+    return tuple(results), () if mending is None else _tell_turns(mending, found, balance.ranks, step_ns, num_bins)
+
+
+def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns: int, num_bins: int) -> tuple[str, ...]:
+    """Return the sentence about ranks that are late in turns, if there are any."""
+    turns = mending.find_turns(listed, least=MIN_COST * step_ns)
+    if turns is None:
+        return ()
+    return (
+        f"stragglers: in {turns.steps} of {num_bins} steps {list_ranks(ranks[turns.at].tolist())} were late, in turns: "
+        f"without that a step would take {format_ns(int(turns.gain_ns))} less, but which of them is slow is not known",
+    )
 
 
 def _speed_up(step_ns: int, gain: float | None) -> float | None:

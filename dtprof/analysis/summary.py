@@ -159,6 +159,15 @@ def summarise_closely(
     pipeline, pipeline_doubts = measure_pipelines(
         list(pipelines.values()), windows, used, staged=[fact.rank for fact in facts if _is_stage(fact)]
     )
+    stragglers, straggler_doubts = _stragglers(
+        facts,
+        reductions,
+        pipelines,
+        slack_of=Slack(pipelines, (used.first, used.last)).of,
+        used=used,
+        width=width,
+        durations=durations,
+    )
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
     summary = Summary(
@@ -189,15 +198,7 @@ def summarise_closely(
         ),
         collectives=collectives,
         pipeline=pipeline,
-        stragglers=_stragglers(
-            facts,
-            reductions,
-            pipelines,
-            slack_of=Slack(pipelines, (used.first, used.last)).of,
-            used=used,
-            width=width,
-            durations=durations,
-        ),
+        stragglers=stragglers,
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
         cannot_tell=list_doubts(
             facts=facts,
@@ -212,6 +213,7 @@ def summarise_closely(
             restarts=newest_attempt(run),
             pipeline=pipeline_doubts,
             throughput=throughput_doubts,
+            stragglers=straggler_doubts,
             clocks=clocks,
             boots=surveys.boots,
             lacks=run.manifest.cannot_tell,
@@ -382,9 +384,9 @@ def _stragglers(
     used: UsedSteps,
     width: int,
     durations: Column,
-) -> tuple[StragglerResult, ...]:
+) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
     if not used.known or not len(durations):
-        return ()
+        return (), ()
     return find_stragglers(
         [reduction.waits for reduction in reductions if reduction.waits is not None],
         used=(used.first, used.last),
