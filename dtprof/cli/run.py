@@ -180,7 +180,10 @@ def _diagnose(run: Path) -> "watcher.Verdict":
 
     verdict = diagnose_run(run)
     return watcher.Verdict(
-        is_hang=verdict.outcome == "hang", text=verdict_text(verdict), is_unclear=verdict.outcome == "unknown"
+        is_hang=verdict.outcome == "hang",
+        text=verdict_text(verdict),
+        is_unclear=verdict.outcome == "unknown",
+        headline=" ".join(finding.summary for finding in verdict.findings),
     )
 
 

@@ -8,6 +8,8 @@ from dtprof import fence
 from dtprof.run_format import paths, schema
 
 EVERY_S = 2.0
+STOP_S = 60.0
+"""How long the end of a job waits for a disk that does not answer."""
 NICENESS = 10
 
 
@@ -25,8 +27,9 @@ class Archiver:
     def stop(self) -> None:
         """Finish the segment at hand and stop."""
         self._end.set()
-        self._thread.join()
+        self._thread.join(STOP_S)
 
+    @fence.fenced("the search for full segments", "has ended: they stay as they are, uncompressed")
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._end.wait(EVERY_S):

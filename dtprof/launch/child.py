@@ -3,8 +3,11 @@
 import os
 import resource
 import signal
-import time
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from dtprof import fence
 
 FORWARDED = (
     signal.SIGINT,
@@ -14,7 +17,21 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+LOST_S = 1.0
+"""A signal that was not seen costs so long at most."""
+LAST_TICK_S = 2.0
+"""How long the end of a job waits for a tick that has begun."""
 SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal, which the child has had as well
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Start threads before the command with this: a signal that one of them took would end dtprof, not the command."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED, signal.SIGCHLD])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Child:
@@ -39,33 +56,48 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
             raise
         self.status: int | None = None
+        self._reaping = threading.Lock()  # a pid that was reaped may be another's
 
     def wait(self, tick: Callable[[], None], *, period_s: float = 0.5) -> int:
-        """Wait for the end, calling `tick` about every period; return the exit status, negative for a signal."""
-        next_tick = time.monotonic() + period_s
+        """Wait for the end, forwarding signals; return the exit status, negative for a signal.
+
+        `tick` is called about every period, in a thread: signals are forwarded however long it takes.
+        """
+        ended = threading.Event()
+        ticker = threading.Thread(target=_tick, args=(tick, ended, period_s), name="dtprof-watcher", daemon=True)
+        try:
+            ticker.start()
+        except RuntimeError as error:  # no more threads may be started
+            fence.report("the watch over the job", error, "is not started")
         while not self._reap():
-            timeout = max(0.0, next_tick - time.monotonic())
-            info = signal.sigtimedwait([*FORWARDED, signal.SIGCHLD], timeout)
+            info = signal.sigtimedwait([*FORWARDED, signal.SIGCHLD], LOST_S)
             if info is not None and info.si_signo != signal.SIGCHLD and info.si_code != SENT_BY_KERNEL:
                 self.send(info.si_signo)
-            if time.monotonic() >= next_tick:
-                tick()
-                next_tick = time.monotonic() + period_s
+        ended.set()
+        if ticker.is_alive():
+            ticker.join(LAST_TICK_S)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
         assert self.status is not None
         return self.status
 
     def _reap(self) -> bool:
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid == self.pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status is not None
+        with self._reaping:
+            if self.status is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid == self.pid:
+                    self.status = os.waitstatus_to_exitcode(status)
+            return self.status is not None
 
     def send(self, number: int) -> None:
         """Send a signal, if the child is still there."""
-        if self.status is None:
-            os.kill(self.pid, number)
+        with self._reaping:
+            if self.status is None:
+                os.kill(self.pid, number)
+
+
+def _tick(tick: Callable[[], None], ended: threading.Event, period_s: float) -> None:
+    while not ended.wait(period_s):
+        tick()
 
 
 def end_like(status: int) -> int:

@@ -16,7 +16,8 @@ EVERY_S = 2.0
 EVERY_AT_MOST_S = 20.0
 """Between looks that are so dear that they would take more than a thousandth of a core."""
 NICENESS = 10
-STOP_S = 10.0
+STOP_S = 30.0
+"""How long the end of a job waits for the last look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class Comparer:
         self._looks_last = looks_last
         self._end.set()
         self._thread.join(STOP_S)
+        if looks_last and self._thread.is_alive():
+            self._say("the newest calls of the ranks were not compared: that takes too long here; diagnose does it")
 
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
     def _work(self) -> None:

@@ -86,6 +86,9 @@ def run_job(
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
+    may_be_joined = settings.join or joining.job_key() is not None  # else no port is opened
+    with child.signals_held():
+        clock = clocks.start(run, is_reference=is_creator, answers=may_be_joined)
     tap = interpreter.choose_tap(command[0], native=settings.native, environment=dict(os.environ), say=say)
     if tap.message:
         say(tap.message)
@@ -97,26 +100,15 @@ def run_job(
     watch = watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )
-    may_be_joined = settings.join or joining.job_key() is not None  # else no port is opened
-    clock = clocks.start(run, is_reference=is_creator, answers=may_be_joined)
     oom_before = _oom_kills()
     announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
-    archiver = Archiver(records)
-    node_folder = records / paths.node_folder_name(writer.host_name())
-    sampler = Sampler(node_folder, lambda: watch.pids)
-    node_state = functools.partial(_node_state, run, watch, sampler, oom_before)
-    metrics = Metrics.start(settings.metrics, records, node_state, say=say)
-    comparer = Comparer(lambda: compare(records), node_folder, say=say) if compare is not None else None
+    companions = _Companions(clock.stop)
+    companions.start(functools.partial(_node_state, run, watch, oom_before), watch, records, settings.metrics, compare)
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
-    if comparer is not None:
-        comparer.stop(looks_last=status == 0)
-    metrics.stop()
-    sampler.stop()
-    clock.stop()
-    archiver.stop()
+    companions.stop(status)
     watch.look_last()
     stopped = stopper.begun_s is not None
     if stopped:
@@ -138,7 +130,39 @@ def run_job(
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
 
 
-def _node_state(run: Path, watch: watcher.Watcher, sampler: Sampler, oom_before: int) -> NodeState:
+class _Companions:
+    """What runs beside the job in threads; the job goes on, and ends, whatever becomes of them."""
+
+    def __init__(self, *stops: Callable[[], object]) -> None:
+        self._stops = list(stops)
+        self._comparer: Comparer | None = None
+
+    @fenced("a part of the watch over the job", "is not started")
+    def start(
+        self,
+        node_state: Callable[[Sampler], NodeState],
+        watch: watcher.Watcher,
+        records: Path,
+        metrics: MetricsSettings,
+        compare: Callable[[Path], Look] | None,
+    ) -> None:
+        """Start all of them."""
+        node_folder = records / paths.node_folder_name(writer.host_name())
+        self._stops.append(Archiver(records).stop)
+        sampler = Sampler(node_folder, lambda: watch.pids)
+        self._stops += [sampler.stop, Metrics.start(metrics, records, lambda: node_state(sampler), say=say).stop]
+        if compare is not None:
+            self._comparer = Comparer(lambda: compare(records), node_folder, say=say)
+
+    def stop(self, status: int) -> None:
+        """End them, the newest first."""
+        if self._comparer is not None:
+            self._stops.append(functools.partial(self._comparer.stop, looks_last=status == 0))
+        for stop in reversed(self._stops):
+            fenced("a part of the watch over the job", "did not end in order")(stop)()
+
+
+def _node_state(run: Path, watch: watcher.Watcher, oom_before: int, sampler: Sampler) -> NodeState:
     """Return what is known of this node beside the records."""
     return NodeState(
         run=run.name,
@@ -225,7 +249,7 @@ class _Stopper:
         """Look once; stop the job where it hangs and that was asked for."""
         if self.begun_s is None:
             self._watch.tick()
-            if self._enabled and self._watch.hang is not None:
+            if self._enabled and self._watch.hang is not None and self._process.status is None:
                 say("stopping the job, as --on-hang stop asks")
                 self.begun_s = time.monotonic()
                 self._process.send(signal.SIGTERM)

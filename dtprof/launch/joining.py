@@ -18,6 +18,9 @@ CLAIM = ".launcher"
 SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("MASTER_ADDR", "MASTER_PORT"))
 """Variables that are equal on all hosts of a job, and given to launchers by whatever starts them."""
 MANIFEST_WAIT_S = 30.0
+ANSWER_WAIT_S = 5.0
+"""How long a launcher that has just created the run may take to answer."""
+JUST_S = 60.0
 LOOK_EVERY_S = 0.1
 
 
@@ -137,5 +140,11 @@ def _is_running(path: Path, document: dict[str, Any]) -> bool:
                 return True
         except (OSError, ValueError):
             pass  # it has ended, or lives in another PID namespace
-    address = clocks.read_address(path)
-    return address is not None and clocks.measure(address, rounds=1) is not None
+    started_ns = document.get("started_realtime_ns")
+    is_new = isinstance(started_ns, int) and abs(time.time_ns() - started_ns) < JUST_S * 1e9
+    deadline_s = time.monotonic() + ANSWER_WAIT_S * is_new
+    while (address := clocks.read_address(path)) is None or clocks.measure(address, rounds=1) is None:
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True

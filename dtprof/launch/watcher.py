@@ -2,8 +2,10 @@
 
 import os
 import signal
+import statistics
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,9 @@ from dtprof.run_format import paths, schema, writer
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
+GAPS = 10.0
+"""Times the median of the job's own pauses that it may stand still, where that is longer than was asked for."""
+MIN_GAPS, MAX_GAPS = 5, 99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,7 @@ class Verdict:
     is_hang: bool
     text: str
     is_unclear: bool = False  # nothing moves, and the records do not show why: told, and no hang
+    headline: str = ""  # what is said without figures that differ from look to look
 
 
 class Diagnose(Protocol):
@@ -68,8 +74,10 @@ class Watcher:
         self._clock = clock
         self._last_progress = self._last_look = clock()
         self._ranks: dict[str, RankProgress] = {}
+        self._quiet_at: float | None = None  # the newest look since the last progress that saw none
+        self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
         self._told_truncated = False
-        self._told_hang = ""
+        self._told_hangs: set[str] = set()
         self._told_unclear = False
         self.hang: Verdict | None = None
         self.hang_detected_ns: int | None = None
@@ -86,20 +94,29 @@ class Watcher:
 
     def tick(self) -> None:
         """Look once."""
+        now = self._clock()
         if self._look():
-            self._last_progress = self._clock()
+            self._gaps.append(max(0.0, (self._quiet_at or self._last_progress) - self._last_progress))
+            self._last_progress, self._quiet_at = now, None
             self.hang = None
+        else:
+            self._quiet_at = now
         self._tell_truncated("recording stopped; the job goes on, the run is marked truncated")
-        quiet_s = self._clock() - self._last_progress
-        if not self._hang_after_s or not self._ranks or quiet_s < self._hang_after_s or self.hang is not None:
+        quiet_s = now - self._last_progress
+        if not self._hang_after_s or not self._ranks or quiet_s < self._patience_s():
             return
-        if (
-            self._clock() - self._last_look < self._hang_after_s * RECHECK_SHARE
-            and self._last_look > self._last_progress
-        ):
+        # A hang is looked at again each time it has lasted twice as long: it may come to another verdict.
+        pause_s = self._hang_after_s * RECHECK_SHARE if self.hang is None else quiet_s / 2
+        if now - self._last_look < pause_s and self._last_look > self._last_progress:
             return
-        self._last_look = self._clock()
+        self._last_look = now
         self._examine(quiet_s)
+
+    def _patience_s(self) -> float:
+        """Return how long the job may stand still: jobs with long pauses of their own longer than was asked for."""
+        if len(self._gaps) < MIN_GAPS:
+            return self._hang_after_s
+        return max(self._hang_after_s, GAPS * statistics.median(self._gaps))
 
     @fenced("the last look at the job's records", "failed")
     def look_last(self) -> None:
@@ -116,14 +133,17 @@ class Watcher:
         stacks.sample(self.pids, self._run / paths.node_folder_name(writer.host_name()))
         verdict = self._diagnose(self._run)
         if not verdict.is_hang:
+            self.hang = None
             if verdict.is_unclear and not self._told_unclear:
                 self._told_unclear = True
                 self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
             return
+        if self.hang is None:
+            self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.hang = verdict
-        self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-        if verdict.text != self._told_hang:
-            self._told_hang = verdict.text
+        headline = verdict.headline or verdict.text
+        if headline not in self._told_hangs:
+            self._told_hangs.add(headline)
             self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
 
     def _look(self) -> bool:

@@ -40,7 +40,7 @@ class Growth:
     open_operations: Array  # tables.OPERATION: not settled yet
     open_spans: Array  # tables.SPAN
     lost: int  # records that were dropped before they could be read, since following began
-    is_whole: bool  # all that was there was read
+    is_whole: bool = True  # all that was there was read
 
 
 def with_open(growth: Growth) -> RankTables:

@@ -58,10 +58,27 @@ def test_another_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("rendezvous")
-def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path) -> None:
+def test_a_launcher_that_has_just_created_the_run_is_given_time_to_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = created(tmp_path / "run")
     document = json.loads((run / paths.MANIFEST).read_text())
     (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1}))
+    responders: list[clocks.Responder | None] = []
+    monkeypatch.setattr(joining, "ANSWER_WAIT_S", 60.0)
+    monkeypatch.setattr(joining.time, "sleep", lambda _: responders.append(clocks.serve(run)))
+    assert not joining.enter(run, force=False, join=False)
+    assert responders
+    for responder in responders:
+        assert responder is not None
+        responder.close()
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path) -> None:
+    run = created(tmp_path / "run")
+    document = json.loads((run / paths.MANIFEST).read_text())
+    (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1, "started_realtime_ns": 1}))
     with pytest.raises(OutputError, match="whose launcher does not answer"):
         joining.enter(run, force=False, join=False)
     responder = clocks.serve(run)
@@ -70,7 +87,8 @@ def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path)
         assert not joining.enter(run, force=False, join=False), "another host's launcher answers by its clock"
     finally:
         responder.close()
-    (run / paths.MANIFEST).write_text(json.dumps(document | {"ended_realtime_ns": 5}))
+    document["ended_realtime_ns"] = 5
+    (run / paths.MANIFEST).write_text(json.dumps(document))
     for join in (False, True):
         with pytest.raises(OutputError, match="holds a run that has ended"):
             joining.enter(run, force=False, join=join)

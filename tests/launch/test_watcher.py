@@ -95,11 +95,45 @@ def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[l
 def test_the_same_verdict_is_told_once(job: Job) -> None:
     job.start()
     job.wait(100.0)
-    assert (len(job.said), job.num_diagnoses) == (1, 1)
+    first = job.watcher.hang_detected_ns
+    assert (len(job.said), job.num_diagnoses) == (1, 4), "after 10, 20, 40 and 80 s"
+    job.verdict = watcher.Verdict(is_hang=True, text="with other figures", headline=job.verdict.text)
+    job.wait(100.0)
+    assert (len(job.said), job.num_diagnoses) == (1, 5)
+    assert job.watcher.hang_detected_ns == first
     job.move(0)
     job.wait(100.0)
     assert len(job.said) == 1
-    assert job.num_diagnoses == 2
+    assert job.num_diagnoses == 9
+
+
+def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_told_again(job: Job) -> None:
+    job.start()
+    job.wait(12.0)
+    job.verdict = watcher.Verdict(is_hang=True, text="rank 1 was killed")
+    job.wait(10.0)
+    assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 1 was killed"]
+
+
+def test_a_job_with_long_pauses_of_its_own_may_stand_still_for_ten_of_them(job: Job) -> None:
+    job.start()
+    for _ in range(watcher.MIN_GAPS + 1):
+        job.move(0)
+        job.wait(4.0)
+    job.wait(30.0)
+    assert job.num_diagnoses == 0
+    job.wait(6.0)
+    assert job.said == ["no rank has made progress for 35 s\nrank 1 never called all_reduce"]
+
+
+def test_short_pauses_and_a_few_long_ones_leave_the_alarm_as_it_was_asked_for(job: Job) -> None:
+    job.start()
+    for number in range(40):
+        job.move(0)
+        job.wait(9.0 if number % 5 == 0 else 1.0)
+    assert job.said == []
+    job.wait(10.0)
+    assert len(job.said) == 1
 
 
 def test_another_verdict_is_told_as_well(job: Job) -> None:
