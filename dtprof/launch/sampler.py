@@ -70,11 +70,11 @@ class Sampler:
                 devices.close()
 
     def _sample(self, devices: gpus.Gpus | None) -> Sample:
-        cores = psutil.cpu_times(percpu=True)
+        cores = [_busy_s(core) for core in psutil.cpu_times(percpu=True)]
         return Sample(
             t_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-            host=_host_values(self._cgroup),
-            cores=[_busy_s(core) for core in cores],
+            host=_host_values(self._cgroup, busy_s=sum(cores)),
+            cores=cores,
             gpus=devices.sample() if devices is not None else {},
             processes=self._process_values(),
         )
@@ -96,13 +96,13 @@ def _busy_s(times: Any) -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
 
-def _host_values(cgroup: MemoryCgroup | None) -> list[Value]:
+def _host_values(cgroup: MemoryCgroup | None, *, busy_s: float) -> list[Value]:
     """Return the values of the host, in the order of the table `HOST`."""
     times, memory, swap = psutil.cpu_times(), psutil.virtual_memory(), psutil.swap_memory()
     disks, interfaces = psutil.disk_io_counters(), psutil.net_io_counters(pernic=True)
     outward = [counters for name, counters in interfaces.items() if name != "lo"]
     values: dict[str, Value] = {
-        "cpu_busy_s": _busy_s(times),
+        "cpu_busy_s": busy_s,
         "cpu_system_s": times.system,
         "cpu_iowait_s": times.iowait,
         "cpu_steal_s": times.steal,

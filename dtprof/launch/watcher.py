@@ -19,7 +19,7 @@ _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
 GAPS = 10.0
-"""Times the median of the job's own pauses that it may stand still, where that is longer than was asked for."""
+"""Times the median of the job's own pauses that it may stand still; at most so many times what was asked for."""
 MIN_GAPS, MAX_GAPS = 5, 99
 
 
@@ -116,7 +116,7 @@ class Watcher:
         """Return how long the job may stand still: jobs with long pauses of their own longer than was asked for."""
         if len(self._gaps) < MIN_GAPS:
             return self._hang_after_s
-        return max(self._hang_after_s, GAPS * statistics.median(self._gaps))
+        return max(self._hang_after_s, GAPS * min(self._hang_after_s, statistics.median(self._gaps)))
 
     @fenced("the last look at the job's records", "failed")
     def look_last(self) -> None:

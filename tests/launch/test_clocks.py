@@ -72,7 +72,11 @@ def test_closed_port_and_unknown_host_are_passed_over(ahead: Address) -> None:
     assert measure(both) is not None
 
 
-def test_launchers_leave_measurements_in_the_run_from_start_to_end(tmp_path: Path, ahead: Address) -> None:
+def test_launchers_leave_measurements_in_the_run_from_start_to_end(
+    tmp_path: Path, ahead: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clocks, "EVERY_S", 1000.0)
+    monkeypatch.setattr(clocks, "STOP_S", 60.0)
     for host in ("a", "b"):
         (tmp_path / f"node-{host}").mkdir()
     first = ClockKeeper(tmp_path / "node-a", host="a", responder=None, address=None)

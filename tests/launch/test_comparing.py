@@ -1,12 +1,14 @@
 """A mismatch that gloo lets pass is told of while the job goes on, and dated in the run."""
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
 from dtprof.cli.inspection import diagnose_run
 from dtprof.cli.run import _compare
+from dtprof.launch import comparing
 from dtprof.launch.comparing import Comparer, Mismatch
 from dtprof.run_format import paths, schema, writer
 from tests import jobs
@@ -33,6 +35,13 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
     assert any("told of it while the job ran" in fact for fact in finding.evidence)
 
 
+@pytest.fixture
+def only_last_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be looked at before the job has ended, however slow this machine is."""
+    monkeypatch.setattr(comparing, "EVERY_S", 1000.0)
+
+
+@pytest.mark.usefixtures("only_last_looks")
 def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,6 +54,25 @@ def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
     assert "broken True" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("only_last_looks")
+def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def look(is_last: bool) -> list[Mismatch]:
+        assert release.wait(60) == is_last
+        return []
+
+    monkeypatch.setattr(comparing, "STOP_S", 0.05)
+    (tmp_path / "rank-00000.0").mkdir()
+    said: list[str] = []
+    comparer = Comparer(lambda: look, tmp_path / "node-a", say=said.append)
+    comparer.stop(looks_last=True)
+    release.set()
+    comparer._thread.join(60)
+    assert [text.split(":")[0] for text in said] == ["the newest calls of the ranks were not compared"]
+
+
+@pytest.mark.usefixtures("only_last_looks")
 def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
     looked: list[bool] = []
 
