@@ -16,6 +16,7 @@ from dtprof.fence import fenced
 from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, storage, watcher
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.comparing import Comparer, Look
+from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.sampler import Sampler
 from dtprof.metrics.node import NodeState
@@ -100,7 +101,7 @@ def run_job(
     watch = watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )
-    oom_before = _oom_kills()
+    oom_before = count_oom_kills()
     announced = announcement.announce(environment)
     process = start(command, environment)
     stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
@@ -121,7 +122,7 @@ def run_job(
         exit_status=status,
         stopped_on_hang=stopped,
         hang_detected_ns=watch.hang_detected_ns,
-        oom_kills=_oom_kills() - oom_before,
+        oom_kills=count_oom_kills() - oom_before,
         truncated=watch.truncated,
         **({"hosts": directory.hosts_of(run)} if is_creator else {}),
     )
@@ -169,7 +170,7 @@ def _node_state(run: Path, watch: watcher.Watcher, oom_before: int, sampler: Sam
         host=writer.host_name(),
         is_hung=watch.hang is not None,
         truncated=watch.truncated,
-        oom_kills=_oom_kills() - oom_before,
+        oom_kills=count_oom_kills() - oom_before,
         sample=sampler.newest,
         description=sampler.description,
     )
@@ -256,12 +257,3 @@ class _Stopper:
         elif not self._killed and time.monotonic() - self.begun_s > STOP_GRACE_S:
             self._killed = True
             self._process.send(signal.SIGKILL)
-
-
-def _oom_kills() -> int:
-    """Return how often the kernel's OOM killer has struck in this cgroup."""
-    try:
-        text = Path("/sys/fs/cgroup/memory.events").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))

@@ -20,10 +20,11 @@ class Files(NamedTuple):
     limit: str
     charged: str
     cache: str
+    events: str
 
 
-VERSION_1 = Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-VERSION_2 = Files("memory.max", "memory.current", "inactive_file")
+VERSION_1 = Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control")
+VERSION_2 = Files("memory.max", "memory.current", "inactive_file", "memory.events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,17 @@ class MemoryCgroup:
 
     def reclaimable_bytes(self) -> int | None:
         """Return what of that is page cache that was not used lately: the kernel takes it back when memory is short."""
-        try:
-            lines = (self.folder / "memory.stat").read_text(encoding="ascii").splitlines()
-            return next((int(line.split()[1]) for line in lines if line.split()[0] == self.files.cache), None)
-        except (OSError, ValueError, IndexError):
-            return None
+        return _read_line(self.folder / "memory.stat", self.files.cache)
+
+    def oom_kills(self) -> int | None:
+        """Return how often the kernel has killed a process of the group for want of memory."""
+        return _read_line(self.folder / self.files.events, "oom_kill")
+
+
+def count_oom_kills(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int:
+    """Return how often the OOM killer has struck in the group that this process is in; 0 where that is not counted."""
+    counts = (group.oom_kills() for group in _list_groups(mount, membership))
+    return next((count for count in counts if count is not None), 0)
 
 
 def find_memory_cgroup(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> MemoryCgroup | None:
@@ -76,6 +83,15 @@ def _list_groups(mount: Path, membership: Path) -> list[MemoryCgroup]:
             if top in (folder, *folder.parents)
         ]
     return groups
+
+
+def _read_line(file: Path, name: str) -> int | None:
+    """Return the number behind a name."""
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+        return next((int(line.split()[1]) for line in lines if line.split()[0] == name), None)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _read_number(file: Path) -> int | None:

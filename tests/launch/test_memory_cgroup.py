@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.launch.memory_cgroup import VERSION_1, VERSION_2, Files, find_memory_cgroup
+from dtprof.launch.memory_cgroup import VERSION_1, VERSION_2, Files, count_oom_kills, find_memory_cgroup
 
 GIB = 1 << 30
 
@@ -62,3 +62,22 @@ def test_where_nothing_is_counted_there_is_no_group(tmp_path: Path) -> None:
     found = find_memory_cgroup(tmp_path / "mount", tmp_path / "membership")
     assert found is not None
     assert (found.limit_bytes(), found.charged_bytes(), found.reclaimable_bytes()) == (None, GIB, None)
+
+
+@pytest.mark.parametrize(
+    ("membership", "file", "kills"),
+    [
+        ("0::/job/step\n", "job/step/memory.events", 3),
+        ("0::/\n", "memory.events", 3),
+        ("0::/not/seen/here\n", "memory.events", 3),
+        ("0::/\n4:memory:/job\n", "memory/job/memory.oom_control", 3),
+        ("0::/job\n", "other/memory.events", 0),
+        ("", "memory.events", 0),
+    ],
+)
+def test_oom_kills_are_those_of_the_group_of_the_job(tmp_path: Path, membership: str, file: str, kills: int) -> None:
+    counted = tmp_path / "mount" / file
+    counted.parent.mkdir(parents=True)
+    counted.write_text("oom 9\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "membership").write_text(membership)
+    assert count_oom_kills(tmp_path / "mount", tmp_path / "membership") == kills
