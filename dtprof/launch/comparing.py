@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof import fence
+from dtprof.launch.once import is_first
 from dtprof.run_format import paths
 
 EVERY_S = 2.0
@@ -72,6 +73,8 @@ class Comparer:
 
     def _tell(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:
+            if not is_first(self._folder.parent, f"{mismatch.kind} {mismatch.group} {mismatch.seq}"):
+                continue
             self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
             row = {
                 "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),

@@ -20,9 +20,9 @@ from dtprof.launch import announcement, interpreter
 from dtprof.run_format import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
-OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?")
+OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?|\.told-\w+")
 OUR_NODE_FILE = re.compile(
-    r"(exits|processes|samples|clock)\.jsonl|launcher-\d+\.json|\.?stacks\.json(\.\d+)?|\.warned-\w+"
+    r"(exits|processes|samples|clock|mismatches)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
 )
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dtprof.fence import fenced
 from dtprof.launch import stacks
+from dtprof.launch.once import is_first
 from dtprof.run_format import paths, schema, writer
 
 _READ = schema.HEADER_STRUCT.size
@@ -144,6 +145,8 @@ class Watcher:
         headline = verdict.headline or verdict.text
         if headline not in self._told_hangs:
             self._told_hangs.add(headline)
+            if not is_first(self._run, headline):
+                return
             self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
 
     def _look(self) -> bool:

@@ -73,6 +73,18 @@ def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, mon
 
 
 @pytest.mark.usefixtures("only_last_looks")
+def test_launchers_of_one_run_tell_a_mismatch_once_between_them(tmp_path: Path) -> None:
+    found = [Mismatch(kind="size-mismatch", group="0", seq=seq, summary="sizes", text=f"at {seq}") for seq in (3, 9)]
+    (tmp_path / "rank-00000.0").mkdir()
+    said: list[str] = []
+    for node, seen in (("node-a", found), ("node-b", found), ("node-a", found[:1])):
+        Comparer(lambda seen=seen: lambda _: seen, tmp_path / node, say=said.append).stop(looks_last=True)
+    assert [text.splitlines()[1] for text in said] == ["at 3", "at 9"]
+    assert len((tmp_path / "node-a" / paths.MISMATCHES).read_text().splitlines()) == 2
+    assert not (tmp_path / "node-b").exists()
+
+
+@pytest.mark.usefixtures("only_last_looks")
 def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
     looked: list[bool] = []
 

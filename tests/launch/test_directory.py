@@ -1,6 +1,7 @@
 """The directory of a run: made where it can be, refused where something would be lost."""
 
 import json
+import re
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from dtprof.errors import OutputError
 from dtprof.launch import directory
 from dtprof.run_format import paths, schema
 from tests.builders import RankBuilder, write_run
+from tests.jobs import REPOSITORY
 
 NODE = paths.node_folder_name(socket.gethostname())
 
@@ -55,9 +57,12 @@ def test_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
 
 def test_force_replaces_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [RankBuilder(rank, world_size=2) for rank in (0, 1)])
-    for name in ("report.html", "verdict.json", ".run.json.123"):
+    for name in ("report.html", "verdict.json", ".run.json.123", ".told-0123abcd"):
         (run / name).touch()
-    for name in (paths.EXITS, paths.PROCESSES, paths.STACKS, ".stacks.json.7", ".warned-0123abcd"):
+    format_page = (REPOSITORY / "docs" / "reference" / "run_format.md").read_text()
+    documented = [name.replace("PID", "12") for name in re.findall(r"`node-HOST/([\w.-]+)`", format_page)]
+    assert {paths.EXITS, paths.STACKS, paths.MISMATCHES, "launcher-12.json"} <= set(documented)
+    for name in (*documented, ".stacks.json.7", ".launcher-12.json.7", ".warned-0123abcd"):
         (run / "node-host-a" / name).touch()
     directory.create(run, force=True)
     assert [path.name for path in run.iterdir()] == [NODE]

@@ -107,6 +107,18 @@ def test_the_same_verdict_is_told_once(job: Job) -> None:
     assert job.num_diagnoses == 9
 
 
+def test_of_several_launchers_of_one_run_one_tells_and_all_know(job: Job) -> None:
+    job.start()
+    other = watcher.Watcher(
+        run=job.folder, hang_after_s=10.0, diagnose=job.diagnose, say=job.said.append, clock=lambda: job.now_s
+    )
+    for _ in range(40):
+        job.wait(0.5)
+        other.tick()
+    assert len(job.said) == 1
+    assert (job.watcher.hang, other.hang) == (job.verdict, job.verdict)
+
+
 def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_told_again(job: Job) -> None:
     job.start()
     job.wait(12.0)
