@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable
 
 from dtprof.lint import vocabulary
-from dtprof.lint.scopes import SUMMED, Scope, choose, item, prefer
+from dtprof.lint.scopes import SUMMED, Scope, choose, either, item, prefer
 from dtprof.lint.sources import Function, Program
 from dtprof.lint.values import UNKNOWN, Value, calculate, elementwise, same, truth
 
@@ -105,7 +105,7 @@ class _Binder:
             elif truth(test) is not None:
                 self._scope.names[name] = choose(test, a, b)
             else:
-                self._scope.names[name] = prefer(b, a) if b.splits or name not in before or before[name] != b else a
+                self._scope.names[name] = either(b, a) if b.splits or name not in before or before[name] != b else a
 
     def _keep_splitting(self, before: dict[str, Value]) -> None:
         for name, value in before.items():
@@ -153,6 +153,7 @@ class _Binder:
                     if isinstance(root, ast.Name) and root.id != "self" and root.id in self._scope.names:
                         value = self._scope.names[root.id]
                         is_thing = value.wrapped or value.group is not None or value.instance is not None
+                        is_thing = is_thing or value.is_plain  # which no call can change
                         if not is_thing and (value.differs or isinstance(argument, ast.Name)):
                             self._scope.names[root.id] = UNKNOWN
 

@@ -160,7 +160,7 @@ def _first(mine: Tokens, theirs: Tokens) -> tuple[Token | None, Token | None] | 
     ):
         return None  # under conditions that may well come to the same on both sides
     # An operation that all issue, whatever the condition, is reported where the other side lacks it.
-    if a is not None and b is not None and not a.conditions and b.conditions:
+    if a is not None and b is not None and a.is_sure and not b.is_sure:
         return None, b
     return a, b
 

@@ -17,7 +17,7 @@ def check_handlers(function: Function, sequences: Sequences) -> Iterator[LintFin
         operation = next((one for token in tokens for one in token.operations()), None)
         if operation is None or operation.place is None:
             continue
-        excused = bool(operation.conditions) if handler is None else _is_deterministic(handler)
+        excused = not operation.is_sure if handler is None else _is_deterministic(handler)
         if excused or not _may_fail_alone(statement, function, sequences, handler):
             continue
         what = text_of(operation, operation.group)

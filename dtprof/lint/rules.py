@@ -24,7 +24,8 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
     if function not in sequences.issuing:
         return
     if not sequences.parts(function):
-        yield from _arguments(function, scopes, [sequences.issued(function)] * NUM_RANKS)
+        if sequences.is_called_with_own_rank(function):
+            yield from _arguments(function, scopes, [sequences.issued(function)] * NUM_RANKS)
         return
     try:
         by_rank = [sequences.of_rank(function, rank) for rank in range(NUM_RANKS)]
@@ -37,7 +38,8 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
     except (TooLargeError, RecursionError):
         return  # more ways through it than can be compared
     yield from found
-    yield from _arguments(function, scopes, by_rank)
+    if sequences.is_called_with_own_rank(function):
+        yield from _arguments(function, scopes, by_rank)
 
 
 def _finding(function: Function, parting: Parting) -> LintFinding:
@@ -71,9 +73,12 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
         )
         if of_data:
             advice = "Let all ranks decide alike: all_reduce the value before the condition."
+    caught = next((one.place.line for one in operation.conditions if one.how == "caught"), None)
+    if caught is not None:
+        why += f" What it raises goes no further (line {caught}): where it is refused, no rank waits."
     return LintFinding(
         kind=kind,
-        severity="warning" if of_data or condition.value.assumed or parting.group else "error",
+        severity="warning" if of_data or condition.value.assumed or parting.group or caught else "error",
         place=operation.place or condition.place,
         function=function.name,
         op=operation.name,

@@ -12,6 +12,7 @@ from dtprof.lint.values import (
     GLOBAL,
     NUM_RANKS,
     UNKNOWN,
+    UNWRAPPED,
     WORLD,
     Value,
     all_or_any,
@@ -224,6 +225,8 @@ class Scope:
             if node.attr in own:
                 return own[node.attr]
         base = self.value(node.value)
+        if base.wrapped and node.attr == "module":
+            return UNWRAPPED
         if base.of_data and node.attr not in _OF_FORM:
             return base
         if isinstance(base.instance, Class):
@@ -293,7 +296,8 @@ class Scope:
         if last in vocabulary.MAIN_NAMES:
             return one_rank(vocabulary.MAIN_NAMES[last])
         if last in vocabulary.RANK_FUNCTIONS or _GROUP_RANK.fullmatch(last):
-            return self._rank(node, last)
+            of_another = last == "get_global_rank" and len(values) == 2  # the group, and a rank in it
+            return values[1] if of_another else self._rank(node, last)
         if last in vocabulary.WRAPPERS:
             home = name.rpartition(".")[0]
             if home.startswith(vocabulary.WRAPPER_HOMES) or last != "replicate":
@@ -367,12 +371,17 @@ def choose(test: Value, then: Value, otherwise: Value) -> Value:
     """Return one value or the other, by rank."""
     decided = truth(test)
     if decided is None:
-        return prefer(otherwise, then)
+        return either(otherwise, then)
     if then.known is not None and otherwise.known is not None:
         known = tuple(a if own else b for own, a, b in zip(decided, then.known, otherwise.known, strict=True))
         found = merge([test, then, otherwise], known)
         return replace(found, assumed=found.assumed or test.assumed)
     return prefer(otherwise, then)
+
+
+def either(known: Value, new: Value) -> Value:
+    """Return the value of which more is known; what is unwrapped on one side was not wrapped on the other."""
+    return UNWRAPPED if known.unwrapped or new.unwrapped else prefer(known, new)
 
 
 def prefer(known: Value | None, new: Value) -> Value:

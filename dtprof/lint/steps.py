@@ -20,7 +20,7 @@ class Condition:
     node: ast.stmt | ast.expr = field(compare=False)
     value: Value = field(compare=False)
     place: Place
-    how: str  # branch, exit, loop
+    how: str  # branch, exit, loop; caught: ranks agree, but what is raised there goes no further
     exit: str = ""  # return, continue, break, raise
 
 
@@ -41,6 +41,11 @@ class Token:
     def issues(self) -> bool:
         """Say whether there is an operation in it."""
         return self.kind == OP or any(token.issues for part in self.inner for token in part)
+
+    @property
+    def is_sure(self) -> bool:
+        """Say whether all ranks come to an operation, whatever they decide."""
+        return all(condition.how == "caught" for condition in self.conditions)
 
     @functools.cached_property
     def returns(self) -> bool:
@@ -161,8 +166,24 @@ def leaving(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def turns_off(node: ast.expr) -> bool:
+    """Say whether a model does not synchronise where this is entered, or not each time."""
+    if isinstance(node, ast.IfExp):
+        return turns_off(node.body) or turns_off(node.orelse)
     func = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.Call) and ast.unparse(func).rpartition(".")[2] == "Join":
+        return True
     return isinstance(func, ast.Attribute) and func.attr in ("no_sync", "join", "accumulate", "no_backward_sync")
+
+
+def swallows(node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar) -> bool:
+    """Say whether a block is one statement, and what that raises goes no further: it may well be meant to raise."""
+    if len(node.body) != 1 or not isinstance(node.body[0], ast.Expr | ast.Assign):
+        return False
+    if isinstance(node, ast.With | ast.AsyncWith):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        return any(ast.unparse(call.func).rpartition(".")[2] in ("suppress", "raises") for call in calls)
+    raising = any(isinstance(one, ast.Raise) for handler in node.handlers for one in ast.walk(handler))
+    return bool(node.handlers) and not raising
 
 
 def is_true(node: ast.expr) -> bool:

@@ -26,6 +26,7 @@ class Value:
     group: str | None = None  # a process group: its name
     members: frozenset[int] | None = None  # of a group, where they are written out
     wrapped: str = ""  # a model: ddp, fsdp
+    unwrapped: bool = False  # a model taken out of that again
     instance: object = None  # the class (sources.Class) it is made of
 
     @property
@@ -33,8 +34,14 @@ class Value:
         """Say whether ranks come to different values."""
         return self.differs or (self.known is not None and any(_unlike(one, self.known[0]) for one in self.known))
 
+    @property
+    def is_plain(self) -> bool:
+        """Say whether it is a number, a text or a flag."""
+        return self.known is not None and all(isinstance(one, int | float | str) for one in self.known)
+
 
 UNKNOWN = Value()
+UNWRAPPED = Value(unwrapped=True)
 WORLD = Value(group="")
 _EXAMPLE = tuple(rank == 0 for rank in range(NUM_RANKS))
 _COUNTER_EXAMPLE = tuple(not one for one in _EXAMPLE)

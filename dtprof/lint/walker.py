@@ -22,6 +22,7 @@ from dtprof.lint.steps import (
     is_true,
     leaving,
     parts_ranks,
+    swallows,
     trips,
     turns_off,
     whole,
@@ -130,18 +131,30 @@ class Walker:
             return (*self._loop(node, conditions), *self.block(node.orelse, 0, rest, conditions, in_loop=in_loop))
         if isinstance(node, ast.Try | ast.TryStar):
             self._catch(node, rest, in_loop=in_loop)
-            inside = [*node.body, *node.orelse, *node.finalbody]
-            return self.block(inside, 0, rest, conditions, in_loop=in_loop)
+            after = [*node.orelse, *node.finalbody]
+
+            def behind() -> Tokens:
+                return self.block(after, 0, rest, conditions, in_loop=in_loop)
+
+            return self.block(node.body, 0, behind, self._inside(node, conditions), in_loop=in_loop)
         if isinstance(node, ast.With | ast.AsyncWith):
             found = tuple(token for item in node.items for token in self.expression(item.context_expr, conditions))
             if any(turns_off(item.context_expr) for item in node.items):
                 inner = self.block(node.body, 0, tuple, conditions, in_loop=in_loop)
                 return (*found, *without_replicas(inner), *rest())
-            return (*found, *self.block(node.body, 0, rest, conditions, in_loop=in_loop))
+            return (*found, *self.block(node.body, 0, rest, self._inside(node, conditions), in_loop=in_loop))
         if isinstance(node, ast.Match):
             sides = tuple(self.block(case.body, 0, tuple, conditions, in_loop=in_loop) for case in node.cases)
             return (*whole(ast.unparse(node.subject), sides), *rest())
         return rest()
+
+    def _inside(
+        self, node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar, conditions: tuple[Condition, ...]
+    ) -> tuple[Condition, ...]:
+        """Return the conditions inside a block."""
+        if not swallows(node):
+            return conditions
+        return (*conditions, Condition(node, Value(), place_of(self._function, node), "caught"))
 
     def _catch(self, node: ast.Try | ast.TryStar, rest: Callable[..., Tokens], *, in_loop: bool) -> None:
         """Note where the raises of a block lead that its own handlers catch: through the handler, and on."""

@@ -234,6 +234,15 @@ FAULTY = {
             dist.broadcast(x, src=dist.get_rank())  # here
         """,
     ),
+    "each rank its own root, which it knows by name": (
+        "rank-dependent-argument",
+        """
+        def share(model):
+            rank = dist.get_rank()
+            for parameter in model.parameters():
+                dist.broadcast(parameter.data, src=rank)  # here
+        """,
+    ),
     "behind a decorator": (
         "rank-dependent-collective",
         """
@@ -402,6 +411,40 @@ SOUND = {
                 for _ in range(3 + rank):
                     model(torch.ones(2)).sum().backward()
         """,
+    "uneven inputs joined with an optimizer": """
+        from torch.distributed.algorithms.join import Join
+        from torch.nn.parallel import DistributedDataParallel
+        def train(net, optimizer, rank):
+            model = DistributedDataParallel(net)
+            with Join([model, optimizer]):
+                for _ in range(3 + rank):
+                    model(torch.ones(2)).sum().backward()
+        """,
+    "microbatches that differ in number, the last alone synchronised": """
+        import contextlib
+        from torch.nn.parallel import DistributedDataParallel
+        def train(net, rank):
+            model = DistributedDataParallel(net)
+            for microbatch in range(rank + 1):
+                with contextlib.nullcontext() if microbatch == rank else model.no_sync():
+                    model(torch.ones(2)).sum().backward()
+        """,
+    "the bare model evaluated on rank 0": """
+        from torch.nn.parallel import DistributedDataParallel
+        def train(net, rank, is_distributed):
+            model = DistributedDataParallel(net) if is_distributed else net
+            bare = model.module if is_distributed else model
+            if rank == 0:
+                bare(torch.ones(2))
+        """,
+    "a root that is each rank in turn": """
+        class Shards:
+            def share(self, x, rank):
+                dist.broadcast(x, src=dist.get_global_rank(self.group, rank), group=None)
+            def share_all(self, x):
+                for rank in range(dist.get_world_size()):
+                    self.share(x, rank)
+        """,
     "the device of the rank": """
         def train(net, rank, loader):
             model = net.to(f"cuda:{rank}")
@@ -471,6 +514,24 @@ def test_files_that_are_no_source_are_told_of_and_the_others_read(tmp_path: Path
     assert not result.unreadable
     assert lint([tmp_path / "bad.py"]).unreadable
     assert lint([tmp_path / "absent.py"]).unreadable
+
+
+def test_call_that_may_be_meant_to_be_refused_is_no_error_and_one_among_others_is(tmp_path: Path) -> None:
+    body = """
+    def f(rank, x):
+        if rank == 1:
+            try:
+                {}
+                dist.all_reduce(x)
+            except RuntimeError:
+                print("refused")
+        dist.barrier()
+    """
+    (refused,) = findings_of(tmp_path, body.format("")).findings
+    assert refused.severity == "warning"
+    assert "(line 8): where it is refused, no rank waits" in refused.why
+    (meant,) = findings_of(tmp_path, body.format("x += 1")).findings
+    assert meant.severity == "error"
 
 
 def test_a_run_confirms_where_members_disagree_and_acquits_where_all_made_the_call(tmp_path: Path) -> None:
