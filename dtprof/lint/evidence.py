@@ -31,7 +31,12 @@ def _judge(finding: LintFinding, groups: list[GroupCalls]) -> LintFinding:
         return replace(finding, ran=wrong, severity="error")
     if verdicts:
         return replace(finding, ran=verdicts[0], severity=ACQUITTED)
-    return replace(finding, ran=Ran(verdict=NOT_RUN, counts={}, text="the run holds no call of this line: no rank came to it, or it was refused"))
+    return replace(
+        finding,
+        ran=Ran(
+            verdict=NOT_RUN, counts={}, text="the run holds no call of this line: no rank came to it, or it was refused"
+        ),
+    )
 
 
 def _in_group(places: tuple[Place, ...], group: GroupCalls) -> Ran | None:
