@@ -11,16 +11,22 @@ culprit: it is left over from the schedule. The excess of a rank bounds what eac
 Cost: O(rounds * edges), an edge being a pair of ranks of which one waited for the other in a bin.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.analysis.comparison_statistics import student_tail
 from dtprof.analysis.intervals import Column
 
 Cells = npt.NDArray[np.float64]
 """One value for each rank in each bin: shape (num_bins, num_ranks)."""
 MAX_ROUNDS = 128
+MAX_CHANCE = 0.005
+"""How probable it may be that a rank no slower than the others has such a mean."""
+MIN_SPREAD = 3
+"""Steps that it takes to know how much they vary."""
 LEFT_OVER = 1e-4
 """Share of all waits at which what is still on its way is let go."""
 
@@ -80,6 +86,11 @@ def _over_the_others(work: Cells) -> Cells:
     return out
 
 
+def beyond_the_others(excess: Cells) -> Cells:
+    """Return the excess of each rank less the mean of that of the others, of two ranks and more."""
+    return excess - (excess.sum(axis=1, keepdims=True) - excess) / (excess.shape[1] - 1)
+
+
 def pass_back(graph: WaitGraph) -> Cells:
     """Return the waits of others that stay with each cell, the bound by its excess not yet applied; flat."""
     kept, waits = graph.kept, graph.waits
@@ -128,3 +139,24 @@ def find_onset(series: Cells) -> int:
     spread = np.sqrt(max(float(within[cut]), 0.0) / n * (1 / cuts[cut] + 1 / (n - cuts[cut])))
     risen = after[cut] - before[cut]
     return int(cuts[cut]) if after[cut] >= 2 * before[cut] and risen > 3 * spread and risen > 0 else 0
+
+
+def exceeds_chance(series: Cells) -> bool:
+    """Say whether the mean of a series lies above 0 by more than chance, over all of it or since it stepped up.
+
+    By Student's t; of a series too short to know its spread it is said, too.
+    """
+    if len(series) < MIN_SPREAD:
+        return True
+    onset = find_onset(series)
+    later = series[onset:]
+    # Where it stepped up was looked for among all cuts.
+    since = onset > 0 and len(later) >= MIN_SPREAD and _chance(later) * len(series) <= MAX_CHANCE
+    return since or _chance(series) <= MAX_CHANCE
+
+
+def _chance(series: Cells) -> float:
+    mean, error = float(series.mean()), float(series.std(ddof=1)) / math.sqrt(len(series))
+    if mean <= 0:
+        return 1.0
+    return student_tail(mean / error, len(series) - 1) if error > 1e-9 * mean else 0.0

@@ -17,26 +17,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.blame import Cells, WaitGraph, trace_forward
+from dtprof.analysis.blame import Cells, WaitGraph, beyond_the_others, exceeds_chance, trace_forward
 from dtprof.analysis.intervals import Column, Mask
 
 MAX_TRIED = 16
 """Slow ranks up to which it is tried whether a step gains less without each of them."""
-MIN_SURE = 3.0
-"""Standard errors by which the excess of a rank has to lie above that of the others."""
 MIN_RANKS = 4
 """Of fewer ranks it is not known how much they differ from step to step."""
 MIN_TURNS = 3
 """Steps (or bins of them) in which some rank was late."""
 OUTLYING = 5.0
 """Standard deviations of the excess from which on a rank is late in a step."""
-HALF_NORMAL = 0.6745
-"""Median of the absolute values of a normal distribution, in standard deviations."""
+UPPER_QUANTILE = 0.3186
+"""Below which five eighths of a normal distribution lie, in standard deviations; late ranks are fewer than the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Ranks that are late in turns."""
+    """Ranks that are late in some steps, in turns or one of them."""
 
     at: Column  # their places
     steps: int  # or bins of steps, in which one of them was
@@ -75,7 +73,7 @@ class Mending:
         return np.where((told & ~mended).any(axis=1) | mended.all(axis=1), found, np.nan)
 
     def mean_gain(self, at: Sequence[int]) -> float | None:
-        """Return the mean over bins of what a step would gain; None where it is known of none."""
+        """Return the mean over bins of what a step would gain; None where it is known of less than half of them."""
         return _mean_of_known(self.gain(at))
 
     def find_hidden(self, listed: Sequence[int], *, least: float, notable: float) -> list[int]:
@@ -99,20 +97,15 @@ class Mending:
         return slow
 
     def find_turns(self, listed: Sequence[int], *, least: float) -> Turns | None:
-        """Return which other ranks are late in turns, in some steps each; None where that costs little.
+        """Return which other ranks are late in some steps, each in its own; None where that costs little.
 
         Parameters:
             least: excess in a step and mean gain that count, ns a step.
         """
-        num_ranks = self.excess.shape[1]
-        some = self.excess[self.excess > 0]
-        if num_ranks < MIN_RANKS or not len(some):
-            return None
-        usual = float(np.median(some)) / HALF_NORMAL
-        late = self.excess >= max(least, OUTLYING * usual)
+        late = find_late(self.excess, least=least)
         late[:, list(listed)] = False
         at, steps = np.flatnonzero(late.any(axis=0)), int(late.any(axis=1).sum())
-        if len(at) < 2 or steps < MIN_TURNS:
+        if steps < MIN_TURNS:
             return None
         gain = _mean_of_known(self._gain(late))
         return Turns(at=at, steps=steps, gain_ns=gain) if gain is not None and gain >= least else None
@@ -122,14 +115,25 @@ class Mending:
         num_bins, num_ranks = self.excess.shape
         if num_ranks < 2 or num_bins < 2:
             return np.zeros(0, np.int64)
-        others = (self.excess.sum(axis=1, keepdims=True) - self.excess) / (num_ranks - 1)
-        more = self.excess - others
-        mean, error = more.mean(axis=0), more.std(axis=0, ddof=1) / np.sqrt(num_bins)
+        more = beyond_the_others(self.excess)
+        mean = more.mean(axis=0)
         often = (self.excess >= notable).sum(axis=0) >= max(3, min(0.6, 2 / num_ranks) * num_bins)
-        slow = (mean >= least) & (mean >= MIN_SURE * error) & often
+        slow = (mean >= least) & often
+        for at in np.flatnonzero(slow).tolist():
+            slow[at] = exceeds_chance(more[:, at])
         return np.flatnonzero(slow)[np.argsort(-mean[slow], kind="stable")]
 
 
+def find_late(excess: Cells, *, least: float) -> Mask:
+    """Return in which steps which ranks are late by far more than ranks usually are, and by `least`; cell by cell."""
+    if excess.shape[1] < MIN_RANKS:
+        return np.zeros(excess.shape, np.bool_)
+    usual = float(np.quantile(excess, 0.625)) / UPPER_QUANTILE
+    late: Mask = excess >= max(least, OUTLYING * usual)
+    return late
+
+
 def _mean_of_known(gains: Cells) -> float | None:
+    """Return the mean; None where less than half of it is known."""
     known = ~np.isnan(gains)
-    return float(gains[known].mean()) if known.any() else None
+    return float(gains[known].mean()) if 2 * known.sum() >= len(gains) else None

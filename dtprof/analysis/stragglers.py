@@ -13,6 +13,7 @@ A rank is listed when all of these hold:
 - in at least min(0.6, 2 / ranks) of the steps with a notable wait (MIN_WAIT of a step, 50 us at least) it was to blame
   for more of the waits than any other;
 - it was so in at least 3 steps, or in all where fewer are used: one bad step is an event;
+- its excess, less the mean of the others', is above 0 by more than chance, or far from usual in at least 3 steps;
 - where all ranks of its pipeline stage, and no others, are slow in computation: their work is at least MIN_STAGE more
   than that of the others. Stages are seldom equal; that is the imbalance of the pipeline.
 Behind them come slow ranks that others hide, for which hardly anybody waits while the others are slow, and ranks that
@@ -26,12 +27,21 @@ from typing import Protocol
 import numpy as np
 
 from dtprof import events
-from dtprof.analysis.blame import Cells, WaitGraph, find_excess, find_onset, pass_back, trace_forward
+from dtprof.analysis.blame import (
+    Cells,
+    WaitGraph,
+    beyond_the_others,
+    exceeds_chance,
+    find_excess,
+    find_onset,
+    pass_back,
+    trace_forward,
+)
 from dtprof.analysis.intervals import Column, Mask
 from dtprof.analysis.rank_waits import WORK, RankWaits
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Waiter
-from dtprof.analysis.straggler_gains import Mending
+from dtprof.analysis.straggler_gains import Mending, find_late
 from dtprof.formatting import format_ns
 
 MIN_COST = 0.05
@@ -116,6 +126,10 @@ def find_stragglers(
     share = times_foremost / max(1, int(notable.sum()))
     chosen = (lag >= MIN_COST * step_ns) & (share >= min(0.6, 2 / num_ranks))
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
+    more = beyond_the_others(balance.excess)
+    times_late = find_late(balance.excess, least=MIN_COST * step_ns).sum(axis=0)
+    for at in np.flatnonzero(chosen & (times_late < MIN_STEPS)).tolist():
+        chosen[at] = exceeds_chance(more[:, at])
     blame = balance.blame.mean(axis=0)
     found = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
     mending = None
@@ -161,9 +175,11 @@ def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns:
     turns = mending.find_turns(listed, least=MIN_COST * step_ns)
     if turns is None:
         return ()
+    named = list_ranks(ranks[turns.at].tolist())
+    late = f"{named} was late" if len(turns.at) == 1 else f"{named} were late, in turns"
     return (
-        f"stragglers: in {turns.steps} of {num_bins} steps {list_ranks(ranks[turns.at].tolist())} were late, in turns: "
-        f"without that a step would take {format_ns(int(turns.gain_ns))} less, but which of them is slow is not known",
+        f"stragglers: in {turns.steps} of {num_bins} steps {late}: without that a step would take "
+        f"{format_ns(int(turns.gain_ns))} less on average, but in too few steps each to be listed",
     )
 
 
