@@ -74,8 +74,8 @@ def sum_rows(
     counted = is_p2p | (met["first_rank"] == tables.rank)
     op = np.where(is_p2p, np.minimum(operations["op"][rows], len(tables.ops)), met["op"])
     api = np.where(is_p2p, apis.of_operation[rows], met["api"])
-    codes, keys = _number_distinct(op.astype(np.int64) << 32 | api)
-    pairs, keys = _number_distinct(number * len(codes) + keys)
+    codes, keys = number_distinct(op.astype(np.int64) << 32 | api)
+    pairs, keys = number_distinct(number * len(codes) + keys)
     families = list(matched.rows)
     names = []
     for pair_of in pairs.tolist():
@@ -102,7 +102,7 @@ def sum_rows(
     return sums
 
 
-def _number_distinct(values: Column) -> tuple[Column, Column]:
+def number_distinct(values: Column) -> tuple[Column, Column]:
     """Return the distinct values, and for each value the position of its own. Fast where few are distinct."""
     few = np.sort(values[: 1 << 10])
     few = few[np.concatenate(([True], few[1:] != few[:-1]))]

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.memory_course import RankMemory, follow_memory
+from dtprof.analysis.records import is_any
 from dtprof.analysis.step_phases import StepPhases, follow_phases
 from dtprof.analysis.steps import RankSteps
 from dtprof.analysis.tracks import Names, Track, draw_track
 from dtprof.events import POINT_TO_POINT
-from dtprof.tables import RankTables
+from dtprof.tables import RankTables, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ def _count_sent(tables: RankTables) -> dict[int, int]:
     sent: dict[int, int] = {}
     operations = tables.operations
     ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
-    sends = operations[np.isin(operations["op"], ids)]
+    sends = select(operations, is_any(operations["op"], ids))
     for number in np.unique(sends["group"]).tolist():
         own, group = sends[sends["group"] == number], tables.groups.get(number)
         for peer in np.unique(own["peer"]).tolist():

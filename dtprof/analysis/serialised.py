@@ -19,7 +19,7 @@ from dtprof.analysis.intervals import Mask
 from dtprof.analysis.operation_timing import Timing
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
-from dtprof.tables import Array, RankTables
+from dtprof.tables import Array, RankTables, select
 
 MAX_GAP_NS, MAX_GAP = 50_000, 0.1
 """Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
@@ -53,7 +53,7 @@ def find_rows(
     if len(every) < 2:
         return {}
     order = every[np.lexsort((operations["issued_ns"][every], operations["thread"][every]))]
-    own, end = operations[order], np.maximum(blocked.call[order, 1], blocked.wait[order, 1])
+    own, end = select(operations, order), np.maximum(blocked.call[order, 1], blocked.wait[order, 1])
     exposed = timing.exposed_transfer[order]
     gap = own["issued_ns"][1:] - end[:-1]
     blocks = end - own["issued_ns"]

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.apis import find_apis
+from dtprof.analysis.collectives import number_distinct
 from dtprof.analysis.intervals import Column, Intervals, paint, pair
 from dtprof.analysis.phases import ORDER, find_phases
 from dtprof.analysis.records import ENDED, sound_operations, sound_spans, spans_of
@@ -180,10 +181,10 @@ def _operations(tables: RankTables, operations: Array, names: Names) -> _Columns
         np.where(2 * blocked >= length, names.kind(BLOCKING), names.kind(IN_FLIGHT)),
     )
     apis = find_apis(tables, operations)
-    sizes, size = np.unique(operations["nbytes"], return_inverse=True)
-    columns = (operations["op"], operations["group"], apis.of_operation, size.reshape(-1))
+    sizes, size = number_distinct(operations["nbytes"])
+    columns = (operations["op"], operations["group"], apis.of_operation, size)
     shape = tuple(int(column.max()) + 1 for column in columns)
-    distinct, place = np.unique(np.ravel_multi_index(columns, shape), return_inverse=True)
+    distinct, place = number_distinct(np.ravel_multi_index(columns, shape))
     words = []
     for op, group, api, number in zip(*(column.tolist() for column in np.unravel_index(distinct, shape)), strict=True):
         called = tables.ops[op] if op < len(tables.ops) else "?"

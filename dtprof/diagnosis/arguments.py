@@ -11,7 +11,7 @@ from dtprof.diagnosis.code_names import dtype_name, reduce_op_name
 from dtprof.diagnosis.endings import call_sites, victims
 from dtprof.diagnosis.evidence import Evidence, GroupKey, Operation
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
-from dtprof.tables import Array
+from dtprof.tables import Array, select
 
 SIZES_AGREE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
@@ -92,7 +92,7 @@ def _first_difference(tables: dict[int, Array]) -> int | None:
     first: int | None = None
     for other in others:
         _, mine, theirs = np.intersect1d(reference["seq"], other["seq"], return_indices=True)
-        a, b = reference[mine], other[theirs]
+        a, b = select(reference, mine), select(other, theirs)
         differs = _differ(a, b)
         if differs.any():
             seq = int(a["seq"][np.argmax(differs)])
