@@ -65,7 +65,7 @@ class _Group:
     """What is undecided of one group, and what was decided."""
 
     key: GroupKey
-    newest: int = -1  # position that all local members have come to
+    newest: int = -1  # position that can be decided on: all members of this host have come to it
     differs_at: int = _LATEST  # the first position with other arguments
     looks_from: int = 0  # the first position whose arguments count
     fruitless: int = 0  # decisions on arguments that go together after all
@@ -182,6 +182,8 @@ class LiveComparison:
         self._open["balance"][at] += mine["balance"]
         self._open["come"][at] += 1
         self._note_ways(pairs_of_places(first, mine), mine["key"])
+        if met.all():
+            return
         fresh = np.zeros(int((~met).sum()), _OPEN)
         for name in POSITION.names or ():
             fresh[name] = own[name][~met]
@@ -204,10 +206,11 @@ class LiveComparison:
         come = self._open["come"]
         complete = (come >= here[groups]) & (come > 1) if len(groups) else np.zeros(0, bool)
         differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
-        decidable = complete | (come > 1) if is_last else complete
+        # Where members are elsewhere, or not seen yet, a look more: one of this host may be among them.
+        decidable = (come == whole[groups]) | (complete & self._open["complete"]) | (is_last & (come > 1))
         seqs = seq_of(self._open["key"])
         newest = np.full(len(self._groups), -1, np.int64)
-        np.maximum.at(newest, groups[complete], seqs[complete])
+        np.maximum.at(newest, groups[decidable], seqs[decidable])
         for number in np.flatnonzero(newest >= 0).tolist():
             self._groups[number].newest = max(self._groups[number].newest, int(newest[number]))
         for at in np.flatnonzero(differs & decidable).tolist():

@@ -178,6 +178,18 @@ def test_a_rank_whose_log_is_seen_later_than_those_of_the_others_is_compared_too
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("root-mismatch", (2,), 0)
 
 
+def test_the_odd_one_is_not_named_before_all_of_this_host_are_seen() -> None:
+    ranks = job(5)  # the last runs on another host
+    for rank in ranks:
+        for step in range(20):
+            rank.op("broadcast", step * 10, step * 10 + 5, nbytes=8, peer=0 if rank.rank == 0 and step == 7 else 1)
+    whole = [rank.tables() for rank in ranks[:4]]
+    comparison = LiveComparison()
+    assert comparison.take(whole[:2]) == []
+    (finding,) = comparison.take(whole[2:])
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("root-mismatch", (0,), 7)
+
+
 def test_handles_waited_for_late_settle_out_of_order() -> None:
     ranks = job(2)
     for rank in ranks:
