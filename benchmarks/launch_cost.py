@@ -1,5 +1,6 @@
-"""What a tap adds to the launch of one collective: dist.all_reduce of 10 floats, async, in a group of one rank.
+"""What a tap adds to the launch of one collective of 10 floats, async, in a group of one rank.
 
+An all_reduce stands for the operations whose handle has a future, a reduce_scatter for those without (on gloo).
 A group of one has no partner to wait for, so the time is that of the call alone. Bare and recorded rounds of 400
 launches alternate within one process, so that both meet the same machine: in a bare round the dispatcher passes the
 tap's kernels by and ProcessGroup has the methods it had before the tap. CPU time of the launching thread; 3 processes
@@ -17,8 +18,9 @@ from dtprof.launch import interpreter
 from dtprof.launch.interpreter import TapChoice
 
 PROCESSES = 3
+OPERATIONS = ("all_reduce", "reduce_scatter")
 PROGRAM = """
-import time, torch, torch.distributed as dist
+import sys, time, torch, torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 ours = dict(vars(ProcessGroup))
@@ -30,7 +32,11 @@ if changed:  # as the class had them: bound like any method of the extension
     new.restype, new.argtypes = ctypes.py_object, [ctypes.py_object]
     bare = {name: new(bare[name]) for name in changed}
 exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
-tensor = torch.ones(10)
+tensor, result = torch.ones(10), torch.ones(10)
+launch = {
+    "all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
+    "reduce_scatter": lambda: dist.reduce_scatter(result, [tensor], async_op=True),
+}[sys.argv[1]]
 def launch_us(recorded):
     for name in changed:
         setattr(ProcessGroup, name, (ours if recorded else bare)[name])
@@ -38,7 +44,7 @@ def launch_us(recorded):
     exclude(key, not recorded)
     begun = time.thread_time_ns()
     for _ in range(400):
-        works.append(dist.all_reduce(tensor, async_op=True))
+        works.append(launch())
     taken = time.thread_time_ns() - begun
     exclude(key, False)
     for work in works:
@@ -51,14 +57,14 @@ for _ in range(60):
 """
 
 
-def measure(tap: TapChoice) -> pairs.Comparison:
+def measure(tap: TapChoice, operation: str) -> pairs.Comparison:
     """Return the rounds of all processes, in us a launch."""
     rounds = []
     for _ in range(PROCESSES):
         with tempfile.TemporaryDirectory() as folder:
             environment = interpreter.job_environment(run=Path(folder), tap=tap) | {"OMP_NUM_THREADS": "1"}
             result = subprocess.run(
-                [sys.executable, "-c", PROGRAM],
+                [sys.executable, "-c", PROGRAM, operation],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -74,11 +80,12 @@ def measure(tap: TapChoice) -> pairs.Comparison:
 
 
 def main() -> None:
-    """Compare bare with each tap."""
+    """Compare bare with each tap, for each operation."""
     native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
     python = TapChoice(library=None, torch_version=native.torch_version, message=None)
     for name, tap in (("native tap", native), ("Python tap", python)):
-        pairs.report(f"launch of a collective, {name}", measure(tap), a="bare", b=name)
+        for operation in OPERATIONS:
+            pairs.report(f"launch of {operation}, {name}", measure(tap, operation), a="bare", b=name)
 
 
 if __name__ == "__main__":

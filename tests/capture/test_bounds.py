@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from dtprof.launch import interpreter
@@ -66,12 +67,21 @@ def test_the_first_and_the_newest_events_are_kept_and_the_rest_is_counted(tmp_pa
     assert tables.dropped_events > 0
 
 
+def resident_bytes(process: int, file: str) -> int:
+    """Return how much of a mapped file is in the memory of a process."""
+    maps = psutil.Process(process).memory_maps()
+    return sum(part.rss for part in maps if Path(part.path).name == file)
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 def test_archived_segments_take_little_room_and_are_read_like_the_others(tmp_path: Path, native: bool) -> None:
     hold_at = 3 * schema.SEGMENT_CAPACITY + 100
     folder, command, environment = start(tmp_path, native=native, count=COUNT, hold_at=hold_at)
     with jobs.started(command, tmp_path, env=environment) as job:
         job.wait_until(lambda: "holding" in job.stdout and len(sealed_segments(tmp_path)) >= 1)
+        if native:  # what is full is on the disk, not in the memory of the job
+            job.wait_until(lambda: resident_bytes(job.process.pid, "events.00000") < schema.SEGMENT_SIZE // 16)
+            assert resident_bytes(job.process.pid, "events.00003") > 0
         for segment in sealed_segments(tmp_path):
             archive.archive_segment(segment)
         (tmp_path / "go").touch()

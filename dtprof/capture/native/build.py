@@ -24,7 +24,10 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("tap.cpp")
 MODULE = "dtprof_tap"
 CHECKSUM = "sha256"
-FLAGS = ["-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"]
+FLAGS = [
+    *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"),
+]
 LOCK_PERIOD_S = 0.2
 
 

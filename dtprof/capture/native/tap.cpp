@@ -28,6 +28,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cxxabi.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -38,6 +40,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -155,12 +158,13 @@ struct Event {
   }
 
   // Move to done or failed once; whoever comes first decides.
-  void complete(uint8_t state) const { complete(record, segment, state); }
-  static void complete(Record* record, Segment* segment, uint8_t state) {
+  void complete(uint8_t state, uint64_t at = 0) const { complete(record, segment, state, at); }
+  static void complete(Record* record, Segment* segment, uint8_t state, uint64_t at = 0) {
     uint8_t seen = record->state.load(std::memory_order_acquire);
-    const float after = static_cast<float>(now() - record->issued_ns);
+    if (seen != STATE_ISSUED && seen != STATE_RETURNED) return;
+    const float after = static_cast<float>((at ? at : now()) - record->issued_ns);
     while (seen == STATE_ISSUED || seen == STATE_RETURNED) {
-      record->done_after = after;
+      std::atomic_ref(record->done_after).store(after, std::memory_order_relaxed);
       if (record->state.compare_exchange_weak(seen, state, std::memory_order_acq_rel)) {
         segment->closed.fetch_add(1, std::memory_order_acq_rel);
         return;
@@ -295,8 +299,12 @@ class Log {
       s->add_up();
       s->sealed = true;
       s->marks().fetch_or(MARK_SEALED);
+      give_back(s);  // adding up has read all of it
     }
   }
+
+  // The pages leave the process, not the file.
+  static void give_back(const Segment* segment) { madvise(segment->base, SEGMENT_SIZE, MADV_DONTNEED); }
 
   // What the launcher has compressed is given back: the file is gone, and holds its blocks only by our mapping.
   void release_archived() {
@@ -422,7 +430,7 @@ class Log {
       while (!retired_ && current_.load()->head().load() < SEGMENT_CAPACITY / 2)
         wake_.wait_for(lock, std::chrono::seconds(1));
       if (!spare_ && !stopped_) spare_ = prepare();
-      if (retired_) madvise(retired_->base, SEGMENT_SIZE, MADV_DONTNEED);  // gives back the mapping, not the data
+      if (retired_) give_back(retired_);
       retired_ = nullptr;
       seal();
       wake_.wait_for(lock, std::chrono::seconds(1), [this] { return retired_ != nullptr; });
@@ -452,6 +460,45 @@ class Log {
 std::atomic<Log*> g_log{nullptr};  // a Log is never deleted: back-end threads may complete events at any time
 std::atomic<uint32_t> g_step{0};
 std::atomic<uint32_t> g_backward_site{0};
+
+// ---- what a thread remembers -----------------------------------------------------------------------------------------
+
+// Torch and dtprof; other installed code; the user's program; one code object too many to be kept.
+enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
+
+struct SiteKey {
+  void* code;
+  int instruction;
+  bool operator==(const SiteKey& other) const { return code == other.code && instruction == other.instruction; }
+};
+
+struct Group;
+
+// All in one place, found once an operation: the address of a thread-local variable is a call of its own.
+struct Thread {
+  uint16_t id = 0;
+  uint32_t label = 0;  // on whose behalf it works, as Python last said; an id of a `label` entry
+  uint32_t p2p_labels = 0;  // how many t_p2p_labels holds
+  uint32_t operations = 0;
+  struct {
+    c10d::ProcessGroup* address = nullptr;
+    Group* group = nullptr;
+  } last_group;
+  struct {
+    SiteKey key{nullptr, 0};
+    uint32_t id = 0;
+  } last_site;
+  struct {
+    uint64_t key = 0;
+    uint32_t id = 0;
+  } last_labelled;
+  struct {
+    void* code = nullptr;
+    Owner owner{};
+  } owners[64];
+};
+thread_local constinit Thread t_thread;
+thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
 
 // ---- names ---------------------------------------------------------------------------------------------------------
 
@@ -510,20 +557,19 @@ NameTable& names() {
 }
 
 std::atomic<uint32_t> g_threads{0};
-thread_local uint16_t t_thread = 0;
 
-uint16_t thread_id(Log* log) {
-  uint16_t& id = t_thread;
-  if (id == 0) {
-    const uint32_t count = ++g_threads;
-    id = static_cast<uint16_t>(std::min<uint64_t>(count, MAX_TABLE_ENTRIES));
-    if (count > MAX_TABLE_ENTRIES + 1) return id;  // two of the last id say that there are more
-    char name[32] = "";
-    pthread_getname_np(pthread_self(), name, sizeof name);
-    log->write_line("{\"k\":\"thread\",\"id\":" + std::to_string(id) + ",\"name\":" + quoted(name) +
-                    ",\"native_id\":" + std::to_string(syscall(SYS_gettid)) + "}");
-  }
-  return id;
+void declare_thread(Log* log, Thread& thread) {
+  const uint32_t count = ++g_threads;
+  thread.id = static_cast<uint16_t>(std::min<uint64_t>(count, MAX_TABLE_ENTRIES));
+  if (count > MAX_TABLE_ENTRIES + 1) return;  // two of the last id say that there are more
+  char name[32] = "";
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  log->write_line("{\"k\":\"thread\",\"id\":" + std::to_string(thread.id) + ",\"name\":" + quoted(name) +
+                  ",\"native_id\":" + std::to_string(syscall(SYS_gettid)) + "}");
+}
+uint16_t thread_id(Log* log, Thread& thread) {
+  if (thread.id == 0) declare_thread(log, thread);
+  return thread.id;
 }
 
 // ---- process groups --------------------------------------------------------------------------------------------------
@@ -552,12 +598,6 @@ GroupTable& groups() {
   static auto* table = new GroupTable;
   return *table;
 }
-struct LastGroup {
-  c10d::ProcessGroup* address = nullptr;
-  Group* group = nullptr;
-};
-thread_local LastGroup t_group;
-
 Group* known_group(c10d::ProcessGroup* address) {
   std::lock_guard<std::mutex> lock(groups().mutex);
   const auto found = groups().known.find(address);
@@ -565,8 +605,7 @@ Group* known_group(c10d::ProcessGroup* address) {
 }
 
 // Throws what a signal handler of the job raises meanwhile.
-Group* group_of(Log* log, c10d::ProcessGroup* address) {
-  if (t_group.address == address) return t_group.group;
+Group* look_up_group(Log* log, Thread& thread, c10d::ProcessGroup* address) {
   const auto group = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(address);
   Group* found = known_group(address);
   bool is_new = false;
@@ -581,7 +620,7 @@ Group* group_of(Log* log, c10d::ProcessGroup* address) {
     }
     found = slot;
   }
-  t_group = {address, found};
+  thread.last_group = {address, found};
   if (is_new) {
     const std::string name = group->getGroupName();
     log->write_line("{\"k\":\"group\",\"id\":" + std::to_string(found->id) + ",\"name\":" + quoted(name) +
@@ -596,26 +635,15 @@ Group* group_of(Log* log, c10d::ProcessGroup* address) {
   }
   return found;
 }
+Group* group_of(Log* log, Thread& thread, c10d::ProcessGroup* address) {
+  return thread.last_group.address == address ? thread.last_group.group : look_up_group(log, thread, address);
+}
 
 // ---- lines of the user's code ----------------------------------------------------------------------------------------
 
-// Torch and dtprof; other installed code; the user's program; one code object too many to be kept.
-enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
-
-struct SiteKey {
-  void* code;
-  int instruction;
-  bool operator==(const SiteKey& other) const { return code == other.code && instruction == other.instruction; }
-};
 struct SiteHash {
   size_t operator()(const SiteKey& key) const { return std::hash<void*>()(key.code) * 31 + key.instruction; }
 };
-
-struct LastSite {
-  SiteKey key{nullptr, 0};
-  uint32_t id = 0;
-};
-thread_local LastSite t_site;
 
 class SiteTable {
  public:
@@ -628,9 +656,9 @@ class SiteTable {
     transparent_ = std::move(transparent);
   }
 
-  uint32_t here(Log* log) {
+  uint32_t here(Log* log, Thread& thread) {
     PyThreadState* state = PyGILState_GetThisThreadState();  // thread-local: valid without the GIL
-    return state ? walk(log, state) : 0;
+    return state ? walk(log, thread, state) : 0;
   }
 
  private:
@@ -658,16 +686,11 @@ class SiteTable {
       if (path.find(end) != std::string::npos) return true;
     return false;
   }
-  Owner owner_of(PyCodeObject* code) {
-    struct Seen {
-      void* code;
-      Owner owner;
-    };
-    thread_local Seen recent[64] = {};
-    Seen& slot = recent[(reinterpret_cast<uintptr_t>(code) >> 6) % 64];
+  Owner owner_of(Thread& thread, PyCodeObject* code) {
+    auto& slot = thread.owners[(reinterpret_cast<uintptr_t>(code) >> 6) % std::size(thread.owners)];
     if (slot.code == code) return slot.owner;
     const Owner owner = look_up_owner(code);
-    if (owner != Owner::kUnknown) slot = Seen{code, owner};
+    if (owner != Owner::kUnknown) slot = {code, owner};
     return owner;
   }
   Owner look_up_owner(PyCodeObject* code) {
@@ -704,7 +727,7 @@ class SiteTable {
 
 #ifdef DTPROF_FAST_FRAMES
   // The frames of this thread cannot change while it is in here, so they are read without the GIL.
-  uint32_t walk(Log* log, PyThreadState* state) {
+  uint32_t walk(Log* log, Thread& thread, PyThreadState* state) {
     if (!state->cframe) return 0;
     SiteKey library{nullptr, 0};
     int depth = 0;
@@ -713,12 +736,13 @@ class SiteTable {
       PyCodeObject* code = f->f_code;
       if (!code) break;
       const SiteKey key{code, static_cast<int>(f->prev_instr - _PyCode_CODE(code))};
-      if (t_site.key == key) return t_site.id;
-      const Owner owner = owner_of(code);
+      if (thread.last_site.key == key) return thread.last_site.id;
+      const Owner owner = owner_of(thread, code);
       if (owner == Owner::kLibrary && !library.code) library = key;
       if (owner != Owner::kUser) continue;
-      t_site = {key, identify(log, innermost, key)};
-      return t_site.id;
+      const uint32_t id = identify(log, innermost, key);
+      thread.last_site = {key, id};
+      return id;
     }
     return library.code ? identify(log, innermost, library) : 0;
   }
@@ -743,7 +767,7 @@ class SiteTable {
   }
 #else
   // Other interpreters: the public frame API, under the GIL.
-  uint32_t walk(Log* log, PyThreadState*) {
+  uint32_t walk(Log* log, Thread& thread, PyThreadState*) {
     py::gil_scoped_acquire gil;
     PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
     SiteKey found{nullptr, 0};
@@ -752,7 +776,7 @@ class SiteTable {
     bool user = false;
     for (int depth = 0; frame && depth < 512 && !user; depth++) {
       PyCodeObject* code = PyFrame_GetCode(frame);
-      const Owner owner = owner_of(code);  // keeps the code object alive
+      const Owner owner = owner_of(thread, code);  // keeps the code object alive
       user = owner == Owner::kUser;
       if (user || (owner == Owner::kLibrary && !found.code)) {
         found = SiteKey{code, PyFrame_GetLasti(frame)};
@@ -786,26 +810,20 @@ SiteTable& sites() {
 
 // ---- on whose behalf ---------------------------------------------------------------------------------------------------
 
-// What this thread is doing for which part of a framework, as Python last said; ids are of `label` entries.
-thread_local uint32_t t_label = 0;
-thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
-
 // Sites with a label are sites of their own, declared as `of` the site without.
-struct LastLabelled {
-  uint64_t key = 0;
-  uint32_t id = 0;
-};
-thread_local LastLabelled t_labelled;
-
 class LabelledSites {
  public:
   std::mutex& mutex() { return mutex_; }
   void forget() { ids_.clear(); }  // mutex held
 
-  uint32_t id(Log* log, uint32_t site, uint32_t label) {
+  uint32_t id(Log* log, Thread& thread, uint32_t site, uint32_t label) {
     if (label == 0) return site;
     const uint64_t key = static_cast<uint64_t>(label) << 32 | site;
-    if (t_labelled.key == key) return t_labelled.id;
+    return thread.last_labelled.key == key ? thread.last_labelled.id : look_up(log, thread, site, label, key);
+  }
+
+ private:
+  uint32_t look_up(Log* log, Thread& thread, uint32_t site, uint32_t label, uint64_t key) {
     bool is_new;
     uint32_t id;
     {
@@ -814,14 +832,13 @@ class LabelledSites {
       is_new = slot.second;
       id = slot.first->second;
     }
-    t_labelled = {key, id};
+    thread.last_labelled = {key, id};
     if (is_new)
       log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + ",\"of\":" + std::to_string(site) +
                       ",\"label\":" + std::to_string(label) + "}");
     return id;
   }
 
- private:
   static constexpr uint32_t kFirst = FIRST_LABELLED_SITE;  // plain sites count from 1
   std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> ids_;
@@ -863,11 +880,12 @@ SizesTable& sizes() {
   return *table;
 }
 
-// The object that an argument of a custom class holds. The operator's schema has fixed its class, so that the checks of
-// IValue::toCustomClass, dearer than all the rest, are left out.
+// The object that an argument of a custom class holds, or null. The operator's schema has fixed its class, so that the
+// checks of IValue::toCustomClass, dearer than all the rest, are left out; nothing is counted as one more holder.
 template <class T>
 T* held(const c10::IValue& value) {
-  return static_cast<T*>(value.toObjectRef().getSlot(0).toCapsule().get());
+  const auto* target = static_cast<const c10::intrusive_ptr_target*>(value.toObjectRef().getSlot(0).internalToPointer());
+  return static_cast<T*>(const_cast<c10::intrusive_ptr_target*>(target));
 }
 
 // What one tensor argument (a tensor, a list, a list of lists) holds. A single tensor, the common case, allocates
@@ -913,17 +931,25 @@ struct Elements {
 // Times every wait, from Python or C++, and completes events whose back end has no future (gloo's send, receive and
 // reduce_scatter). Everything else is the back end's own Work.
 struct WatchedWork final : c10d::Work {
-  WatchedWork(c10::intrusive_ptr<c10d::Work> work, Event event, bool has_future)
-      : c10d::Work(-1, work->retrieveOpType()), work_(std::move(work)), event_(event), has_future_(has_future) {}
+  WatchedWork(c10d::OpType type, const Event& event, bool has_future)
+      : c10d::Work(-1, type), event_(event), has_future_(has_future) {}
+
+  // Take the place of the work in its box, which was made for this call by the kernel below.
+  static void replace(c10::IValue& boxed, c10d::OpType type, const Event& event, bool has_future) {
+    auto watched = c10::make_intrusive<WatchedWork>(type, event, has_future);
+    watched->work_ = c10::static_intrusive_pointer_cast<c10d::Work>(std::move(boxed).toCapsule());
+    boxed = c10::IValue::make_capsule(std::move(watched));
+  }
 
   ~WatchedWork() override {
     if (has_future_ || !recording()) return;
-    bool completed = false;
+    bool completed = false, succeeded = false;
     try {
       completed = work_->isCompleted();
+      succeeded = completed && work_->isSuccess();
     } catch (...) {
     }
-    if (completed) event_.complete(STATE_DONE);
+    if (completed) event_.complete(succeeded ? STATE_DONE : STATE_FAILED);
     else if (event_.record->state.load(std::memory_order_acquire) < STATE_DONE)
       event_.segment->closed.fetch_add(1, std::memory_order_acq_rel);
   }
@@ -932,8 +958,10 @@ struct WatchedWork final : c10d::Work {
     if (!recording()) return work_->wait(timeout);
     const uint64_t from = now();
     Record* r = event_.record;
-    if (r->waits == 0) r->waited_from = static_cast<float>(from - r->issued_ns);
-    if (r->waits < 255) r->waits++;
+    const std::atomic_ref waits(r->waits);  // two threads may wait for one operation
+    const uint8_t before = waits.load(std::memory_order_relaxed);
+    if (before == 0) std::atomic_ref(r->waited_from).store(static_cast<float>(from - r->issued_ns), std::memory_order_relaxed);
+    if (before < 255) waits.store(before + 1, std::memory_order_relaxed);
     try {
       const bool ok = work_->wait(timeout);
       waited(from, STATE_DONE);
@@ -982,12 +1010,13 @@ struct WatchedWork final : c10d::Work {
  private:
   bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
   void asked() const {
-    if (recording()) event_.record->flags |= FLAG_ASKED;
+    if (recording()) std::atomic_ref(event_.record->flags).fetch_or(FLAG_ASKED, std::memory_order_relaxed);
   }
   void waited(uint64_t from, uint8_t state) {
     if (!recording()) return;
-    event_.record->waited_for += static_cast<float>(now() - from);
-    event_.complete(state);
+    const uint64_t at = now();
+    std::atomic_ref(event_.record->waited_for).fetch_add(static_cast<float>(at - from), std::memory_order_relaxed);
+    event_.complete(state, at);
   }
 
   c10::intrusive_ptr<c10d::Work> work_;
@@ -998,10 +1027,7 @@ struct WatchedWork final : c10d::Work {
 // The cost of recording operations, metered on one in sixteen: reading the clock is a good part of it.
 struct Meter {
   static constexpr uint32_t kEvery = 16;
-  static bool due() {
-    thread_local uint32_t count = 0;
-    return ++count % kEvery == 0;
-  }
+  static bool due(Thread& thread) { return ++thread.operations % kEvery == 0; }
   static void add(Segment* segment, uint64_t ns) {
     segment->capture_ns().fetch_add(ns * kEvery, std::memory_order_relaxed);
   }
@@ -1042,14 +1068,17 @@ class Tap final : public c10::OperatorKernel {
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
+      Thread& thread = t_thread;
       try {
-        event = issue(log, *stack, entered, gloo);
+        event = issue(log, thread, *stack, entered, gloo);
       } catch (const py::error_already_set&) {
         throw;  // the job's own
+      } catch (const abi::__forced_unwind&) {
+        throw;  // the interpreter ends, and with it this thread, which asked for the GIL
       } catch (...) {
         count_error();
       }
-      metered = event && Meter::due();
+      metered = event && Meter::due(thread);
       if (metered) recorded = now() - entered;
     }
     try {
@@ -1072,16 +1101,16 @@ class Tap final : public c10::OperatorKernel {
   }
 
  private:
-  Event issue(Log* log, const torch::jit::Stack& stack, uint64_t entered, bool& gloo) const {
+  Event issue(Log* log, Thread& thread, const torch::jit::Stack& stack, uint64_t entered, bool& gloo) const {
     const c10::IValue* arguments = stack.data() + (stack.size() - arguments_);
     if (group_ < 0) return {};
     Elements in, out;
     in.add(arguments[inputs_]);
     if (outputs_ >= 0) out.add(arguments[outputs_]);
     if (in.meta || out.meta) return {};  // fake tensors: nothing is communicated
-    Group* group = group_of(log, held<c10d::ProcessGroup>(arguments[group_]));
-    const uint16_t thread = thread_id(log);
-    uint32_t site = sites().here(log);
+    Group* group = group_of(log, thread, held<c10d::ProcessGroup>(arguments[group_]));
+    const uint16_t thread_number = thread_id(log, thread);
+    uint32_t site = sites().here(log, thread);
     uint8_t flags = 0;
     if (async_ >= 0 && arguments[async_].isBool() && arguments[async_].toBool()) flags |= FLAG_ASYNC;
     const bool device = in.dtype >= 0 ? in.device : out.device;
@@ -1089,12 +1118,13 @@ class Tap final : public c10::OperatorKernel {
     gloo = group->gloo && !device;
     if (gloo) flags |= FLAG_COMPLETION;
     if (site == 0 && (site = g_backward_site.load(std::memory_order_relaxed)) != 0) flags |= FLAG_INFERRED_SITE;
-    uint32_t label = t_label;
-    if (p2p_ && !t_p2p_labels.empty()) {
+    uint32_t label = thread.label;
+    if (p2p_ && thread.p2p_labels) {
+      thread.p2p_labels--;
       label = t_p2p_labels.front();
       t_p2p_labels.pop_front();
     }
-    site = labelled_sites().id(log, site, label);
+    site = labelled_sites().id(log, thread, site, label);
     const int32_t tag = tag_ >= 0 ? static_cast<int32_t>(arguments[tag_].toInt()) : uneven(log, arguments, in, out);
 
     Event event = log->claim();
@@ -1105,7 +1135,7 @@ class Tap final : public c10::OperatorKernel {
     r->dtype = empty_ || dtype < 0 ? NO_CODE : static_cast<uint8_t>(dtype);
     r->reduce_op = reduce_op_ >= 0 ? static_cast<uint8_t>(held<c10d::ReduceOp>(arguments[reduce_op_])->op_) : NO_CODE;
     r->op = op_;
-    r->thread = thread;
+    r->thread = thread_number;
     r->group = group->id;
     r->flags = flags;
     r->waits = 0;
@@ -1124,6 +1154,7 @@ class Tap final : public c10::OperatorKernel {
   // Id of the sizes when they differ between peers or tensors, else 0.
   int32_t uneven(Log* log, const c10::IValue* arguments, Elements& in, Elements& out) const {
     bool differ = in.uneven || out.uneven;
+    if (!differ && input_splits_ < 0 && output_splits_ < 0) return 0;
     for (const auto& [splits, elements] : {std::pair{input_splits_, &in}, std::pair{output_splits_, &out}}) {
       if (splits < 0 || !arguments[splits].isIntList()) continue;
       const auto given = arguments[splits].toIntVector();
@@ -1142,9 +1173,7 @@ class Tap final : public c10::OperatorKernel {
     Record* r = event.record;
     r->returned_after = static_cast<float>(returned - r->issued_ns);
     r->state.store(STATE_RETURNED, std::memory_order_release);
-    c10::intrusive_ptr<c10d::Work> work;
-    if (returns_ > 0 && stack.back().isObject())
-      work = c10::intrusive_ptr<c10d::Work>::reclaim_copy(held<c10d::Work>(stack.back()));
+    c10d::Work* work = returns_ > 0 && stack.back().isObject() ? held<c10d::Work>(stack.back()) : nullptr;
     if (!work) {
       // monitored_barrier returns nothing and is complete; NCCL's synchronous calls return a null Work and are not.
       if (returns_ == 0) return event.complete(STATE_DONE);
@@ -1155,22 +1184,25 @@ class Tap final : public c10::OperatorKernel {
       return;
     }
     bool has_future = false;
-    if (!p2p_) {
+    if (!p2p_ && futureless_.load(std::memory_order_relaxed) != &typeid(*work)) {
       try {
         if (auto future = work->getFuture()) {
           // Two pointers: a callable of this size needs no memory of its own, which the back end's thread would free.
-          future->addCallback([r, segment = event.segment](c10::ivalue::Future& completed) {
-            if (!g_log.load(std::memory_order_acquire) || !Event::is_ours(segment)) return;
-            Event::complete(r, segment, completed.hasError() ? STATE_FAILED : STATE_DONE);
-          });
+          // It does not use the value, so that no device or stream need be set for it.
+          future->addCallback(
+              [r, segment = event.segment](c10::ivalue::Future& completed) {
+                if (!g_log.load(std::memory_order_acquire) || !Event::is_ours(segment)) return;
+                Event::complete(r, segment, completed.hasError() ? STATE_FAILED : STATE_DONE);
+              },
+              /*uses_future=*/false);
           has_future = true;
         }
       } catch (const std::exception&) {  // gloo's reduce_scatter has no future: the wait tells
+        futureless_.store(&typeid(*work), std::memory_order_relaxed);  // an exception costs more than all the rest
       }
     }
-    // The box was made for this call by the kernel below: what it holds is replaced, not the box.
-    stack.back().toObject()->setSlot(
-        0, c10::IValue::make_capsule(c10::make_intrusive<WatchedWork>(std::move(work), event, has_future)));
+    auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
+    WatchedWork::replace(boxed, work->retrieveOpType(), event, has_future);
   }
 
   const uint16_t op_;
@@ -1178,6 +1210,7 @@ class Tap final : public c10::OperatorKernel {
   const bool p2p_, empty_;
   int group_ = -1, reduce_op_ = -1, peer_ = -1, tag_ = -1, async_ = -1;
   int inputs_ = -1, outputs_ = -1, input_splits_ = -1, output_splits_ = -1;
+  mutable std::atomic<const std::type_info*> futureless_{nullptr};  // works of this class have no future
 };
 
 // ---- what Python calls -------------------------------------------------------------------------------------------------
@@ -1206,7 +1239,7 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->kind = kind;
   r->dtype = r->reduce_op = NO_CODE;
   r->op = op;
-  r->thread = thread_id(log);
+  r->thread = thread_id(log, t_thread);
   r->group = 0;
   r->flags = r->waits = 0;
   r->seq = 0;
@@ -1261,7 +1294,8 @@ uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t micro
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return 0;
   const uint64_t entered = now();
-  const uint32_t site = labelled_sites().id(log, sites().here(log), t_label);
+  Thread& thread = t_thread;
+  const uint32_t site = labelled_sites().id(log, thread, sites().here(log, thread), thread.label);
   if (is_backward) g_backward_site.store(site, std::memory_order_relaxed);
   Event event = log->claim();
   if (!event) return 0;
@@ -1353,11 +1387,7 @@ void begin_child() {
   sizes().forget();
   g_threads.store(0);
   g_backward_site.store(0);
-  t_thread = 0;
-  t_group = {};
-  t_site = {};
-  t_labelled = {};
-  t_label = 0;
+  t_thread = {};
   t_p2p_labels.clear();
   release_tables();
 }
@@ -1376,8 +1406,11 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("open_log", &open_log);
   m.def("name_id", [](const std::string& name) { return names().id(name); });
   m.def("begin_span", &begin_span, py::arg("op"), py::arg("is_backward"), py::arg("stage") = -1, py::arg("microbatch") = 0);
-  m.def("set_label", [](uint32_t label) { return std::exchange(t_label, label); });
-  m.def("label_next_p2p", [](const std::vector<uint32_t>& labels) { t_p2p_labels.assign(labels.begin(), labels.end()); });
+  m.def("set_label", [](uint32_t label) { return std::exchange(t_thread.label, label); });
+  m.def("label_next_p2p", [](const std::vector<uint32_t>& labels) {
+    t_p2p_labels.assign(labels.begin(), labels.end());
+    t_thread.p2p_labels = static_cast<uint32_t>(labels.size());
+  });
   m.def("end_span", &end_span);
   m.def("past_span", &past_span);
   m.def("sample", &sample);
