@@ -102,9 +102,10 @@ def _dump(document: dict[str, Any], path: Path, entries: Entries, written_ns: in
     held = document["entries"]
     entries.read(held)
     if held and entries.malformed == len(held):
+        version = text(document.get("version")) or "unknown"
         raise NotADumpError(
-            f"{path} has {len(held)} entries, none of which names an operation; expected those of torch's "
-            "Flight Recorder. Give the file as torch wrote it."
+            f"{path} (version {version}) has {len(held)} entries, none of which names an operation; expected those of "
+            "torch's Flight Recorder, versions 1 and 2. Give the file as torch wrote it."
         )
     groups = _groups(document.get("pg_config"), entries.descriptions)
     names = {pg_id: course.group for pg_id, course in entries.courses_by_id.items()}

@@ -20,7 +20,7 @@ from dtprof.dumps import Labels
 from dtprof.errors import DtprofError, NotADumpError
 from dtprof.importers import dump_files
 from dtprof.importers.dump_files import read_dumps
-from tests.diagnosis.dump_builder import job, verdict_on, write
+from tests.diagnosis.dump_builder import BEGIN_NS, job, verdict_on, write
 
 
 class Executes:
@@ -118,6 +118,32 @@ def test_dump_of_an_earlier_attempt_is_left_out(tmp_path: Path) -> None:
     assert any("earlier attempt" in text for text in verdict.cannot_tell)
 
 
+def test_dump_that_ends_with_what_others_began_only_later_is_of_an_earlier_attempt(tmp_path: Path) -> None:
+    ranks = [rank.op("all_reduce").op("all_reduce", done=False) for rank in job(3)]
+    ranks[1].entries.pop()
+    ranks[2].entries[1] |= {"state": "completed", "time_discovered_completed_ns": BEGIN_NS}
+    ranks[2].op("all_reduce", done=False)
+    alone = verdict_on(write(tmp_path / "one", ranks))
+    assert alone.ranks_seen == (0, 1, 2)
+    for entry in ranks[2].entries:  # ended #2 two minutes before rank 0 began it
+        entry["time_created_ns"] -= 120 * 10**9
+    verdict = verdict_on(write(tmp_path / "two", ranks))
+    assert verdict.ranks_seen == (0, 1)
+    assert verdict.findings[0].culprit_ranks == (1,)
+    assert "the dump of rank 2 ends with collectives that others began only later" in verdict.cannot_tell[0]
+
+
+def test_thin_evidence_says_who_waits_where_and_which_dumps_to_give(tmp_path: Path) -> None:
+    paths = write(tmp_path, [rank.op("all_reduce", line=9, done=False) for rank in job(4)])
+    paths[0].write_bytes(paths[0].read_bytes()[:-20])
+    verdict = verdict_on(paths[:2])
+    assert verdict.outcome == "unknown"
+    wait, damage, *_ = verdict.cannot_tell
+    assert "rank 1 waits in all_reduce #1 of the default group at /home/user/train.py:9" in wait
+    assert "give the dumps of ranks 0, 2, 3 too" in wait
+    assert "nccl_trace_rank_0 is no Flight Recorder dump" in damage
+
+
 def test_rank_is_told_by_the_groups_where_the_name_does_not(tmp_path: Path) -> None:
     ranks = job(4, a=[2, 3], b=[1, 3])
     write(tmp_path, ranks)
@@ -132,7 +158,10 @@ def test_rank_is_told_by_the_groups_where_the_name_does_not(tmp_path: Path) -> N
 def test_versions_are_read_for_what_they_hold(tmp_path: Path, version: object) -> None:
     document = job(2)[0].op("all_reduce", done=False).document() | {"version": version, "new": {"a": [1]}}
     (tmp_path / "dump_0").write_bytes(pickle.dumps(document, protocol=4))
-    assert verdict_on([tmp_path / "dump_0"]).ranks_missing == (1,)
+    verdict = verdict_on([tmp_path / "dump_0"])
+    assert verdict.ranks_missing == (1,)
+    newer = [text for text in verdict.cannot_tell if "newer than any known here (2.x)" in text]
+    assert len(newer) == (version in ("9.4", 7))
 
 
 def test_first_version_was_a_list_with_other_names(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 from dtprof.diagnosis.dumps import divergence, stalls
 from dtprof.diagnosis.dumps.absence import absent_finding
 from dtprof.diagnosis.dumps.cycles import cycle_finding
-from dtprof.diagnosis.dumps.job import Job, assemble
+from dtprof.diagnosis.dumps.job import Job, assemble, dumps_of
 from dtprof.diagnosis.dumps.waits import Waits, find_waits
-from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+from dtprof.diagnosis.findings import Finding, Verdict, at_line, group_words, rank_list, wait_words
 from dtprof.dumps import Dump, Labels
 
 SOURCE = ("flight_recorder",)
@@ -32,22 +32,46 @@ def decide(job: Job) -> Verdict:
     outcome = "hang" if held_up and finding is not None else "risk" if finding is not None else "healthy"
     if held_up and finding is None:
         outcome = "unknown"
-        reasons.append("operations have not ended, and the dumps do not show why: take stacks of every rank (py-spy)")
+        reasons.append(_open_question(job))
     elif pending and not held_up:
         reasons.append("operations still ended when the dumps were written: they show a moment of a job that goes on")
     silent = [rank for rank in job.missing if rank in job.silent]
     lost = [rank for rank in job.missing if rank not in job.silent and rank not in culprits]
-    if lost:
-        reasons.append(f"{rank_list(lost)} left no dump: ended, killed, or not given here; what they did is not known")
+    reasons += job.problems[:1]
     if silent:
-        reasons.append(f"the dumps of {rank_list(silent)} could not be used: what they did is not known")
+        reasons.append(f"{dumps_of(silent)} could not be used: what {_they(silent)} did is not known")
+    if lost:
+        reasons.append(
+            f"{rank_list(lost)} left no dump: ended, killed, or not given here; what {_they(lost)} did is not known"
+        )
     return Verdict(
         outcome=outcome,
         source=SOURCE,
         ranks_seen=tuple(sorted(job.dumps)),
         ranks_missing=job.missing,
         findings=(finding,) if finding is not None else (),
-        cannot_tell=(*reasons, *job.problems),
+        cannot_tell=(*reasons, *job.problems[1:]),
+    )
+
+
+def _they(ranks: list[int]) -> str:
+    return "they" if len(ranks) > 1 else "it"
+
+
+def _open_question(job: Job) -> str:
+    """Say what does not end, and what would tell why."""
+    waits = find_waits(job)
+    held = "operations have not ended"
+    if waits.fronts:
+        front = waits.fronts[0]
+        place = f"{front.first.op} #{front.seq} of {group_words(job.group(front.key))}{at_line(front.first.site)}"
+        held = f"{wait_words(sorted(front.waiting))} in {place}"
+    elif waits.meetings:
+        one = waits.meetings[0].first
+        held = f"rank {waits.meetings[0].waiter} is in {one.op} #{one.seq}{at_line(one.site)}"
+    lacking = f"give {dumps_of(job.missing)} too, or " if job.missing else ""
+    return (
+        f"{held}, and these dumps do not show why: {lacking}take the stacks of all ranks while it hangs (py-spy dump)"
     )
 
 

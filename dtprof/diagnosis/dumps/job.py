@@ -12,6 +12,11 @@ from dtprof.tables import Group, Site
 STALE_NS = 3600 * 10**9
 MOVING_NS = 10 * 10**9
 """Dumps written so soon after operations were seen to end, on every rank, show a job that goes on."""
+SKEW_NS = 60 * 10**9
+"""What clocks of hosts may differ by."""
+NEEDING_ALL = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"}
+"""Collectives that end nowhere before all members have begun them."""
+KNOWN_VERSION = 2
 COUNTING_BACKENDS = {"nccl", "xccl", "hccl"}
 """Back ends whose `pg_status` counts as the entries do."""
 
@@ -115,6 +120,14 @@ def assemble(dumps: Iterable[Dump], labels: Labels, *, unreadable: Iterable[int]
     versions = {dump.version for dump in kept.values()}
     if len(versions) > 1:
         notes.append(f"the dumps are of different versions ({', '.join(sorted(versions))}): ranks ran different torch")
+    newer = sorted(
+        one for one in versions if (number := one.partition(".")[0]).isdecimal() and int(number) > KNOWN_VERSION
+    )
+    if newer:
+        notes.append(
+            f"the dumps are of version {newer[-1]}, newer than any known here ({KNOWN_VERSION}.x): "
+            "what their fields mean may have changed"
+        )
     return Job(
         dumps=kept,
         labels=labels,
@@ -137,13 +150,51 @@ def _of_one_attempt(dumps: dict[int, Dump]) -> tuple[dict[int, Dump], list[str]]
     timeout_ms = max((p.timeout_ms for dump in dumps.values() for p in dump.pending), default=0)
     allowed = max(STALE_NS, 3 * timeout_ms * 1_000_000)
     stale = [rank for rank, dump in dumps.items() if dump.newest_ns and newest - dump.newest_ns > allowed]
-    if not stale:
+    earlier = _ended_before_others_began({rank: dump for rank, dump in dumps.items() if rank not in stale})
+    left_out = sorted(stale + earlier)
+    if not left_out:
         return dumps, []
-    note = (
-        f"the dumps of {rank_list(stale)} end more than {allowed // STALE_NS} h before the others: they are of an "
-        "earlier attempt and were left out"
+    end = "ends" if len(left_out) == 1 else "end"
+    why = (
+        f"{end} more than {allowed // STALE_NS} h before the others"
+        if stale
+        else f"{end} with collectives that others began only later"
     )
-    return {rank: dump for rank, dump in dumps.items() if rank not in stale}, [note]
+    note = f"{dumps_of(left_out)} {why}: of an earlier attempt, and left out"
+    return {rank: dump for rank, dump in dumps.items() if rank not in left_out}, [note]
+
+
+def _ended_before_others_began(dumps: dict[int, Dump]) -> list[int]:
+    """Return ranks that had come through a collective of all its members long before another one began it."""
+    begun: dict[GroupKey, dict[int, int]] = {}  # by position: when the last member began
+    of_rank = {
+        rank: {
+            name: begun.setdefault(GroupKey(name, group.ranks), {})
+            for name, group in dump.groups.items()
+            if name in dump.issued and rank in group.ranks
+        }
+        for rank, dump in dumps.items()
+    }
+    for rank, dump in dumps.items():
+        for one in dump.pending:
+            positions = of_rank[rank].get(one.group)
+            if positions is not None and not one.p2p and one.op in NEEDING_ALL:
+                positions[one.seq] = max(positions.get(one.seq, 0), one.created_ns)
+    found = []
+    for rank, dump in dumps.items():
+        waiting = {one.group: one.seq for one in reversed(dump.pending) if not one.p2p}
+        for name, positions in of_rank[rank].items():
+            through = min(dump.issued[name], waiting.get(name, dump.issued[name] + 1) - 1)
+            began = max((began for seq, began in positions.items() if seq <= through), default=0)
+            if dump.newest_ns and began - dump.newest_ns > SKEW_NS:
+                found.append(rank)
+                break
+    return found
+
+
+def dumps_of(ranks: tuple[int, ...] | list[int]) -> str:
+    """Return ranks' dumps in words."""
+    return f"the dump{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
 
 
 def _keys(dumps: dict[int, Dump]) -> dict[tuple[int, str], GroupKey]:
