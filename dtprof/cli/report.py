@@ -1,8 +1,10 @@
 """`dtprof report`: write a run as one self-contained HTML page."""
 
 import argparse
+import importlib
 import shlex
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from dtprof.cli import engines
 
 if TYPE_CHECKING:
     from dtprof.figures.source import Source
+    from dtprof.report.page_dashboard import Dashboard
 
 EPILOG = """\
 examples:
@@ -56,10 +59,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the pages and print where they lie."""
+    engine = engines.chosen_engine(arguments)
+    named = _load_named(arguments.dashboard) if arguments.dashboard else []
+    source = read_source(arguments.run_directory, engine, against=arguments.against)
     from dtprof.report import html, page_dashboard, page_panels
 
-    named = [page_dashboard.load_dashboard(name, page_panels.panel_names()) for name in arguments.dashboard or ()]
-    source = read_source(arguments.run_directory, engines.chosen_engine(arguments), against=arguments.against)
     pages = page_dashboard.name_apart(named) or page_dashboard.load_report(
         page_panels.panel_names(), available=source.available
     )
@@ -72,6 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
     print(output)
     print(f"next: open {shlex.quote(str(output))} in a browser", file=sys.stderr)
     return 0
+
+
+def _load_named(names: Sequence[str]) -> "list[Dashboard]":
+    from dtprof.report import page_dashboard, page_panels
+
+    return [page_dashboard.load_dashboard(name, page_panels.panel_names()) for name in names]
 
 
 def read_source(path: Path, engine: engines.Engine, *, against: Path | None = None) -> "Source":
@@ -93,6 +103,7 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
     runs = [engines.open_run(one, engine) for one in (against, path) if one is not None]
     summed_up: Future[Summary] = Future()
     with engines.executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
+        beside.submit(importlib.import_module, "dtprof.report.html")  # while workers start
         diagnosed = beside.submit(diagnose_opened, runs[-1], summed_up.result)
         try:
             summary, closeup = examine(runs[-1], executor)

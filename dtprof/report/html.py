@@ -5,11 +5,13 @@ The page makes no request: its Content-Security-Policy forbids every one, and le
 """
 
 import base64
+import functools
 import gzip
 import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from string import Template
 
@@ -67,13 +69,13 @@ def is_own_report(path: Path) -> bool:
 
 def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int | None = None) -> str:
     """Return the pages as one string; with a version as the beginning of a page that asks its server for changes."""
-    from plotly.offline import get_plotlyjs
-
     folder = dashboards_folder()
     is_live = live_version is not None
     scripts = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
     script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
-    documents = render_documents(source, pages)
+    with ThreadPoolExecutor(1) as beside:
+        plotly = beside.submit(_pack_plotly)  # zlib lets the rest go on
+        documents = render_documents(source, pages)
     drawings = {anchor: document.drawing for anchor, document in documents.items() if document.drawing is not None}
     has_plots = any("plotly" in drawing for drawing in drawings.values())
     summary = source.summary
@@ -87,7 +89,7 @@ def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int
         tabs=_render_tabs(pages),
         pages=join(*(_render_page(page, documents) for page in pages)),
         version=f"dtprof {dtprof.__version__}",
-        plotly=_pack(get_plotlyjs()) if has_plots else "",
+        plotly=plotly.result() if has_plots else "",
         figures=_pack(json.dumps(drawings, separators=(",", ":"))),
         hues=json.dumps({name: [hue.light, hue.dark] for name, hue in HUES.items()}),
         script=script,
@@ -209,6 +211,13 @@ def _render_help(panel: Panel) -> Markup:
         element("dl", *terms) if terms else "",
         class_="help",
     )
+
+
+@functools.cache
+def _pack_plotly() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return _pack(get_plotlyjs())
 
 
 def _pack(text: str) -> str:
