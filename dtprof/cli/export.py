@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     for sentence in said:
         print(f"dtprof export: {sentence}", file=sys.stderr)
     print(output)
-    print(f"next: {_next(arguments.format, shlex.quote(str(output)))}", file=sys.stderr)
+    print(f"next: {_next(arguments.format, output)}", file=sys.stderr)
     return 0
 
 
@@ -244,13 +244,22 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _next(kind: str, output: str) -> str:
+def _next(kind: str, output: Path) -> str:
+    path = shlex.quote(str(output))
+    read_trace = f"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir={str(output)!r})"
+    read_table = f"import pandas; print(pandas.read_parquet({str(output / 'ranks.parquet')!r}))"
     return {
-        "perfetto": f"open https://ui.perfetto.dev and drop {output} on it; it stays on your machine",
-        "chrome": f"open chrome://tracing or https://ui.perfetto.dev and load {output}",
-        "kineto": f"python -c \"from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir='{output}')\"",
-        "tensorboard": f"tensorboard --logdir {output}",
-        "parquet": f"python -c \"import pandas; print(pandas.read_parquet('{output}/ranks.parquet'))\"",
-        "csv": f"head {output}/ranks.csv",
-        "prometheus": f"curl --data-binary @{output} http://PUSHGATEWAY:9091/metrics/job/dtprof",
+        "perfetto": f"open https://ui.perfetto.dev and drop {path} on it; it stays on your machine",
+        "chrome": f"open chrome://tracing or https://ui.perfetto.dev and load {path}",
+        "kineto": _python(read_trace),
+        "tensorboard": shlex.join(["tensorboard", "--logdir", str(output)]),
+        "parquet": _python(read_table),
+        "csv": shlex.join(["head", str(output / "ranks.csv")]),
+        "prometheus": f"curl --data-binary {shlex.quote(f'@{output}')} http://PUSHGATEWAY:9091/metrics/job/dtprof",
     }[kind]
+
+
+def _python(code: str) -> str:
+    """Return the command that runs a line; in double quotes where that reads as it is."""
+    plain = not set(code) & set('"\\$`!')
+    return f'python -c "{code}"' if plain else shlex.join(["python", "-c", code])

@@ -174,11 +174,14 @@ class _Canvas:
 
     def _hatching(self, pattern: str) -> Image.Image:
         if pattern not in self._hatch:
-            y, x = np.mgrid[: self._image.height, : self._image.width]
+            y, x = np.ogrid[: self._image.height, : self._image.width]
             every, width = HATCH_EVERY * SCALE, SCALE
-            marks = {"/": (x + y) % every < width, ".": (x % every < width) & (y % every < width)}
-            marks["x"] = marks["/"] | ((x - y) % every < width)
-            self._hatch[pattern] = Image.fromarray(marks.get(pattern, marks["/"]).astype(np.uint8) * 255)
+            marks = (x + y) % every < width
+            if pattern == "x":
+                marks |= (x - y) % every < width
+            elif pattern == ".":
+                marks = (x % every < width) & (y % every < width)
+            self._hatch[pattern] = Image.fromarray(marks.astype(np.uint8) * 255)
         return self._hatch[pattern]
 
     def _draw_lines(self, across: Axis, down: Axis) -> None:

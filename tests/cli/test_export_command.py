@@ -1,7 +1,9 @@
 """`dtprof export` and `dtprof tensorboard`: what is written where, what is refused, what is said."""
 
+import ast
 import importlib.util
 import json
+import shlex
 import socket
 import threading
 from pathlib import Path
@@ -39,6 +41,14 @@ def test_every_format_is_written_once_and_says_what_to_do_next(
     assert "exists already; give another path with -o, or --force to overwrite it" in capsys.readouterr().err
     assert main(["export", str(run), "--format", kind, "-o", str(out), "--force"]) == 0
     assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_what_to_do_next_can_be_pasted_whatever_the_path(run: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "it's $HOME"
+    assert main(["export", str(run), "--format", "kineto", "-o", str(out)]) == 0
+    program, option, code = shlex.split(capsys.readouterr().err.partition("next: ")[2])
+    assert (program, option) == ("python", "-c")
+    assert ast.literal_eval(code.partition("trace_dir=")[2].removesuffix(")")) == str(out)
 
 
 @pytest.mark.filterwarnings("ignore")
