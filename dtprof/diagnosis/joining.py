@@ -1,6 +1,6 @@
 """One verdict out of several sources: records, Flight Recorder dumps and logs of the same job."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
@@ -19,7 +19,7 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
     telling = [verdict for verdict in verdicts if verdict.faults]
     main = max(telling, key=_weight) if telling else _plain(verdicts)
     findings = list(main.findings)
-    doubts: list[str] = []
+    doubts = [text for verdict in verdicts if verdict is not main for text in _unlike(main, verdict)]
     for verdict in telling:
         if verdict is main:
             continue
@@ -32,7 +32,8 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
             doubts.append(f"{source} blames {blamed} ({other.kind}): {other.summary}")
     seen = {rank for verdict in verdicts for rank in verdict.ranks_seen}
     missing = {rank for verdict in verdicts for rank in verdict.ranks_missing} - seen
-    reasons = (verdict.cannot_tell for verdict in (main, *(v for v in verdicts if v is not main and v in telling)))
+    others = telling or verdicts
+    reasons = (verdict.cannot_tell for verdict in (main, *(v for v in verdicts if v is not main and v in others)))
     return Verdict(
         outcome=main.outcome,
         source=tuple(source for verdict in verdicts for source in verdict.source),
@@ -41,6 +42,17 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
         findings=tuple(findings),
         cannot_tell=(*doubts, *(text for texts in reasons for text in texts)),
     )
+
+
+def _unlike(main: Verdict, other: Verdict) -> Iterator[str]:
+    """Yield what speaks against two sources being of one job."""
+    ours, theirs = (", ".join(verdict.source) for verdict in (main, other))
+    ranks = {", ".join(verdict.source): {*verdict.ranks_seen, *verdict.ranks_missing} for verdict in (main, other)}
+    run, dumps = ranks.get("run", set()), ranks.get("flight_recorder", set())
+    if run and dumps - run:
+        yield f"the dumps are of {len(dumps)} ranks, the run of {len(run)}: not of one job; give what belongs together"
+    elif main.outcome in ("hang", "crash") and other.outcome == "healthy" and theirs == "run":
+        yield f"the run given shows a job in which nothing went wrong: is it the one that {ours} tells of?"
 
 
 def _weight(verdict: Verdict) -> tuple[bool, float]:

@@ -49,6 +49,8 @@ def read_plain_pickle(data: bytes) -> Any:
             return _PlainUnpickler(io.BufferedReader(io.BytesIO(data))).load()
     except MemoryError:
         raise PlainPickleError(f"it wants more than {allowance >> 20} MiB for {len(data)} bytes") from None
+    except EOFError:
+        raise PlainPickleError("it is cut off") from None
     except _FAILURES as error:
         raise PlainPickleError(str(error)[:200] or type(error).__name__) from None
 

@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.cli.diagnose import diagnose
 from dtprof.cli.main import main
 from dtprof.diagnosis.dumps.decision import diagnose_dumps
+from dtprof.diagnosis.findings import Finding, Verdict
+from dtprof.diagnosis.joining import join
 from dtprof.dumps import Labels
 from dtprof.errors import DtprofError, NotADumpError
 from dtprof.importers import dump_files
@@ -234,6 +237,18 @@ def test_kind_is_told_by_content_and_sources_are_joined(tmp_path: Path) -> None:
     verdict = diagnose([tmp_path])
     assert verdict.source == ("flight_recorder", "log")
     assert verdict.findings[0].culprit_ranks == (1,)
+
+
+def test_sources_that_cannot_be_of_one_job_are_told_of() -> None:
+    stuck = Finding(kind="rank-stuck", summary="Rank 1 hangs.", culprit_ranks=(1,), confidence=0.9)
+    dumps = Verdict(outcome="hang", source=("flight_recorder",), ranks_seen=(0, 1), ranks_missing=(), findings=(stuck,))
+    run = Verdict(outcome="healthy", source=("run",), ranks_seen=(0, 1), ranks_missing=())
+    (doubt,) = join([run, dumps]).cannot_tell
+    assert "nothing went wrong: is it the one that flight_recorder tells of?" in doubt
+    (doubt,) = join([run, replace(dumps, ranks_missing=(2, 3))]).cannot_tell
+    assert "the dumps are of 4 ranks, the run of 2" in doubt
+    unsure = replace(dumps, outcome="unknown", findings=(), cannot_tell=("give rank 1",))
+    assert join([replace(run, outcome="unknown"), unsure]).cannot_tell == ("give rank 1",)
 
 
 def test_diagnosing_dumps_loads_no_torch(tmp_path: Path) -> None:
