@@ -123,6 +123,8 @@ class LiveComparison:
         self._ranks: dict[int, _Rank] = {}
         self._groups: list[_Group] = []
         self._numbers: dict[GroupKey, int] = {}
+        self._here: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # members of each group on this host
+        self._seen = 0
         self._open: Array = np.zeros(0, _OPEN)
         self._out_of_step: set[tuple[int, ...]] = set()
 
@@ -200,11 +202,14 @@ class LiveComparison:
 
     def _complete(self, *, is_last: bool) -> None:
         """Take what all local members have come to; keep it for another look: a rank may have been seen too late."""
-        here = np.array([sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups], np.int64)
+        if len(self._here) != len(self._groups) or self._seen != len(self._ranks):  # groups may have many members
+            self._seen = len(self._ranks)
+            here = [sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups]
+            self._here = np.array(here, np.int64)
         whole = np.array([len(group.key.ranks) for group in self._groups], np.int64)
         groups = group_of(self._open["key"])
         come = self._open["come"]
-        complete = (come >= here[groups]) & (come > 1) if len(groups) else np.zeros(0, bool)
+        complete = (come >= self._here[groups]) & (come > 1)
         differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
         # Where members are elsewhere, or not seen yet, a look more: one of this host may be among them.
         decidable = (come == whole[groups]) | (complete & self._open["complete"]) | (is_last & (come > 1))
