@@ -498,6 +498,11 @@ struct Thread {
   } owners[64];
 };
 thread_local constinit Thread t_thread;
+Thread& this_thread() {
+  Thread* thread = &t_thread;
+  asm("" : "+r"(thread));  // else the compiler, which knows what it is, finds it anew at each use
+  return *thread;
+}
 thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
 
 // ---- names ---------------------------------------------------------------------------------------------------------
@@ -1068,7 +1073,7 @@ class Tap final : public c10::OperatorKernel {
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
-      Thread& thread = t_thread;
+      Thread& thread = this_thread();
       try {
         event = issue(log, thread, *stack, entered, gloo);
       } catch (const py::error_already_set&) {
@@ -1239,7 +1244,7 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->kind = kind;
   r->dtype = r->reduce_op = NO_CODE;
   r->op = op;
-  r->thread = thread_id(log, t_thread);
+  r->thread = thread_id(log, this_thread());
   r->group = 0;
   r->flags = r->waits = 0;
   r->seq = 0;
@@ -1294,7 +1299,7 @@ uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t micro
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return 0;
   const uint64_t entered = now();
-  Thread& thread = t_thread;
+  Thread& thread = this_thread();
   const uint32_t site = labelled_sites().id(log, thread, sites().here(log, thread), thread.label);
   if (is_backward) g_backward_site.store(site, std::memory_order_relaxed);
   Event event = log->claim();
@@ -1387,7 +1392,7 @@ void begin_child() {
   sizes().forget();
   g_threads.store(0);
   g_backward_site.store(0);
-  t_thread = {};
+  this_thread() = {};
   t_p2p_labels.clear();
   release_tables();
 }
@@ -1406,10 +1411,10 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("open_log", &open_log);
   m.def("name_id", [](const std::string& name) { return names().id(name); });
   m.def("begin_span", &begin_span, py::arg("op"), py::arg("is_backward"), py::arg("stage") = -1, py::arg("microbatch") = 0);
-  m.def("set_label", [](uint32_t label) { return std::exchange(t_thread.label, label); });
+  m.def("set_label", [](uint32_t label) { return std::exchange(this_thread().label, label); });
   m.def("label_next_p2p", [](const std::vector<uint32_t>& labels) {
     t_p2p_labels.assign(labels.begin(), labels.end());
-    t_thread.p2p_labels = static_cast<uint32_t>(labels.size());
+    this_thread().p2p_labels = static_cast<uint32_t>(labels.size());
   });
   m.def("end_span", &end_span);
   m.def("past_span", &past_span);
