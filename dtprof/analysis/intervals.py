@@ -30,6 +30,8 @@ def union(pairs: Intervals) -> Intervals:
     if not len(pairs):
         return NONE
     begin, end = np.ascontiguousarray(pairs.T)
+    if (end > begin).all() and (begin[1:] > end[:-1]).all():
+        return pairs
     if not (covers := end > begin).all():
         begin, end = begin[covers], end[covers]
     if (begin[1:] < begin[:-1]).any():

@@ -115,10 +115,10 @@ def average(parts: dict[str, Column]) -> dict[str, int]:
 
     What rounding down leaves over goes, 1 ns each, to the parts that lost most by it.
     """
-    totals = {part: int(column.sum()) for part, column in parts.items()}
     num_steps = max((len(column) for column in parts.values()), default=0)
     if not num_steps:
         return dict.fromkeys(parts, 0)
+    totals: dict[str, int] = dict(zip(parts, np.sum(list(parts.values()), axis=1).tolist(), strict=True))
     means = {part: total // num_steps for part, total in totals.items()}
     left = sum(totals.values()) // num_steps - sum(means.values())
     by_loss: Sequence[str] = sorted(totals, key=lambda part: -(totals[part] % num_steps))

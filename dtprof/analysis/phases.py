@@ -10,7 +10,7 @@ from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, intersect, pair, subtract, union
 from dtprof.analysis.records import ENDED, is_any, spans_of, times_of
 from dtprof.analysis.steps import RankSteps
-from dtprof.tables import Array, RankTables, select
+from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
 ORDER = (
     events.GARBAGE_COLLECTION,
@@ -28,7 +28,6 @@ BUSY = (events.DEVICE_BUSY, events.HOST_BUSY)
 """When something computed, as imported runs tell."""
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
-_DONE = (codes.DONE,)
 _OF_MODELS = (events.FORWARD, events.EVALUATION)
 _ANYWHERE = (events.FORWARD, events.RECOMPUTE, events.COMPILE, events.GARBAGE_COLLECTION)
 """What may lie between a forward pass and its backward pass without ending the loss."""
@@ -39,14 +38,23 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
     A forward span that failed may end when the next one begins, not when it failed: it is left out.
     """
-    own = select(spans, is_any(spans["thread"], steps.threads))
+    ended = select(
+        spans,
+        is_any(spans["thread"], steps.threads) & is_any(spans["state"], ENDED) & (spans["end_ns"] != UNKNOWN_NS),
+    )
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(tables.ops):
+        numbers.setdefault(name, []).append(number)
 
     def intervals(phase: str) -> Intervals:
-        parts = [times_of(spans_of(own, tables, phase, _DONE if phase in _OF_MODELS else ENDED))]
-        parts += [times_of(spans_of(own, tables, action, ENDED)) for action in ACTIONS.get(phase, ())]
-        return union(np.concatenate(parts) if len(parts) > 1 else parts[0])
+        chosen = is_any(ended["op"], numbers.get(phase, ()))
+        if phase in _OF_MODELS:
+            chosen &= ended["state"] == codes.DONE
+        actions = [number for action in ACTIONS.get(phase, ()) for number in numbers.get(action, ())]
+        return union(times_of(select(ended, chosen | is_any(ended["op"], actions))))
 
-    found = {phase: intervals(phase) for phase in (*ORDER, *BUSY)}
+    told = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
+    found = {phase: intervals(phase) if phase in told else NONE for phase in (*ORDER, *BUSY)}
     if events.PP_FORWARD in tables.ops:
         return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):

@@ -27,7 +27,7 @@ from dtprof.analysis.pipeline_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.records import ENDED, is_any, list_ranks, spans_of, stride_of
+from dtprof.analysis.records import ENDED, is_among, is_any, list_ranks, spans_of, spans_of_any, stride_of, times_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
 from dtprof.tables import Array, Pipeline, RankTables, join, select
@@ -144,7 +144,7 @@ def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Inte
     shares = np.zeros((len(TIMES), len(steps)))
     length = windows[:, 1] - windows[:, 0]
     for member in members:
-        chosen = np.isin(member.steps, steps)
+        chosen = is_among(member.steps, steps)
         fill = member.fill[chosen]
         warm_up = fill["warm_until"] - windows[:, 0] - fill["busy_before"]
         drain = windows[:, 1] - fill["drain_from"] - fill["busy_after"]
@@ -186,8 +186,8 @@ def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
             continue
         steps = members[0].steps
         for member in members[1:]:
-            steps = np.intersect1d(steps, member.steps)
-        chosen = [np.isin(member.steps, steps) for member in members]
+            steps = steps if np.array_equal(steps, member.steps) else np.intersect1d(steps, member.steps)
+        chosen = [is_among(member.steps, steps) for member in members]
         first = np.minimum.reduce([member.first[some] for member, some in zip(members, chosen, strict=True)])
         last = np.maximum.reduce([member.last[some] for member, some in zip(members, chosen, strict=True)])
         windows[key] = Window(steps, pair(first, last))
@@ -211,9 +211,7 @@ def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Interv
     """Return when one rank was in a bubble: in a window of its pipeline and in no action."""
     if not len(windows):
         return windows
-    acted = [spans_of(spans, tables, name, ENDED) for name in KINDS]
-    busy = union(np.concatenate([pair(rows["begin_ns"], rows["end_ns"]) for rows in acted]))
-    return subtract(union(windows), busy)
+    return subtract(union(windows), union(times_of(spans_of_any(spans, tables, KINDS, ENDED))))
 
 
 def measure_pipelines(
@@ -247,7 +245,7 @@ def measure_pipelines(
         steps, lengths = window.steps[chosen], lengths[chosen]
         if not len(steps):
             continue
-        busy = [member.busy[np.isin(member.steps, steps)] for member in members]
+        busy = [member.busy[is_among(member.steps, steps)] for member in members]
         fractions.append(1 - np.sum(busy, axis=0) / (len(members) * lengths))
         for member, own in zip(members, busy, strict=True):
             bubbles[member.rank] = int(np.mean(lengths - own))

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.intervals import Column
-from dtprof.tables import Array
+from dtprof.analysis.records import is_among
+from dtprof.tables import Array, join, select
 
 FORWARD, LOSS, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(5)
 GRADIENT = (BACKWARD, BACKWARD_INPUT)
@@ -66,10 +67,10 @@ def _list_steps(
     per_rank: Sequence[Array], steps: Column, plans: dict[tuple[bytes, ...], Plan]
 ) -> Iterable[tuple[Plan, Floats, float]]:
     """Yield the plan of each step of one pipeline, its durations of shape (actions, 3), and its bubble."""
-    per_rank = [actions[np.isin(actions["step"], steps)] for actions in per_rank]
+    per_rank = [select(actions, is_among(actions["step"], steps)) for actions in per_rank]
     if not all(len(actions) for actions in per_rank):
         return
-    everything = np.concatenate(per_rank)
+    everything = join(per_rank)
     took = (everything["end"] - everything["begin"]).astype(np.float64)
     kind = everything["kind"]
     durations = np.stack(

@@ -49,7 +49,12 @@ def sound_spans(tables: RankTables) -> Array:
 
 def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
     """Return the spans of one phase that have ended in one of these states."""
-    ids = [i for i, name in enumerate(tables.ops) if name == phase]
+    return spans_of_any(spans, tables, (phase,), states)
+
+
+def spans_of_any(spans: Array, tables: RankTables, phases: Collection[str], states: Collection[int]) -> Array:
+    """Return the spans of several phases, in their order, that have ended in one of these states."""
+    ids = [i for i, name in enumerate(tables.ops) if name in phases]
     if not ids:
         return spans[:0]
     chosen = is_any(spans["op"], ids) & is_any(spans["state"], states)
@@ -62,6 +67,14 @@ def is_any(column: npt.NDArray[np.integer[Any]], values: Iterable[int]) -> Mask:
     found = np.zeros(len(column), np.bool_)
     for value in values:
         found |= column == value
+    return found
+
+
+def is_among(column: Column, values: Column) -> Mask:
+    """Say which rows hold one of many values, which are sorted; at once where the column is just these."""
+    if not len(values) or np.array_equal(column, values):
+        return np.full(len(column), len(values) > 0)
+    found: Mask = values[np.minimum(np.searchsorted(values, column), len(values) - 1)] == column
     return found
 
 

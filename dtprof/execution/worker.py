@@ -7,10 +7,12 @@ import os
 import pickle
 
 from dtprof.errors import DtprofError
+from dtprof.execution.large_blocks import give_back_large_blocks
 
 
 def main() -> None:
     """Work until there is no more input."""
+    give_back_large_blocks()
     with os.fdopen(os.dup(0), "rb") as tasks, os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)  # what is printed is no result
         while True:

@@ -16,6 +16,8 @@ def join(operations: Array, measured: Array) -> None:
     an operation is taken by its back end within the call that the tap recorded, and of the calls on one group the one
     issued last before that is it.
     """
+    if not len(measured):
+        return
     for group in np.unique(measured["group"]):
         rows = np.flatnonzero(operations["group"] == group)
         if not len(rows):
