@@ -88,11 +88,11 @@ def test_slow_rank_is_found_with_what_it_costs(seed: int, tmp_path: Path) -> Non
         assert summary.stragglers[0].slowdown == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.parametrize(("jitter", "too_long"), [(0.0, 0.01), (0.02, 0.2)])
+@pytest.mark.parametrize(("jitter", "too_long"), [(0.0, 0.01), (0.02, 0.1)])
 def test_lag_in_a_large_group_is_too_long_by_what_chance_costs_at_most(
     jitter: float, too_long: float, tmp_path: Path
 ) -> None:
-    # docs/reference/metrics.md: +11 % where computations vary by 2 %, for then another rank is late now and then.
+    # docs/reference/metrics.md: +6 % where computations vary by 2 %, for then another rank is late now and then.
     job = Job(tp=8, steps=8, layers=3, jitter=jitter, seed=3)
     summary, truth = analyse(tmp_path, dataclasses.replace(job, slow={3: 1.3}))
     unhurt = Simulation(job).run()
