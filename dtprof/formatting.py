@@ -1,10 +1,13 @@
 """Quantities as people read them, and aligned tables of plain text."""
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 UNKNOWN = "-"
+_UNPRINTED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of Unicode that move a cursor, break a line, turn the direction of writing, or cannot be encoded."""
 
 
 def format_ns(ns: float | None) -> str:
@@ -56,6 +59,20 @@ def shorten(text: str, width: int) -> str:
         return text
     head = (width - 3) // 2
     return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    r"""Return lines as one text; characters of theirs that are no part of a line are shown as escapes: \x1b.
+
+    Names and messages come from jobs and their logs. A terminal must show them, not obey them.
+    """
+    return "\n".join(line if line.isascii() and line.isprintable() else _escaped(line) for line in lines)
+
+
+def _escaped(line: str) -> str:
+    return "".join(
+        char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTED else char for char in line
+    )
 
 
 def _format(value: float | None, units: tuple[tuple[int, str], ...]) -> str:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from dtprof.analysis.limits import CONFIDENCE, FINDINGS, SLOWDOWN, LimitResult
-from dtprof.formatting import format_bytes, format_ns, format_rate
+from dtprof.formatting import format_bytes, format_ns, format_rate, join_lines
 
 WIDTH = 80
 _ORDER = ("failed", "unknown", "passed")
@@ -29,7 +29,7 @@ def check_text(run: str, results: Sequence[LimitResult], *, passed: bool, allow_
         if number
     ]
     lines += [f"{'passed' if passed else 'FAILED'}: {run}: {', '.join(parts)}"]
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _describe(result: LimitResult) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dtprof.analysis.comparison import PEAK, Change, Comparison, RunSide
 from dtprof.analysis.comparison_series import COLLECTIVES, JOB, RANKS, STEP, Figure
-from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, shorten
+from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, shorten
 
 WIDTH = 80
 LABEL = 12
@@ -35,7 +35,7 @@ def comparison_text(result: Comparison) -> str:
     if result.differs:
         lines += _labelled("mind", _BETWEEN_RUNS)
     lines.append(f"{'next':<{LABEL}} dtprof report {shlex.quote(result.b.run)}")
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _labelled(label: str, text: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import textwrap
 
+from dtprof.formatting import join_lines
 from dtprof.lint.findings import LintFinding, LintResult
 
 WIDTH = 110
@@ -17,7 +18,7 @@ def lint_text(result: LintResult) -> str:
     more = [f"{acquitted} acquitted by the run"] if acquitted else []
     more += [f"{result.ignored} ignored by comments"] if result.ignored else []
     where = f"{result.files} file{'' if result.files == 1 else 's'}"
-    return "\n".join([*lines, ", ".join([f"{total} in {where}", *more])])
+    return join_lines([*lines, ", ".join([f"{total} in {where}", *more])])
 
 
 def _lines(finding: LintFinding) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.overhead import Interval, OverheadResult, OverlapCheck, Quantity
 from dtprof.analysis.results import Overhead
-from dtprof.formatting import format_fraction, format_ns, format_table, shorten
+from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, shorten
 
 WIDTH = 80
 LABEL = 12
@@ -47,7 +47,7 @@ def overhead_text(
         )
     for doubt in result.cannot_tell:
         lines += _labelled("cannot tell", doubt)
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _labelled(label: str, text: str) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.stack_groups import Frame, RankStack, StackGroup, group_stacks
+from dtprof.formatting import join_lines
 
 MOST_GROUPS = 8
 MOST_FRAMES = 40
@@ -29,7 +30,7 @@ def stacks_text(stacks: Sequence[RankStack], *, all_threads: bool, notes: Sequen
     if all_threads:
         lines += _other_threads(stacks)
     lines += ["", *notes] if notes else []
-    return "\n".join(lines)
+    return join_lines(lines)
 
 
 def _headline(stacks: Sequence[RankStack], groups: Sequence[StackGroup]) -> str:

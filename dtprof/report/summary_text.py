@@ -25,6 +25,7 @@ from dtprof.formatting import (
     format_ns,
     format_rate,
     format_table,
+    join_lines,
     shorten,
 )
 from dtprof.report.labelled_lines import LABEL, WIDTH, labelled
@@ -55,7 +56,7 @@ def summary_text(summary: Summary) -> str:
     capacity = capacity_lines(summary)
     if len(capacity) < room:
         tail, room = [*tail, *capacity], room - len(capacity)
-    return "\n".join(
+    return join_lines(
         [*head, *tables, *tail, *quality, *_doubt_lines(tell_shortly(summary.cannot_tell), room), *following]
     )
 

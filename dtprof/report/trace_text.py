@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dtprof.analysis.windows import JoinedWindow, RankWindows
-from dtprof.formatting import format_bytes, format_count, format_fraction, format_ns, format_table, shorten
+from dtprof.formatting import format_bytes, format_count, format_fraction, format_ns, format_table, join_lines, shorten
 from dtprof.tables import Snapshot
 
 MOST_CHARACTERS = 60
@@ -14,7 +14,7 @@ def trace_text(ranks: Sequence[RankWindows], *, top: int, cannot_tell: Sequence[
     blocks = [_window(rank, joined, top) for rank in ranks for joined in rank.windows]
     blocks += [[_snapshot(rank, one) for one in rank.snapshots] for rank in ranks if rank.snapshots]
     blocks += [[f"cannot tell: {reason}" for reason in cannot_tell]] if cannot_tell else []
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n\n".join(map(join_lines, blocks))
 
 
 def steps_text(first: int, last: int) -> str:

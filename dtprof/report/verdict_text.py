@@ -3,6 +3,7 @@
 import textwrap
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+from dtprof.formatting import join_lines
 from dtprof.tables import Site
 
 WIDTH = 100
@@ -16,7 +17,7 @@ def verdict_text(verdict: Verdict) -> str:
         lines += _finding_lines(finding)
     for reason in verdict.cannot_tell[:3]:
         lines += _wrapped("cannot tell: ", reason)
-    return "\n".join(lines[:MAX_LINES])
+    return join_lines(lines[:MAX_LINES])
 
 
 def _scope(verdict: Verdict) -> str:

@@ -202,6 +202,12 @@ def test_no_order_or_damage_of_sentences_breaks_the_reader(
     check(path)
 
 
+def test_separators_of_records_in_a_message_break_no_line_of_the_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "separators.log"
+    path.write_text("RuntimeError: [." + 80 * "\x1e" + "].\n{}\n")
+    check(path)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=600))
 def test_no_bytes_break_the_reader(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, shorten
+from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, join_lines, shorten
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,14 @@ def test_shortened_text_fits_and_keeps_both_ends(text: str, width: int) -> None:
     result = shorten(text, width)
     assert len(result) <= width
     assert result == text or (result[0] == text[0] and result[-1] == text[-1])
+
+
+def test_what_a_terminal_would_obey_is_shown_instead() -> None:
+    hostile = "\x1b[2Jgone\x1e\x85\u2028\u202etxt.exe\r\udc80 \u00e9\u4e2d\u00a0"
+    text = join_lines(["plain", hostile, "two\nlines"])
+    assert text.splitlines() == [
+        "plain",
+        "\\x1b[2Jgone\\x1e\\x85\\u2028\\u202etxt.exe\\r\\udc80 \u00e9\u4e2d\u00a0",
+        "two\\nlines",
+    ]
+    text.encode()
