@@ -37,7 +37,7 @@ def build_ranks(
 ) -> list[RankBuilder]:
     """Return the ranks: `delay_us` of compute more in each step of the slow rank, or of all ranks.
 
-    Each rank is given so many tokens a step, in sequences of 64. The machine drifts: from the first step to the last all
+    Each rank is given so many tokens a step, in sequences of 64. The machine drifts: from first to last step all
     gets longer, or shorter, by a share whose standard deviation is `drift`, and on average by nothing.
     """
     random = np.random.default_rng(seed)
