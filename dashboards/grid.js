@@ -1,7 +1,8 @@
 // The grid of ranks: one button a rank, coloured by the metric chosen, on a scale that is fixed for the run.
 (() => {
   "use strict";
-  const grids = new Map(); // anchor -> {place, data, metric, cells}
+  const AT_ONCE = 256;
+  const grids = new Map(); // anchor -> {anchor, place, data, metric, cells}
 
   function show(anchor, data) {
     const place = document.getElementById(`grid-${anchor}`);
@@ -9,10 +10,11 @@
     const known = grids.get(anchor);
     if (known?.data === data && known.place === place) return;
     const metric = known?.metric ?? data.metrics.find((one) => one.key === "exposed")?.key ?? data.metrics[0].key;
-    const grid = { place, data, metric, cells: [] };
+    const grid = { anchor, place, data, metric, cells: [] };
     grids.set(anchor, grid);
     place.replaceChildren(makePicker(grid), makeCells(grid), makeScale());
     colour(grid);
+    mark();
   }
 
   function makePicker(grid) {
@@ -37,7 +39,7 @@
   function makeCells(grid) {
     const cells = document.createElement("div");
     const { columns, axes } = grid.data;
-    cells.className = `cells ${columns > 16 ? "dense" : ""}`;
+    cells.className = `cells ${grid.data.metrics[0].short ? "dense" : ""}`;
     cells.style.setProperty("--columns", columns);
     cells.setAttribute("role", "group");
     cells.setAttribute("aria-label", axes.length > 1 ? `Ranks by ${axes.join(", ")}` : "Ranks");
@@ -79,33 +81,41 @@
   function makeScale() {
     const scale = document.createElement("p");
     scale.className = "scale";
-    scale.append(document.createElement("span"), document.createElement("span"), document.createElement("span"));
+    for (const name of ["", "ramp", "top", "unit"]) {
+      scale.append(Object.assign(document.createElement("span"), { className: name }));
+    }
     scale.children[0].textContent = "0";
-    scale.children[1].className = "ramp";
     return scale;
   }
 
   function colour(grid) {
     const metric = grid.data.metrics.find((one) => one.key === grid.metric) ?? grid.data.metrics[0];
+    grid.metric = metric.key;
     for (const button of grid.place.querySelectorAll(".picker button")) {
       button.setAttribute("aria-pressed", String(button.dataset.metric === metric.key));
     }
-    grid.place.querySelector(".scale span:last-child").textContent = metric.scale;
-    grid.cells.forEach(({ button, value, cell }, position) => {
+    grid.place.querySelector(".scale .top").textContent = metric.scale;
+    const unit = grid.place.querySelector(".scale .unit");
+    unit.hidden = !metric.unit;
+    unit.textContent = metric.unit ? `numbers in ${metric.unit}` : "";
+    colourFrom(grid, metric, 0);
+  }
+
+  // Some cells a frame: of a thousand, all at once would hold the page up.
+  function colourFrom(grid, metric, begin) {
+    const end = Math.min(begin + AT_ONCE, grid.cells.length);
+    for (let position = begin; position < end; position++) {
+      const { button, value, cell } = grid.cells[position];
       const share = metric.values[position] === null ? 0 : metric.values[position] / metric.top;
       const text = metric.texts[position];
       button.style.setProperty("--share", `${(100 * Math.min(1, share)).toFixed(1)}%`);
-      value.textContent = grid.data.columns > 16 ? shorten(text) : text;
+      value.textContent = metric.short?.[position] ?? text;
       button.title = `rank ${cell.rank}${cell.where ? ` (${cell.where})` : ""}: ${metric.name} ${text}`;
+    }
+    if (end === grid.cells.length) return;
+    requestAnimationFrame(() => {
+      if (grids.get(grid.anchor) === grid && grid.metric === metric.key) colourFrom(grid, metric, end);
     });
-    mark();
-  }
-
-  // Returns what fits a small cell: few digits, without the unit; the title of the cell holds the rest.
-  function shorten(text) {
-    const number = text.replace(/\s?[a-z\u00b5%]+$/iu, "");
-    const value = Number(number);
-    return number.length > 3 && value >= 1 ? value.toFixed(value < 10 ? 1 : 0) : number;
   }
 
   function mark() {

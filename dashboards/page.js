@@ -166,10 +166,12 @@
       fresh.innerHTML = markup;
       const open = [...place.querySelectorAll("details")].map((one) => one.open);
       [...fresh.content.querySelectorAll("details")].forEach((one, position) => (one.open = open[position] ?? false));
+      const sortAgain = dtprof.tables.note(place);
       const kept = place.querySelector(".frame, .grid-place, .tracks-place");
       const slot = fresh.content.querySelector(".frame, .grid-place, .tracks-place");
       if (kept && slot && kept.className === slot.className) replaceAround(kept, slot);
       else place.replaceChildren(fresh.content);
+      sortAgain();
     }
     await drawPage(pages.find((page) => !page.hidden));
   }

@@ -6,7 +6,16 @@ from typing import Any
 from dtprof.analysis.results import PARTS, RankResult, Summary
 from dtprof.figures.drawing import Nothing
 from dtprof.figures.palette import hue_of
-from dtprof.figures.quantities import format_bytes, format_duration, format_share
+from dtprof.figures.quantities import (
+    DURATIONS,
+    SIZES,
+    Unit,
+    choose_decimals,
+    choose_unit,
+    format_bytes,
+    format_duration,
+    format_share,
+)
 from dtprof.figures.source import Source
 from dtprof.report.page_dashboard import Panel
 from dtprof.report.page_markup import Markup, element
@@ -16,6 +25,11 @@ Drawing = tuple[Markup, Mapping[str, Any]]
 _Value = Callable[[RankResult], float | None]
 WRAP = 32
 """Ranks a row at most."""
+MOST_WIDE = 16
+"""Ranks a row up to which every cell has room for its unit."""
+_SHARES = (Unit(name="%", size=0.01),)
+_UNITS = {"exposed": _SHARES, "peak": SIZES}
+"""By metric; those of others are durations."""
 OUTER_AXES = ("pp", "dp_replicate", "dp", "dp_shard", "fsdp", "ddp", "hsdp")
 INNER_AXES = ("cp", "sp", "ep", "tp")
 """Axes are laid out from the outer to the inner ones, those of neither kind between."""
@@ -32,11 +46,12 @@ def render_rank_grid(panel: Panel, source: Source) -> Drawing | Nothing:
         )
     coordinates = source.closeup.coordinates if source.closeup else {}
     axes = _choose_axes(coordinates, [rank.rank for rank in ranks])
-    metrics = _metrics(summary, ranks)
     places = _place([rank.rank for rank in ranks], coordinates, axes)
+    num_columns = max(column for _, column in places.values()) + 1
+    metrics = _metrics(summary, ranks, is_dense=num_columns > MOST_WIDE)
     document = {
         "axes": list(axes),
-        "columns": max(column for _, column in places.values()) + 1,
+        "columns": num_columns,
         "cells": [
             {
                 "rank": rank.rank,
@@ -88,7 +103,7 @@ def _place(
     }
 
 
-def _metrics(summary: Summary, ranks: Sequence[RankResult]) -> list[dict[str, Any]]:
+def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -> list[dict[str, Any]]:
     blame = {one.rank: float(one.blame_ns_per_step or 0) for one in summary.stragglers}
 
     def part(name: str) -> _Value:
@@ -101,7 +116,24 @@ def _metrics(summary: Summary, ranks: Sequence[RankResult]) -> list[dict[str, An
         _metric("peak", "peak memory", [rank.peak_bytes for rank in ranks], format_bytes),
         _metric("blame", "cost to others", [blame.get(rank.rank, 0.0) for rank in ranks], format_duration),
     ]
+    if is_dense:
+        found = [{**metric, **_in_one_unit(metric["values"], _UNITS.get(metric["key"], DURATIONS))} for metric in found]
     return [metric for metric in found if metric["top"] > 0]
+
+
+def _in_one_unit(values: Sequence[float | None], units: tuple[Unit, ...]) -> dict[str, Any]:
+    """Return the unit of the largest value, and all values in it as a small cell has room for."""
+    unit = choose_unit(values, units)
+    counts = [None if value is None else value / unit.size for value in values]
+    decimals = min(2, choose_decimals(counts))
+    return {"unit": unit.name, "short": [_write_short(count, decimals) for count in counts]}
+
+
+def _write_short(count: float | None, decimals: int) -> str:
+    if not count:
+        return "\u2013" if count is None else "0"
+    smallest = 10**-decimals
+    return f"{count:.{decimals}f}" if count >= smallest / 2 else f"<{smallest:g}".replace("0.", ".")
 
 
 def _exposed(rank: RankResult) -> float | None:

@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.figures.quantities import Unit, choose_decimals, choose_unit, format_number
+from dtprof.formatting import format_count
 from dtprof.report.page_markup import Markup, element, join
 
 MAX_ROWS_IN_VIEW = 20
 """A longer table scrolls in a frame of its own."""
+MOST_ROWS_SHOWN = 50
+"""Of a longer table that can be sorted the first are shown, others on demand: browsers take long to lay out many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +74,34 @@ def render_table(columns: Sequence[Column], *, caption: str, definitions: Mappin
         for column in columns
     ]
     body = [element("tr", *(_render_cell(column, row) for column in columns)) for row in range(len(columns[0].cells))]
-    return element(
+    shown, rest = body[:MOST_ROWS_SHOWN], body[MOST_ROWS_SHOWN:]
+    frame = element(
         "div",
         element(
             "table",
             element("caption", caption, class_="unseen"),
             element("thead", element("tr", *head)),
-            element("tbody", *body),
+            element("tbody", *shown),
+            element("tbody", *rest, hidden="") if rest else "",
             class_="sortable",
         ),
-        class_=_frame(len(columns[0].cells)),
+        class_=_frame(len(body)),
         tabindex="0",
         role="region",
         aria_label=caption,
+    )
+    return join(_render_tools(len(body), caption), frame) if rest else frame
+
+
+def _render_tools(num_rows: int, caption: str) -> Markup:
+    """Return what stands above a long table: a text to find, a button for all rows, how many are shown."""
+    return element(
+        "div",
+        element("input", type="search", placeholder="find rows", aria_label=f"Find rows: {caption}"),
+        element("button", "all rows", type="button", aria_pressed="false"),
+        element("span", f"{MOST_ROWS_SHOWN} of {format_count(num_rows)} rows", role="status"),
+        class_="table-tools",
+        data_first=str(MOST_ROWS_SHOWN),
     )
 
 

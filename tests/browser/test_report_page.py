@@ -1,5 +1,6 @@
 """The report in a real browser: every control used, no request, no complaint, readable by everybody."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
@@ -161,6 +162,47 @@ def test_tables_sort_by_click_and_by_keyboard_and_keep_the_unknown_last(show: Sh
     sizes = next(i for i, header in enumerate(headers) if header.text == "size")
     headers[sizes].click()
     assert [text.replace("\u00a0", " ") for text in column(sizes)] == ["25.0 MiB", "4.00 KiB", "0 B"]
+
+
+def test_a_long_table_shows_its_first_rows_and_finds_every_other(show: Show) -> None:
+    summary = summary_of(num_ranks=40)
+    one = summary.collectives[0]
+    many = tuple(replace(one, api=f"caller {number}", count=number) for number in range(300))
+    page = show(replace(summary, collectives=many))
+    rows = "[...document.querySelectorAll('#collectives tbody tr')].filter(r => r.offsetHeight)"
+    status = "document.querySelector('#collectives [role=status]').innerText"
+
+    def state() -> tuple[list[str], str]:
+        counts, text = page.run(f"return [{rows}.map(r => r.cells[4].innerText), {status}]")
+        return counts, text
+
+    assert state() == ([str(number) for number in range(50)], "50 of 300 rows")
+    headers = page.driver.find_elements(By.CSS_SELECTOR, "#collectives th button")
+    headers[4].click()
+    assert state() == ([str(number) for number in range(299, 249, -1)], "50 of 300 rows")
+    find = page.driver.find_element(By.CSS_SELECTOR, "#collectives input[type=search]")
+    find.send_keys("Caller 11")
+    assert state() == ([*map(str, range(119, 109, -1)), "11"], "11 rows found, 300 in all")
+    markup = page.run("return document.getElementById('content-collectives').innerHTML.replaceAll('caller 119', 'new')")
+    page.driver.execute_async_script(
+        "dtprof.update({ collectives: { markup: arguments[0] } }).then(arguments[1])", markup
+    )
+    assert state() == ([*map(str, range(118, 109, -1)), "11"], "10 rows found, 300 in all"), "an update keeps both"
+    find = page.driver.find_element(By.CSS_SELECTOR, "#collectives input[type=search]")
+    assert page.driver.switch_to.active_element == find
+    find.clear()
+    page.driver.find_element(By.CSS_SELECTOR, "#collectives .table-tools button").click()
+    assert state() == ([str(number) for number in range(299, -1, -1)], "300 rows")
+    numbers = page.run("return [...document.querySelectorAll('.cell-value')].map(c => c.innerText).slice(0, 3)")
+    assert all(re.fullmatch(r"\d+(\.\d+)?", text) for text in numbers)
+    assert page.run("return document.querySelector('.scale .unit').innerText") == "numbers in %"
+    clipped = "[...document.querySelectorAll('.cell-value')].filter(c => c.scrollWidth > c.clientWidth).length"
+    assert page.run(f"return {clipped}") == 0
+    assert page.run("const c = document.querySelector('.cells'); return c.scrollWidth - c.clientWidth") <= 0
+    page.emulate(media="print", width=760)
+    assert page.run(f"return {status}") == "300 rows"
+    assert not find.is_displayed()
+    assert page.complaints() == []
 
 
 def test_details_unfold_by_keyboard_and_hold_the_numbers_of_the_figure(show: Show) -> None:
