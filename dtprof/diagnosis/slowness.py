@@ -9,7 +9,7 @@ from dtprof.diagnosis.evidence import Evidence, LongPhase, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
 from dtprof.tables import UNKNOWN_NS, Site
 
-MIN_SLOWDOWN = 1.25
+MIN_SLOWDOWN = 1.2
 """The job would be this much faster without the rank's lag."""
 MIN_LAST_SHARE = 0.6
 MIN_STEPS = 6
