@@ -88,7 +88,9 @@ def _over_the_others(work: Cells) -> Cells:
 
 def beyond_the_others(excess: Cells) -> Cells:
     """Return the excess of each rank less the mean of that of the others, of two ranks and more."""
-    return excess - (excess.sum(axis=1, keepdims=True) - excess) / (excess.shape[1] - 1)
+    of_others: Cells = (excess.sum(axis=1, keepdims=True) - excess) / (excess.shape[1] - 1)
+    difference: Cells = excess - of_others
+    return difference
 
 
 def pass_back(graph: WaitGraph) -> Cells:
