@@ -70,14 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _group_calls(path: Path) -> "list[GroupCalls]":
     """Return what the ranks of a run called in each group, in order."""
+    from dtprof.diagnosis.recorded import without_refused
     from dtprof.lint.evidence import GroupCalls
     from dtprof.run_format import schema
     from dtprof.run_format.reader import open_run
 
     found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
     for tables in open_run(path).load_all():
+        operations = without_refused(tables.operations)
         for number, group in tables.groups.items():
-            operations = tables.operations
             own = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
             if not group.ranks or not len(own):
                 continue

@@ -45,7 +45,7 @@ def rank_evidence(
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
     keys, groups = group_keys(tables)
-    rows = _without_refused(_named_ones(tables, tables.operations))
+    rows = without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
@@ -143,7 +143,7 @@ def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, 
     return keys, groups
 
 
-def _without_refused(rows: Array) -> Array:
+def without_refused(rows: Array) -> Array:
     """Count positions without calls that were refused before any message was sent, where the group went on after.
 
     The back end does not count them either: what the rank calls next meets what its peers call now.

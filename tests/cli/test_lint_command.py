@@ -62,6 +62,28 @@ def test_a_run_raises_or_drops_findings(source: Path, tmp_path: Path, capsys: py
     assert finding["run"]["verdict"] == "confirmed"
 
 
+def test_a_call_that_was_refused_confirms_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [builders.RankBuilder(rank, world_size=2) for rank in range(2)]
+    ranks[0].op(
+        "all_reduce",
+        10,
+        11,
+        nbytes=8,
+        state="failed",
+        waits=None,
+        is_async=True,
+        site=ranks[0].site(file=str(source), line=6),
+    )
+    for rank in ranks:
+        rank.op("broadcast", 30, 40, nbytes=8, peer=0)
+    run = builders.write_run(tmp_path / "refused", ranks)
+    assert main(["lint", str(source), "--run", str(run), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["run"]["verdict"] == "not-run"
+
+
 def test_what_cannot_be_read_is_status_2(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(source), str(tmp_path / "absent.py")]) == 2
     assert "absent.py cannot be read" in capsys.readouterr().out
