@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dtprof.run_format.reader import Run
 
 ENGINES = ("local", "dask")
-M_ARENA_MAX = -8  # of malloc.h
 Result = TypeVar("Result")
 
 
@@ -119,7 +118,9 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
         yield THIS_PROCESS
         return
     from dtprof.execution.local import LocalProcesses
+    from dtprof.execution.memory_pools import give_back_large_blocks
 
+    give_back_large_blocks()  # what they send is large
     with LocalProcesses(jobs) as processes:
         yield processes
 
@@ -140,16 +141,3 @@ def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callabl
         yield thread.submit(work).result
     finally:
         thread.shutdown(wait=False, cancel_futures=True)  # what fails here ends the workers, and so the work
-
-
-def pool_memory() -> None:
-    """Have all threads of this process take memory from one pool; for commands, before they start any.
-
-    What a worker sends is read by a thread of its own. With pools of their own (glibc), what one frees no other uses,
-    and an export takes up to 100 MB more.
-    """
-    import ctypes
-
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_ARENA_MAX, 1)

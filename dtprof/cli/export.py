@@ -84,11 +84,13 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and print where it lies."""
+    from dtprof.execution import memory_pools
+
     if arguments.steps is not None and arguments.format not in TRACES:
         raise UsageError(f"--steps chooses what a trace holds; --format {arguments.format} writes every step")
     output: Path = arguments.output
     engine = engines.chosen_engine(arguments)
-    engines.pool_memory()
+    memory_pools.use_one_pool()
     with prepared(output, folder=arguments.format in FOLDERS, force=arguments.force) as scratch:
         said = write(
             arguments.run_directory,

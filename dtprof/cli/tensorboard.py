@@ -60,11 +60,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
+    from dtprof.execution import memory_pools
+
     require_tensorboard()
     port = parse_port(arguments.port, option="--port", example=PORT, least=1)
     refuse_taken_port(port)
     engine = engines.chosen_engine(arguments)
-    engines.pool_memory()
+    memory_pools.use_one_pool()
     opened = engines.open_run(arguments.run_directory, engine)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
         with engines.executor_for(engine, opened) as executor:

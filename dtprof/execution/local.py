@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import dtprof
 from dtprof.errors import WorkerLostError
-from dtprof.execution.large_blocks import give_back_large_blocks
 
 ENDING_S = 5
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -36,7 +35,6 @@ class LocalProcesses:
 
     def __enter__(self) -> "LocalProcesses":
         """Start them, away from the terminal: Ctrl-C is for this process, which ends them."""
-        give_back_large_blocks()  # what they send is large
         ours = str(Path(dtprof.__file__).parents[1])
         others = os.environ.get("PYTHONPATH")
         environment = os.environ | ONE_THREAD | {"PYTHONPATH": f"{ours}{os.pathsep}{others}" if others else ours}

@@ -7,7 +7,7 @@ import os
 import pickle
 
 from dtprof.errors import DtprofError
-from dtprof.execution.large_blocks import give_back_large_blocks
+from dtprof.execution.memory_pools import give_back_large_blocks
 
 
 def main() -> None:
