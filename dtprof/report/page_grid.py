@@ -19,7 +19,7 @@ from dtprof.figures.quantities import (
 from dtprof.figures.source import Source
 from dtprof.report.page_dashboard import Panel
 from dtprof.report.page_markup import Markup, element
-from dtprof.report.page_tables import render_plain_table
+from dtprof.report.page_tables import render_numbers
 
 Drawing = tuple[Markup, Mapping[str, Any]]
 _Value = Callable[[RankResult], float | None]
@@ -69,12 +69,7 @@ def render_rank_grid(panel: Panel, source: Source) -> Drawing | Nothing:
         "figure",
         element("div", id=f"grid-{panel.anchor}", class_="grid-place"),
         element("figcaption", _describe(axes, len(ranks))),
-        element(
-            "details",
-            element("summary", f"Numbers of this figure ({len(rows)} rows)"),
-            render_plain_table(("rank", *names), rows, caption=f"{panel.title}: the numbers"),
-            class_="numbers",
-        ),
+        render_numbers(panel.title, ("rank", *names), rows),
     )
     return markup, {"grid": document}
 

@@ -7,13 +7,12 @@ from typing import Any
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.registry import FIGURES
 from dtprof.figures.source import Source
-from dtprof.formatting import format_count
 from dtprof.report import page_comparison, page_findings, page_grid, page_memory, page_sections, page_tracks
 from dtprof.report.page_dashboard import Dashboard, Panel
 from dtprof.report.page_key_figures import render_key_figures
 from dtprof.report.page_markup import Markup, element
 from dtprof.report.page_sections import render_nothing
-from dtprof.report.page_tables import render_plain_table
+from dtprof.report.page_tables import render_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +61,7 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
             class_="frame",
         ),
         element("figcaption", drawn.sentence),
-        element(
-            "details",
-            element(
-                "summary",
-                f"Numbers of this figure ({format_count(len(drawn.rows))} row{'' if len(drawn.rows) == 1 else 's'})",
-            ),
-            render_plain_table(drawn.columns, drawn.rows, caption=f"{panel.title}: the numbers"),
-            class_="numbers",
-        ),
+        render_numbers(panel.title, drawn.columns, drawn.rows),
     )
     return Content(markup=markup, figure=drawn.figure)
 

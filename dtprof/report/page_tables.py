@@ -116,6 +116,16 @@ def _render_cell(column: Column, row: int) -> Markup:
     return element("td", cell.text, class_="number", data_value=None if cell.number is None else repr(cell.number))
 
 
+def render_numbers(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Return what a figure shows in numbers, to be opened."""
+    return element(
+        "details",
+        element("summary", f"Numbers of this figure ({format_count(len(rows))} row{'' if len(rows) == 1 else 's'})"),
+        render_plain_table(header, rows, caption=f"{title}: the numbers"),
+        class_="numbers",
+    )
+
+
 def render_plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str) -> Markup:
     """Return the numbers of a figure as a table: short markup, for it may have thousands of rows."""
     body = join(*(element("tr", *(element("td", cell) for cell in row)) for row in rows))

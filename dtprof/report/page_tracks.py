@@ -11,7 +11,7 @@ from dtprof.figures.tracks import encode_tracks, sum_tracks
 from dtprof.formatting import format_count
 from dtprof.report.page_dashboard import Panel
 from dtprof.report.page_markup import Markup, element
-from dtprof.report.page_tables import render_plain_table
+from dtprof.report.page_tables import render_numbers
 
 
 def render_run_timeline(panel: Panel, source: Source) -> tuple[Markup, Mapping[str, Any]] | Nothing:
@@ -33,14 +33,7 @@ def render_run_timeline(panel: Panel, source: Source) -> tuple[Markup, Mapping[s
         "figure",
         element("div", id=f"tracks-{panel.anchor}", class_="tracks-place"),
         element("figcaption", sentence),
-        element(
-            "details",
-            element("summary", f"Numbers of this figure ({format_count(len(rows))} rows)"),
-            render_plain_table(
-                ("lane", "what", "bars", "time, all ranks"), rows, caption=f"{panel.title}: the numbers"
-            ),
-            class_="numbers",
-        ),
+        render_numbers(panel.title, ("lane", "what", "bars", "time, all ranks"), rows),
     )
     return markup, {"tracks": encode_tracks(tracks)}
 
