@@ -183,6 +183,7 @@ def _diagnose(run: Path) -> "watcher.Verdict":
         is_hang=verdict.outcome == "hang",
         text=verdict_text(verdict),
         is_unclear=verdict.outcome == "unknown",
+        is_early=any(finding.in_first_step for finding in verdict.findings),
         headline=" ".join(finding.summary for finding in verdict.findings),
     )
 

@@ -26,6 +26,7 @@ class Finding:
     culprit_call_sites: dict[int, Site] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    in_first_step: bool = False  # the culprits work, and have not ended a step yet: the first may take long
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,10 @@ FROZEN = ("stopped", "disk-sleep", "tracing-stop")
 """States in which a process does nothing, whatever comes."""
 LONG_PHASES = {
     events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
+    events.EVALUATION: "Let it finish, or have all ranks evaluate a part each, so that none waits.",
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
 }
-"""What may rightly take long while others wait, and what to do about it."""
+"""What may rightly take long while others wait, and what to do about it; an evaluation where the rank works."""
 
 
 def find_absent(evidence: Evidence, waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
@@ -69,6 +70,7 @@ def _absent_finding(absent: list[RankEvidence], waiting: tuple[int, ...], place:
         culprit_call_sites=sites,
         evidence=tuple(f"rank {rank.rank}: {_seen(rank)}" for rank in absent[:8]),
         advice=(advice,),
+        in_first_step=all(_works(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
     )
 
 
@@ -77,9 +79,9 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     if stack is not None and stack.state in FROZEN:
         return "rank-frozen", f"is frozen (process state {stack.state})", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():
-        if phase in rank.open_phases:
+        if phase in rank.open_phases and (phase != events.EVALUATION or _works(rank)):
             return "long-operation", f"is in a long {phase}", advice, 0.8
-    if stack is not None and stack.is_busy:
+    if _works(rank):
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
     seen = stack is not None and bool(stack.frames)
     return (
@@ -88,6 +90,10 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
         "Look at the line it is at: input, a lock, a file, a queue.",
         0.9 if seen else 0.6,
     )
+
+
+def _works(rank: RankEvidence) -> bool:
+    return rank.stack is not None and rank.stack.is_busy
 
 
 def _seen(rank: RankEvidence) -> str:

@@ -22,6 +22,8 @@ RECHECK_SHARE = 0.25
 GAPS = 10.0
 """Times the median of the job's own pauses that it may stand still; at most so many times what was asked for."""
 MIN_GAPS, MAX_GAPS = 5, 99
+FIRST_STEP = 5.0
+"""Times what was asked for that a rank may work on its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Verdict:
     is_hang: bool
     text: str
     is_unclear: bool = False  # nothing moves, and the records do not show why: told, and no hang
+    is_early: bool = False  # a rank that is awaited works on its first step: longer is waited for that
     headline: str = ""  # what is said without figures that differ from look to look
 
 
@@ -133,7 +136,7 @@ class Watcher:
     def _examine(self, quiet_s: float) -> None:
         stacks.sample(self.pids, self._run / paths.node_folder_name(writer.host_name()))
         verdict = self._diagnose(self._run)
-        if not verdict.is_hang:
+        if not verdict.is_hang or (verdict.is_early and quiet_s < FIRST_STEP * self._hang_after_s):
             self.hang = None
             if verdict.is_unclear and not self._told_unclear:
                 self._told_unclear = True

@@ -222,6 +222,37 @@ def test_a_long_checkpoint_or_compilation_is_a_warning_and_not_a_hang(phase: str
     assert verdict.findings[0].severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("state", "kind"), [("running", "long-operation"), ("sleeping", "rank-stuck"), ("stopped", "rank-frozen")]
+)
+def test_a_long_evaluation_is_one_where_the_rank_works(state: str, kind: str) -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].span("evaluation", 3100)
+    gradients(ranks[1], 3000, done=False)
+    stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
+    finding = judge(ranks, exit_status=None, stacks={0: stack}).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "phase", "early"),
+    [
+        (0, "running", "forward", True),
+        (0, "running", None, False),
+        (0, "sleeping", "forward", False),
+        (2, "running", "forward", False),
+    ],
+)
+def test_a_rank_that_works_in_its_first_step_is_marked(steps: int, state: str, phase: str | None, early: bool) -> None:
+    ranks = ranks_in_step(2, steps)
+    if phase is not None:
+        ranks[0].span(phase, 1000 * steps + 100)
+    gradients(ranks[1], 1000 * steps + 50, done=False)
+    stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
+    finding = judge(ranks, exit_status=None, stacks={0: stack}).findings[0]
+    assert (finding.kind, finding.in_first_step) == ("rank-stuck", early)
+
+
 def test_another_operation_at_the_same_position_is_an_order_mismatch() -> None:
     ranks = ranks_in_step(3, 2)
     for rank in ranks:

@@ -171,6 +171,16 @@ def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again
     assert len(job.said) == 1
 
 
+def test_a_first_step_gets_longer(job: Job) -> None:
+    job.start()
+    job.verdict = watcher.Verdict(is_hang=True, text="rank 1 does not come", is_early=True)
+    job.wait(49.0)
+    assert (job.said, job.watcher.hang) == ([], None)
+    job.wait(5.0)
+    assert len(job.said) == 1
+    assert job.watcher.hang is job.verdict
+
+
 def test_what_stands_still_without_a_known_reason_is_told_once_and_is_no_hang(job: Job) -> None:
     job.start()
     job.verdict = watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
