@@ -10,7 +10,7 @@ from dtprof.analysis.summary import summarise
 from dtprof.run_format.reader import open_run
 from tests import jobs
 
-DELAY_S = 0.2
+DELAY_S, LATER_S = 0.2, 0.1
 STEPS = 12
 PROGRAM = f"""
 import json, sys, time
@@ -26,10 +26,12 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 step_ends, blocked = [], []
 for step in range({STEPS}):
     if rank == 1:
-        time.sleep({DELAY_S})  # the known truth: rank 1 is late in every step
+        time.sleep({DELAY_S})  # the known truth: rank 1 is late in every step, twice
     loss = model(torch.ones(8, 64)).sum()
     loss.backward()
     total = loss.detach().clone()
+    if rank == 1:
+        time.sleep({LATER_S})
     begin = time.monotonic_ns()
     dist.all_reduce(total)
     blocked.append(time.monotonic_ns() - begin)
@@ -63,8 +65,8 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
         measured = (told["ends"][last - 1] - told["ends"][first - 2]) / num_used
         assert rank.step_ns == pytest.approx(measured, rel=0.02)
 
-    # The delay: exposed wait of rank 0, blame of rank 1, 10 % apart at most.
-    delay_ns = DELAY_S * 1e9
+    # Both delays: exposed wait of rank 0, blame of rank 1, 10 % apart at most.
+    delay_ns = (DELAY_S + LATER_S) * 1e9
     partition = summary.ranks[0].partition_ns
     assert partition is not None
     assert partition["exposed_wait"] == pytest.approx(delay_ns, rel=0.1)
@@ -77,7 +79,7 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
     timed = statistics.mean(ns for told in own for ns in told["blocked"][first - 1 : last])
     assert row.exposed_ns is not None
     assert row.exposed_ns <= timed
-    assert row.exposed_ns == pytest.approx(timed, rel=0.05)
+    assert row.exposed_ns == pytest.approx(timed, rel=0.1)
 
 
 @pytest.mark.jobs
