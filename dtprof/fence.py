@@ -15,6 +15,8 @@ R = TypeVar("R")
 
 MOST_ALIKE = 5
 """Errors of one kind at one place that are told: a text may name something else each time."""
+WARNED, TOLD = ".warned", ".told"
+"""Marks of what was said: in the folder of a node by its processes, in a run by its launchers."""
 _warned: dict[str, str] = {}
 """What was said, and what about."""
 _shared: list[Path] = []
@@ -41,7 +43,7 @@ def warn_once(text: str, about: str = "") -> None:
     if text in _warned or (about and list(_warned.values()).count(about) >= MOST_ALIKE):
         return
     _warned[text] = about
-    if all(_is_first(folder, text) for folder in _shared):
+    if all(is_first(folder, text, mark=WARNED) for folder in _shared):
         say(text)
     _note(text)
 
@@ -72,9 +74,13 @@ def _note(text: str) -> None:
             return
 
 
-def _is_first(folder: Path, text: str) -> bool:
+def is_first(folder: Path, text: str, *, mark: str) -> bool:
+    """Say whether none of the processes that share the folder has told this yet, and mark it there as told.
+
+    Where that cannot be kept each is the first.
+    """
     try:
-        (folder / f".warned-{zlib.crc32(text.encode()):08x}").touch(exist_ok=False)
+        (folder / f"{mark}-{zlib.crc32(text.encode()):08x}").touch(exist_ok=False)
     except FileExistsError:
         return False
     except OSError:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof import fence
-from dtprof.launch.once import is_first
 from dtprof.run_format import paths
 
 EVERY_S = 2.0
@@ -73,7 +72,8 @@ class Comparer:
 
     def _tell(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:
-            if not is_first(self._folder.parent, f"{mismatch.kind} {mismatch.group} {mismatch.seq}"):
+            about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
+            if not fence.is_first(self._folder.parent, about, mark=fence.TOLD):
                 continue
             self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
             row = {

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dtprof.fence import fenced
+from dtprof.fence import TOLD, fenced, is_first
 from dtprof.launch import stacks
-from dtprof.launch.once import is_first
 from dtprof.run_format import paths, schema, writer
 
 _READ = schema.HEADER_STRUCT.size
@@ -148,7 +147,7 @@ class Watcher:
         headline = verdict.headline or verdict.text
         if headline not in self._told_hangs:
             self._told_hangs.add(headline)
-            if not is_first(self._run, headline):
+            if not is_first(self._run, headline, mark=TOLD):
                 return
             self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
 
