@@ -24,7 +24,7 @@ from dtprof.diagnosis.positions import (
     positions_of,
     seq_of,
 )
-from dtprof.diagnosis.recorded import group_keys, rank_evidence
+from dtprof.diagnosis.recorded import group_keys, rank_evidence, spans_named
 from dtprof.diagnosis.shifts import find_shift
 from dtprof.tables import Array, Manifest, RankTables, join, select
 
@@ -47,7 +47,6 @@ KINDS = frozenset(
     }
 )
 _OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
-_STEPS = (events.STEP, events.OPTIMIZER)
 _LATEST = np.iinfo(np.int64).max
 
 
@@ -130,8 +129,7 @@ class LiveComparison:
 
     def _add(self, tables: RankTables) -> _Rank:
         known = self._ranks.get(tables.rank)
-        steps = np.isin(tables.spans["op"], [i for i, name in enumerate(tables.ops) if name in _STEPS])
-        spans = tables.spans[steps]
+        spans = spans_named(tables, tables.spans, events.STEP, events.OPTIMIZER)
         if known is not None:
             spans = join([known.tables.spans, spans])
             operations = join([known.tables.operations, tables.operations])

@@ -63,11 +63,9 @@ def positions_of(
 
     found = np.zeros(len(rows), POSITION)
     found["key"] = key_of(groups, rows["seq"])
-    number = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint64)[rows["op"]]
-    for column, names in (("peer", ROOTED), ("numel", SIZES_AGREE)):
-        value = np.where(those(names), rows[column], 0).astype(np.int64).astype(np.uint64)
-        number = number * np.uint64(1_000_003) + value
-    found["arguments"] = number
+    ops = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint64)[rows["op"]]
+    agreeing = (np.where(those(names), rows[column], 0) for column, names in (("peer", ROOTED), ("numel", SIZES_AGREE)))
+    found["arguments"] = _mixed(ops, *agreeing)
     found["dtype"] = np.where(those(("barrier",)), codes.NONE, rows["dtype"])
     found["reduce_op"] = np.where(those(REDUCING), rows["reduce_op"], codes.NONE)
     found["balance"] = _balances(rows, tables, members, exchanges=those((SPLIT,)))

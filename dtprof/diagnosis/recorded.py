@@ -61,9 +61,9 @@ def rank_evidence(
                 counts[key, p2p] = int(mine.max()) + 1
     spans = _named_ones(tables, tables.spans)
     is_open = spans["end_ns"] == UNKNOWN_NS
-    data = _named(tables, spans, events.DATA)
+    data = spans_named(tables, spans, events.DATA)
     exhausted = (data["flags"] & codes.SKIPPED) != 0
-    groups_made = _named(tables, spans, events.NEW_GROUP)
+    groups_made = spans_named(tables, spans, events.NEW_GROUP)
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
     return RankEvidence(
         rank=tables.rank,
@@ -82,7 +82,7 @@ def rank_evidence(
         last_site=_last_site(tables),
         open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
-        in_init=bool(len(_named(tables, spans[is_open], events.INIT))),
+        in_init=bool(len(spans_named(tables, spans[is_open], events.INIT))),
         stack=stack,
         alive=alive,
         channels=messages.channels,
@@ -102,8 +102,8 @@ def rank_evidence(
             rows,
             maker.operation,
             limit=max(MAX_TAIL, MAX_SWEPT // world_size),
-            forwards_ns=np.sort(_named(tables, spans, events.FORWARD)["begin_ns"]),
-            steppers=np.unique(_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
+            forwards_ns=np.sort(spans_named(tables, spans, events.FORWARD)["begin_ns"]),
+            steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
 
@@ -324,7 +324,7 @@ def _last_site(tables: RankTables) -> Site | None:
     return tables.sites.get(max(newest)[1]) if newest else None
 
 
-def _named(tables: RankTables, spans: Array, *names: str) -> Array:
+def spans_named(tables: RankTables, spans: Array, *names: str) -> Array:
     """Return the spans of these names."""
     ids = [i for i, name in enumerate(tables.ops) if name in names]
     if len(ids) == 1:
@@ -335,8 +335,8 @@ def _named(tables: RankTables, spans: Array, *names: str) -> Array:
 def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
     """Return the newest training steps of pipeline schedules, in order."""
     passes = []
-    forwards = _named(tables, spans, events.PP_FORWARD)
-    for step in _named(tables, spans, events.PP_STEP)[-MAX_PASSES:]:
+    forwards = spans_named(tables, spans, events.PP_FORWARD)
+    for step in spans_named(tables, spans, events.PP_STEP)[-MAX_PASSES:]:
         ended = int(step["state"]) == codes.DONE
         inside = forwards[forwards["begin_ns"] >= step["begin_ns"]]
         if ended:
@@ -355,7 +355,7 @@ def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
 def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
     """Give checkpoints and compilations that took long; those that follow one another at once are one."""
     for phase in LONG_PHASES:
-        own = _named(tables, spans, phase)
+        own = spans_named(tables, spans, phase)
         own = own[own["end_ns"] != UNKNOWN_NS]
         begin = 0
         for end in range(1, len(own) + 1):
