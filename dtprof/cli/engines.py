@@ -2,10 +2,11 @@
 
 import argparse
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +28,7 @@ class Engine:
     name: str = "local"
     scheduler: str = ""  # of Dask; empty: a cluster is made on this host
     jobs: int = 0  # 0: as many as pay
+    owns_process: bool = False  # what asks for it is a command: nobody else's threads, objects or settings are here
 
 
 IN_THIS_PROCESS = Engine(jobs=1)
@@ -52,7 +54,8 @@ def chosen_engine(arguments: argparse.Namespace) -> Engine:
     )
     if name == "dask" and scheduler and given[settings.JOBS] is None:
         jobs = ""  # what the environment says is for this host
-    return make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
+    engine = make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
+    return replace(engine, owns_process=True)
 
 
 def make_engine(name: str, *, scheduler: str = "", jobs: str = "", asked_for: bool = True) -> Engine:
@@ -120,8 +123,9 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
     from dtprof.execution.local import LocalProcesses
     from dtprof.execution.memory_pools import give_back_large_blocks
 
-    give_back_large_blocks()  # what they send is large
-    with LocalProcesses(jobs) as processes:
+    if engine.owns_process:
+        give_back_large_blocks()  # what they send is large
+    with LocalProcesses(jobs, forked=engine.owns_process and threading.active_count() == 1) as processes:
         yield processes
 
 

@@ -3,7 +3,9 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,8 @@ from dtprof.execution.sizes import choose_jobs
 from dtprof.run_format import schema
 from dtprof.run_format.reader import Run, open_run
 from tests.synthetic import HostClock, Job, generate
+
+FORKED_OR_NOT = pytest.mark.parametrize("forked", [False, True], ids=["fresh", "forked"])
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +67,9 @@ def results(run: Run, executor: Executor) -> tuple[str, str]:
 def test_worker_processes_and_dask_give_the_same_results(run: Run, dask: DaskWorkers) -> None:
     expected = results(run, THIS_PROCESS)
     assert "blame" in expected[0]
-    with LocalProcesses(2) as processes:
-        assert results(run, processes) == expected
+    for forked in (False, True):
+        with LocalProcesses(2, forked=forked) as processes:
+            assert results(run, processes) == expected
     assert results(run, dask) == expected
 
 
@@ -92,7 +97,7 @@ def test_an_error_of_a_worker_is_the_same_sentence(dask: DaskWorkers, tmp_path: 
     newer = damaged(tmp_path / "newer")
     with pytest.raises(NewerFormatError) as here:
         summarise(newer)
-    with pytest.raises(NewerFormatError) as there, LocalProcesses(2) as processes:
+    with pytest.raises(NewerFormatError) as there, LocalProcesses(2, forked=True) as processes:
         summarise(newer, processes)
     with pytest.raises(NewerFormatError) as on_dask:
         summarise(newer, dask)
@@ -107,8 +112,12 @@ def test_a_run_that_dask_workers_do_not_see_is_said_so(dask: DaskWorkers, tmp_pa
         summarise(opened, dask)
 
 
-def test_a_worker_that_is_killed_is_told_with_the_way_out() -> None:
-    with pytest.raises(WorkerLostError, match=r"killed by signal 9.*--jobs 1"), LocalProcesses(2) as processes:
+@FORKED_OR_NOT
+def test_a_worker_that_is_killed_is_told_with_the_way_out(*, forked: bool) -> None:
+    with (
+        pytest.raises(WorkerLostError, match=r"killed by signal 9.*--jobs 1"),
+        LocalProcesses(2, forked=forked) as processes,
+    ):
         list(map_tasks(processes, signal.raise_signal, [signal.SIGKILL]))
 
 
@@ -117,12 +126,13 @@ def test_a_lost_dask_worker_is_told(dask: DaskWorkers) -> None:
         list(map_tasks(dask, signal.raise_signal, [signal.SIGKILL]))
 
 
+@FORKED_OR_NOT
 @pytest.mark.parametrize("error", [KeyboardInterrupt, None])
-def test_no_worker_outlives_the_work(error: type[BaseException] | None) -> None:
+def test_no_worker_outlives_the_work(error: type[BaseException] | None, *, forked: bool) -> None:
     pids: set[int] = set()
 
     def work() -> None:
-        with LocalProcesses(2) as processes:
+        with LocalProcesses(2, forked=forked) as processes:
             pids.update(map_tasks(processes, os.getpgid, [0] * 20))  # each leads a group of its own
             if error is not None:
                 raise error
@@ -135,6 +145,38 @@ def test_no_worker_outlives_the_work(error: type[BaseException] | None) -> None:
     assert pids
     assert os.getpid() not in pids
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+OWN_COMMAND = Path("/proc/self/cmdline")
+COMPLAINTS = Path("/proc/self/fd/2")
+
+
+def test_only_a_command_forks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of others may have threads, gigabytes and devices, of which a copy is no good."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # the cluster of other tests has some
+    asked = make_engine("local", jobs="2")
+    for engine, is_copy in ((asked, False), (replace(asked, owns_process=True), True)):
+        with executor_for(engine, run) as executor:
+            commands = set(map_tasks(executor, Path.read_bytes, [OWN_COMMAND] * 4))
+        assert (commands == {OWN_COMMAND.read_bytes()}) is is_copy
+
+
+def test_what_a_forked_worker_prints_is_no_output_of_the_command() -> None:
+    with LocalProcesses(1, forked=True) as processes:
+        printed, complained = map_tasks(processes, Path.readlink, [Path("/proc/self/fd/1"), COMPLAINTS])
+    assert printed == complained == COMPLAINTS.readlink()
+
+
+def test_a_command_with_threads_does_not_fork(run: Run) -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        with executor_for(Engine(jobs=2, owns_process=True), run) as executor:
+            assert next(map_tasks(executor, Path.read_bytes, [OWN_COMMAND])) != OWN_COMMAND.read_bytes()
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_ranks_are_shared_out_in_order_whoever_works() -> None:
@@ -184,7 +226,8 @@ def test_options_come_before_the_environment(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert chosen_engine(build_parser().parse_args(["summary", "RUN", *options])) == expected
+    chosen = chosen_engine(build_parser().parse_args(["summary", "RUN", *options]))
+    assert chosen == replace(expected, owns_process=True)
 
 
 @pytest.mark.parametrize(
