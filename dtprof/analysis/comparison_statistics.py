@@ -78,9 +78,9 @@ def estimate_mean(series: Series) -> Estimate:
     if squares <= (1e-12 * mean) ** 2 * count:  # nothing but the rounding of sums
         return Estimate(mean=mean, variance=0.0, degrees=count - 1.0, num_steps=count)
     by_correlation, effective = _by_correlation(deviations, squares)
-    by_batches = _by_batches(deviations)
+    by_batches, num_batches = _by_batches(deviations)
     if by_batches > by_correlation:
-        return Estimate(mean=mean, variance=by_batches, degrees=NUM_BATCHES - 1.0, num_steps=count)
+        return Estimate(mean=mean, variance=by_batches, degrees=num_batches - 1.0, num_steps=count)
     return Estimate(mean=mean, variance=by_correlation, degrees=effective - 1, num_steps=count)
 
 
@@ -92,13 +92,13 @@ def _by_correlation(deviations: Series, squares: float) -> tuple[float, float]:
     return squares / (count - 1) / effective, effective
 
 
-def _by_batches(deviations: Series) -> float:
+def _by_batches(deviations: Series) -> tuple[float, int]:
     count = len(deviations)
     num_batches = min(NUM_BATCHES, count // 2)
     bounds = np.arange(num_batches) * count // num_batches
     sizes = np.diff(bounds, append=count)
     means = np.add.reduceat(deviations, bounds) / sizes
-    return float((sizes * means**2).sum()) / count / (num_batches - 1)
+    return float((sizes * means**2).sum()) / count / (num_batches - 1), num_batches
 
 
 def estimate_ratio(numerator: Series, denominator: Series) -> Estimate | None:

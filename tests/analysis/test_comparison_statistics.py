@@ -65,6 +65,13 @@ def test_slow_changes_are_seen_by_batches() -> None:
     assert estimate.variance == pytest.approx(8 * 0.25 / 8 / 7, rel=1e-6)
 
 
+def test_few_steps_make_fewer_batches_which_are_less_sure() -> None:
+    # Batches of two steps: 0, 6, 0, 6, 0 around 2.4, so 2 (3 2.4^2 + 2 3.6^2) / 10 / 4.
+    estimate = estimate_mean(np.array([0.0, 0, 6, 6, 0, 0, 6, 6, 0, 0]))
+    assert estimate.variance == pytest.approx(2.16)
+    assert estimate.degrees == 4
+
+
 def test_few_steps_give_a_mean_and_no_noise() -> None:
     few, enough = estimate_mean(np.arange(MIN_STEPS - 1.0)), estimate_mean(np.arange(float(MIN_STEPS)))
     assert few.mean == 3.0
