@@ -163,7 +163,7 @@ def write_opened(
     if kind == "perfetto":
         from dtprof.export.perfetto import write_perfetto
 
-        return write_perfetto(detail, path, steps=steps)
+        return write_perfetto(detail, path, steps=steps, executor=executor)
     if kind == "chrome":
         from dtprof.export.chrome import write_chrome
 

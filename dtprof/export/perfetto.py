@@ -5,26 +5,28 @@ another in time, the end of a slice before the next begin, so that nothing depen
 Field numbers are those of protos/perfetto/trace/perfetto_trace.proto; a test reads the file back with Perfetto's own.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from dtprof.analysis.detail import RunDetail, read_ranks
+from dtprof.analysis.detail import RankDetail, RunDetail, map_ranks
+from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.export.tracks import OPEN, Argument, Counter, Moment, RankTracks, Track, build_tracks
-from dtprof.export.windows import choose_window
+from dtprof.export.windows import Window, choose_window
 from dtprof.export.wire import (
     KnownOr,
     Pieces,
+    fill_all,
     fixed64,
     message,
     number,
     one_message,
     one_number,
     one_text,
+    size_of,
     width_of,
-    write_all,
 )
 from dtprof.formatting import UNKNOWN
 
@@ -68,22 +70,28 @@ class _Texts:
         )
 
 
-def write_perfetto(run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None) -> list[str]:
+def write_perfetto(
+    run: RunDetail, path: Path, *, steps: tuple[int, int] | None = None, executor: Executor = THIS_PROCESS
+) -> list[str]:
     """Write the file; return what the reader should know: what was left out."""
     window = choose_window(run, steps=steps, max_events=MAX_EVENTS)
     left_out = 0
     with path.open("wb") as file:
-        for rank in read_ranks(run):
-            since, until = window.bounds(rank)
-            tracks = build_tracks(rank, since_ns=since, until_ns=until)
-            left_out += tracks.left_out
-            for data in rank_packets(tracks):
-                file.write(data)
+        for packets, dropped in map_ranks(run, partial(_encode, window), executor):
+            file.write(packets)
+            left_out += dropped
     return window.describe(left_out)
 
 
-def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> Iterator[bytes | memoryview]:
-    """Yield what a file holds of one rank.
+def _encode(window: Window, rank: RankDetail) -> tuple[bytearray, int]:
+    """Return what the file holds of one rank, and how many operations found no place."""
+    since, until = window.bounds(rank)
+    tracks = build_tracks(rank, since_ns=since, until_ns=until)
+    return rank_packets(tracks), tracks.left_out
+
+
+def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> bytearray:
+    """Return what a file holds of one rank.
 
     Parameters:
         has_clocks: say in it what the wall clock showed; else a manifest says how its clock relates to others.
@@ -101,13 +109,19 @@ def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> Iterator[bytes
         descriptors.append(_describe(following, uuid, counter.name, order, one_message(8, one_number(3, SIZE_BYTES))))
         shapes.append((_values(counter, following, sequence), len(counter.t_ns)))
         following += 1
-    if has_clocks:
-        yield _clocks(rank, sequence)
-    yield from (one_message(PACKET, one_number(SEQUENCE, sequence), one) for one in descriptors)
-    yield texts.packet(sequence)
+    parts = [_clocks(rank, sequence)] if has_clocks else []
+    parts += [one_message(PACKET, one_number(SEQUENCE, sequence), one) for one in descriptors]
+    head = b"".join((*parts, texts.packet(sequence)))
+    tail = b"".join(_moment(moment, uuid, sequence) for moment in rank.moments)
+    packets = bytearray(len(head) + sum(size_of(pieces) * count for pieces, count in shapes) + len(tail))
+    packets[: len(head)] = head
+    rows, begin = np.frombuffer(packets, np.uint8), len(head)
     for pieces, count in shapes:
-        yield from write_all(pieces, count)
-    yield from (_moment(moment, uuid, sequence) for moment in rank.moments)
+        end = begin + size_of(pieces) * count
+        fill_all(rows[begin:end].reshape(count, -1), pieces)
+        begin = end
+    packets[begin:] = tail
+    return packets
 
 
 def _describe_process(rank: RankTracks, uuid: int) -> bytes:

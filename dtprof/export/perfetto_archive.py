@@ -55,8 +55,7 @@ def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int]
             tracks = build_tracks(rank, since_ns=since, until_ns=until)
             left_out += tracks.left_out
             with (Path(scratch) / hosts[boot].name).open("ab") as file:
-                for data in rank_packets(tracks.moved(-(hosts[boot].offset_ns or 0)), has_clocks=False):
-                    file.write(data)
+                file.write(rank_packets(tracks.moved(-(hosts[boot].offset_ns or 0)), has_clocks=False))
         ordered = sorted(hosts, key=lambda boot: boot != run.surveys.clocks.reference)
         manifest = describe_hosts(run.run.name, [hosts[boot] for boot in ordered])
         with tarfile.open(path, "w") as archive:

@@ -18,9 +18,9 @@ from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.throughput import measure_throughput
-from dtprof.export.kineto import RankTrace, collect_trace, write_traces
+from dtprof.export.kineto import RankTrace, trace_collector, write_traces
 from dtprof.export.tensorboard_events import EventLog, Picture
-from dtprof.export.windows import Window, choose_window
+from dtprof.export.windows import choose_window
 from dtprof.formatting import format_count
 
 Floats = npt.NDArray[np.float64]
@@ -148,10 +148,11 @@ def write_tensorboard(
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
-    seen = list(map_ranks(detail, partial(_look_at, window if is_traced else None, detail.first_ns), executor))
+    collect = trace_collector(detail, window) if is_traced else None
+    seen = list(map_ranks(detail, partial(_look_at, collect), executor))
     series = [one for one, _ in seen]
     if is_traced:
-        write_traces(detail, [trace for _, trace in seen if trace is not None], folder / TRACES)
+        write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)
         said = window.describe()
     else:
         said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
@@ -161,8 +162,10 @@ def write_tensorboard(
     return logs, said
 
 
-def _look_at(window: Window | None, origin: int, rank: RankDetail) -> tuple[RankSeries, RankTrace | None]:
-    return rank_series(rank), None if window is None else collect_trace(window, origin, rank)
+def _look_at(
+    collect: Callable[[RankDetail], RankTrace] | None, rank: RankDetail
+) -> tuple[RankSeries, RankTrace | None]:
+    return rank_series(rank), None if collect is None else collect(rank)
 
 
 def append_steps(detail: RunDetail, logs: ScalarLogs) -> None:

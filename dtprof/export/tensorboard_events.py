@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dtprof.analysis.intervals import Column
 from dtprof.errors import MissingDependencyError
 from dtprof.export.tensorboard_records import frame, frame_all
-from dtprof.export.wire import Floats, double, message, number, one_text, single, size_of, write_all
+from dtprof.export.wire import Floats, double, message, number, one_text, single, write_all
 
 FILE_VERSION = "brain.Event:2"
 WALL_TIME, STEP, SUMMARY, VALUE, TAG, SIMPLE_VALUE = 1, 2, 5, 1, 1, 2
@@ -106,8 +106,7 @@ class EventLog:
                 for piece in message(VALUE, [one_text(TAG, tags[at]), *single(SIMPLE_VALUE, table[rows, at])])
             ]
             event = [*double(WALL_TIME, walls_s[rows]), *number(STEP, steps[rows]), *message(SUMMARY, values)]
-            written = np.frombuffer(b"".join(write_all(event, len(rows))), np.uint8)
-            records[rows] = [row.tobytes() for row in frame_all(written.reshape(len(rows), size_of(event)))]
+            records[rows] = [row.tobytes() for row in frame_all(write_all(event, len(rows)))]
         self._file.write(b"".join(records.tolist()))
 
     def histogram(self, step: int, wall_s: float, tag: str, values: npt.NDArray[np.float64]) -> None:

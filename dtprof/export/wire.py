@@ -4,7 +4,7 @@ A shape is a list of pieces: bytes that all messages share, and numbers that dif
 be padded: readers take 0x80 for seven more bits of zero.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,9 @@ from dtprof.analysis.intervals import Column
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
-ROWS_AT_ONCE = 1 << 14
+BYTES_AT_ONCE = 1 << 20
+"""Of messages that are filled piece by piece: what stays in a core's own cache."""
+WORD = 8
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
@@ -39,7 +41,10 @@ class Varint:
 
     def fill(self, out: Bytes, rows: slice) -> None:
         """Write seven bits a byte, the lowest first."""
-        _fill_varint(out, self.values[rows], self.size)
+        _place(out, _padded(self.values[rows], min(self.size, WORD), ends=self.size <= WORD))
+        for position in range(WORD, self.size):
+            more = 0x80 if position < self.size - 1 else 0
+            out[:, position] = (self.values[rows] >> (7 * position)) & 0x7F | more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class Fixed:
     def fill(self, out: Bytes, rows: slice) -> None:
         """Write its bytes, the lowest first."""
         values = np.ascontiguousarray(self.values[rows])
-        out[:] = values.astype(values.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(-1, self.size)
+        _place(out, values.astype(values.dtype.newbyteorder("<"), copy=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,7 @@ class KnownOr:
         values = self.values[rows]
         tag = _tag(self.known, VARINT)
         out[:, : len(tag)] = np.frombuffer(tag, np.uint8)
-        _fill_varint(out[:, len(tag) :], np.maximum(values, 0), self.size - len(tag))
+        Varint(values=np.maximum(values, 0), size=self.size - len(tag)).fill(out[:, len(tag) :], slice(None))
         unknown = values < 0
         if unknown.any():
             out[unknown] = np.frombuffer(pad_last_varint(self.otherwise, self.size), np.uint8)
@@ -118,21 +123,28 @@ def size_of(pieces: Sequence[Piece | bytes]) -> int:
     return sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces)
 
 
-def write_all(pieces: Sequence[Piece | bytes], count: int) -> Iterator[memoryview]:
-    """Yield so many messages of one shape, one after the other."""
-    size = size_of(pieces)
-    for first in range(0, count, ROWS_AT_ONCE):
-        rows = slice(first, min(count, first + ROWS_AT_ONCE))
-        out = np.empty((rows.stop - rows.start, size), np.uint8)
+def write_all(pieces: Sequence[Piece | bytes], count: int) -> Bytes:
+    """Return so many messages of one shape, one a row."""
+    out = np.empty((count, size_of(pieces)), np.uint8)
+    fill_all(out, pieces)
+    return out
+
+
+def fill_all(out: Bytes, pieces: Sequence[Piece | bytes]) -> None:
+    """Write messages of one shape, one a row: what they share as a whole, then what differs."""
+    blank = b"".join(piece if isinstance(piece, bytes) else bytes(piece.size) for piece in pieces)
+    shared = np.frombuffer(blank, np.uint8)
+    at_once = max(1, BYTES_AT_ONCE // len(blank))
+    for first in range(0, len(out), at_once):
+        part = out[first : first + at_once]
+        part[:] = shared
         at = 0
         for piece in pieces:
             if isinstance(piece, bytes):
-                out[:, at : at + len(piece)] = np.frombuffer(piece, np.uint8)
                 at += len(piece)
             else:
-                piece.fill(out[:, at : at + piece.size], rows)
+                piece.fill(part[:, at : at + piece.size], slice(first, first + len(part)))
                 at += piece.size
-        yield out.data
 
 
 def varint(value: int) -> bytes:
@@ -174,7 +186,31 @@ def _tag(field: int, kind: int) -> bytes:
     return varint(field << 3 | kind)
 
 
-def _fill_varint(out: Bytes, values: Column, size: int) -> None:
-    for position in range(size):
-        more = 0x80 if position < size - 1 else 0
-        out[:, position] = (values >> (7 * position)) & 0x7F | more
+def _padded(values: Column, size: int, *, ends: bool) -> npt.NDArray[np.uint64]:
+    """Return each number spread over the lowest bytes of a word, seven bits a byte; the rest of it is in no byte.
+
+    Parameters:
+        ends: the last of so many bytes is the last of the number.
+    """
+    spread = values.astype("<u8")
+    for bytes_before, low in (
+        (4, 0x0FFFFFFF),
+        (2, 0x3FFF << 32 | 0x3FFF),
+        (1, 0x7F << 48 | 0x7F << 32 | 0x7F << 16 | 0x7F),
+    ):
+        if size > bytes_before:  # the bits above so many bytes of seven move up to where those of eight end
+            above = spread & np.uint64(low << 7 * bytes_before)
+            spread &= np.uint64(low)
+            above <<= np.uint64(bytes_before)
+            spread |= above
+    more = int.from_bytes(b"\x80" * (size - 1 if ends else size), "little")
+    spread |= np.uint64(more)
+    return spread
+
+
+def _place(out: Bytes, words: npt.NDArray[Any]) -> None:
+    """Write the first bytes of each word, as many as a row has."""
+    size = min(out.shape[1], words.itemsize)
+    first = words.view(np.uint8).reshape(-1, words.itemsize)[:, :size]
+    whole = f"V{size}"  # moved at once
+    out[:, :size].view(whole)[:] = first.view(whole)

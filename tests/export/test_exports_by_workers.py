@@ -27,7 +27,7 @@ def content_of(path: Path) -> Any:
 
 def write_all(run: Run, folder: Path, executor: Executor) -> dict[str, Any]:
     folder.mkdir()
-    for kind in ("chrome", "kineto", "tensorboard", "csv"):
+    for kind in ("perfetto", "chrome", "kineto", "tensorboard", "csv"):
         write_opened(run, kind, folder / kind, None, executor=executor)
     files = [path for path in folder.rglob("*") if path.is_file()]
     named = [(str(path.relative_to(folder)).split(".out.tfevents.")[0], path) for path in sorted(files)]

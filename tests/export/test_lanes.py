@@ -37,6 +37,15 @@ def test_numbers_that_are_not_known_become_texts_and_others_stay(numbers: list[i
     piece = wire.KnownOr(known=4, values=values, otherwise=unknown, size=size)
     shape = wire.message(4, [wire.one_number(1, 7), piece])
     event = protos.TrackEvent()
-    event.ParseFromString(b"".join(bytes(part) for part in wire.write_all(shape, len(numbers))))
+    event.ParseFromString(wire.write_all(shape, len(numbers)).tobytes())
     read = [row.int_value if row.HasField("int_value") else -row.string_value_iid for row in event.debug_annotations]
     assert read == [number if number >= 0 else -300 for number in numbers]
+
+
+def test_padded_numbers_are_what_a_single_one_says_at_any_width() -> None:
+    for size in range(1, 10):
+        numbers = [0, 1, 127, *((1 << 7 * size) - 1 >> less for less in range(3))]
+        values = np.array([one for one in numbers if one < 1 << 7 * size], np.int64)
+        rows = wire.write_all([b"<", wire.Varint(values=values, size=size), b">"], len(values))
+        expected = [b"<" + wire.pad_last_varint(wire.varint(one), size) + b">" for one in values.tolist()]
+        assert [row.tobytes() for row in rows] == expected
