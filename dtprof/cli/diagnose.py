@@ -90,7 +90,7 @@ def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PRO
 
         verdicts.append(diagnose_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels))
     if inputs.logs:
-        from dtprof.diagnosis.logs import diagnose_logs
+        from dtprof.diagnosis.logs.reading import diagnose_logs
 
         verdicts.append(diagnose_logs(inputs.logs))
     verdict = join(verdicts)

@@ -1,17 +1,18 @@
 """What the paths given to `dtprof diagnose` are, by their content: runs, Flight Recorder dumps, plain logs."""
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof.diagnosis.logs import files_of, looks_like_a_log
+from dtprof.diagnosis.logs.files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.importers.flight_recorder import looks_like_dump
-from dtprof.run_format import remote
-from dtprof.run_format.paths import MANIFEST
+from dtprof.run_format import paths, remote
 
 HEAD_BYTES = 1 << 20
+OF_A_RUN = {paths.MANIFEST, paths.EXITS, paths.PROCESSES, paths.STACKS, paths.MISMATCHES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Inputs:
     problems: tuple[str, ...]
 
 
-def sort_inputs(paths: Iterable[Path]) -> Inputs:
+def sort_inputs(given: Iterable[Path]) -> Inputs:
     """Find out what every path is; files of directories that are no runs are looked at one by one.
 
     Raises:
@@ -35,13 +36,20 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     dumps: list[Path] = []
     logs: list[Path] = []
     problems: list[str] = []
-    for given in dict.fromkeys(paths):
-        path = remote.fetch(given)
+    for one in dict.fromkeys(given):
+        path = remote.fetch(one)
+        _refuse_part_of_a_run(path)
         if path.is_dir():
             _refuse_imported_dumps(path)
-            files = [] if is_run(path) else list(files_of([path]))
+            files, inner = ([], []) if is_run(path) else _files_beside_runs(path)
+            if inner and not files:
+                raise NotARunError(
+                    f"{path} holds {len(inner)} run{'s' * (len(inner) > 1)} and is none; expected one run: "
+                    f"dtprof diagnose {shlex.quote(str(inner[-1]))}"
+                )
+            problems += [f"{run} is a run and was not read: give it by its name, too" for run in inner]
             if not files:
-                runs.append(given)  # its reader says what is wrong with an empty directory
+                runs.append(one)  # its reader says what is wrong with an empty directory
         elif path.exists():
             files = [path]
         else:
@@ -63,6 +71,29 @@ def is_run(path: Path) -> bool:
     return (path / "run.json").exists() or any(path.glob("rank-[0-9]*.[0-9]*"))
 
 
+def _files_beside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files below a folder apart from those of runs, and these runs."""
+    files = list(files_of([folder]))
+    inner = sorted({file.parent for file in files if file.name == paths.MANIFEST and is_run(file.parent)})
+    return [file for file in files if not set(inner).intersection(file.parents)], inner
+
+
+def _refuse_part_of_a_run(path: Path) -> None:
+    """Refuse a file or folder that dtprof keeps in a run: read alone, it would be taken for a log.
+
+    Raises:
+        NotARunError: it is one.
+    """
+    whole = path.absolute()
+    for run in list(whole.parents)[:2]:
+        first = whole.relative_to(run).parts[0]
+        is_folder = paths.parse_rank_folder(first) is not None or (first.startswith("node-") and (run / first).is_dir())
+        if (is_folder or first in OF_A_RUN) and is_run(run):
+            raise NotARunError(
+                f"{path} is a part of the run {run}; expected the whole: dtprof diagnose {shlex.quote(str(run))}"
+            )
+
+
 def _refuse_imported_dumps(path: Path) -> None:
     """Refuse a run made of Flight Recorder dumps: it holds what a summary needs, not how the job stood.
 
@@ -70,7 +101,7 @@ def _refuse_imported_dumps(path: Path) -> None:
         NotARunError: it is one.
     """
     try:
-        held = json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("imported")
+        held = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8")).get("imported")
     except (OSError, ValueError, AttributeError, RecursionError):
         return  # no run, or a damaged one, of which its reader tells
     if isinstance(held, dict) and held.get("format") == "Flight Recorder":

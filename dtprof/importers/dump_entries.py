@@ -38,8 +38,13 @@ _FIELDS = (
 )
 _fields_of = itemgetter(*_FIELDS)
 
+_PAIRS = (tuple, list)
+
 Peers = tuple[int, int]
 """Sender and receiver, as ranks in the group."""
+
+_Operation = tuple[str, bool, Peers | None, dict[int, tuple[Any, Any, Any, int]]]
+"""Of a name: operation, whether its sizes must agree, peers; by line the sizes last seen there, and their label."""
 
 
 def is_user_file(path: str) -> bool:
@@ -91,15 +96,15 @@ class Entries:
         self._labels = labels
         self._is_user = is_user
         self._user_files: dict[str, bool] = {}
-        self._ops: dict[str, tuple[str, bool, Peers | None]] = {}
+        self._ops: dict[str, _Operation] = {}
         self._sites: dict[int, Site | None] = {}
         self._equal_sites: dict[tuple[str, int, str], Site] = {}
         self._numbers: dict[tuple[object, ...], int] = {}
-        self._alike: dict[tuple[str, int], tuple[list[object], int]] = {}
 
     def read(self, entries: list[Any]) -> None:
-        """Read entries: a job has millions, nearly all of collectives that have ended."""
-        ops, courses, alike = self._ops, self.courses_by_id, self._alike
+        """Read entries: a job has millions, nearly all of collectives that have ended, so these take no call here."""
+        ops, courses, take = self._ops, self.courses_by_id, self.sequence.append
+        newest_ns, last_done_ns = self.newest_ns, self.last_done_ns
         for order, entry in enumerate(entries):
             if type(entry) is not dict:
                 self.malformed += 1
@@ -108,21 +113,21 @@ class Entries:
                 fields = _fields_of(entry)
             except KeyError:
                 fields = _fields_of_other_torch(entry)
-            name, held, pg_id, seq, p2p_seq, is_p2p, state, created_ns, ended_ns, frames, *sizes = fields
-            if type(created_ns) is int and self.newest_ns < created_ns < MAX_SEQ:
-                self.newest_ns = created_ns
-            if type(ended_ns) is int and self.last_done_ns < ended_ns < MAX_SEQ:
-                self.last_done_ns = ended_ns
+            name, held, pg_id, seq, p2p_seq, is_p2p, state, created_ns, ended_ns, frames, ins, outs, dtypes = fields
+            if type(created_ns) is int and newest_ns < created_ns < MAX_SEQ:
+                newest_ns = created_ns
+            if type(ended_ns) is int and last_done_ns < ended_ns < MAX_SEQ:
+                last_done_ns = ended_ns
             if type(name) is not str:
                 self.malformed += 1
                 continue
-            op, agreeing, peers = ops.get(name) or self._operation(name)
+            op, agreeing, peers, alike = ops.get(name) or self._operation(name)
             course = courses.get(pg_id) if type(pg_id) is int else None
-            if course is None or type(held) not in (tuple, list) or not held or held[0] != course.group:
+            if course is None or type(held) not in _PAIRS or not held or held[0] != course.group:
                 course = self._course(held, integer(pg_id, -1), entry.get("pg_name"))
             if type(seq) is not int or not 0 <= seq < MAX_SEQ:
                 seq = -1
-            done = bool(ended_ns) or state == "completed"
+            done = state == "completed" or bool(ended_ns)
             if not done and self.backend in DONE_WHEN_RETIRED:
                 done = entry.get("retired") is True
             if peers is not None or is_p2p is True:
@@ -134,25 +139,32 @@ class Entries:
                 if self._is_whole(course.group, seq, p2p=False, done=done):
                     continue
             site = self._site(frames)
-            before = alike.get((name, id(site)))
-            if before is not None and (not agreeing or before[0] == sizes):
-                number = before[1]
+            before = alike.get(id(site))
+            if before is not None and (
+                not agreeing or (before[0] == ins and before[1] == outs and before[2] == dtypes)
+            ):
+                number = before[3]
             else:
                 number = self._number(entry, name, site)
             if p2p_seq and integer(p2p_seq) > 0:
                 self.p2p_groups.add(course.group)
             if course.issued < seq or course.issued < 0:
                 course.issued = max(seq, 0)
-            self.sequence.append(number)
-            course.keep(seq, number)
+            take(number)
+            if seq == course.end and course.labels:
+                course.labels.append(number)
+                course.end = seq + 1
+            else:
+                course.keep(seq, number)
             if done:
                 course.done = seq
             else:
                 self._pend(entry, order, group=course.group, op=op, seq=seq, site=site)
+        self.newest_ns, self.last_done_ns = newest_ns, last_done_ns
 
     def _transfer(self, entry: dict[str, Any], order: int, *, course: Course, seq: int, done: bool) -> None:
         """Read an entry of a point-to-point operation."""
-        op, _, peers = self._operation(entry["profiling_name"])
+        op, _, peers, _ = self._operation(entry["profiling_name"])
         p2p_seq = entry.get("p2p_seq_id")
         position = seq if p2p_seq is None else integer(p2p_seq, -1)
         if op == "coalesced" and self._is_whole(course.group, position, p2p=True, done=done):
@@ -210,10 +222,11 @@ class Entries:
             self.pending.pop()
         return done
 
-    def _operation(self, name: str) -> tuple[str, bool, Peers | None]:
+    def _operation(self, name: str) -> _Operation:
         found = self._ops.get(name)
         if found is None:
-            backend, found = parse_name(name[:MAX_TEXT])
+            backend, told = parse_name(name[:MAX_TEXT])
+            found = (*told, {})
             self.backend = self.backend or backend
             if len(self._ops) < MAX_NAMES:
                 self._ops[name] = found
@@ -230,8 +243,8 @@ class Entries:
 
     def _number(self, entry: dict[str, Any], name: str, site: Site | None) -> int:
         """Return the number of the label of a collective."""
-        op, agreeing, _ = self._operation(name)
-        sizes = [entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes")]
+        op, agreeing, _, alike = self._operation(name)
+        sizes = (entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes"))
         told = (-1, -1, "")
         if agreeing:
             told = (numel(sizes[0]), numel(sizes[1]), first_text(sizes[2]) or first_text(entry.get("output_dtypes")))
@@ -240,7 +253,7 @@ class Entries:
         if number is None:
             number = self._numbers[key] = self._labels.number(op, *told, site)
         if not agreeing or (min(told[:2]) >= 0 and _is_plain(sizes)):
-            self._alike[name, id(site)] = (sizes, number)
+            alike[id(site)] = (*sizes, number)
         return number
 
     def _site(self, frames: object) -> Site | None:
@@ -279,7 +292,7 @@ def _fields_of_other_torch(entry: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(map(held.get, _FIELDS))
 
 
-def _is_plain(sizes: list[Any]) -> bool:
+def _is_plain(sizes: tuple[Any, Any, Any]) -> bool:
     """Say whether sizes, known to be lists of whole numbers as far as they were looked at, and types are no more.
 
     Comparing anything with such lists ends soon.

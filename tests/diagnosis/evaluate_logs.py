@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.logs import diagnose_logs
 from dtprof.diagnosis.logs.job import operation
+from dtprof.diagnosis.logs.reading import diagnose_logs
 
 SURE = 0.5
 NETWORK = "T37"

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprof.diagnosis.findings import OUTCOMES
-from dtprof.diagnosis.logs import diagnose_logs, looks_like_a_log
 from dtprof.diagnosis.logs.carriers import parse_line, rank_of_file
+from dtprof.diagnosis.logs.files import looks_like_a_log
+from dtprof.diagnosis.logs.reading import diagnose_logs
 from dtprof.errors import NotARunError
 from dtprof.report.verdict_json import verdict_json
 from dtprof.report.verdict_text import verdict_text

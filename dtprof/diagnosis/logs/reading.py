@@ -1,9 +1,7 @@
 """Read logs of any size as a stream: lines, attempts, files of one job."""
 
-import gzip
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +10,7 @@ from dtprof.diagnosis.logs import nccl_calls
 from dtprof.diagnosis.logs.carriers import RANK, Line, parse_line, rank_of_file
 from dtprof.diagnosis.logs.deciding import decide_from_logs
 from dtprof.diagnosis.logs.facts import Facts, Order
+from dtprof.diagnosis.logs.files import files_of, opened
 from dtprof.diagnosis.logs.grammar import BYTE_WORDS, NEW_ATTEMPT, NEW_JOB, read_sentences
 from dtprof.diagnosis.logs.tracebacks import Tracebacks
 from dtprof.errors import NotARunError
@@ -19,7 +18,6 @@ from dtprof.errors import NotARunError
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 15
 MAX_ATTEMPTS = 1000
-MAX_FILES = 100_000
 LINE_ENDS = re.compile(rb"[\r\n]+")
 TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
 MAX_TORN_LINES = 5
@@ -53,35 +51,6 @@ def diagnose_logs(paths: Iterable[Path]) -> Verdict:
     return decide_from_logs(newest, earlier=max(attempts, key=len)[:-1], problems=tuple(problems))
 
 
-def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files, those of directories in order of their names, at most MAX_FILES of each."""
-    for path in paths:
-        if path.is_dir():
-            found = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith("."))
-            yield from islice(found, MAX_FILES)
-        else:
-            yield path
-
-
-def looks_like_a_log(path: Path) -> bool:
-    """Say whether the file is text: most of its first bytes are printable, none is NUL."""
-    try:
-        with _opened(path) as file:
-            head = file.read(4096)
-    except (OSError, EOFError):
-        return False
-    if b"\0" in head:
-        return False
-    odd = sum(byte < 32 and byte not in b"\t\n\r\x1b\b\f" for byte in head)
-    return odd * 20 <= len(head)
-
-
-def _opened(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return path.open("rb")
-
-
 class LogReader:
     """Reads one file into the facts of its attempts."""
 
@@ -102,7 +71,7 @@ class LogReader:
     def read(self) -> list[Facts]:
         """Return the facts by attempt, oldest first."""
         try:
-            with _opened(self.path) as file:
+            with opened(self.path) as file:
                 for chunk in _chunks(file):
                     self._read_chunk(chunk)
         except EOFError:
