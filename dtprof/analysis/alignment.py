@@ -140,29 +140,31 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
 
     Rows are by position; `start` is -1 where nobody needs it, `done` FAR where it needs nobody, or is not known.
     """
-    several = [family for family in matched.rows if family.members > 1]
+    placed = zip(matched.families, matched.rows, matched.seqs, strict=True)
+    several = [one for one in placed if one[0].members > 1]
     if not several:
         return {}
-    seqs = {family: _thinned(matched.seqs[family], matched.seqs[family]) for family in several}
-    lengths = [len(own) for own in seqs.values()]
-    own = select(operations, np.concatenate([_thinned(matched.rows[one], matched.seqs[one]) for one in several]))
+    families = [family for family, _, _ in several]
+    seqs = [_thinned(seqs, seqs) for _, _, seqs in several]
+    lengths = [len(own) for own in seqs]
+    own = select(operations, np.concatenate([_thinned(rows, seqs) for _, rows, seqs in several]))
     names = [*tables.ops, ""]
     op = np.minimum(own["op"], len(tables.ops))
     from_root, to_root = (
         is_any(op, [i for i, name in enumerate(names) if name in ops]) for ops in (FROM_ROOT, TO_ROOT)
     )
-    is_root = own["peer"] == np.repeat([family.ranks.place_of(tables.rank) for family in several], lengths)
-    is_p2p = np.repeat([family.is_p2p for family in several], lengths)
-    sends = [family.is_p2p and family.ranks[family.sender] == tables.rank for family in several]
+    is_root = own["peer"] == np.repeat([family.ranks.place_of(tables.rank) for family in families], lengths)
+    is_p2p = np.repeat([family.is_p2p for family in families], lengths)
+    sends = [family.is_p2p and family.ranks[family.sender] == tables.rank for family in families]
     is_send = np.repeat(sends, lengths)
     gives = np.where(is_p2p, is_send, ~(from_root & ~is_root) & ~(to_root & is_root))
     needs = np.where(is_p2p, ~is_send, ~(from_root & is_root) & ~(to_root & ~is_root))
     known = (own["done_ns"] != UNKNOWN_NS) & (own["state"] == codes.DONE)
     marked = np.zeros(len(own), _MARK)
-    marked["seq"] = np.concatenate(list(seqs.values()))
+    marked["seq"] = np.concatenate(seqs)
     marked["start"] = np.where(gives, own["issued_ns"], -1)
     marked["done"] = np.where(needs & known, own["done_ns"], FAR)
-    return split(marked, seqs)
+    return split(marked, families, seqs)
 
 
 def _thinned(column: Column, seqs: Column) -> Column:

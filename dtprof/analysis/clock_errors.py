@@ -14,15 +14,17 @@ class ClockErrors:
     clock: Column  # of each rank from 0 on, -1 not known
     error_ns: Column  # of each clock
 
-    def between(self, rank: int, others: Column) -> Column:
-        """Return the error between one rank and others; 0 on one clock."""
-        if not len(self.error_ns) or rank >= len(self.clock):
+    def between(self, ranks: Column, others: Column) -> Column:
+        """Return the error between each of these ranks and the other one beside it; 0 on one clock."""
+        if not (len(self.error_ns) and len(self.clock)):
             return np.zeros(len(others), np.int64)
-        known = (others >= 0) & (others < len(self.clock))
-        theirs = np.where(known, self.clock[np.where(known, others, 0)], -1)
-        mine = int(self.clock[rank])
+        mine, theirs = self._clock_of(ranks), self._clock_of(others)
         error = self.error_ns[theirs] + self.error_ns[mine]
         return np.where((theirs >= 0) & (theirs != mine) & (mine >= 0), error, 0)
+
+    def _clock_of(self, ranks: Column) -> Column:
+        known = (ranks >= 0) & (ranks < len(self.clock))
+        return np.where(known, self.clock[np.where(known, ranks, 0)], -1)
 
 
 ONE_CLOCK = ClockErrors(clock=np.zeros(0, np.int64), error_ns=np.zeros(0, np.int64))

@@ -1,5 +1,6 @@
 """The table of collectives: what operations took and moved, summed by group, operation and api."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,11 +8,12 @@ import numpy as np
 from dtprof.analysis.apis import Apis
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Column, Mask
-from dtprof.analysis.meetings import Family, Matched, Meetings
+from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.operation_timing import Timing
+from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import CollectiveResult
-from dtprof.tables import UNKNOWN_NS, Array, RankTables, join, select
+from dtprof.tables import UNKNOWN_NS, Array, join, select
 
 MAX_LISTED = 1 << 16
 """Rows of the table of collectives, and groups."""
@@ -48,50 +50,45 @@ ROW_SUMS = np.dtype(
 
 
 def sum_rows(
-    tables: RankTables,
-    operations: Array,
-    *,
-    apis: Apis,
-    chosen: Mask,
-    matched: Matched,
-    meetings: Meetings,
-    timing: Timing,
-    blocked: Blocked,
+    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, meetings: Meetings, timing: Timing
 ) -> dict[RowKey, Array]:
-    """Sum the chosen operations of one rank by group, operation and api.
+    """Sum the chosen operations of all ranks by group, operation and api.
 
-    A collective goes by the names that the lowest rank gave it, a message by this rank's own.
+    A collective goes by the names that the lowest rank gave it, a message by those of the rank itself.
     """
+    operations, matched = stack.operations, stack.matched
     inside = chosen[matched.every_row]
     if not inside.any():
         return {}
-    rows = matched.every_row[inside]
-    met = select(matched.find_met(meetings), inside)
+    rows, met = matched.every_row[inside], select(stack.met, inside)
     number = matched.of_each(range(len(matched.rows)))[inside]
-    is_p2p = matched.of_each(family.is_p2p for family in matched.rows)[inside] > 0
-    lowest = (tables.rank == family.ranks.lowest for family in matched.rows)
-    is_lowest = is_p2p | (matched.of_each(lowest)[inside] > 0)
-    counted = is_p2p | (met["first_rank"] == tables.rank)
-    op = np.where(is_p2p, np.minimum(operations["op"][rows], len(tables.ops)), met["op"])
-    api = np.where(is_p2p, apis.of_operation[rows], met["api"])
+    is_p2p = matched.of_each(family.is_p2p for family in matched.families)[inside] > 0
+    ranks = stack.rank_of_operation[rows]
+    is_lowest = is_p2p | (matched.of_each(family.ranks.lowest for family in matched.families)[inside] == ranks)
+    counted = is_p2p | (met["first_rank"] == ranks)
+    api_of_operation = np.concatenate([own.of_operation for own in apis])
+    op = np.where(is_p2p, operations["op"][rows], met["op"])
+    api = np.where(is_p2p, api_of_operation[rows], met["api"])
     codes, keys = number_distinct(op.astype(np.int64) << 32 | api)
     pairs, keys = number_distinct(number * len(codes) + keys)
-    families = list(matched.rows)
     names = []
     for pair_of in pairs.tolist():
-        family, code = families[pair_of // len(codes)], int(codes[pair_of % len(codes)])
-        op_names, api_names = (
-            ((*tables.ops, UNNAMED), apis.names) if family.is_p2p else (meetings.ops.names, meetings.apis.names)
-        )
-        base = family._replace(sender=-1, receiver=-1) if family.is_p2p else family
-        names.append(RowKey(base, op_names[code >> 32], api_names[code & 0xFFFFFFFF]))
+        at, code = divmod(pair_of, len(codes))
+        family, place = matched.families[at], int(stack.place_of_family[at])
+        op_number, api_number = divmod(int(codes[code]), 1 << 32)
+        if family.is_p2p:
+            ops = stack.ranks[place].placed.tables.ops
+            name = ops[op_number] if op_number < len(ops) else UNNAMED
+            names.append(RowKey(family._replace(sender=-1, receiver=-1), name, apis[place].names[api_number]))
+        else:
+            names.append(RowKey(family, meetings.ops.names[op_number], meetings.apis.names[api_number]))
     order = keys.argsort(kind="stable")
     keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
     sums: dict[RowKey, Array] = {}
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(begin, begin + _ROWS_AT_ONCE)
         first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
-        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, blocked)
+        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, stack.blocked)
         columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
         table = np.zeros(len(first), ROW_SUMS)
         for name, values in columns.items():
@@ -140,6 +137,12 @@ def add_sums(a: Array, b: Array) -> Array:
     """Add sums to sums."""
     total: Array = (a.view(np.int64) + b.view(np.int64)).view(ROW_SUMS)
     return total
+
+
+def add_rows(sums: dict[RowKey, Array], rows: Mapping[RowKey, Array]) -> None:
+    """Add rows to those that are there."""
+    for key, row in rows.items():
+        sums[key] = add_sums(sums[key], row) if key in sums else row
 
 
 def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:

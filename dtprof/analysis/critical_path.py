@@ -9,20 +9,21 @@ Per rank only operations that blocked it and the owners of its time are kept, of
 takes O(pieces * log rows); rows are bounded by MAX_ROWS over all ranks.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.intervals import Column, Intervals, accumulate_maximum, paint, union
+from dtprof.analysis.intervals import Column, Intervals, Mask, accumulate_maximum, paint, union
 from dtprof.analysis.meetings import Matched
 from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
+from dtprof.analysis.rank_stacks import RankStack, SteppedRank
 from dtprof.analysis.records import stride_of
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
-from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
+from dtprof.tables import UNKNOWN_NS, Array
 
 MAX_STEPS = 32
 MAX_ROWS = 1 << 22
@@ -48,48 +49,61 @@ class RankPath:
     groups: tuple[str, ...]
 
 
-def collect_path(
-    tables: RankTables,
-    operations: Array,
-    *,
-    matched: Matched,
-    timing: Timing,
-    blocked: Blocked,
-    phases: Mapping[str, Intervals],
-    steps: tuple[Column, Intervals],
-    max_rows: int,
-) -> RankPath:
-    """Return what the walk needs of one rank, of steps evenly spread."""
-    numbers, windows = steps
-    kept = numbers % stride_of(len(numbers), MAX_STEPS) == 0
-    numbers, windows = numbers[kept], windows[kept]
-    start, last = _find_transfers(operations, matched, timing)
+def collect_paths(stack: RankStack, timing: Timing, *, max_rows: int) -> list[RankPath]:
+    """Return what the walk needs of each rank, of steps evenly spread."""
+    operations, blocked = stack.operations, stack.blocked
+    kept = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in stack.ranks]
+    windows = stack.windows[np.concatenate(kept)]
+    start, last = _find_transfers(operations, stack.matched, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
     # Who waits for what was done before is not held up by it.
     length = np.minimum(end, operations["done_ns"]) - begin
-    chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end, windows) >= 0)
-    rows = np.flatnonzero(chosen)
-    if len(rows) > max_rows:
-        rows = rows[np.argsort(-length[rows], kind="stable")[:max_rows]]
+    shift = stack.shift_of_operation
+    chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end + shift, windows) >= 0)
+    rows = _longest(np.flatnonzero(chosen), length, stack, max_rows)
+    rows = rows[np.argsort((end + shift)[rows], kind="stable")]
     hops = np.zeros(len(rows), _HOP)
     hops["end"], hops["start"], hops["rank"] = end[rows], np.minimum(start[rows], end[rows]), last[rows]
-    hops["op"], hops["group"] = np.minimum(operations["op"][rows], len(tables.ops)), operations["group"][rows]
-    groups = tuple(
-        tables.groups[i].name if i in tables.groups else "?" for i in range(max(tables.groups, default=-1) + 1)
-    )
-    stretches = blocked.uncovered(np.concatenate((blocked.call[blocked.counts], blocked.wait[blocked.counts])))
+    hops["op"], hops["group"] = operations["op"][rows], operations["group"][rows]
     # An operation may have begun in the step before: its time is asked for in no other step than this one.
-    cuts, owner = paint([union(stretches), *(phases[phase] for phase in ORDER)], union(windows))
+    counted = np.concatenate((blocked.call[blocked.counts], blocked.wait[blocked.counts]))
+    stretches = union(blocked.uncovered(counted + np.tile(shift[blocked.counts], 2)[:, np.newaxis]))
+    cuts, owner = paint([stretches, *(stack.phases[phase] for phase in ORDER)], union(windows))
+    hops_of = itertools.pairwise(np.searchsorted(stack.place[rows], np.arange(len(stack.ranks) + 1)).tolist())
+    return [
+        _path_of(rank, kept=chosen, hops=hops[first:end], cuts=cuts[own] - shift, owner=owner[own])
+        for rank, chosen, (first, end), own, shift in zip(
+            stack.ranks, kept, hops_of, stack.stretches(cuts), stack.shifts, strict=True
+        )
+    ]
+
+
+def _longest(rows: Column, length: Column, stack: RankStack, max_rows: int) -> Column:
+    """Return of the operations of each rank the longest."""
+    if len(rows) <= max_rows:
+        return rows
+    kept = []
+    for begin, end in itertools.pairwise(np.searchsorted(rows, stack.bounds).tolist()):
+        own = rows[begin:end]
+        kept.append(own if len(own) <= max_rows else own[np.argsort(-length[own], kind="stable")[:max_rows]])
+    return np.concatenate(kept)
+
+
+def _path_of(rank: SteppedRank, *, kept: Mask, hops: Array, cuts: Column, owner: Column) -> RankPath:
+    tables = rank.placed.tables
+    hops["op"] = np.minimum(hops["op"], len(tables.ops))
     return RankPath(
         rank=tables.rank,
-        steps=numbers,
-        windows=windows,
-        hops=select(hops, np.argsort(hops["end"], kind="stable")),
+        steps=rank.numbers[kept],
+        windows=rank.windows[kept],
+        hops=hops,
         cuts=cuts,
         owner=owner,
         ops=(*tables.ops, "?"),
-        groups=groups,
+        groups=tuple(
+            tables.groups[i].name if i in tables.groups else "?" for i in range(max(tables.groups, default=-1) + 1)
+        ),
     )
 
 
@@ -106,7 +120,7 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
     """
     start, last = timing.arrival.copy(), np.where(timing.source == EXACT, timing.culprit, -1)
-    queues = matched.of_each(not family.is_p2p and family.members > 1 for family in matched.rows) > 0
+    queues = matched.of_each(not family.is_p2p and family.members > 1 for family in matched.families) > 0
     every = matched.every_row
     chosen = queues & (last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)  # messages do not queue
     rows, group = every[chosen], matched.of_each(range(len(matched.rows)))[chosen]

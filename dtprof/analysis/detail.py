@@ -199,9 +199,9 @@ def _number_meetings(
     """Return the number of the meeting of each operation, and where in it the rank arrived."""
     numbers = np.zeros(len(operations), np.int64)
     arrived = np.full(len(operations), BETWEEN, np.int64)
-    for family, rows in matched.rows.items():
+    for family, rows, seqs in zip(matched.families, matched.rows, matched.seqs, strict=True):
         table = meetings.tables[family]
-        at = np.searchsorted(table["seq"], matched.seqs[family])
+        at = np.searchsorted(table["seq"], seqs)
         met = select(table, at)
         numbers[rows] = np.where(met["num_seen"] > 1, first_number[family] + at, 0)
         if family.is_p2p:

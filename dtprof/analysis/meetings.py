@@ -5,9 +5,9 @@ associative and commutative and a row of zeros_like is neutral, so that ranks ma
 """
 
 import functools
+import itertools
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -96,33 +96,42 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Where the operations of one rank belong: for each family, rows of the operations, by position."""
+    """Where operations belong: families, and of each the rows of the operations, by position.
 
-    rows: dict[Family, Column]
-    seqs: dict[Family, Column]
+    Of several ranks side by side, those of one rank follow those of another: a family is there once a rank.
+    """
+
+    families: Sequence[Family]
+    rows: Sequence[Column]
+    seqs: Sequence[Column]
     unmatched: int  # operations that cannot be placed
 
     @functools.cached_property
     def every_row(self) -> Column:
         """All rows, family by family."""
-        return np.concatenate([*self.rows.values(), np.zeros(0, np.int64)])
+        return np.concatenate([*self.rows, np.zeros(0, np.int64)])
 
     def of_each(self, values: Iterable[int]) -> Column:
         """Return for each of these rows the value of its family, given one a family."""
-        lengths = [len(rows) for rows in self.rows.values()]
+        lengths = [len(rows) for rows in self.rows]
         return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
 
     def met_in(self, meetings: "Meetings") -> "Matched":
         """Return the same without operations that were recorded after the meetings were: a job may be running."""
-        tables = {family: meetings.tables[family]["seq"] for family in self.rows if family in meetings.tables}
-        newest = {family: int(seqs[-1]) for family, seqs in tables.items() if len(seqs)}
-        known = {family: own <= newest.get(family, -1) for family, own in self.seqs.items()}
-        if all(is_known.all() for is_known in known.values()) and len(tables) == len(known):
+        kept = []
+        for family, rows, seqs in zip(self.families, self.rows, self.seqs, strict=True):
+            table = meetings.tables.get(family)
+            last = int(table["seq"][-1]) if table is not None and len(table) else -1
+            # Positions ascend.
+            count = len(seqs) if len(seqs) and seqs[-1] <= last else int(np.searchsorted(seqs, last, "right"))
+            kept.append((family, rows[:count], seqs[:count]))
+        if all(len(rows) == len(own) for (_, rows, _), own in zip(kept, self.rows, strict=True)):
             return self
-        known = {family: is_known for family, is_known in known.items() if is_known.any()}
+        kept = [one for one in kept if len(one[1])]
         return Matched(
-            rows={family: self.rows[family][is_known] for family, is_known in known.items()},
-            seqs={family: self.seqs[family][is_known] for family, is_known in known.items()},
+            families=[family for family, _, _ in kept],
+            rows=[rows for _, rows, _ in kept],
+            seqs=[seqs for _, _, seqs in kept],
             unmatched=self.unmatched,
         )
 
@@ -130,12 +139,12 @@ class Matched:
         """Return the meetings of these rows."""
         if not self.rows:
             return np.zeros(0, MEETING)
-        tables = [meetings.tables[family] for family in self.rows]
+        tables = [meetings.tables[family] for family in self.families]
         met = join(tables)
-        seqs = np.concatenate(list(self.seqs.values()))
+        seqs = np.concatenate(self.seqs)
         if np.array_equal(met["seq"], seqs):
             return met
-        parts = zip(tables, self.seqs.values(), strict=True)
+        parts = zip(tables, self.seqs, strict=True)
         return join([select(table, np.searchsorted(table["seq"], own)) for table, own in parts])
 
 
@@ -183,7 +192,7 @@ class Meetings:
         rows = join([*tables.values(), np.zeros(0, MEETING)])
         for column, number in numbers.items():
             rows[column] = number[rows[column]]
-        self._merge(split(rows, tables))
+        self._merge(split(rows, tables, tables.values()))
 
     def _merge(self, theirs: Mapping[Family, Array]) -> None:
         """Take in rows; those of families that have met at the same positions so far in one go."""
@@ -191,24 +200,25 @@ class Meetings:
         if alike:
             known, new = (join([tables[family] for family in alike]) for tables in (self.tables, theirs))
             if np.array_equal(known["seq"], new["seq"]):
-                done = {family: theirs[family] for family in alike}
-                self.tables.update(split(_combine(known, new), done))
-                theirs = {family: rows for family, rows in theirs.items() if family not in done}
+                self.tables.update(split(_combine(known, new), alike, [theirs[family] for family in alike]))
+                merged = set(alike)
+                theirs = {family: rows for family, rows in theirs.items() if family not in merged}
         for family, rows in theirs.items():
             before = self.tables.get(family)
             self.tables[family] = rows if before is None else merge(before, rows)
 
 
-def split(rows: Array, like: Mapping[Family, Array | Column]) -> dict[Family, Array]:
+def split(rows: Array, families: Iterable[Family], like: Iterable[Array | Column]) -> dict[Family, Array]:
     """Return the rows of each family, which follow one another and are as many as those of `like`."""
-    ends = np.cumsum([len(own) for own in like.values()]).tolist()
-    return {family: rows[begin:end] for family, begin, end in zip(like, [0, *ends], ends, strict=False)}
+    ends = list(itertools.accumulate(map(len, like)))
+    return {family: rows[begin:end] for family, begin, end in zip(families, [0, *ends], ends, strict=False)}
 
 
 def match_operations(tables: RankTables, operations: Array) -> Matched:
     """Place every operation of one rank in its family."""
-    rows: dict[Family, Column] = {}
-    seqs: dict[Family, Column] = {}
+    families_met: list[Family] = []
+    rows: list[Column] = []
+    seqs: list[Column] = []
     families = find_families(tables.groups, set(np.unique(operations["group"]).tolist()))
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     seqs_seen = operations["seq"]
@@ -216,13 +226,17 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     order = np.lexsort((seqs_seen, key))
     group = key[order]
     unmatched = 0
-    for begin, end in pairwise(_bounds(group)):
+    for begin, end in itertools.pairwise(_bounds(group)):
         some = order[begin:end]
         family = families.get(int(group[begin]) & 0xFFFF)
         if family is None:
             unmatched += len(some)
         elif group[begin] >> 16:
-            unmatched += _place_messages(tables, operations, family, some, rows, seqs)
+            messages = _match_messages(tables, operations, family, some)
+            unmatched += messages.unmatched
+            families_met += messages.families
+            rows += messages.rows
+            seqs += messages.seqs
         else:
             seq = seqs_seen[some]
             repeated = seq[1:] == seq[:-1]  # a position twice: damaged records
@@ -230,8 +244,10 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
                 unmatched += int(repeated.sum())
                 only = np.concatenate(([True], ~repeated))
                 some, seq = some[only], seq[only]
-            rows[family], seqs[family] = some, seq
-    return Matched(rows=rows, seqs=seqs, unmatched=unmatched)
+            families_met.append(family)
+            rows.append(some)
+            seqs.append(seq)
+    return Matched(families=families_met, rows=rows, seqs=seqs, unmatched=unmatched)
 
 
 def _bounds(sorted_values: Column) -> list[int]:
@@ -257,26 +273,22 @@ def find_families(groups: Mapping[int, Group], chosen: Container[int] | None = N
     return families
 
 
-def _place_messages(
-    tables: RankTables,
-    operations: Array,
-    family: Family,
-    some: Column,
-    rows: dict[Family, Column],
-    seqs: dict[Family, Column],
-) -> int:
-    """Place sends and receives by pair of ranks, tag and order; return how many could not be."""
-    own = family.ranks.place_of(tables.rank)
-    if own < 0 or tables.dropped_events:
-        return len(some)  # without all earlier messages the order is not known
+def _match_messages(tables: RankTables, operations: Array, group: Family, some: Column) -> Matched:
+    """Place sends and receives of one group by pair of ranks, tag and order."""
+    own = group.ranks.place_of(tables.rank)
+    if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
+        return Matched(families=(), rows=(), seqs=(), unmatched=len(some))
+    families: list[Family] = []
+    rows: list[Column] = []
+    seqs: list[Column] = []
     is_send = is_any(operations["op"][some], [i for i, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]])
     peer = operations["peer"][some].astype(np.int64)
     tag = operations["tag"][some].astype(np.int64) & 0x7FFFFFFF
-    known = (peer >= 0) & (peer < family.size) & (peer != own)
+    known = (peer >= 0) & (peer < group.size) & (peer != own)
     pair_key = (is_send.astype(np.int64) << 32) | peer
     order = np.lexsort((some, tag, pair_key))
     order = order[known[order]]
-    for begin, end in pairwise(_bounds(pair_key[order])):
+    for begin, end in itertools.pairwise(_bounds(pair_key[order])):
         chosen = order[begin:end]
         tags = tag[chosen]
         place = np.arange(len(tags))
@@ -284,9 +296,10 @@ def _place_messages(
         count = place - np.concatenate((place[:1], np.maximum.accumulate(first)))
         other = int(peer[chosen[0]])
         sender, receiver = (own, other) if is_send[chosen[0]] else (other, own)
-        messages = family._replace(sender=sender, receiver=receiver)
-        rows[messages], seqs[messages] = some[chosen], (tags << 32) | count
-    return int((~known).sum())
+        families.append(group._replace(sender=sender, receiver=receiver))
+        rows.append(some[chosen])
+        seqs.append((tags << 32) | count)
+    return Matched(families=families, rows=rows, seqs=seqs, unmatched=len(some) - int(np.count_nonzero(known)))
 
 
 def duration_of(operations: Array) -> Column:
@@ -303,7 +316,7 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
     some = matched.every_row
     rows = np.repeat(_NEUTRAL, len(some))
     start = operations["issued_ns"][some]
-    rows["seq"] = np.concatenate(list(matched.seqs.values()))
+    rows["seq"] = np.concatenate(matched.seqs)
     rows["num_seen"] = 1
     rows["first_start"] = rows["last_start"] = start
     rows["last_rank"] = rows["first_rank"] = tables.rank
@@ -312,8 +325,8 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
     rows["op"] = np.minimum(operations["op"][some], len(tables.ops))
     rows["api"] = apis.of_operation[some]
     rows["host"] = 0
-    by_family = split(rows, matched.rows)
-    is_p2p = matched.of_each(family.is_p2p for family in matched.rows) > 0
+    by_family = split(rows, matched.families, matched.rows)
+    is_p2p = matched.of_each(family.is_p2p for family in matched.families) > 0
     if ((operations["peer"][some] >= 0) & ~is_p2p).any():
         _describe_roots(tables.rank, operations, matched, by_family)
     return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows=by_family)
@@ -321,8 +334,8 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
 
 def _describe_roots(rank: int, operations: Array, matched: Matched, by_family: Mapping[Family, Array]) -> None:
     """Fill in the roots of collectives."""
-    for family, rows in by_family.items():
-        root = operations["peer"][matched.rows[family]]
+    for (family, rows), own in zip(by_family.items(), matched.rows, strict=True):
+        root = operations["peer"][own]
         has_root = (root >= 0) & (root < len(family.ranks))
         if not family.is_p2p and has_root.any():
             rows["root_rank"][has_root] = family.ranks.array[root[has_root]]

@@ -1,13 +1,14 @@
 """Wait, transfer and exposed time of every operation: its duration, split at the arrival of the last rank."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
+from dtprof.analysis.clock_errors import ClockErrors
 from dtprof.analysis.intervals import Column, Intervals, Mask, pair
-from dtprof.analysis.meetings import Matched, Meetings, duration_of
+from dtprof.analysis.meetings import Matched, duration_of
 from dtprof.analysis.records import is_any
 from dtprof.tables import UNKNOWN_NS, Array
 
@@ -33,7 +34,7 @@ class Timing:
     exposed_wait: Column  # all exposed time where the arrival is not known
     exposed_transfer: Column
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
-    mixed: int  # operations that meet a different operation at the same position
+    mixed: Mask  # operations that meet a different operation at the same position
     in_doubt: Mask  # operations whose wait is smaller than the error of the clocks
     impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
@@ -41,15 +42,21 @@ class Timing:
 def time_operations(
     operations: Array,
     matched: Matched,
-    meetings: Meetings,
+    met: Array,
     blocked: Blocked,
     *,
-    rank: int = -1,
-    errors: ClockErrors = ONE_CLOCK,
+    op_names: Sequence[str],
+    rank: Column,
+    errors: ClockErrors,
 ) -> Timing:
-    """Split the duration and the blocked time of each operation of one rank at the arrival of the last rank.
+    """Split the duration and the blocked time of each operation at the arrival of the last rank.
 
     Where that lies within the error of the clocks, who came last is not known, and durations tell.
+
+    Parameters:
+        met: the meeting of each row of `matched`.
+        op_names: of meetings, by number.
+        rank: of each operation.
     """
     done, duration = operations["done_ns"], duration_of(operations)
     # On a device it starts when the device comes to it. When it was done is known too roughly to compare between ranks:
@@ -61,24 +68,23 @@ def time_operations(
     culprit = np.full(len(operations), -1, np.int64)
     in_doubt = np.zeros(len(operations), np.bool_)
     impossible = np.zeros(len(operations), np.int64)
-    mixed = 0
-    if matched.rows:
+    mixed = np.zeros(len(operations), np.bool_)
+    if len(met):
         rows = matched.every_row
-        members = matched.of_each(family.members for family in matched.rows)
-        is_p2p = matched.of_each(family.is_p2p for family in matched.rows) > 0
-        met = matched.find_met(meetings)
+        members = matched.of_each(family.members for family in matched.families)
+        is_p2p = matched.of_each(family.is_p2p for family in matched.families) > 0
         num_seen, started, took = met["num_seen"], start[rows], duration[rows]
         alone = members <= 1
         differs = met["mixed_ops"] & ~is_p2p & ~alone
-        mixed = int(differs.sum())
+        mixed[rows] = differs
         exact = (num_seen == members) & ~alone & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
         estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
-        arrived, for_root = _exact_arrival(meetings, is_p2p, met, started, done[rows])
+        arrived, for_root = _exact_arrival(op_names, is_p2p, met, started, done[rows])
         last = np.where(for_root, met["root_rank"], met["last_rank"])
-        doubtful = exact & (arrived - started < errors.between(rank, last)) & (took != UNKNOWN_NS)
+        doubtful = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
         in_doubt[rows] = doubtful
-        ahead = _find_impossible(meetings, exact & ~doubtful & ~is_p2p, met, done[rows])
-        ahead[ahead <= errors.between(rank, met["last_rank"])] = 0
+        ahead = _find_impossible(op_names, exact & ~doubtful & ~is_p2p, met, done[rows])
+        ahead[ahead <= errors.between(rank[rows], met["last_rank"])] = 0
         impossible[rows] = ahead
         doubtful |= (ahead > 0) & (took != UNKNOWN_NS)
         exact, estimated = exact & ~doubtful, estimated | doubtful
@@ -100,16 +106,18 @@ def time_operations(
     )
 
 
-def _find_impossible(meetings: Meetings, chosen: Mask, met: Array, done: Column) -> Column:
+def _find_impossible(op_names: Sequence[str], chosen: Mask, met: Array, done: Column) -> Column:
     """Return by how much operations were done before the last member had begun them, by one clock; else 0."""
     ahead = np.where(chosen & (done != UNKNOWN_NS), met["last_start"] - done, 0)
     ahead[ahead < JUMP_NS] = 0
     if ahead.any():
-        ahead[~_is_any(met["op"], FROM_ALL, meetings)] = 0
+        ahead[~_is_any(met["op"], FROM_ALL, op_names)] = 0
     return ahead
 
 
-def _exact_arrival(meetings: Meetings, is_p2p: Mask, met: Array, start: Column, done: Column) -> tuple[Column, Mask]:
+def _exact_arrival(
+    op_names: Sequence[str], is_p2p: Mask, met: Array, start: Column, done: Column
+) -> tuple[Column, Mask]:
     """Return when the last of those arrived that each operation waited for, and whether that was just the root.
 
     It waited for the last of all, unless it was done before that one came. Then a broadcast or scatter waited for its
@@ -120,15 +128,15 @@ def _exact_arrival(meetings: Meetings, is_p2p: Mask, met: Array, start: Column, 
     early = (done != UNKNOWN_NS) & (done < last)
     if not early.any():
         return np.maximum(last, start), early
-    from_root = _is_any(met["op"], FROM_ROOT, meetings) & (met["root_start"] >= 0) & ~is_p2p
-    for_nobody = _is_any(met["op"], TO_ROOT, meetings) | is_p2p
+    from_root = _is_any(met["op"], FROM_ROOT, op_names) & (met["root_start"] >= 0) & ~is_p2p
+    for_nobody = _is_any(met["op"], TO_ROOT, op_names) | is_p2p
     for_root = early & from_root
     arrived = np.where(early, np.where(for_nobody, start, done), last)
     return np.maximum(np.where(for_root, np.minimum(met["root_start"], done), arrived), start), for_root
 
 
-def _is_any(op: Column, wanted: tuple[str, ...], meetings: Meetings) -> Mask:
-    return is_any(op, [number for number, name in enumerate(meetings.ops.names) if name in wanted])
+def _is_any(op: Column, wanted: tuple[str, ...], op_names: Sequence[str]) -> Mask:
+    return is_any(op, [number for number, name in enumerate(op_names) if name in wanted])
 
 
 def _split(
@@ -139,7 +147,7 @@ def _split(
     source: Column,
     culprit: Column,
     blocked: Blocked,
-    mixed: int,
+    mixed: Mask,
     in_doubt: Mask,
     impossible: Column,
 ) -> Timing:
@@ -170,15 +178,25 @@ def _split(
     )
 
 
-def split_blocked(blocked: Blocked, timing: Timing, chosen: Mask) -> tuple[Intervals, Intervals]:
+def split_blocked(
+    blocked: Blocked, timing: Timing, chosen: Mask, shift: Column | None = None
+) -> tuple[Intervals, Intervals]:
     """Return the blocked stretches of the chosen operations before and after the arrival of the last rank.
 
     Where the arrival is not known everything counts as before: nothing shows that data moved.
+
+    Parameters:
+        shift: what is added to the times of each operation; nothing where it is not given.
     """
     waits, transfers = [], []
     known = timing.source[chosen] != NOT_KNOWN
+    arrival = timing.arrival[chosen]
     for stretch in (blocked.call[chosen], blocked.wait[chosen]):
-        at = np.where(known, np.clip(timing.arrival[chosen], stretch[:, 0], stretch[:, 1]), stretch[:, 1])
+        at = np.where(known, np.clip(arrival, stretch[:, 0], stretch[:, 1]), stretch[:, 1])
         waits.append(pair(stretch[:, 0], at))
         transfers.append(pair(at, stretch[:, 1]))
-    return blocked.uncovered(np.concatenate(waits)), blocked.uncovered(np.concatenate(transfers))
+    both = np.concatenate(waits), np.concatenate(transfers)
+    if shift is not None:
+        added = np.tile(shift[chosen], 2)[:, np.newaxis]
+        both = both[0] + added, both[1] + added
+    return blocked.uncovered(both[0]), blocked.uncovered(both[1])

@@ -9,6 +9,7 @@ Of an imported run whose device is known the device is partitioned: what it comp
 step is under way on it, else compute; and what nothing covers is idle.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -110,15 +111,24 @@ def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[s
     return {phase: by_phase[phase] for phase in PHASES}
 
 
-def average(parts: dict[str, Column]) -> dict[str, int]:
+def average(parts: dict[str, Column], bounds: Sequence[int]) -> list[dict[str, int]]:
+    """Return the mean of each part over the steps from each bound to the next, as `round_means` rounds it."""
+    so_far = np.zeros((len(parts), bounds[-1] + 1), np.int64)
+    np.cumsum(list(parts.values()), axis=1, out=so_far[:, 1:])
+    totals = np.diff(so_far[:, bounds], axis=1).T.tolist()
+    return [
+        round_means(dict(zip(parts, own, strict=True)), end - begin)
+        for own, (begin, end) in zip(totals, itertools.pairwise(bounds), strict=True)
+    ]
+
+
+def round_means(totals: dict[str, int], num_steps: int) -> dict[str, int]:
     """Return the mean of each part, rounded so that they sum to the rounded mean of the whole.
 
     What rounding down leaves over goes, 1 ns each, to the parts that lost most by it.
     """
-    num_steps = max((len(column) for column in parts.values()), default=0)
     if not num_steps:
-        return dict.fromkeys(parts, 0)
-    totals: dict[str, int] = dict(zip(parts, np.sum(list(parts.values()), axis=1).tolist(), strict=True))
+        return dict.fromkeys(totals, 0)
     means = {part: total // num_steps for part, total in totals.items()}
     left = sum(totals.values()) // num_steps - sum(means.values())
     by_loss: Sequence[str] = sorted(totals, key=lambda part: -(totals[part] % num_steps))

@@ -209,9 +209,12 @@ def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]
 
 def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
     """Return when one rank was in a bubble: in a window of its pipeline and in no action."""
-    if not len(windows):
-        return windows
-    return subtract(union(windows), union(times_of(spans_of_any(spans, tables, KINDS, ENDED))))
+    return subtract(union(windows), union(find_actions(tables, spans, windows)))
+
+
+def find_actions(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
+    """Return begin and end of the actions of one rank; none where its pipeline has no windows."""
+    return times_of(spans_of_any(spans, tables, KINDS, ENDED)) if len(windows) else NONE
 
 
 def measure_pipelines(

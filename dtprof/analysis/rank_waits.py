@@ -1,14 +1,13 @@
 """What one rank worked and for whom it waited, by bin of steps: what stragglers are found from."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Column, Intervals, share_out, union
 from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
+from dtprof.analysis.rank_stacks import RankStack
 
 WORK = (*ORDER, "other")
 
@@ -37,48 +36,53 @@ class RankWaits:
 
 
 def collect_waits(
-    rank: int,
-    *,
-    timing: Timing,
-    blocked: Blocked,
-    stretches: tuple[Intervals, Intervals],
-    phases: Mapping[str, Intervals],
-    steps: tuple[Column, Intervals],
-    step: Column,
-    width: int,
-) -> RankWaits:
-    """Return what one rank worked and for whom it waited.
+    stack: RankStack, *, timing: Timing, stretches: tuple[Intervals, Intervals], first: int, step: Column, width: int
+) -> list[RankWaits]:
+    """Return what each rank worked and for whom it waited.
 
     Parameters:
-        stretches: blocked by waits and by transfers, as `split_blocked` returns them.
-        steps: how many steps after the first used one each window lies, and the windows.
-        step: the same of each operation, -1 outside the used steps.
+        stretches: blocked by waits and by transfers, as `split_blocked` returns them, on the axis.
+        first: the first used step.
+        step: how many steps after that each operation lies, -1 outside the used steps.
         width: steps a bin.
     """
-    numbers, windows = steps
-    shares = share_out([union(np.concatenate(stretches)), *(phases[phase] for phase in ORDER)], windows)
+    shares = share_out([union(np.concatenate(stretches)), *(stack.phases[phase] for phase in ORDER)], stack.windows)
+    numbers, place = stack.numbers - first, stack.place_of_window
     num_bins = int(numbers.max(initial=-1)) // width + 1
-    in_bin = numbers // width
-    work, blocked_ns = np.zeros(num_bins, np.int64), np.zeros(num_bins, np.int64)
-    np.add.at(work, in_bin, shares[:, 1:].sum(axis=1))
-    np.add.at(blocked_ns, in_bin, shares[:, 0])
-    waited = timing.exposed_wait
-    waits = (step >= 0) & blocked.counts & (waited > 0)
-    clear = (timing.source == EXACT) & (timing.culprit >= 0)
-    unclear = np.bincount(step[waits & ~clear] // width, waited[waits & ~clear], num_bins).astype(np.int64)
-    counts = waits & clear & (timing.culprit != rank)
-    key = (step[counts] // width) << 32 | timing.culprit[counts]
-    keys, place = np.unique(key, return_inverse=True)
+    num_cells = num_bins * len(stack.ranks)  # those of one rank follow those of another
+    cell = place * num_bins + numbers // width
+    work, blocked = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64)
+    np.add.at(work, cell, shares[:, 1:].sum(axis=1))
+    np.add.at(blocked, cell, shares[:, 0])
+    phases = np.zeros((len(stack.ranks), len(WORK)), np.int64)
+    np.add.at(phases, place, shares[:, 1:])
+    steps = np.bincount(cell, minlength=num_cells)
+    waited, culprit = timing.exposed_wait, timing.culprit
+    waits = (step >= 0) & stack.blocked.counts & (waited > 0)
+    clear = (timing.source == EXACT) & (culprit >= 0)
+    cell_of = stack.place * num_bins + step // width
+    unclear = np.bincount(cell_of[waits & ~clear], waited[waits & ~clear], num_cells).astype(np.int64)
+    counts = waits & clear & (culprit != stack.rank_of_operation)
+    keys, at = np.unique(cell_of[counts] << 32 | culprit[counts], return_inverse=True)
     sums = np.zeros(len(keys), np.int64)
-    np.add.at(sums, place, waited[counts])
-    return RankWaits(
-        rank=rank,
-        steps=np.bincount(in_bin, minlength=num_bins),
-        work=work,
-        blocked=blocked_ns,
-        unclear=unclear,
-        phases=shares[:, 1:].sum(axis=0),
-        bins=keys >> 32,
-        culprits=keys & 0xFFFFFFFF,
-        waited=sums,
-    )
+    np.add.at(sums, at, waited[counts])
+    cells, culprits = keys >> 32, keys & 0xFFFFFFFF
+    ends = np.searchsorted(cells, np.arange(1, len(stack.ranks) + 1) * num_bins).tolist()
+    found = []
+    for i, (rank, begin, end) in enumerate(zip(stack.ranks, [0, *ends], ends, strict=False)):
+        own_bins = (int(rank.numbers.max(initial=first - 1)) - first) // width + 1
+        own = slice(i * num_bins, i * num_bins + own_bins)
+        found.append(
+            RankWaits(
+                rank=rank.placed.tables.rank,
+                steps=steps[own],
+                work=work[own],
+                blocked=blocked[own],
+                unclear=unclear[own],
+                phases=phases[i],
+                bins=cells[begin:end] - i * num_bins,
+                culprits=culprits[begin:end],
+                waited=sums[begin:end],
+            )
+        )
+    return found

@@ -1,9 +1,11 @@
 """What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
 
 The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
-`reduce_rank`, knows the steps chosen and the meetings, and sums up. Each rank is read for both; none is kept.
+`reduce_ranks`, knows the steps chosen and the meetings, and sums up, several ranks side by side. Each rank is read for
+both; none is kept.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,19 +13,20 @@ import numpy as np
 from dtprof.analysis.alignment import collect_marks
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
-from dtprof.analysis.collectives import RowKey, sum_rows
-from dtprof.analysis.critical_path import RankPath, collect_path
+from dtprof.analysis.collectives import RowKey, add_rows, sum_rows
+from dtprof.analysis.critical_path import RankPath, collect_paths
 from dtprof.analysis.dropped import sum_dropped
-from dtprof.analysis.intervals import NONE, Column, Intervals, locate, share_out
+from dtprof.analysis.intervals import Intervals, locate, share_out, subtract, union
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory_growth import find_growth
-from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, split_blocked
+from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, split_blocked, time_operations
 from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
-from dtprof.analysis.pipeline import RankPipeline, find_bubbles, find_pipeline
-from dtprof.analysis.rank_timing import time_rank
+from dtprof.analysis.pipeline import RankPipeline, find_actions, find_pipeline
+from dtprof.analysis.rank_stacks import RankStack, SteppedRank
+from dtprof.analysis.rank_timing import place_rank
 from dtprof.analysis.rank_waits import RankWaits, collect_waits
 from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.results import MemoryGrowth
@@ -91,8 +94,6 @@ class RankReduction:
     phases_ns: dict[str, int] | None
     user_phases_ns: dict[str, int] | None
     events_per_step: float | None
-    rows: dict[RowKey, Array]
-    dropped: dict[RowKey, Array]  # of operations of which only sums are left
     waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
     unobserved: int  # operations in the used steps whose completion is not observed
@@ -105,6 +106,15 @@ class RankReduction:
     most_impossible_ns: int = 0  # by so much at most
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
     memory_growth: MemoryGrowth | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackReduction:
+    """The second map of several ranks."""
+
+    ranks: list[RankReduction]
+    rows: dict[RowKey, Array]  # sums over these ranks
+    dropped: dict[RowKey, Array]  # of operations of which only sums are left
 
 
 def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
@@ -163,116 +173,124 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
     )
 
 
-def reduce_rank(
-    tables: RankTables,
-    *,
-    own: RankSteps,
-    used: UsedSteps,
-    meetings: Meetings,
-    max_bars: int,
-    pipeline_windows: Intervals = NONE,
-    width: int = 1,
-    errors: ClockErrors = ONE_CLOCK,
-    max_hops: int = 0,
-) -> RankReduction:
-    """Sum up the used steps of one rank; all it did where no steps are used.
-
-    Parameters:
-        width: steps a bin, for what is kept bin by bin.
-        max_hops: operations to keep for the critical path; 0: it is not asked for.
-        errors: of the clocks of the ranks against each other.
-    """
-    timed = time_rank(tables, own, meetings, errors)
-    operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
-    blocked, timing = timed.blocked, timed.timing
-    apis = find_apis(tables, operations)
+def place_used(
+    tables: RankTables, own: RankSteps, used: UsedSteps, meetings: Meetings, pipeline_windows: Intervals
+) -> SteppedRank:
+    """Prepare one rank for `reduce_ranks`."""
+    placed = place_rank(tables, own, meetings)
     numbers, windows = own.used(used.first, used.last)
-    step = _step_of(operations["issued_ns"], numbers, windows, used.first)
-    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
-    unobserved = chosen & ~blocked.known
-    parts, waits, path = None, None, None
-    if len(windows) and not (unobserved & blocked.counts).any():
-        bubbles = find_bubbles(tables, spans, pipeline_windows)
-        stretches = split_blocked(blocked, timing, blocked.counts)
-        parts = partition_steps(windows, phases, *stretches, bubbles)
-        waits = collect_waits(
-            tables.rank,
-            timing=timing,
-            blocked=blocked,
-            stretches=stretches,
-            phases=phases,
-            steps=(numbers - used.first, windows),
-            step=step,
-            width=width,
-        )
-        if max_hops:
-            path = collect_path(
-                tables,
-                operations,
-                matched=matched,
-                timing=timing,
-                blocked=blocked,
-                phases=phases,
-                steps=(numbers, windows),
-                max_rows=max_hops,
-            )
-    return RankReduction(
-        rank=tables.rank,
-        step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // len(windows) if len(windows) else None,
-        partition_ns=average(parts) if parts is not None else None,
-        phases_ns=average(partition_phases(windows, phases)) if len(windows) else None,
-        user_phases_ns=_user_phases(tables, spans, own, windows) if len(windows) else None,
-        events_per_step=_count_events(tables, windows) / len(windows) if len(windows) else None,
-        rows=sum_rows(
-            tables,
-            operations,
-            apis=apis,
-            chosen=chosen,
-            matched=matched,
-            meetings=meetings,
-            timing=timing,
-            blocked=blocked,
-        ),
-        dropped=sum_dropped(tables),
-        waits=waits,
-        path=path,
-        bars=collect_bars(
-            tables,
-            operations,
-            steps=(numbers, windows),
-            phases=phases,
-            timing=timing,
-            blocked=blocked,
-            limit=max_bars,
-        )
-        if max_bars
-        else None,
-        unobserved=int(unobserved.sum()),
-        estimated=int((chosen & (timing.source == ESTIMATED)).sum()),
-        not_known=int((chosen & (timing.source == NOT_KNOWN)).sum()),
-        mixed=timing.mixed,
-        in_doubt=int((chosen & timing.in_doubt).sum()),
-        impossible=int((chosen & (timing.impossible > 0)).sum()),
-        most_impossible_ns=int(timing.impossible.max(initial=0)),
-        serialised=find_rows(tables, operations, apis=apis, chosen=chosen, timing=timing, blocked=blocked)
-        if used.known
-        else {},
-        memory_growth=find_growth(tables, used),
+    return SteppedRank(
+        placed=placed,
+        numbers=numbers,
+        windows=windows,
+        pipeline_windows=pipeline_windows,
+        actions=find_actions(tables, placed.spans, pipeline_windows),
     )
 
 
-def _user_phases(tables: RankTables, spans: Array, own: RankSteps, windows: Intervals) -> dict[str, int]:
+def reduce_ranks(
+    stack: RankStack,
+    *,
+    used: UsedSteps,
+    meetings: Meetings,
+    max_bars: int,
+    width: int = 1,
+    errors: ClockErrors = ONE_CLOCK,
+    max_hops: int = 0,
+) -> StackReduction:
+    """Sum up the used steps of ranks; all they did where no steps are used.
+
+    Parameters:
+        width: steps a bin, for what is kept bin by bin.
+        max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
+        errors: of the clocks of the ranks against each other.
+    """
+    operations, blocked = stack.operations, stack.blocked
+    timing = time_operations(
+        operations,
+        stack.matched,
+        stack.met,
+        blocked,
+        op_names=meetings.ops.names,
+        rank=stack.rank_of_operation,
+        errors=errors,
+    )
+    apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in stack.ranks]
+    at = locate(operations["issued_ns"] + stack.shift_of_operation, stack.windows)
+    step = np.where(at >= 0, stack.numbers[at] - used.first, -1) if len(stack.windows) else at
+    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
+    unobserved = chosen & ~blocked.known
+    unseen = stack.count(unobserved & blocked.counts)
+    seen = [len(one.windows) > 0 and not number for one, number in zip(stack.ranks, unseen, strict=True)]
+    nothing = [None] * len(stack.ranks)
+    parts: Sequence[dict[str, int] | None] = nothing
+    waits: Sequence[RankWaits | None] = nothing
+    paths: Sequence[RankPath | None] = nothing
+    if any(seen):
+        stretches = split_blocked(blocked, timing, blocked.counts, stack.shift_of_operation)
+        bubbles = subtract(union(stack.pipeline_windows), union(stack.on_axis([one.actions for one in stack.ranks])))
+        parts = average(partition_steps(stack.windows, stack.phases, *stretches, bubbles), stack.window_bounds)
+        waits = collect_waits(stack, timing=timing, stretches=stretches, first=used.first, step=step, width=width)
+        paths = collect_paths(stack, timing, max_rows=max_hops) if max_hops else nothing
+    phases = average(partition_phases(stack.windows, stack.phases), stack.window_bounds)
+    bars = collect_bars(stack, timing, limit=max_bars) if max_bars else nothing
+    serialised = find_rows(stack, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in stack.ranks]
+    most_impossible = np.zeros(len(stack.ranks), np.int64)
+    np.maximum.at(most_impossible, stack.place, timing.impossible)
+    counts = [
+        stack.count(some)
+        for some in (
+            unobserved,
+            chosen & (timing.source == ESTIMATED),
+            chosen & (timing.source == NOT_KNOWN),
+            timing.mixed,
+            chosen & timing.in_doubt,
+            chosen & (timing.impossible > 0),
+        )
+    ]
+    ranks = []
+    for i, one in enumerate(stack.ranks):
+        tables, windows, num_steps = one.placed.tables, one.windows, len(one.windows)
+        num_unobserved, estimated, not_known, mixed, in_doubt, impossible = (own[i] for own in counts)
+        ranks.append(
+            RankReduction(
+                rank=tables.rank,
+                step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // num_steps if num_steps else None,
+                partition_ns=parts[i] if seen[i] else None,
+                phases_ns=phases[i] if num_steps else None,
+                user_phases_ns=_user_phases(one) if num_steps else None,
+                events_per_step=_count_events(tables, windows) / num_steps if num_steps else None,
+                waits=waits[i] if seen[i] else None,
+                path=paths[i] if seen[i] else None,
+                bars=bars[i],
+                unobserved=num_unobserved,
+                estimated=estimated,
+                not_known=not_known,
+                mixed=mixed,
+                in_doubt=in_doubt,
+                impossible=impossible,
+                most_impossible_ns=int(most_impossible[i]),
+                serialised=serialised[i],
+                memory_growth=find_growth(tables, used),
+            )
+        )
+    dropped: dict[RowKey, Array] = {}
+    for one in stack.ranks:
+        add_rows(dropped, sum_dropped(one.placed.tables))
+    return StackReduction(
+        ranks=ranks,
+        rows=sum_rows(stack, apis, chosen=chosen, meetings=meetings, timing=timing),
+        dropped=dropped,
+    )
+
+
+def _user_phases(one: SteppedRank) -> dict[str, int]:
     """Return the mean time a step of each phase that the program named, to the ns below."""
+    placed, windows = one.placed, one.windows
     return {
         name: int(share_out([intervals], windows)[:, 0].sum()) // len(windows)
-        for name, intervals in find_user_phases(tables, spans, own).items()
+        for name, intervals in find_user_phases(placed.tables, placed.spans, placed.steps).items()
     }
-
-
-def _step_of(times: Column, numbers: Column, windows: Intervals, first: int) -> Column:
-    """Return how many steps after the first used one each moment lies; -1 outside all."""
-    at = locate(times, windows)
-    return np.where(at >= 0, numbers[at] - first, -1) if len(numbers) else at
 
 
 def _count_events(tables: RankTables, windows: Intervals) -> int:

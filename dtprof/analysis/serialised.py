@@ -14,12 +14,12 @@ import numpy as np
 
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
-from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Mask
 from dtprof.analysis.operation_timing import Timing
+from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
-from dtprof.tables import Array, RankTables, select
+from dtprof.tables import select
 
 MAX_GAP_NS, MAX_GAP = 50_000, 0.1
 """Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
@@ -46,41 +46,45 @@ class SerialSums(NamedTuple):
 
 
 def find_rows(
-    tables: RankTables, operations: Array, *, apis: Apis, chosen: Mask, timing: Timing, blocked: Blocked
-) -> dict[SerialKey, SerialSums]:
-    """Return the rows of serialised collectives of one rank, summed."""
+    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, timing: Timing
+) -> list[dict[SerialKey, SerialSums]]:
+    """Return the rows of serialised collectives of each rank, summed."""
+    operations, blocked = stack.operations, stack.blocked
+    found: list[dict[SerialKey, SerialSums]] = [{} for _ in stack.ranks]
     every = np.flatnonzero(chosen & blocked.known & blocked.counts)
     if len(every) < 2:
-        return {}
-    order = every[np.lexsort((operations["issued_ns"][every], operations["thread"][every]))]
+        return found
+    order = every[np.lexsort((operations["issued_ns"][every], operations["thread"][every], stack.place[every]))]
     own, end = select(operations, order), np.maximum(blocked.call[order, 1], blocked.wait[order, 1])
+    place = stack.place[order]
     exposed = timing.exposed_transfer[order]
     gap = own["issued_ns"][1:] - end[:-1]
     blocks = end - own["issued_ns"]
     linked = (own["kind"] == codes.COLLECTIVE)[1:] & (gap >= 0) & (end > own["issued_ns"])[:-1]
-    linked &= gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks[:-1])
+    linked &= (gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks[:-1])) & (place[1:] == place[:-1])
     for column in ("thread", "kind", "group", "op", "dtype", "reduce_op", "peer", "step"):
         linked &= own[column][1:] == own[column][:-1]
     begins = np.flatnonzero(np.concatenate(([True], ~linked)))
     lengths = np.diff(np.append(begins, len(own)))
     several = lengths > 1
     if not several.any():
-        return {}
+        return found
     total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
     columns = np.stack(
         [np.ones_like(lengths), lengths, np.add.reduceat(own["nbytes"], begins), total, total - longest], axis=1
     )[several]
     first = begins[several]
-    kinds = np.stack([own["group"][first], own["op"][first], apis.of_operation[order[first]]], axis=1)
+    api_of_operation = np.concatenate([one.of_operation for one in apis])
+    kinds = np.stack([place[first], own["group"][first], own["op"][first], api_of_operation[order[first]]], axis=1)
     distinct, place = np.unique(kinds, axis=0, return_inverse=True)
     sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
     np.add.at(sums, place.ravel(), columns)
-    found: dict[SerialKey, SerialSums] = {}
-    for (number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+    for (at, number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+        tables = stack.ranks[at].placed.tables
         group = tables.groups.get(number)
         if group is not None and group.size > 1:
-            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis.names[api])
-            found[key] = SerialSums(*row)
+            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])
+            found[at][key] = SerialSums(*row)
     return found
 
 

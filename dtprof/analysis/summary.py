@@ -1,13 +1,13 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dtprof.analysis.alignment import list_clocks, state_errors, worst_error_ns
-from dtprof.analysis.collectives import MAX_LISTED, RowKey, add_sums, list_collectives
+from dtprof.analysis.collectives import MAX_LISTED, RowKey, add_rows, list_collectives
 from dtprof.analysis.critical_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
@@ -17,7 +17,8 @@ from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom,
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
 from dtprof.analysis.rank_closeup import Look, RankCloseup
-from dtprof.analysis.ranks import RankFacts, RankReduction, reduce_rank
+from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
+from dtprof.analysis.ranks import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
 from dtprof.analysis.results import (
     ClockResult,
     CriticalPathResult,
@@ -46,7 +47,7 @@ MAX_PAIRED = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionTask(RankTask):
-    """Some ranks to be reduced; the parameters are those of `reduce_rank`."""
+    """Some ranks to be reduced; the parameters are those of `reduce_ranks`."""
 
     used: UsedSteps
     max_bars: int
@@ -64,45 +65,38 @@ class Reductions:
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
 
-    def add(self, reduction: RankReduction) -> None:
-        """Take in one more rank."""
-        self.ranks.append(replace(reduction, rows={}, dropped={}))
-        _add_rows(self.rows, reduction.rows)
-        _add_rows(self.dropped, reduction.dropped)
-
-    def join(self, others: "Reductions") -> None:
+    def join(self, others: "Reductions | StackReduction") -> None:
         """Take in other ranks."""
         self.ranks.extend(others.ranks)
-        self.closeups.extend(others.closeups)
-        _add_rows(self.rows, others.rows)
-        _add_rows(self.dropped, others.dropped)
+        add_rows(self.rows, others.rows)
+        add_rows(self.dropped, others.dropped)
 
 
-def _add_rows(sums: dict[RowKey, Array], rows: Mapping[RowKey, Array]) -> None:
-    for key, row in rows.items():
-        sums[key] = add_sums(sums[key], row) if key in sums else row
-
-
-def reduce_ranks(task: ReductionTask) -> Reductions:
-    """Reduce some ranks, one after the other."""
+def reduce_part(task: ReductionTask) -> Reductions:
+    """Reduce some ranks, as many side by side as is worth it."""
     reductions = Reductions()
+    for stack in stack_in_turn(_place_in_turn(task, reductions.closeups), task.meetings):
+        reductions.join(
+            reduce_ranks(
+                stack,
+                used=task.used,
+                meetings=task.meetings,
+                max_bars=task.max_bars,
+                width=task.width,
+                errors=task.errors,
+                max_hops=task.max_hops,
+            )
+        )
+    return reductions
+
+
+def _place_in_turn(task: ReductionTask, closeups: list[RankCloseup]) -> Iterator[SteppedRank]:
+    """Read and place one rank after the other, and look at its details where they are asked for."""
     for rank, own in task.steps.items():
         tables = task.load(rank)
-        reduction = reduce_rank(
-            tables,
-            own=own,
-            used=task.used,
-            meetings=task.meetings,
-            max_bars=task.max_bars,
-            pipeline_windows=task.pipeline_windows[rank],
-            width=task.width,
-            errors=task.errors,
-            max_hops=task.max_hops,
-        )
-        reductions.add(reduction)
         if task.look is not None:
-            reductions.closeups.append(task.look.at(tables, own))
-    return reductions
+            closeups.append(task.look.at(tables, own))
+        yield place_used(tables, own, task.used, task.meetings, task.pipeline_windows[rank])
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
@@ -145,11 +139,12 @@ def summarise_closely(
         for part, families in surveys.parts
     )
     reduced = Reductions()
-    for found in map_tasks(executor, reduce_ranks, tasks):
+    for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
+        reduced.closeups.extend(found.closeups)
     reductions = reduced.ranks
     sums = dict(reduced.rows)
-    _add_rows(sums, reduced.dropped)
+    add_rows(sums, reduced.dropped)
 
     world_size = _world_size(facts)
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))

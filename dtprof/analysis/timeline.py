@@ -1,18 +1,21 @@
 """A few steps of all ranks as bars: at most MAX_INTERVALS, the longest where there are more."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dtprof.analysis import codes
-from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.intervals import Column, Intervals, paint
+from dtprof.analysis.intervals import Column, Intervals, locate, paint
 from dtprof.analysis.operation_timing import NOT_KNOWN, Timing
 from dtprof.analysis.phases import ORDER
+from dtprof.analysis.rank_stacks import RankStack, SteppedRank
+from dtprof.analysis.records import is_among
 from dtprof.analysis.results import Interval, Timeline
 from dtprof.formatting import format_bytes, format_ns
-from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, Site, join, select
+from dtprof.tables import UNKNOWN_NS, Array, Group, Site, join, select
 
 MAX_INTERVALS = 4_000
 MAX_STEPS = 3
@@ -37,6 +40,24 @@ BAR = np.dtype(
 )
 
 
+class _Bar(NamedTuple):
+    """A row of BAR."""
+
+    begin: int
+    end: int
+    step: int
+    phase: int
+    op: int
+    exposed: bool
+    p2p: bool
+    group: int
+    seq: int
+    site: int
+    nbytes: int
+    wait: int
+    exposed_ns: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankBars:
     """The longest bars of one rank in the last steps, and how many there were in each."""
@@ -50,56 +71,80 @@ class RankBars:
     sites: dict[int, Site]
 
 
-def collect_bars(
-    tables: RankTables,
-    operations: Array,
-    *,
-    steps: tuple[Column, Intervals],
-    phases: dict[str, Intervals],
-    timing: Timing,
-    blocked: Blocked,
-    limit: int,
-) -> RankBars:
-    """Return the bars of one rank in these few steps, the `limit` longest of each."""
+def collect_bars(stack: RankStack, timing: Timing, *, limit: int) -> list[RankBars]:
+    """Return the bars of each rank in the last few steps, the `limit` longest of each."""
     num_steps = MAX_STEPS if limit > FEW_BARS else 1
-    numbers, windows = steps[0][-num_steps:], steps[1][-num_steps:]
-    kept, num_bars = [np.zeros(0, BAR)], {}
-    for number, window in zip(numbers.tolist(), windows, strict=True):
-        bars = join((_phase_bars(phases, window), _operation_bars(operations, timing, blocked, window)))
-        bars["step"] = number
-        num_bars[number] = len(bars)
-        if len(bars) > limit:
-            bars = select(bars, np.sort(np.argsort(bars["begin"] - bars["end"], kind="stable")[:limit]))
-        kept.append(bars)
-    bars = join(kept)
-    sites = {int(site): tables.sites[site] for site in np.unique(bars["site"]).tolist() if site in tables.sites}
+    windows = stack.on_axis([rank.windows[-num_steps:] for rank in stack.ranks])
+    lengths = [len(rank.windows[-num_steps:]) for rank in stack.ranks]
+    numbers = np.concatenate([rank.numbers[-num_steps:] for rank in stack.ranks])
+    place = np.repeat(np.arange(len(stack.ranks)), lengths)
+    phase_at, of_phases = _phase_bars(stack.phases, windows)
+    operation_at, of_operations = _operation_bars(stack, timing, windows)
+    of_phases["begin"] -= stack.shifts[place[phase_at]]
+    of_phases["end"] -= stack.shifts[place[phase_at]]
+    order, at = _merge(phase_at, operation_at)
+    bars = select(join((of_phases, of_operations)), order)
+    bars["step"] = numbers[at]
+    counts = np.bincount(at, minlength=len(windows)).tolist()
+    ends = list(itertools.accumulate(counts))
+    steps = [_longest(bars[end - count : end], limit) for count, end in zip(counts, ends, strict=True)]
+    bounds = itertools.pairwise([0, *itertools.accumulate(lengths)])
+    return [
+        _bars_of(rank, steps[begin:end], counts[begin:end])
+        for rank, (begin, end) in zip(stack.ranks, bounds, strict=True)
+    ]
+
+
+def _merge(phase_at: Column, operation_at: Column) -> tuple[Column, Column]:
+    """Return the order in which the bars of each window follow one another, phases first, and the window of each."""
+    at = np.concatenate((phase_at, operation_at))
+    order = at.argsort(kind="stable")
+    return order, at[order]
+
+
+def _longest(bars: Array, limit: int) -> Array:
+    if len(bars) <= limit:
+        return bars
+    return select(bars, np.sort(np.argsort(bars["begin"] - bars["end"], kind="stable")[:limit]))
+
+
+def _bars_of(rank: SteppedRank, steps: Sequence[Array], counts: Sequence[int]) -> RankBars:
+    tables = rank.placed.tables
+    bars = join([np.zeros(0, BAR), *steps])
+    last = slice(len(rank.windows) - len(steps), None)
+    numbers = rank.numbers[last].tolist()
     return RankBars(
         rank=tables.rank,
         bars=bars,
-        num_bars=num_bars,
-        windows={n: (int(begin), int(end)) for n, (begin, end) in zip(numbers.tolist(), windows, strict=True)},
+        num_bars=dict(zip(numbers, counts, strict=True)),
+        windows={
+            number: (begin, end) for number, (begin, end) in zip(numbers, rank.windows[last].tolist(), strict=True)
+        },
         ops=tables.ops,
         groups=tables.groups,
-        sites=sites,
+        sites={site: tables.sites[site] for site in sorted(set(bars["site"].tolist())) if site in tables.sites},
     )
 
 
-def _phase_bars(phases: dict[str, Intervals], window: Intervals) -> Array:
-    cuts, owner = paint([phases[phase] for phase in ORDER], window.reshape(1, 2))
-    changes = np.flatnonzero(owner != np.concatenate(([-1], owner[:-1])))
-    begin, end = cuts[changes], np.concatenate((cuts[changes[1:]], cuts[-1:]))
+def _phase_bars(phases: dict[str, Intervals], windows: Intervals) -> tuple[Column, Array]:
+    """Return the window of each bar, and the bars, by time."""
+    cuts, owner = paint([phases[phase] for phase in ORDER], windows)
+    changes = np.flatnonzero((owner != np.concatenate(([-1], owner[:-1]))) | is_among(cuts, windows[:, 0]))
+    begin, end = cuts[changes], np.concatenate((cuts[changes[1:]], cuts[-1:]))[: len(changes)]
     shown = (owner[changes] >= 0) & (owner[changes] < len(ORDER)) & (end > begin)
     bars = np.zeros(int(shown.sum()), BAR)
     bars["begin"], bars["end"], bars["phase"] = begin[shown], end[shown], owner[changes][shown]
-    return bars
+    return locate(begin[shown], windows), bars
 
 
-def _operation_bars(operations: Array, timing: Timing, blocked: Blocked, window: Intervals) -> Array:
-    first, last = np.searchsorted(operations["issued_ns"], window)
-    rows = slice(first, last)
-    chosen = operations[rows]
+def _operation_bars(stack: RankStack, timing: Timing, windows: Intervals) -> tuple[Column, Array]:
+    """Return the window of each bar, and the bars, by time."""
+    at = locate(stack.operations["issued_ns"] + stack.shift_of_operation, windows)
+    rows = np.flatnonzero(at >= 0)
+    chosen = select(stack.operations, rows)
     bars = np.zeros(len(chosen), BAR)
-    exposed = np.where(blocked.known[rows], timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
+    known = stack.blocked.known[rows]
+    exposed = np.where(known, timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
     returned = np.maximum(chosen["returned_ns"], chosen["issued_ns"])
     bars["begin"] = chosen["issued_ns"]
     bars["end"] = np.where(chosen["done_ns"] == UNKNOWN_NS, returned, chosen["done_ns"])
@@ -110,7 +155,7 @@ def _operation_bars(operations: Array, timing: Timing, blocked: Blocked, window:
     bars["wait"] = np.where(timing.source[rows] == NOT_KNOWN, UNKNOWN_NS, timing.wait[rows])
     for name in ("op", "group", "seq", "site", "nbytes"):
         bars[name] = chosen[name]
-    return bars
+    return at[rows], bars
 
 
 def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
@@ -131,7 +176,8 @@ def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
     rows = np.flatnonzero(np.isin(bars["step"], shown))
     if len(rows) > MAX_INTERVALS:
         rows = rows[np.argsort((bars["begin"] - bars["end"])[rows], kind="stable")[:MAX_INTERVALS]]
-    intervals = [_interval(ranks[at], bars[row], origin) for at, row in zip(owner[rows], rows, strict=True)]
+    chosen = map(_Bar._make, select(bars, rows).tolist())
+    intervals = [_interval(ranks[at], bar, origin) for at, bar in zip(owner[rows].tolist(), chosen, strict=True)]
     intervals.sort(key=lambda bar: (bar.rank, bar.lane, bar.begin_ns))
     return Timeline(
         first_step=shown[0],
@@ -143,36 +189,35 @@ def draw_timeline(ranks: Sequence[RankBars]) -> Timeline | None:
     )
 
 
-def _interval(rank: RankBars, bar: Array, origin: int) -> Interval:
-    begin, end = int(bar["begin"]), int(bar["end"])
-    length = format_ns(end - begin)
-    if bar["phase"] >= 0:
-        name = kind = ORDER[bar["phase"]]
-        lines = [f"{name}, step {int(bar['step'])}", length]
+def _interval(rank: RankBars, bar: _Bar, origin: int) -> Interval:
+    length = format_ns(bar.end - bar.begin)
+    if bar.phase >= 0:
+        name = kind = ORDER[bar.phase]
+        lines = [f"{name}, step {bar.step}", length]
     else:
-        name = rank.ops[bar["op"]] if bar["op"] < len(rank.ops) else "?"
-        kind = "point to point" if bar["p2p"] else "exposed" if bar["exposed"] else "overlapped"
+        name = rank.ops[bar.op] if bar.op < len(rank.ops) else "?"
+        kind = "point to point" if bar.p2p else "exposed" if bar.exposed else "overlapped"
         lines = _describe_operation(rank, bar, name, length)
     return Interval(
         rank=rank.rank,
-        lane="phases" if bar["phase"] >= 0 else "communication",
+        lane="phases" if bar.phase >= 0 else "communication",
         name=name,
         kind=kind,
-        begin_ns=begin - origin,
-        end_ns=end - origin,
+        begin_ns=bar.begin - origin,
+        end_ns=bar.end - origin,
         label="\n".join(lines),
     )
 
 
-def _describe_operation(rank: RankBars, bar: Array, name: str, length: str) -> list[str]:
-    group = rank.groups.get(int(bar["group"]))
+def _describe_operation(rank: RankBars, bar: _Bar, name: str, length: str) -> list[str]:
+    group = rank.groups.get(bar.group)
     known_as = f" of group {group.name}" + (f" ({group.description})" if group.description else "") if group else ""
-    lines = [f"{name} #{int(bar['seq'])}{known_as}, step {int(bar['step'])}"]
-    lines.append(f"{length}, {format_bytes(int(bar['nbytes']))}")
-    if bar["wait"] != UNKNOWN_NS:
-        lines.append(f"waited {format_ns(int(bar['wait']))} for the last rank")
-    if bar["exposed_ns"] != UNKNOWN_NS:
-        lines.append(f"kept the program for {format_ns(int(bar['exposed_ns']))}")
-    if site := rank.sites.get(int(bar["site"])):
+    lines = [f"{name} #{bar.seq}{known_as}, step {bar.step}"]
+    lines.append(f"{length}, {format_bytes(bar.nbytes)}")
+    if bar.wait != UNKNOWN_NS:
+        lines.append(f"waited {format_ns(bar.wait)} for the last rank")
+    if bar.exposed_ns != UNKNOWN_NS:
+        lines.append(f"kept the program for {format_ns(bar.exposed_ns)}")
+    if site := rank.sites.get(bar.site):
         lines.append(f"{site.file}:{site.line} in {site.function}")
     return lines

@@ -1,6 +1,7 @@
 """Names of the files and folders of a run. Standard library only."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 MANIFEST = "run.json"
@@ -54,9 +55,14 @@ def is_archive(file: Path) -> bool:
 
 def segment_files(rank_folder: Path) -> list[Path]:
     """Return the segment files of a rank folder, in order; the plain one where there is an archive of it, too."""
-    found: dict[int, Path] = {}
-    for path in rank_folder.iterdir():
-        match = _SEGMENT.fullmatch(path.name)
+    return [rank_folder / name for name in segment_names(path.name for path in rank_folder.iterdir())]
+
+
+def segment_names(names: Iterable[str]) -> list[str]:
+    """Return which of these names of files are those of segments, in order; of the same segment the plain one."""
+    found: dict[int, str] = {}
+    for name in names:
+        match = _SEGMENT.fullmatch(name)
         if match and not (match[2] and int(match[1]) in found):
-            found[int(match[1])] = path
+            found[int(match[1])] = name
     return [found[number] for number in sorted(found)]

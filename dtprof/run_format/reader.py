@@ -25,6 +25,13 @@ from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse
 from dtprof.run_format.strings import int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
+_NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
+_TIMES = {
+    kind: [name for name in kind.names or () if name.endswith("_ns") and name != "wait_ns"]
+    for kind in (tables.OPERATION, tables.SPAN, tables.SAMPLE)
+}
+"""Columns of a time, by table."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -226,8 +233,9 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     problems: list[str] = []
     headers: list[dict[str, Any]] = []
     records = Records()
-    for segment in paths.segment_files(folder):
-        header = read_segment(segment, records, problems)
+    names = {path.name for path in folder.iterdir()}
+    for name in paths.segment_names(names):
+        header = read_segment(folder / name, records, problems)
         if header is not None:
             headers.append(header)
     if not headers:
@@ -239,17 +247,11 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     process = strings.process
     operations, spans, samples, measured = records.joined()
     device_times.join(operations, measured)
-    names = names_in_tables(strings)
+    told = names_in_tables(strings)
     label_buckets(
-        operations, spans, ops=names["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
+        operations, spans, ops=told["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )
-    last_ns = [
-        int(a[name].max())
-        for a in (operations, spans, samples)
-        if len(a)
-        for name in a.dtype.names or ()
-        if name.endswith("_ns") and name != "wait_ns"
-    ]
+    last_ns = [int(a[name].max()) for a in (operations, spans, samples) if len(a) for name in _TIMES[a.dtype]]
     return RankTables(
         rank=rank,
         attempt=attempt,
@@ -261,7 +263,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         tap=schema.TAPS.get(int_or_0(newest.get("tap")), ""),
         torch_version=str(newest.get("torch_version") or process.get("torch", "")),
         python_version=str(process.get("python", "")),
-        **names,
+        **told,
         operations=operations,
         spans=spans,
         samples=samples,
@@ -271,7 +273,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         - int_or_0(oldest.get("opened_monotonic_ns")),
         capture_ns=sum(int_or_0(header["capture_ns"]) for header in headers),
         dropped_events=int_or_0(newest.get("dropped")),
-        dropped=_dropped(folder / paths.DROPPED, problems),
+        dropped=_dropped(folder / paths.DROPPED, problems) if paths.DROPPED in names else _NOTHING_DROPPED,
         errors=sum(int_or_0(header["errors"]) for header in headers),
         truncated=any(int_or_0(header["marks"]) & schema.MARK["truncated"] for header in headers),
         closed=any(int_or_0(header["marks"]) & schema.MARK["closed"] for header in headers),
@@ -281,9 +283,6 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
 
 def _dropped(file: Path, problems: list[str]) -> Array:
     """Return the sums of events that were dropped for want of room."""
-    none = np.zeros(0, tables.DROPPED)
-    if not file.exists():
-        return none
     columns = (*totals.KEY, *totals.SUMS)
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))["totals"]
@@ -294,7 +293,7 @@ def _dropped(file: Path, problems: list[str]) -> Array:
         problems.append(
             f"{file.parent.name}/{file.name} cannot be read ({error}): sums of dropped events are not known"
         )
-        return none
+        return _NOTHING_DROPPED
     operation = np.isin(table["kind"], (schema.KIND["collective"], schema.KIND["p2p"]))
     table["nbytes"] = np.where(operation, table["numel"] * ITEM_SIZES[table["dtype"]], 0)
     return table

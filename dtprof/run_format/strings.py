@@ -4,6 +4,7 @@ Part of the reader. Entries are taken one by one, so that a file that still grow
 """
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -180,11 +181,12 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
 def read_strings(folder: Path, problems: list[str]) -> Strings:
     """Read the strings file of a rank folder; what cannot be understood is left out and told of."""
     file = folder / paths.STRINGS
-    if not file.exists():
-        problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
     strings = Strings()
     damaged = 0
-    for row in json_lines(file, problems):
+    rows = json_lines(file, problems)
+    if not rows and not file.exists():
+        problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
+    for row in rows:
         try:
             strings.take(row)
         except ENTRY_ERRORS:
@@ -300,9 +302,13 @@ def _name_of_file(row: dict[str, Any]) -> str:
 
 
 def _site(row: dict[str, Any]) -> Site:
-    return Site(
-        file=str(row["file"]), line=int(row["line"] or 0), function=str(row["function"]), api=str(row.get("api", ""))
-    )
+    return _known_site(str(row["file"]), int(row["line"] or 0), str(row["function"]), str(row.get("api", "")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_site(file: str, line: int, function: str, api: str) -> Site:
+    """Return a site, the same object for all ranks that tell of it."""
+    return Site(file=file, line=line, function=function, api=api)
 
 
 def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -107,10 +107,16 @@ def test_parts_and_phases_sum_to_every_step(
     assert tuple(by_phase) == PHASES
     assert sum(by_phase.values()).tolist() == lengths
     for result in (parts, by_phase):
-        assert sum(average(result).values()) == (sum(lengths) // len(lengths) if lengths else 0)
+        (means,) = average(result, [0, len(lengths)])
+        assert sum(means.values()) == (sum(lengths) // len(lengths) if lengths else 0)
 
 
 def test_rounding_goes_to_the_parts_that_lost_most() -> None:
     # Over 3 steps a = 5 (mean 1.67), b = 4 (1.33), c = 3 (1): 12 / 3 = 4 = 2 + 1 + 1.
-    means = average({"a": np.array([5, 0, 0]), "b": np.array([4, 0, 0]), "c": np.array([1, 1, 1])})
-    assert means == {"a": 2, "b": 1, "c": 1}
+    # The steps of two ranks follow one another; those of the second, 7 = 3 + 4, are one.
+    parts = {"a": np.array([5, 0, 0, 3]), "b": np.array([4, 0, 0, 0]), "c": np.array([1, 1, 1, 4])}
+    assert average(parts, [0, 3, 3, 4]) == [
+        {"a": 2, "b": 1, "c": 1},
+        {"a": 0, "b": 0, "c": 0},
+        {"a": 3, "b": 0, "c": 4},
+    ]

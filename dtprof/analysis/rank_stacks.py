@@ -1,0 +1,179 @@
+"""Ranks side by side: what is done to columns is done for several ranks in one go, where each has few operations.
+
+Rows keep their times, those of one rank follow those of another. Intervals lie on an axis of time on which each rank
+has a stretch of its own, so that a sweep over all of them finds for each rank what it would find for that rank alone.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.blocking import Blocked
+from dtprof.analysis.intervals import Column, Intervals, Mask
+from dtprof.analysis.meetings import Matched, Meetings
+from dtprof.analysis.phases import BUSY
+from dtprof.analysis.rank_timing import PlacedRank
+from dtprof.tables import Array, join
+
+MAX_ROWS = 1 << 14
+"""Operations of ranks taken together: columns of so many stay in the processor's cache."""
+MAX_AXIS_NS = 1 << 56
+"""Two years. Only damaged records claim more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteppedRank:
+    """One rank and its used steps."""
+
+    placed: PlacedRank
+    numbers: Column
+    windows: Intervals
+    pipeline_windows: Intervals
+    actions: Intervals  # of pipeline stages; none without such windows
+
+    def extent(self) -> tuple[int, int]:
+        """Return the first and the last time of any of its intervals."""
+        placed = self.placed
+        every = (placed.blocked.call, placed.blocked.wait, self.windows, self.pipeline_windows, self.actions)
+        some = [intervals for intervals in (*every, *placed.phases.values()) if len(intervals)]
+        if not some:
+            return 0, 0
+        return min(int(one[:, 0].min()) for one in some), max(int(one[:, 1].max()) for one in some)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """Several ranks; the rows of `blocked` are those of `operations`."""
+
+    ranks: Sequence[SteppedRank]
+    shifts: Column  # of each rank: where its time 0 lies on the axis
+    begins: Column  # of each rank: where its stretch of the axis begins
+    operations: Array
+    place: Column  # of each operation: the position of its rank
+    bounds: list[int]  # where the operations of each rank begin, and the end of the last
+    matched: Matched
+    place_of_family: Column  # the position of the rank of each family of `matched`
+    met: Array  # the meeting of each row of `matched`
+    blocked: Blocked
+    phases: dict[str, Intervals]  # on the axis
+    numbers: Column  # of the used steps
+    windows: Intervals  # of them, on the axis
+    pipeline_windows: Intervals  # on the axis
+    window_bounds: list[int]  # where the used steps of each rank begin, and the end of the last
+
+    @property
+    def rank_of_operation(self) -> Column:
+        """The rank of each operation."""
+        return np.repeat([rank.placed.tables.rank for rank in self.ranks], np.diff(self.bounds))
+
+    @property
+    def shift_of_operation(self) -> Column:
+        """What is to be added to the times of each operation."""
+        return np.repeat(self.shifts, np.diff(self.bounds))
+
+    @property
+    def place_of_window(self) -> Column:
+        """The position of the rank of each used step."""
+        return np.repeat(np.arange(len(self.ranks)), np.diff(self.window_bounds))
+
+    def on_axis(self, intervals: Sequence[Intervals]) -> Intervals:
+        """Return where the intervals of each rank lie on the axis."""
+        return _shift(self.shifts, intervals)
+
+    def count(self, chosen: Mask) -> list[int]:
+        """Return how many of the operations of each rank are chosen."""
+        counts: list[int] = np.bincount(self.place[chosen], minlength=len(self.ranks)).tolist()
+        return counts
+
+    def stretches(self, times: Column) -> Iterator[slice]:
+        """Yield for each rank which of these sorted times on the axis are its own."""
+        at = np.searchsorted(times, self.begins[1:])
+        return itertools.starmap(slice, itertools.pairwise([0, *at.tolist(), len(times)]))
+
+
+def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
+    """Put ranks side by side."""
+    placed = [rank.placed for rank in ranks]
+    shifts, begins = _lay_out(ranks)
+    lengths = [len(one.operations) for one in placed]
+    bounds = [0, *itertools.accumulate(lengths)]
+    matched = _join_matched([one.matched for one in placed], bounds)
+    return RankStack(
+        ranks=ranks,
+        shifts=shifts,
+        begins=begins,
+        operations=join([one.operations for one in placed]),
+        place=np.repeat(np.arange(len(ranks)), lengths),
+        bounds=bounds,
+        matched=matched,
+        place_of_family=np.repeat(np.arange(len(ranks)), [len(one.matched.families) for one in placed]),
+        met=matched.find_met(meetings),
+        blocked=_join_blocked([one.blocked for one in placed]),
+        phases={phase: _shift(shifts, [one.phases[phase] for one in placed]) for phase in placed[0].phases},
+        numbers=np.concatenate([rank.numbers for rank in ranks]),
+        windows=_shift(shifts, [rank.windows for rank in ranks]),
+        pipeline_windows=_shift(shifts, [rank.pipeline_windows for rank in ranks]),
+        window_bounds=[0, *itertools.accumulate(len(rank.windows) for rank in ranks)],
+    )
+
+
+def stack_in_turn(ranks: Iterable[SteppedRank], meetings: Meetings) -> Iterator[RankStack]:
+    """Yield stacks of all ranks, in order, as many ranks in each as are worth it."""
+    waiting: list[SteppedRank] = []
+    num_rows = length_ns = 0
+    for rank in ranks:
+        rows, length = len(rank.placed.operations), _length_ns(rank)
+        if waiting and (num_rows + rows > MAX_ROWS or length_ns + length > MAX_AXIS_NS):
+            yield stack_ranks(waiting, meetings)
+            waiting, num_rows, length_ns = [], 0, 0
+        waiting.append(rank)
+        num_rows, length_ns = num_rows + rows, length_ns + length
+    if waiting:
+        yield stack_ranks(waiting, meetings)
+
+
+def _length_ns(rank: SteppedRank) -> int:
+    """Return how long a stretch a rank needs; more than there is where it is to be alone."""
+    if any(len(rank.placed.phases[busy]) for busy in BUSY):
+        return MAX_AXIS_NS + 1  # what is blocked, and what a step is made of, is found otherwise
+    first, last = rank.extent()
+    return last - first + 1  # one apart: intervals of two ranks never touch
+
+
+def _lay_out(ranks: Sequence[SteppedRank]) -> tuple[Column, Column]:
+    """Return where time 0 of each rank lies on the axis, and where its stretch begins; a single one stays in place."""
+    if len(ranks) == 1:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64)
+    first, last = np.array([rank.extent() for rank in ranks]).T
+    begins = np.concatenate(([0], np.cumsum(last - first + 1)[:-1]))
+    return begins - first, begins
+
+
+def _shift(shifts: Column, intervals: Sequence[Intervals]) -> Intervals:
+    if len(intervals) == 1:
+        return intervals[0]
+    return np.concatenate(intervals) + np.repeat(shifts, [len(one) for one in intervals])[:, np.newaxis]
+
+
+def _join_matched(parts: Sequence[Matched], bounds: Sequence[int]) -> Matched:
+    if len(parts) == 1:
+        return parts[0]
+    return Matched(
+        families=[family for one in parts for family in one.families],
+        rows=[rows + begin for one, begin in zip(parts, bounds, strict=False) for rows in one.rows],
+        seqs=[seqs for one in parts for seqs in one.seqs],
+        unmatched=sum(one.unmatched for one in parts),
+    )
+
+
+def _join_blocked(parts: Sequence[Blocked]) -> Blocked:
+    if len(parts) == 1:
+        return parts[0]  # only of one rank may times be covered
+    return Blocked(
+        call=np.concatenate([one.call for one in parts]),
+        wait=np.concatenate([one.wait for one in parts]),
+        known=np.concatenate([one.known for one in parts]),
+        counts=np.concatenate([one.counts for one in parts]),
+    )
