@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.run_format import paths, schema
-from dtprof.run_format.reader import read_rank
+from dtprof.run_format.reader import open_run, read_rank
 from tests import jobs
 
 pytestmark = pytest.mark.jobs
@@ -43,6 +43,25 @@ def test_each_call_is_recorded_once_whatever_way_it_takes(tmp_path: Path) -> Non
         ("all_reduce", 4, REDUCTION["sum"], False, False),
         ("all_reduce", 3, REDUCTION["sum"], True, False),
         ("all_reduce", 3, REDUCTION["sum"], True, False),
+        ("all_gather", 3, schema.NO_CODE, False, False),
+        ("reduce_scatter", 3, REDUCTION["avg"], False, False),
+        ("gather", 3, schema.NO_CODE, False, False),
+        ("all_gather", 3, schema.NO_CODE, False, True),
     ]
-    assert tables.operations["seq"].tolist() == list(range(8))
+    assert tables.operations["seq"].tolist() == list(range(12))
     assert {tables.sites[int(row["site"])].function for row in tables.operations} >= {"main"}
+
+
+def test_job_whose_collectives_torch_checks_runs_as_it_does_bare(tmp_path: Path) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: a wrapper around gloo makes tensors of its own in every collective."""
+    command = jobs.torchrun(2, jobs.PROGRAMS / "checked.py")
+    jobs.recorded(tmp_path / "run", command, "--no-native", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    for tables in open_run(tmp_path / "run").load_all():
+        assert (tables.tap, tables.errors) == ("python", 0)
+        # What the wrapper itself sends to compare the calls is not an operation of the job.
+        assert [tables.ops[row["op"]] for row in tables.operations] == [
+            "all_reduce",
+            "broadcast",
+            "all_gather",
+            "barrier",
+        ]

@@ -57,6 +57,7 @@ def test_fields_that_must_agree_are_recorded(observed: list[Observation]) -> Non
     sent = first("isend/irecv")
     assert (tables.ops[sent["op"]], sent["peer"], sent["tag"], sent["numel"]) == ("send", 1, 5, 4)
     assert tables.sizes[int(first("all_to_all_single splits async")["tag"])] == ((1, 3), (1, 3))
+    assert first("all_to_all_single splits of rows")["numel"] == 12  # 4 rows of 3, of which 1 and 3 go to each rank
     assert first("all_reduce async")["flags"] & schema.FLAG["async"]
     assert first("barrier sync")["numel"] == 0
     group = tables.groups[int(first("new_group")["group"])]

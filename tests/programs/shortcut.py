@@ -34,7 +34,7 @@ def refused(call):
 def main(folder):
     recorder = open_recorder(folder)
     waits.watch_waits(torch._C._distributed_c10d.Work)
-    recorder.install(["allreduce_", "broadcast_", "send", "recv_"])
+    recorder.install(["allreduce_", "broadcast_", "send", "recv_", "allgather_", "reduce_scatter_", "gather_"])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ones = torch.ones(3)
 
@@ -55,6 +55,12 @@ def main(folder):
     group = dist.group.WORLD
     group.allreduce(ones).wait()
     group.allreduce([ones, ones.clone()][:1]).wait()
+    # Gloo makes new tensors for these: on this thread, and on its own.
+    dist.all_gather([torch.zeros(3)], ones)
+    assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU)
+    dist.reduce_scatter(ones, [torch.ones(3)], op=dist.ReduceOp.AVG)
+    dist.gather(ones, [torch.zeros(3)])
+    refused(lambda: dist.all_gather([torch.zeros(2)], ones))
     recorder.close_log()
     dist.destroy_process_group()
 

@@ -72,9 +72,9 @@ class Arguments:
             call.reduce_op = _reduce_op(arguments[self._reduce_op], caller)
         if self._empty:
             call.dtype, call.inputs, call.outputs = schema.NO_CODE, [], []
-        elif not self.p2p and (self._splits[0] >= 0 or len(call.inputs) > 1 or len(call.outputs) > 1):
-            self._compare(call, arguments)
         call.numel = sum(call.inputs) or sum(call.outputs)
+        if not self.p2p and (self._splits[0] >= 0 or len(call.inputs) > 1 or len(call.outputs) > 1):
+            self._compare(call, arguments)
         return call
 
     def _compare(self, call: Call, arguments: tuple[Any, ...]) -> None:

@@ -1,17 +1,19 @@
-"""A shorter way to the record for the calls that Python programs make most.
+"""A shorter way to the record for the calls that Python programs make.
 
 A Python kernel costs ten microseconds before it does anything: the dispatcher turns every argument into a Python object
-and back. Calls of ProcessGroup's own methods with one dense CPU tensor on gloo are recorded here instead, from the
-Python objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no other
-kernel for these operators, and for such a tensor gloo makes no new tensor, neither on the calling thread nor on its
-own, which takes over the state of the calling one: that would need the key. Everything else (C++ callers, other
-tensors, other back ends, averages, modes that intercept) takes the kernels.
+and back. Calls of ProcessGroup's own methods with dense CPU tensors on gloo are recorded here instead, from the Python
+objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no other kernel
+for these operators. It does have one for every function that makes a new tensor, which gloo, or a wrapper that checks
+it, may do on the calling thread and on its own, which takes over the state of the calling one: the CPU is named in its
+place, which is where that kernel would send them. Everything else (C++ callers, other tensors, other back ends, modes
+that intercept) takes the kernels.
 """
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dtprof import fence
 from dtprof.capture.python.segments import AT, STATE, complete, pack_f32
@@ -23,43 +25,41 @@ if TYPE_CHECKING:
 
     from dtprof.capture.python.tap import Group, PythonTap
 
-FLAG = schema.FLAG
-OBSERVED = FLAG["completion"] | FLAG["polled"]
+ASYNC = schema.FLAG["async"]
+OBSERVED = schema.FLAG["completion"] | schema.FLAG["polled"]
 RETURNED, FAILED, RETURNED_AT = STATE["returned"], STATE["failed"], AT["returned_after"]
 MARK = "_dtprof_shortcut"
-REDUCED_IN_PLACE = {schema.REDUCE_OPS.index(name) for name in ("sum", "product", "min", "max", "band", "bor", "bxor")}
-REDUCED_IN_PLACE.add(schema.NO_CODE)
-"""What gloo reduces without a new tensor: for an average it divides by one."""
 
 
-class Reader(Protocol):
-    """Reads what the record needs from the arguments after the tensors."""
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of ProcessGroup and the operator that it calls; the options are its last argument."""
 
-    def __call__(self, arguments: tuple[Any, ...]) -> tuple[int, int, int, int]:
-        """Return reduction, flags, peer and tag."""
-
-
-def _read_allreduce(arguments: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    options = arguments[1]
-    return int(options.reduceOp.op), FLAG["async"] if options.asyncOp else 0, -1, 0
-
-
-def _read_broadcast(arguments: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    options = arguments[1]
-    return schema.NO_CODE, FLAG["async"] if options.asyncOp else 0, options.rootRank, 0
+    op: str
+    options: str | None = None
+    """Their class; None for the peer and the tag of a point-to-point operation."""
+    arity: int = 3
+    """Number of arguments: tensors or outputs and inputs, sizes of their parts, options."""
 
 
-def _read_p2p(arguments: tuple[Any, ...]) -> tuple[int, int, int, int]:
-    return schema.NO_CODE, 0, int(arguments[1]), int(arguments[2])
-
-
-METHODS: dict[str, tuple[str, int, str, Reader]] = {
-    "allreduce": ("allreduce_", 2, "AllreduceOptions", _read_allreduce),
-    "broadcast": ("broadcast_", 2, "BroadcastOptions", _read_broadcast),
-    "send": ("send", 3, "int", _read_p2p),
-    "recv": ("recv_", 3, "int", _read_p2p),
+METHODS = {
+    "allreduce": Method(op="allreduce_", options="AllreduceOptions", arity=2),
+    "broadcast": Method(op="broadcast_", options="BroadcastOptions", arity=2),
+    "reduce": Method(op="reduce_", options="ReduceOptions", arity=2),
+    "allgather": Method(op="allgather_", options="AllgatherOptions"),
+    "_allgather_base": Method(op="_allgather_base_", options="AllgatherOptions"),
+    "all_gather_single": Method(op="_allgather_base_", options="AllgatherOptions"),
+    "reduce_scatter": Method(op="reduce_scatter_", options="ReduceScatterOptions"),
+    "_reduce_scatter_base": Method(op="_reduce_scatter_base_", options="ReduceScatterOptions"),
+    "reduce_scatter_single": Method(op="_reduce_scatter_base_", options="ReduceScatterOptions"),
+    "gather": Method(op="gather_", options="GatherOptions"),
+    "scatter": Method(op="scatter_", options="ScatterOptions"),
+    "alltoall": Method(op="alltoall_", options="AllToAllOptions"),
+    "alltoall_base": Method(op="alltoall_base_", options="AllToAllOptions", arity=5),
+    "all_to_all_single": Method(op="alltoall_base_", options="AllToAllOptions", arity=5),
+    "send": Method(op="send"),
+    "recv": Method(op="recv_"),
 }
-"""By method: the operator, its number of arguments, the type of the second, how they are read."""
 
 
 def install(tap: "PythonTap", ops: list[str]) -> None:
@@ -67,85 +67,148 @@ def install(tap: "PythonTap", ops: list[str]) -> None:
     import torch
 
     c10d = torch._C._distributed_c10d
-    if not hasattr(torch._C, "_dispatch_tls_set_dispatch_key_excluded"):
+    if not hasattr(torch._C, "_PreserveDispatchKeyGuard"):
         return
-    for method, (op, arity, second_type, read) in METHODS.items():
-        original = getattr(c10d.ProcessGroup, method)
-        original = getattr(original, MARK, original)  # inherited from the parent of this forked process
-        second = int if second_type == "int" else getattr(c10d, second_type)
-        if op in ops and (second is int or hasattr(second, "asyncOp")):
-            setattr(c10d.ProcessGroup, method, _recorded(tap, original, op, arity, second, read))
+    for name, method in METHODS.items():
+        original = getattr(c10d.ProcessGroup, name, None)
+        options = getattr(c10d, method.options) if method.options else None
+        if original is not None and method.op in ops and (options is None or hasattr(options, "asyncOp")):
+            original = getattr(original, MARK, original)  # inherited from the parent of this forked process
+            setattr(c10d.ProcessGroup, name, _recorded(tap, original, method, options))
+
+
+Described = tuple[int, int, int, int, int, int]
+"""Type of the elements, reduction, flags, peer, tag or sizes, number of elements."""
+
+
+def _describer(tap: "PythonTap", method: Method, options: type | None) -> Callable[[tuple[Any, ...]], Described | None]:
+    """Return the function that reads the arguments of a call; None for one that must take the kernel."""
+    import torch
+
+    plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
+    reduces, rooted = hasattr(options, "reduceOp"), hasattr(options, "rootRank")
+    no_code, sizes_id, splits = schema.NO_CODE, tap.sizes_id, method.arity == 5
+
+    def is_ordinary(tensor: Any) -> bool:
+        return tensor.__class__ in plain and tensor.is_cpu and tensor.layout is strided
+
+    def measure(value: Any, sizes: list[int]) -> Any:
+        """Add the number of elements of each tensor; return the type of the first, or None if one is not ordinary."""
+        tensors = value if value.__class__ is list else [value]
+        if tensors and tensors[0].__class__ is list:
+            if len(tensors) > 1:
+                return None
+            tensors = tensors[0]
+        for tensor in tensors:
+            if tensor.__class__ not in plain or not tensor.is_cpu or tensor.layout is not strided:
+                return None
+            sizes.append(tensor.numel())
+        return tensors[0].dtype if tensors else no_code
+
+    def read_options(given: Any) -> tuple[int, int, int]:
+        reduction = int(given.reduceOp.op) if reduces else no_code
+        return reduction, ASYNC if given.asyncOp else 0, given.rootRank if rooted else -1
+
+    def describe_one(arguments: tuple[Any, ...]) -> Described | None:
+        tensors, given = arguments
+        if given.__class__ is not options or tensors.__class__ is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        if not is_ordinary(tensor):
+            return None
+        return dtypes.get(tensor.dtype, no_code), *read_options(given), 0, tensor.numel()
+
+    def describe_p2p(arguments: tuple[Any, ...]) -> Described | None:
+        tensors, peer, tag = arguments
+        if peer.__class__ is not int or tensors.__class__ is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        if not is_ordinary(tensor):
+            return None
+        return dtypes.get(tensor.dtype, no_code), no_code, 0, peer, int(tag), tensor.numel()
+
+    def describe_pair(arguments: tuple[Any, ...]) -> Described | None:
+        if arguments[-1].__class__ is not options:
+            return None
+        inputs: list[int] = []
+        outputs: list[int] = []
+        dtype = measure(arguments[1], inputs)
+        dtype_of_outputs = measure(arguments[0], outputs)
+        if dtype is None or dtype_of_outputs is None:
+            return None
+        numel, tag = sum(inputs) or sum(outputs), 0
+        if splits:
+            inputs, outputs = list(arguments[3]) or inputs, list(arguments[2]) or outputs
+        if (len(inputs) > 1 or len(outputs) > 1) and (len(set(inputs)) > 1 or len(set(outputs)) > 1):
+            tag = sizes_id(inputs, outputs)
+        return dtypes.get(dtype if inputs else dtype_of_outputs, no_code), *read_options(arguments[-1]), tag, numel
+
+    return describe_p2p if options is None else describe_one if method.arity == 2 else describe_pair
 
 
 def _recorded(
-    tap: "PythonTap", original: Callable[..., Any], op: str, arity: int, second: type, read: Reader
+    tap: "PythonTap", original: Callable[..., Any], method: Method, options: type | None
 ) -> Callable[..., Any]:
     """Return a method that records a call and makes it, passing the kernel by."""
     import torch
 
-    exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
-    modes, transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
-    plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-    dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
-    frame_of, recording, group_of = sys._getframe, tap.recording, tap.group
-    write = tap.writer(op, p2p=second is int)
+    state, key, cpu = torch._C, torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CPU
+    as_before, exclude, include = (
+        state._PreserveDispatchKeyGuard,
+        state._dispatch_tls_set_dispatch_key_excluded,
+        state._dispatch_tls_set_dispatch_key_included,
+    )
+    modes, transforms = state._len_torch_dispatch_stack, state._functorch.peek_interpreter_stack
+    frame_of, recording, group_of, arity = sys._getframe, tap.recording, tap.group, method.arity
+    describe, write = _describer(tap, method, options), tap.writer(method.op, p2p=options is None)
 
     def begin(group: Any, arguments: tuple[Any, ...], caller: "FrameType") -> tuple[Any, int, int] | None:
         """Record the issue of a call that may take the shorter way; None for every other."""
-        tensors = arguments[0]
-        if arguments[1].__class__ is not second or tensors.__class__ is not list or len(tensors) != 1:
-            return None
-        tensor = tensors[0]
-        if (
-            tensor.__class__ not in plain
-            or not tensor.is_cpu
-            or tensor.layout is not strided
-            or modes()
-            or transforms() is not None
-        ):
-            return None
         issued = monotonic_ns()
+        if modes() or transforms() is not None:
+            return None
+        described = describe(arguments)
+        if described is None:
+            return None
         known: Group = group_of(group)
         if not known.gloo:
             return None
-        reduce_op, flags, peer, tag = read(arguments)
-        if reduce_op not in REDUCED_IN_PLACE:
-            return None
         poll()
-        dtype = dtypes.get(tensor.dtype, schema.NO_CODE)
-        claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, tensor.numel())
+        dtype, reduce_op, flags, peer, tag, numel = described
+        claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, numel)
         return None if claimed is None else (*claimed, issued)
 
-    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+    def recorded(self: Any, *arguments: Any, **named: Any) -> Any:
         event = None
-        if recording() and len(arguments) == arity and not options:
+        if recording() and len(arguments) == arity and not named:
             try:
                 event = begin(self, arguments, frame_of(1))
             except Exception as error:
                 fence.report("an operation", error)
         if event is None:
-            return original(self, *arguments, **options)
+            return original(self, *arguments, **named)
         memory, at, issued = event
         try:
-            exclude(key, True)
-            work = original(self, *arguments)
+            with as_before():
+                exclude(key, True)
+                include(cpu, True)
+                work = original(self, *arguments)
         except BaseException:
             pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
             complete(memory, at, issued, FAILED)
             raise
-        finally:
-            exclude(key, False)
         pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
         memory[at] = RETURNED
         watch(work, memory, at, issued)
         return work
 
-    method.__name__ = original.__name__
-    method.__qualname__ = getattr(original, "__qualname__", original.__name__)
-    method.__doc__ = original.__doc__
-    setattr(method, MARK, original)
-    _hide_from_dynamo(method)
-    return method
+    recorded.__name__ = original.__name__
+    recorded.__qualname__ = getattr(original, "__qualname__", original.__name__)
+    recorded.__doc__ = original.__doc__
+    setattr(recorded, MARK, original)
+    _hide_from_dynamo(recorded)
+    return recorded
 
 
 def _hide_from_dynamo(function: Callable[..., Any]) -> None:

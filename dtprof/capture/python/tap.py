@@ -186,7 +186,8 @@ class PythonTap:
     def _declare_site(self, site_id: int, new: CallSite) -> None:
         self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api)
 
-    def _sizes_id(self, inputs: list[int], outputs: list[int]) -> int:
+    def sizes_id(self, inputs: list[int], outputs: list[int]) -> int:
+        """Return the id of sizes that differ between peers or tensors, declaring them at first sight."""
         key = (tuple(inputs), tuple(outputs))
         known = self._sizes.get(key)
         if known is None:
@@ -410,7 +411,7 @@ class PythonTap:
             observe = group.gloo and not flags & on_device and observed != 0
             if observe:
                 flags |= observed
-            tag = self._sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
+            tag = self.sizes_id(call.inputs, call.outputs) if call.uneven else call.tag
             claimed = write(issued, caller, group, call.dtype, call.reduce_op, flags, call.peer, tag, call.numel)
             return None if claimed is None else (*claimed, issued, observe)
 

@@ -40,6 +40,8 @@ def poll() -> None:
     launching thread up to 100 us in handing it over. An operation that failed before anybody waited for it
     reads as done: torch would warn on stderr when asked.
     """
+    if not _in_flight:
+        return
     for key in list(islice(_in_flight, POLLED_AT_ONCE)):
         held = _in_flight.get(key)
         if held is None:

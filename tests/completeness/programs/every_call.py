@@ -42,6 +42,9 @@ def run_collectives(at):
     at.both("all_to_all_single", lambda a: dist.all_to_all_single(ones(8), ones(8), async_op=a))
     splits = [1, 3] if root else [3, 1]
     at.both("all_to_all_single splits", lambda a: dist.all_to_all_single(ones(4), ones(4), splits, splits, async_op=a))
+    rows, none = torch.ones(4, 3), [4, 0] if root else [0, 4]
+    at.call("all_to_all_single splits of rows", lambda: dist.all_to_all_single(rows, rows.clone(), splits, splits))
+    at.call("all_to_all_single empty splits", lambda: dist.all_to_all_single(ones(4), ones(4), none, none))
     at.both("barrier", lambda a: dist.barrier(async_op=a))
     at.call("monitored_barrier", dist.monitored_barrier)
 
