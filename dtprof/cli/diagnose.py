@@ -2,7 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+import os
+import shlex
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +22,7 @@ examples:
   dtprof diagnose dtprof-runs/20261121-101500-train
   dtprof diagnose /tmp/nccl_trace_rank_*     Flight Recorder dumps, one for each rank
   dtprof diagnose slurm-4711.out             what the job printed
+  dtprof diagnose node-a/run node-b/run      a job whose nodes have written a run each
 
 exit status: 0 no error or warning found, 1 something found, 2 the input cannot be read
 """
@@ -38,8 +42,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         metavar="PATH",
         nargs="+",
-        help="run directory, Flight Recorder dumps (pickle or JSON), job logs, or a directory of those; several are "
-        "taken as of one job",
+        help="run directory (or those of the nodes of one job), Flight Recorder dumps (pickle or JSON), job logs, or a "
+        "directory of those; several are taken as of one job",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
     engines.add_options(parser)
@@ -73,13 +77,10 @@ def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PRO
     from dtprof.diagnosis.joining import join
 
     inputs = sort_inputs(paths)
-    if len(inputs.runs) > 1:
-        raise UsageError(
-            f"{len(inputs.runs)} run directories were given ({inputs.runs[0]}, {inputs.runs[1]}); expected one. "
-            "Diagnose them one after the other."
-        )
     verdicts = []
-    if inputs.runs:
+    if len(inputs.runs) > 1:
+        verdicts.append(_diagnose_nodes(inputs.runs, engine))
+    elif inputs.runs:
         from dtprof.cli.inspection import diagnose_run
 
         verdicts.append(diagnose_run(inputs.runs[0], engine))
@@ -95,3 +96,24 @@ def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PRO
         verdicts.append(diagnose_logs(inputs.logs))
     verdict = join(verdicts)
     return replace(verdict, cannot_tell=(*verdict.cannot_tell, *inputs.problems))
+
+
+def _diagnose_nodes(folders: Sequence[Path], engine: engines.Engine) -> "Verdict":
+    """Return the verdict on a job whose launchers have written a run each: joined for as long as it is read."""
+    from dtprof.cli.inspection import diagnose_run, is_recorded
+    from dtprof.launch import gathering
+    from dtprof.run_format.reader import open_run
+
+    opened = [open_run(folder) for folder in folders]
+    for one in opened:
+        if is_recorded(one):
+            raise UsageError(
+                f"{len(folders)} run directories were given, and {one.name} is still recorded; expected those of the "
+                f"nodes of a job that has ended, or one: dtprof diagnose {shlex.quote(str(one.path))}"
+            )
+    nodes = [gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
+    beside = opened[0].path.absolute().parent  # where files can be linked
+    with tempfile.TemporaryDirectory(prefix=".dtprof-", dir=beside if os.access(beside, os.W_OK) else None) as scratch:
+        gathered = gathering.gather(nodes, Path(scratch) / "run", force=False)
+        verdict = diagnose_run(Path(scratch) / "run", engine)
+    return replace(verdict, cannot_tell=(*verdict.cannot_tell, *gathered.remarks))

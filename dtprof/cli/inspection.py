@@ -223,6 +223,14 @@ def is_alive(pid: int, run: Path) -> bool:
     return str(run.absolute()).encode() in environment
 
 
+def is_recorded(run: reader.Run) -> bool:
+    """Say whether processes of this host still write the run."""
+    if run.manifest.ended_realtime_ns:
+        return False
+    here = [row for row in run.processes if row.get("boot_id") == writer.boot_id() and isinstance(row.get("pid"), int)]
+    return any(is_alive(row["pid"], run.path) for row in here)
+
+
 def _is_user_file(path: str) -> bool:
     """Say whether a frame of a stack lies in the user's own code."""
     installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), str(Path(dtprof.__file__).parent)}

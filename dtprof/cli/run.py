@@ -1,6 +1,7 @@
 """`dtprof run`: run a job with every rank recorded."""
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -148,6 +149,7 @@ def _compare(run: Path) -> "comparing.Look":
     from dtprof.report.verdict_text import verdict_text
     from dtprof.run_format import follow, writer
 
+    importlib.import_module("dtprof.cli.inspection")  # what a hang is diagnosed with: nobody waits for it yet
     follower = follow.RunFollower(run, boot_id=writer.boot_id(), at_most=1)
     comparison = LiveComparison()
 
@@ -217,7 +219,7 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
         for line in closing_note(opened, first, shown):
             job.say(line)
     if first is not None:
-        following = "diagnose" if end.status != 0 else "summary"
+        following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
         job.say(f"next: dtprof {following} {shown}")
 
 

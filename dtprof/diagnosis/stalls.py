@@ -117,7 +117,7 @@ def find_never_joined(evidence: Evidence) -> Finding | None:
     if evidence.missing:
         found = _without_record(evidence, waiting)
     else:
-        absent = [rank for rank in evidence.ranks.values() if not rank.in_init and not rank.blocking]
+        absent = [rank for rank in evidence.ranks.values() if not (rank.in_init or rank.blocking or rank.exceptions)]
         if not absent:
             return None
         gone = [rank for rank in absent if rank.finished]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
 from dtprof.diagnosis.evidence import Evidence, RankEvidence
-from dtprof.diagnosis.findings import Finding, Verdict, at_line
+from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
 from dtprof.diagnosis.handlers import find_handled
 from dtprof.diagnosis.handles import find_dropped_receives, find_unwaited
@@ -191,13 +191,30 @@ def _lost_words(rank: RankEvidence) -> str:
     return f"rank {rank.rank} lost a peer ({text}), and the records do not show what happened to that one"
 
 
+def _unknown_wait(evidence: Evidence) -> str:
+    if evidence.missing:
+        return (
+            f"ranks wait, perhaps for {rank_list(evidence.missing)}, of which there is no record here: where other "
+            "hosts keep runs of their own, give them all (dtprof diagnose NODE_DIR...)"
+        )
+    return "ranks wait, and the records do not show for whom: take stacks (py-spy dump) of every rank"
+
+
+def _was_stopped(evidence: Evidence) -> bool:
+    """Say whether the job made progress until somebody stopped it."""
+    ranks = evidence.ranks.values()
+    asked = evidence.manifest.exit_status in endings.STOPPED or any(rank.stopped_politely for rank in ranks)
+    return asked and not evidence.stalled and not any(rank.exceptions for rank in ranks)
+
+
 def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
     faults = [finding for finding in findings if finding.severity != "info"]
     if faults:
         kinds = {finding.kind for finding in faults}
         if kinds <= SLOW:
             return "slow", ()
-        if not evidence.went_wrong and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
+        went_on = not evidence.went_wrong or _was_stopped(evidence)
+        if went_on and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
         failed = any(rank.exceptions or rank.signal_name in endings.NATIVE_CRASHES for rank in evidence.ranks.values())
         is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
@@ -216,5 +233,5 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
             )
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if evidence.stalled:
-        return "unknown", ("ranks wait, and the records do not show for whom: take stacks (py-spy dump) of every rank",)
+        return "unknown", (_unknown_wait(evidence),)
     return "healthy", ()

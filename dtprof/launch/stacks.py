@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import json
+import random
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,10 @@ from dtprof.run_format import paths, writer
 
 CPU_WINDOW_S = 0.5
 DUMP_TIMEOUT_S = 10
+TRIES, PAUSE_S = 3, (0.05, 0.2)
+"""How often, and how far apart, a stack is asked for that is refused; the pauses differ, or all came at once again."""
+REFUSED = "EPERM"
+"""What py-spy says where it has no right to the process, or another holds it: that of a second launcher, say."""
 AT_ONCE = 8
 """Stacks taken side by side: one that does not answer must not hold up the others."""
 
@@ -71,14 +77,31 @@ def _describe(pid: int, *, native: bool) -> dict[str, Any]:
 
 
 def _dump(command: list[str]) -> tuple[Any, str]:
-    """Return what py-spy read, else None and why."""
+    """Return what py-spy read, else None and why; tried again where another may hold the process."""
+    for _ in range(TRIES - 1):
+        threads, reason = _dump_once(command)
+        if threads is not None or REFUSED not in reason:
+            return threads, reason
+        time.sleep(random.uniform(*PAUSE_S))
+    return _dump_once(command)
+
+
+def _dump_once(command: list[str]) -> tuple[Any, str]:
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
-        if result.returncode == 0:
-            return json.loads(result.stdout), ""
-        return None, (result.stderr.strip().splitlines() or ["no answer"])[-1]
+        return (json.loads(result.stdout), "") if result.returncode == 0 else (None, reason_in(result.stderr))
     except (subprocess.TimeoutExpired, ValueError, OSError) as error:
         return None, str(error)
+
+
+def reason_in(complaint: str) -> str:
+    """Return what py-spy complains of, and the cause that it names last; not the backtrace of its own code."""
+    told = complaint.partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in told.splitlines() if line.strip() and line.strip() != "Caused by:"]
+    if not lines:
+        return "no answer"
+    first, last = lines[0].removeprefix("Error: "), re.sub(r"^\d+: ", "", lines[-1])
+    return first if len(lines) == 1 else f"{first}: {last}"
 
 
 def _cpu_s(pid: int) -> float | None:

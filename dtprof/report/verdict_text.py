@@ -30,7 +30,7 @@ def _finding_lines(finding: Finding) -> list[str]:
     lines = _wrapped("note: " if finding.severity == "info" else "", finding.summary)
     lines.append(f"  kind: {finding.kind}, {finding.confidence:.0%} sure")
     lines += _site_lines("  culprit", finding.culprit_call_sites)
-    lines += _site_lines("  waiting", finding.call_sites)
+    lines += _site_lines("  waiting" if finding.waiting_ranks else "  others", finding.call_sites)
     for fact in finding.evidence[:4]:
         lines += _wrapped("  evidence: ", fact)
     for step in finding.advice[:2]:

@@ -12,6 +12,7 @@ from dtprof.diagnosis.code_names import DTYPES, REDUCE_OPS
 from dtprof.diagnosis.evidence import Stragglers, gather
 from dtprof.diagnosis.recorded import rank_evidence
 from dtprof.diagnosis.verdict import decide
+from dtprof.report.verdict_text import verdict_text
 from dtprof.run_format import schema
 from dtprof.run_format.schema import FLAG
 from dtprof.tables import Manifest
@@ -54,6 +55,17 @@ def test_arguments_that_the_back_end_let_pass_are_a_risk(
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("risk", kind, (1,))
     assert (finding.waiting_ranks, finding.culprit_call_sites[1].line) == ((), 60)
     assert any("silently wrong" in fact for fact in finding.evidence)
+    assert "  others: ranks 0, 2 at " in verdict_text(verdict), "nobody waits"
+
+
+def test_what_passed_in_a_job_that_was_stopped_later_is_no_hang() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        reduce_op = "max" if rank.rank == 1 else "sum"
+        rank.op("all_reduce", 3000, 3050, site=rank.site("all_reduce", line=60), reduce_op=reduce_op, nbytes=64)
+    statuses = dict.fromkeys(range(3), (-15, 9000))
+    verdict = judge(ranks, exit_status=1, stalled=False, statuses=statuses)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("risk", "reduce-op-mismatch")
 
 
 def test_gathers_and_exchanges_of_uneven_size_that_fit_are_healthy() -> None:

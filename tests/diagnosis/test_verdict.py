@@ -362,11 +362,29 @@ def test_rank_that_ended_while_another_waits_in_a_later_init_has_exited() -> Non
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (0,), (1,))
 
 
+def test_a_rank_that_could_not_connect_in_init_is_not_stuck_and_its_error_is_told() -> None:
+    ranks = waiting_in_a_second_init(closed=False)
+    message = "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection refused"
+    ranks[0].exception(3500, message=message, line=3)
+    verdict = judge(ranks, exit_status=1, statuses={0: (1, 4000), 1: (-15, 4100)})
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    assert verdict.cannot_tell[0].startswith(f"rank 0 lost a peer (RuntimeError: {message} at ")
+
+
 def test_all_ranks_in_init_wait_for_nobody_that_the_records_know() -> None:
     ranks = waiting_in_a_second_init(closed=False)
     ranks[0].span("init_process_group", 3000, site=ranks[0].site("", line=12))
     verdict = judge(ranks, exit_status=None)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
+
+
+def test_ranks_that_wait_for_some_without_records_say_for_whom_and_what_to_give() -> None:
+    ranks = ranks_in_step(4, 2)[:2]
+    for rank in ranks:
+        gradients(rank, 2000, done=False)
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.ranks_missing) == ("unknown", (2, 3))
+    assert "perhaps for ranks 2, 3, of which there is no record here" in verdict.cannot_tell[0]
 
 
 def test_a_job_stopped_by_hand_says_that_it_cannot_tell() -> None:

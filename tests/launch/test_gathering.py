@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from dtprof.analysis.summary import summarise
 from dtprof.cli.main import main
-from dtprof.run_format import clocks, paths
+from dtprof.run_format import clocks, paths, writer
 from dtprof.run_format.reader import open_run
 from tests.synthetic import HostClock, Job, generate
 
@@ -87,6 +88,37 @@ def test_the_verdict_is_on_the_job_as_a_whole(nodes: Path, capsys: pytest.Captur
     assert main(["gather", str(nodes / "node0"), str(nodes / "node1"), "-o", str(nodes / "run")]) == 0
     assert main(["diagnose", str(nodes / "run")]) == 1
     assert "Rank 5 is late again and again" in capsys.readouterr().out
+
+
+def test_diagnose_joins_what_the_nodes_wrote_and_leaves_nothing_behind(
+    nodes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(nodes / "node0"), str(nodes / "node1")]
+    before = sorted(nodes.rglob("*"))
+    assert main(["diagnose", *given, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert sorted(nodes.rglob("*")) == before
+    assert main(["gather", *given, "-o", str(nodes / "run")]) == 0
+    capsys.readouterr()
+    main(["diagnose", str(nodes / "run"), "--json"])
+    assert said == json.loads(capsys.readouterr().out)
+    assert said["ranks_seen"] == list(range(8))
+
+
+def test_diagnose_does_not_join_a_run_that_is_still_recorded(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = nodes / "node1"
+    change(node, ended_realtime_ns=0)
+    job = subprocess.Popen(["sleep", "60"], env={"DTPROF_RUN_DIR": str(node)})
+    try:
+        row = {"pid": job.pid, "boot_id": writer.boot_id(), "host": "host-1"}
+        (node / "node-host-1" / paths.PROCESSES).write_text(json.dumps(row) + "\n", encoding="utf-8")
+        assert main(["diagnose", str(nodes / "node0"), str(node)]) == 2
+    finally:
+        job.kill()
+        job.wait()
+    said = capsys.readouterr().err
+    assert "is still recorded" in said
+    assert f"dtprof diagnose {node}" in said
 
 
 def test_what_is_given_stays_as_it_is_and_records_are_not_copied(nodes: Path) -> None:
