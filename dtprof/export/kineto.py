@@ -138,7 +138,7 @@ def _collect_trace(window: Window, origin: int, backend: str, world_size: int, r
     steps = _slices("user_annotation", names, pid, windows[shown] - origin, ids)
     work = [
         _slices("cpu_op", [name] * len(times), pid, times - origin, ids)
-        for name, found in _work(rank)
+        for name, found in _work(rank, since, end)
         for times in (found[(found[:, 0] >= since) & (found[:, 1] <= end)],)
     ]
     memory = [json.dumps(event) for event, _ in zip(_memory(rank, since, end, origin), ids, strict=False)]
@@ -167,11 +167,14 @@ def _slices(category: str, names: Sequence[str], pid: int, times: Intervals, ids
     return [template % row for row in zip(names, begin.tolist(), length.tolist(), ids, strict=False)]
 
 
-def _work(rank: RankDetail) -> list[tuple[str, Intervals]]:
-    """Return what the program does when communication does not keep it from going on."""
-    phase_times, phase = rank.phase_stretches
+def _work(rank: RankDetail, since: int, end: int) -> list[tuple[str, Intervals]]:
+    """Return what the program does, about the time shown, when communication does not keep it from going on."""
+    (phase_times, phase), (part_times, part) = (
+        (times[shown], owner[shown])
+        for times, owner in (rank.phase_stretches, rank.part_stretches)
+        for shown in ((times[:, 1] >= since) & (times[:, 0] <= end),)
+    )
     by_phase = {name: phase_times[phase == PHASES.index(name)] for name in PHASES}
-    part_times, part = rank.part_stretches
     if rank.parts is None:
         found = {name: by_phase[name] for name in (*WORK, events.OPTIMIZER, events.CHECKPOINT)}
         return [*found.items(), (DATA_LOADER, by_phase[events.DATA])]

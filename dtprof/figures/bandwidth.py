@@ -46,7 +46,8 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [one.bytes for one in known])]
     figure.update_xaxes(type="log")
     if len(ticks) > 1:
-        figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=[format_bytes(tick) for tick in ticks])
+        names = [format_bytes(tick).replace(".00", "").replace(".0", "") for tick in ticks]
+        figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=names, tickangle=0)
     speeds = [one.busbw_gb_per_s or 1 for one in known]
     decades = [10.0**power for power in range(-9, 5) if min(speeds) / 10 <= 10.0**power <= max(speeds) * 10]
     figure.update_yaxes(type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(one) for one in decades])

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from dtprof.figures.drawing import Drawing, Nothing, as_label, new_figure
+from dtprof.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.figures.quantities import DURATIONS, choose_unit, format_duration, format_share
 from dtprof.figures.source import Source
 
@@ -11,7 +11,7 @@ TICKS = ("10 %", "median", "90 %", "99 %")
 
 
 def draw_lateness(source: Source) -> Drawing | Nothing:
-    """Draw, a line a group, the time from the first arrival to the last: four quantiles as ticks."""
+    """Draw, a row a group, the time from the first arrival to the last: most of it, median, slowest hundredth."""
     groups = source.closeup.traffic.lateness[:MAX_GROUPS] if source.closeup else ()
     if not groups:
         return Nothing(
@@ -29,25 +29,41 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         title="From the first arrival to the last", x_title=f"first to last arrival ({unit.name})", y_title="group",
         height=112 + 32 * len(groups),
     )  # fmt: skip
-    for position, (tick, symbol) in enumerate(zip(TICKS, ("line-ns", "diamond", "line-ns", "line-ns"), strict=True)):
+    hover = [
+        f"<b>{name}</b>, {group.count:,} operations<br>from the first arrival to the last:<br>"
+        + "<br>".join(f"{tick}: {format_duration(ns)}" for tick, ns in zip(TICKS, group.spread_ns, strict=True))
+        for name, group in zip(names, groups, strict=True)
+    ]
+    shares = [[group.spread_ns[position] / unit.size for group in groups] for position in range(len(TICKS))]
+    low, median, high, highest = shares
+    figure.add_trace(
+        go.Bar(
+            name=f"{TICKS[0]} to {TICKS[2]}",
+            meta="exposed_wait",
+            orientation="h",
+            base=low,
+            x=[last - first for first, last in zip(low, high, strict=True)],
+            y=names,
+            width=0.4,
+            opacity=0.45,
+            marker=marker("exposed_wait"),
+            hoverinfo="text",
+            hovertext=hover,
+            textposition="none",
+        )
+    )
+    for name, symbol, at in ((TICKS[1], "line-ns", median), (TICKS[3], "diamond", highest)):
+        is_line = symbol.startswith("line")
         figure.add_trace(
             go.Scatter(
-                name=tick,
-                meta="exposed_wait" if position == 1 else "ink",
+                name=name,
+                meta="ink" if is_line else "exposed_wait",
                 mode="markers",
-                x=[group.spread_ns[position] / unit.size for group in groups],
+                x=at,
                 y=names,
-                marker={
-                    "symbol": symbol,
-                    "size": 10 if position == 1 else 14,
-                    "line": {"width": 0 if position == 1 else 1.6},
-                },
+                marker={"symbol": symbol, "size": 16 if is_line else 8, "line": {"width": 2.4 if is_line else 0}},
                 hoverinfo="text",
-                hovertext=[
-                    f"<b>{name}</b><br>{tick} of {group.count:,} operations: "
-                    f"{format_duration(group.spread_ns[position])} from the first arrival to the last"
-                    for name, group in zip(names, groups, strict=True)
-                ],
+                hovertext=hover,
             )
         )
     figure.update_yaxes(type="category", autorange="reversed", ticks="")

@@ -43,7 +43,7 @@ def draw_pipeline(source: Source) -> Drawing | Nothing:
     shown = [(name, actions, top) for name, actions, top in parts if actions]
     figure = new_figure(
         title=f"Schedule of step {chart.step}",
-        x_title="time since the first forward (ms)",
+        x_title="since the first forward (ms)",
         y_title="",
         height=int(96 + ROW_PX * (num * len(shown) + 0.7 * (len(shown) - 1))),
     )

@@ -23,7 +23,7 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
         )
     is_replayed = chart.changes.replay_error is not None
     figure = new_figure(
-        title="Bubble after a change", x_title="bubble, share of the window (%)", y_title="",
+        title="Bubble after a change", x_title="bubble (%)", y_title="",
         height=104 + 32 * len(changes),
     )  # fmt: skip
     names = [change.what for change in changes]

@@ -120,12 +120,21 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
                 remedy="It takes steps on one clock whose operations were all seen to complete.",
             )
         )
-    rows = [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items() if time]
-    rows += [
-        (f"transfer: {one.op}", f"group {one.group}", one.transfer_ns) for one in path.operations if one.transfer_ns
+    groups = {group.name: group.axis or group.description for group in source.summary.groups}
+    kinds = [
+        [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
+        [
+            (f"transfer: {one.op}", f"{groups.get(one.group) or ''} group {one.group}".strip(), one.transfer_ns)
+            for one in path.operations
+        ],
+        [(f"work of rank {one.rank}", "", one.work_ns) for one in path.ranks],
     ]
-    rows += [(f"work of rank {one.rank}", "", one.work_ns) for one in path.ranks if one.work_ns]
-    table = [(what, where, format_duration(time), format_share(time / path.step_ns)) for what, where, time in rows]
+    table = [
+        (what, where, format_duration(time), format_share(time / path.step_ns))
+        for rows in kinds
+        for what, where, time in sorted(rows, key=lambda row: -row[2])
+        if time
+    ]
     return join(
         element(
             "p",

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtprof.analysis.results import MemoryFormula
+from dtprof.analysis.results import CriticalPathResult, MemoryFormula, PathOperation, PathRank
 from dtprof.figures.bandwidth import _name_speed
 from dtprof.figures.drawing import Drawing, Nothing
 from dtprof.figures.registry import FIGURES
 from dtprof.figures.source import Source
 from dtprof.figures.tracks import encode_tracks
 from dtprof.report.page_dashboard import Panel
+from dtprof.report.page_findings import render_critical_path
 from dtprof.report.page_grid import render_rank_grid
 from tests.figures.example_closeups import nodes_of, source_of, tracks_of
 from tests.figures.example_summaries import MS, empty_summary
@@ -190,3 +191,27 @@ def test_names_of_the_run_are_escaped_in_every_figure() -> None:
 )
 def test_bandwidths_are_named_in_the_unit_that_suits_them(gb_per_s: float, name: str) -> None:
     assert _name_speed(gb_per_s) == name
+
+
+def test_lateness_is_a_bar_over_most_operations_with_the_median_and_the_slowest_hundredth_marked() -> None:
+    # 10 %: 1 ms, median 2, 90 %: 5, 99 %: 9.
+    most, median, slowest = draw("lateness", source_of()).figure.data
+    assert (most.name, tuple(most.base), tuple(most.x)) == ("10 % to 90 %", (1.0,), (4.0,))
+    assert (median.name, tuple(median.x), slowest.name, tuple(slowest.x)) == ("median", (2.0,), "99 %", (9.0,))
+
+
+def test_critical_path_lists_the_longest_of_each_kind_first_and_says_what_groups_are_for() -> None:
+    summary = source_of().summary
+    group = replace(summary.groups[0], name="7", axis="tp")
+    path = CriticalPathResult(
+        steps=1,
+        step_ns=10 * MS,
+        phases_ns={"data": 1 * MS, "forward": 2 * MS, "backward": 0},
+        transfer_ns=3 * MS,
+        operations=(PathOperation(op="all_reduce", group="7", transfer_ns=3 * MS),),
+        ranks=(PathRank(rank=0, work_ns=1 * MS), PathRank(rank=1, work_ns=2 * MS)),
+    )
+    page = str(render_critical_path(PANEL, Source(summary=replace(summary, groups=(group,), critical_path=path)), ()))
+    places = [page.index(text) for text in ("forward", "data wait", "tp group 7", "work of rank 1", "work of rank 0")]
+    assert places == sorted(places)
+    assert "backward" not in page
