@@ -1,5 +1,6 @@
 """Nobody ended and nobody went another way: a rank does not come, or an operation does not end."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtprof import events
@@ -9,6 +10,8 @@ from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import Wait
 
+PASSING_NS = 1_000_000_000
+"""An operation that all came to less than this before they were stopped is none that does not end."""
 FROZEN = ("stopped", "disk-sleep", "tracing-stop")
 """States in which a process does nothing, whatever comes."""
 LONG_PHASES = {
@@ -165,6 +168,13 @@ def _elsewhere(absent: list[RankEvidence], waiting: tuple[int, ...]) -> Finding:
     return replace(found, advice=(*found.advice, held))
 
 
+def _was_passing(evidence: Evidence, members: Mapping[int, Operation]) -> bool:
+    """Say whether the ranks were stopped from outside so soon after they had come that they may well have gone on."""
+    newest_ns = max(operation.issued_ns for operation in members.values())
+    ends = [evidence.ranks[rank].exit for rank in members if evidence.ranks[rank].stopped_politely]
+    return len(ends) == len(members) and all(end is not None and end.t_ns < newest_ns + PASSING_NS for end in ends)
+
+
 def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | None:
     """Return the finding for an operation that every member came to, alike, and that does not end, or ended in errors.
 
@@ -180,7 +190,7 @@ def find_backend_stall(evidence: Evidence, fronts: list[Front]) -> Finding | Non
             or any(evidence.ranks[rank].transport_exception is None for rank in failed)
         ):
             continue
-        if not failed and front.elsewhere:
+        if not failed and (front.elsewhere or _was_passing(evidence, members)):
             continue
         op = next(iter(front.waiting.values()))
         group = evidence.group(front.group)

@@ -14,6 +14,7 @@ from typing import Protocol
 from dtprof.fence import TOLD, fenced, is_first
 from dtprof.launch import stacks
 from dtprof.run_format import paths, schema, writer
+from dtprof.run_format.strings import json_lines
 
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
@@ -113,13 +114,19 @@ class Watcher:
         if now - self._last_look < pause_s and self._last_look > self._last_progress:
             return
         self._last_look = now
-        self._examine(quiet_s)
+        if not self._all_have_ended():
+            self._examine(quiet_s)
 
     def _patience_s(self) -> float:
         """Return how long the job may stand still: jobs with long pauses of their own longer than was asked for."""
         if len(self._gaps) < MIN_GAPS:
             return self._hang_after_s
         return max(self._hang_after_s, GAPS * min(self._hang_after_s, statistics.median(self._gaps)))
+
+    def _all_have_ended(self) -> bool:
+        """Say whether the launcher under this one saw the end of every rank, and itself takes its time to end."""
+        rows = json_lines(self._run / paths.node_folder_name(writer.host_name()) / paths.EXITS, [])
+        return {progress.pid for progress in self._ranks.values()} <= {row.get("pid") for row in rows}
 
     @fenced("the last look at the job's records", "failed")
     def look_last(self) -> None:

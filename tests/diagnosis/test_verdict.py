@@ -274,6 +274,17 @@ def test_different_roots_are_named() -> None:
     assert (finding.kind, finding.culprit_ranks) == ("root-mismatch", (0,))
 
 
+@pytest.mark.parametrize(("ended", "kinds"), [(2900, []), (2_000_000_000, ["backend-stall"])])
+def test_ranks_stopped_as_soon_as_all_had_come_may_have_gone_on(ended: int, kinds: list[str]) -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        gradients(rank, 2000, done=False)
+    verdict = judge(ranks, exit_status=1, statuses=dict.fromkeys(range(3), (-15, ended)))
+    assert [finding.kind for finding in verdict.findings] == kinds
+    assert verdict.outcome == ("hang" if kinds else "unknown")
+    assert kinds or "stopped from outside" in verdict.cannot_tell[0]
+
+
 def test_all_members_in_and_none_done_is_a_stall_of_the_back_end() -> None:
     ranks = ranks_in_step(3, 2)
     for rank in ranks:

@@ -1,11 +1,12 @@
 """The alarm of a job without progress: after the time given, once for what is new, and never by mistake."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dtprof.launch import stacks, watcher
-from dtprof.run_format import paths, schema
+from dtprof.run_format import paths, schema, writer
 from tests.builders import RankBuilder, write_rank
 
 HEAD, MARKS = schema.HEADER_OFFSET["head"], schema.HEADER_OFFSET["marks"]
@@ -90,6 +91,19 @@ def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[l
     assert sampled == [[10_000, 10_001]]
     assert job.watcher.hang is job.verdict
     assert job.watcher.hang_detected_ns is not None
+
+
+def test_no_alarm_once_every_rank_has_ended_and_its_launcher_lingers(job: Job) -> None:
+    job.start()
+    folder = job.folder / paths.node_folder_name(writer.host_name())
+    folder.mkdir(exist_ok=True)
+    rows = [json.dumps({"pid": 10_000 + rank, "status": -15, "t_ns": 1}) + "\n" for rank in (0, 1)]
+    (folder / paths.EXITS).write_text(rows[0], encoding="utf-8")
+    job.wait(11.0)
+    assert job.num_diagnoses == 1, "rank 1 is still there"
+    (folder / paths.EXITS).write_text("".join(rows), encoding="utf-8")
+    job.wait(30.0)
+    assert job.num_diagnoses == 1
 
 
 def test_the_same_verdict_is_told_once(job: Job) -> None:
