@@ -18,7 +18,7 @@ import numpy as np
 
 from dtprof.analysis.intervals import Column, Intervals, Mask, accumulate_maximum, paint, union
 from dtprof.analysis.meetings import Matched
-from dtprof.analysis.operation_timing import EXACT, Timing
+from dtprof.analysis.operation_timing import EXACT, Timing, shift_both
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
 from dtprof.analysis.records import stride_of
@@ -59,16 +59,16 @@ def collect_paths(stack: RankStack, timing: Timing, *, max_rows: int) -> list[Ra
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
     # Who waits for what was done before is not held up by it.
     length = np.minimum(end, operations["done_ns"]) - begin
-    shift = stack.shift_of_operation
-    chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end + shift, windows) >= 0)
+    end_on_axis = stack.place_times(end)
+    chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end_on_axis, windows) >= 0)
     rows = _longest(np.flatnonzero(chosen), length, stack, max_rows)
-    rows = rows[np.argsort((end + shift)[rows], kind="stable")]
+    rows = rows[np.argsort(end_on_axis[rows], kind="stable")]
     hops = np.zeros(len(rows), _HOP)
     hops["end"], hops["start"], hops["rank"] = end[rows], np.minimum(start[rows], end[rows]), last[rows]
     hops["op"], hops["group"] = operations["op"][rows], operations["group"][rows]
     # An operation may have begun in the step before: its time is asked for in no other step than this one.
-    counted = np.concatenate((blocked.call[blocked.counts], blocked.wait[blocked.counts]))
-    stretches = union(blocked.uncovered(counted + np.tile(shift[blocked.counts], 2)[:, np.newaxis]))
+    counted = (blocked.call[blocked.counts], blocked.wait[blocked.counts])
+    stretches = union(blocked.uncovered(shift_both(counted, stack.shift_of_operation, blocked.counts)))
     cuts, owner = paint([stretches, *(stack.phases[phase] for phase in ORDER)], union(windows))
     hops_of = itertools.pairwise(np.searchsorted(stack.place[rows], np.arange(len(stack.ranks) + 1)).tolist())
     return [

@@ -195,8 +195,11 @@ def split_blocked(
         at = np.where(known, np.clip(arrival, stretch[:, 0], stretch[:, 1]), stretch[:, 1])
         waits.append(pair(stretch[:, 0], at))
         transfers.append(pair(at, stretch[:, 1]))
-    both = np.concatenate(waits), np.concatenate(transfers)
-    if shift is not None:
-        added = np.tile(shift[chosen], 2)[:, np.newaxis]
-        both = both[0] + added, both[1] + added
-    return blocked.uncovered(both[0]), blocked.uncovered(both[1])
+    before, after = (blocked.uncovered(shift_both(both, shift, chosen)) for both in (waits, transfers))
+    return before, after
+
+
+def shift_both(both: Sequence[Intervals], shift: Column | None, chosen: Mask) -> Intervals:
+    """Return the two stretches of each chosen operation one after the other, with its shift added."""
+    stretches = np.concatenate(both)
+    return stretches if shift is None else stretches + np.tile(shift[chosen], 2)[:, np.newaxis]

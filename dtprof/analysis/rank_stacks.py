@@ -4,6 +4,7 @@ Rows keep their times, those of one rank follow those of another. Intervals lie 
 has a stretch of its own, so that a sweep over all of them finds for each rank what it would find for that rank alone.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,15 +64,19 @@ class RankStack:
     pipeline_windows: Intervals  # on the axis
     window_bounds: list[int]  # where the used steps of each rank begin, and the end of the last
 
-    @property
+    @functools.cached_property
     def rank_of_operation(self) -> Column:
         """The rank of each operation."""
         return np.repeat([rank.placed.tables.rank for rank in self.ranks], np.diff(self.bounds))
 
-    @property
-    def shift_of_operation(self) -> Column:
-        """What is to be added to the times of each operation."""
-        return np.repeat(self.shifts, np.diff(self.bounds))
+    @functools.cached_property
+    def shift_of_operation(self) -> Column | None:
+        """What is to be added to the times of each operation; None: nothing."""
+        return np.repeat(self.shifts, np.diff(self.bounds)) if len(self.ranks) > 1 else None
+
+    def place_times(self, times: Column) -> Column:
+        """Return where times lie on the axis, given one of each operation."""
+        return times if self.shift_of_operation is None else times + self.shift_of_operation
 
     @property
     def place_of_window(self) -> Column:
@@ -84,6 +89,8 @@ class RankStack:
 
     def count(self, chosen: Mask) -> list[int]:
         """Return how many of the operations of each rank are chosen."""
+        if len(self.ranks) == 1:
+            return [int(np.count_nonzero(chosen))]
         counts: list[int] = np.bincount(self.place[chosen], minlength=len(self.ranks)).tolist()
         return counts
 

@@ -60,10 +60,12 @@ def collect_waits(
     waited, culprit = timing.exposed_wait, timing.culprit
     waits = (step >= 0) & stack.blocked.counts & (waited > 0)
     clear = (timing.source == EXACT) & (culprit >= 0)
-    cell_of = stack.place * num_bins + step // width
-    unclear = np.bincount(cell_of[waits & ~clear], waited[waits & ~clear], num_cells).astype(np.int64)
+    not_clear = waits & ~clear
+    cell_of = (stack.place[not_clear] * num_bins) + step[not_clear] // width
+    unclear = np.bincount(cell_of, waited[not_clear], num_cells).astype(np.int64)
     counts = waits & clear & (culprit != stack.rank_of_operation)
-    keys, at = np.unique(cell_of[counts] << 32 | culprit[counts], return_inverse=True)
+    cell_of = (stack.place[counts] * num_bins) + step[counts] // width
+    keys, at = np.unique(cell_of << 32 | culprit[counts], return_inverse=True)
     sums = np.zeros(len(keys), np.int64)
     np.add.at(sums, at, waited[counts])
     cells, culprits = keys >> 32, keys & 0xFFFFFFFF

@@ -216,7 +216,7 @@ def reduce_ranks(
         errors=errors,
     )
     apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in stack.ranks]
-    at = locate(operations["issued_ns"] + stack.shift_of_operation, stack.windows)
+    at = locate(stack.place_times(operations["issued_ns"]), stack.windows)
     step = np.where(at >= 0, stack.numbers[at] - used.first, -1) if len(stack.windows) else at
     chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
     unobserved = chosen & ~blocked.known
@@ -236,7 +236,8 @@ def reduce_ranks(
     bars = collect_bars(stack, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(stack, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in stack.ranks]
     most_impossible = np.zeros(len(stack.ranks), np.int64)
-    np.maximum.at(most_impossible, stack.place, timing.impossible)
+    if timing.impossible.any():
+        np.maximum.at(most_impossible, stack.place, timing.impossible)
     counts = [
         stack.count(some)
         for some in (

@@ -139,7 +139,7 @@ def _phase_bars(phases: dict[str, Intervals], windows: Intervals) -> tuple[Colum
 
 def _operation_bars(stack: RankStack, timing: Timing, windows: Intervals) -> tuple[Column, Array]:
     """Return the window of each bar, and the bars, by time."""
-    at = locate(stack.operations["issued_ns"] + stack.shift_of_operation, windows)
+    at = locate(stack.place_times(stack.operations["issued_ns"]), windows)
     rows = np.flatnonzero(at >= 0)
     chosen = select(stack.operations, rows)
     bars = np.zeros(len(chosen), BAR)

@@ -81,7 +81,7 @@ def test_stretches_of_ranks_follow_one_another_without_touching() -> None:
     (stack,) = stack_in_turn(ranks, Meetings())
     assert stack.begins.tolist() == [0, 51]
     assert stack.on_axis([one.placed.blocked.call for one in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
-    assert (stack.operations["issued_ns"] + stack.shift_of_operation).tolist() == [0, 30, 51]
+    assert stack.place_times(stack.operations["issued_ns"]).tolist() == [0, 30, 51]
     assert [(own.start, own.stop) for own in stack.stretches(np.array([0, 10, 30, 50, 51, 91]))] == [(0, 4), (4, 6)]
 
 
