@@ -1,7 +1,7 @@
 // The grid of ranks: one button a rank, coloured by the metric chosen, on a scale that is fixed for the run.
 (() => {
   "use strict";
-  const AT_ONCE = 256;
+  const MOST_BUTTONS = 256; // more ranks are painted: mosaic.js
   const grids = new Map(); // anchor -> {anchor, place, data, metric, cells}
 
   function show(anchor, data) {
@@ -9,12 +9,22 @@
     if (!place) return;
     const known = grids.get(anchor);
     if (known?.data === data && known.place === place) return;
+    if (known?.place === place && layoutOf(known.data) === layoutOf(data)) {
+      known.data = data; // what has the focus keeps it
+      colour(known);
+      return;
+    }
     const metric = known?.metric ?? data.metrics.find((one) => one.key === "exposed")?.key ?? data.metrics[0].key;
-    const grid = { anchor, place, data, metric, cells: [] };
+    const grid = { anchor, place, data, metric };
     grids.set(anchor, grid);
-    place.replaceChildren(makePicker(grid), makeCells(grid), makeScale());
+    grid.cells = data.cells.length > MOST_BUTTONS ? dtprof.makeMosaic(grid) : makeButtons(grid);
+    place.replaceChildren(makePicker(grid), grid.cells.element, makeScale());
     colour(grid);
     mark();
+  }
+
+  function layoutOf({ axes, columns, cells, metrics }) {
+    return JSON.stringify([axes, columns, cells, metrics.map(({ key, name }) => [key, name])]);
   }
 
   function makePicker(grid) {
@@ -36,14 +46,15 @@
     return picker;
   }
 
-  function makeCells(grid) {
-    const cells = document.createElement("div");
+  // Returns the cells as buttons: their element, what colours them, and what marks the selected rank.
+  function makeButtons(grid) {
+    const element = document.createElement("div");
     const { columns, axes } = grid.data;
-    cells.className = `cells ${grid.data.metrics[0].short ? "dense" : ""}`;
-    cells.style.setProperty("--columns", columns);
-    cells.setAttribute("role", "group");
-    cells.setAttribute("aria-label", axes.length > 1 ? `Ranks by ${axes.join(", ")}` : "Ranks");
-    for (const [position, cell] of grid.data.cells.entries()) {
+    element.className = `cells ${grid.data.metrics[0].short ? "dense" : ""}`;
+    element.style.setProperty("--columns", columns);
+    element.setAttribute("role", "group");
+    element.setAttribute("aria-label", axes.length > 1 ? `Ranks by ${axes.join(", ")}` : "Ranks");
+    const buttons = grid.data.cells.map((cell, position) => {
       const button = document.createElement("button");
       const name = document.createElement("span");
       const value = document.createElement("span");
@@ -56,24 +67,29 @@
       value.className = "cell-value";
       button.append(name, value);
       button.addEventListener("click", () => dtprof.select(dtprof.selected === cell.rank ? null : cell.rank));
-      cells.append(button);
-      grid.cells.push({ button, value, cell });
-    }
-    cells.addEventListener("keydown", (event) => move(grid, event));
-    return cells;
+      return { button, value, cell };
+    });
+    element.append(...buttons.map(({ button }) => button));
+    element.addEventListener("keydown", (event) => move(buttons, event));
+    return {
+      element,
+      colour: (metric) => colourButtons(buttons, metric),
+      mark: () => markButtons(buttons),
+      refresh: () => {}, // colours follow the style
+    };
   }
 
   // Arrow keys go from rank to rank, so that Tab passes the grid in one stop.
-  function move(grid, event) {
+  function move(buttons, event) {
     const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
     if (!Object.hasOwn(steps, event.key)) return;
     event.preventDefault();
-    const own = grid.cells.find((one) => one.button === document.activeElement)?.cell;
+    const own = buttons.find((one) => one.button === document.activeElement)?.cell;
     if (!own) return;
     const [down, right] = steps[event.key];
-    const next = grid.cells.find(({ cell }) => cell.row === own.row + down && cell.column === own.column + right);
+    const next = buttons.find(({ cell }) => cell.row === own.row + down && cell.column === own.column + right);
     if (!next) return;
-    for (const { button } of grid.cells) button.tabIndex = -1;
+    for (const { button } of buttons) button.tabIndex = -1;
     next.button.tabIndex = 0;
     next.button.focus();
   }
@@ -98,34 +114,33 @@
     const unit = grid.place.querySelector(".scale .unit");
     unit.hidden = !metric.unit;
     unit.textContent = metric.unit ? `numbers in ${metric.unit}` : "";
-    colourFrom(grid, metric, 0);
+    grid.cells.colour(metric);
   }
 
-  // Some cells a frame: of a thousand, all at once would hold the page up.
-  function colourFrom(grid, metric, begin) {
-    const end = Math.min(begin + AT_ONCE, grid.cells.length);
-    for (let position = begin; position < end; position++) {
-      const { button, value, cell } = grid.cells[position];
+  function colourButtons(buttons, metric) {
+    for (const [position, { button, value, cell }] of buttons.entries()) {
       const share = metric.values[position] === null ? 0 : metric.values[position] / metric.top;
       const text = metric.texts[position];
       button.style.setProperty("--share", `${(100 * Math.min(1, share)).toFixed(1)}%`);
       value.textContent = metric.short?.[position] ?? text;
       button.title = `rank ${cell.rank}${cell.where ? ` (${cell.where})` : ""}: ${metric.name} ${text}`;
     }
-    if (end === grid.cells.length) return;
-    requestAnimationFrame(() => {
-      if (grids.get(grid.anchor) === grid && grid.metric === metric.key) colourFrom(grid, metric, end);
-    });
   }
 
-  function mark() {
-    for (const grid of grids.values()) {
-      for (const { button, cell } of grid.cells) {
-        const pressed = String(cell.rank === dtprof.selected);
-        if (button.getAttribute("aria-pressed") !== pressed) button.setAttribute("aria-pressed", pressed);
-      }
+  function markButtons(buttons) {
+    for (const { button, cell } of buttons) {
+      const pressed = String(cell.rank === dtprof.selected);
+      if (button.getAttribute("aria-pressed") !== pressed) button.setAttribute("aria-pressed", pressed);
     }
   }
 
-  dtprof.grid = { show, mark };
+  function mark() {
+    for (const { cells } of grids.values()) cells.mark();
+  }
+
+  function refresh() {
+    for (const { cells } of grids.values()) cells.refresh();
+  }
+
+  dtprof.grid = { show, mark, refresh };
 })();

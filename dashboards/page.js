@@ -61,6 +61,7 @@
 
   function refresh() {
     if (globalThis.Plotly) dtprof.plots.refresh();
+    dtprof.grid.refresh();
     dtprof.tracks.refresh();
   }
 

@@ -25,19 +25,37 @@ globalThis.dtprof = { selected: null };
     return Array.isArray(trace?.customdata) ? trace.customdata : trace?.customdata?._inputArray;
   }
 
-  // Marks the selected rank in what is drawn: other bars fade, its line stands out. Plotly would draw all bars anew.
+  const points = new WeakMap(); // a trace as it is drawn -> its bars by rank
+
+  function barsOf(drawn, ranks) {
+    let byRank = points.get(drawn);
+    if (!byRank) {
+      byRank = new Map();
+      for (const bar of drawn.querySelectorAll(".point")) {
+        const rank = ranks[bar.__data__.i];
+        if (!byRank.has(rank)) byRank.set(rank, []);
+        byRank.get(rank).push(bar);
+      }
+      points.set(drawn, byRank);
+    }
+    return byRank;
+  }
+
+  // Marks the selected rank in what is drawn: other bars fade, its line stands out. Plotly would draw all bars anew; to
+  // fade bars one by one takes long to style where there are thousands. So all of them fade, under copies of its own.
   function mark(plot) {
     const rank = dtprof.selected;
     const accent = getComputedStyle(root).getPropertyValue("--accent").trim();
+    for (const copies of plot.querySelectorAll(".chosen-bars")) copies.remove();
     for (const drawn of plot.querySelectorAll(".barlayer .trace, .scatterlayer .trace")) {
       const trace = drawn.__data__?.[0]?.trace;
       const ranks = ranksOf(trace);
       if (!ranks) continue;
       if (trace.type === "bar") {
-        for (const bar of drawn.querySelectorAll(".point")) {
-          const faded = rank !== null && ranks[bar.__data__.i] !== rank;
-          if (faded !== bar.classList.contains("faded")) bar.classList.toggle("faded", faded);
-        }
+        drawn.classList.toggle("faded", rank !== null);
+        if (rank === null) continue;
+        const bars = barsOf(drawn, ranks).get(rank) ?? [];
+        placeForCopies(drawn.parentElement).append(...bars.map((bar) => bar.cloneNode(true)));
       } else if (trace.meta === "rank") {
         const line = drawn.querySelector(".js-line");
         const chosen = ranks[0] === rank;
@@ -45,6 +63,20 @@ globalThis.dtprof = { selected: null };
         if (line) line.style.stroke = chosen ? accent : trace.line.color;
       }
     }
+  }
+
+  function placeForCopies(layer) {
+    if (layer.lastElementChild.classList.contains("chosen-bars")) return layer.lastElementChild;
+    const place = document.createElementNS(layer.namespaceURI, "g");
+    place.setAttribute("class", "chosen-bars");
+    layer.append(place);
+    return place;
+  }
+
+  // What is zoomed or drawn anew bears no marks, and has other bars.
+  function markAnew(plot) {
+    for (const drawn of plot.querySelectorAll(".barlayer .trace")) points.delete(drawn);
+    mark(plot);
   }
 
   // Returns the figure in the colours of the present theme; the visibility chosen in the legend stays.
@@ -153,8 +185,8 @@ globalThis.dtprof = { selected: null };
     const { data, layout } = themed(figure, plot);
     await Plotly.newPlot(plot, data, layout, settings(plot));
     plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
-    mark(plot);
-    plot.on("plotly_afterplot", () => mark(plot)); // what is zoomed or drawn anew bears no marks
+    markAnew(plot);
+    plot.on("plotly_afterplot", () => markAnew(plot));
     plot.style.height = `${figure.layout.height}px`; // what Plotly fills when the window changes
     plot.style.minHeight = "";
     addLegend(plot, figure);
@@ -263,5 +295,5 @@ globalThis.dtprof = { selected: null };
 
   systemDark.addEventListener("change", () => dtprof.refresh());
   printing.addEventListener("change", () => dtprof.refresh());
-  Object.assign(dtprof, { plots: { show, refresh }, colourOf, isDark, swatchColour });
+  Object.assign(dtprof, { plots: { show, refresh }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
 })();

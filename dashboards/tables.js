@@ -2,12 +2,12 @@
 // rank are marked, and shown.
 (() => {
   "use strict";
-  const states = new WeakMap(); // table -> {rows in order, texts by row}
+  const states = new WeakMap(); // table -> {rows in order, texts by row, rows by rank}
 
   function stateOf(table) {
     let state = states.get(table);
     if (!state) {
-      state = { rows: [...table.tBodies].flatMap((body) => [...body.rows]), texts: null };
+      state = { rows: [...table.tBodies].flatMap((body) => [...body.rows]), texts: null, byRank: null, marked: [] };
       states.set(table, state);
     }
     return state;
@@ -62,7 +62,11 @@
     const front = isAll ? found : found.filter((row, i) => i < first || row.classList.contains("marked"));
     const isFront = new Set(front);
     rest.append(...[...shown.rows].filter((row) => !isFront.has(row)));
-    shown.append(...front);
+    let next = shown.firstElementChild;
+    for (const row of front) {
+      if (row === next) next = row.nextElementSibling; // what is moved is laid out anew
+      else shown.insertBefore(row, next);
+    }
     const all = state.rows.length.toLocaleString("en");
     const which = front.length < found.length ? `${front.length} of ` : "";
     const text = wanted ? `${which}${found.length} rows found, ${all} in all` : `${which}${all} rows`;
@@ -84,14 +88,28 @@
     if (tools) arrange(tools.nextElementSibling.querySelector("table"));
   });
 
-  function mark(within = document) {
-    const rank = dtprof.selected === null ? null : String(dtprof.selected);
-    for (const table of within.querySelectorAll("table")) {
-      const header = table.tHead?.rows[0]?.cells[0];
-      if (header?.textContent !== "rank") continue;
-      for (const body of table.tBodies) {
-        for (const row of body.rows) row.classList.toggle("marked", row.cells[0].textContent === rank);
+  function rowsByRank(table) {
+    const state = stateOf(table);
+    if (!state.byRank) {
+      state.byRank = new Map();
+      if (table.tHead?.rows[0]?.cells[0]?.textContent !== "rank") return state.byRank;
+      for (const row of state.rows) {
+        const rank = row.cells[0].textContent;
+        if (!state.byRank.has(rank)) state.byRank.set(rank, []);
+        state.byRank.get(rank).push(row);
       }
+    }
+    return state.byRank;
+  }
+
+  function mark(within = document) {
+    for (const table of within.querySelectorAll("table")) {
+      const state = stateOf(table);
+      const rows = rowsByRank(table).get(String(dtprof.selected)) ?? [];
+      if (rows.length === state.marked.length && rows.every((row, i) => row === state.marked[i])) continue;
+      for (const row of state.marked) row.classList.remove("marked");
+      for (const row of rows) row.classList.add("marked");
+      state.marked = rows;
       if (table.tBodies.length > 1) arrange(table);
     }
   }

@@ -239,6 +239,10 @@
         const colour = parseColour(dtprof.colourOf(name));
         return Array.from({ length: STRENGTHS + 1 }, (_, step) => mix(colour, 0.25 + (0.75 * step) / STRENGTHS) >>> 0);
       });
+      this.inks = this.data.kinds.map(([name]) => {
+        const [red, green, blue] = parseColour(dtprof.colourOf(name));
+        return 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#14202e" : "#ffffff";
+      });
       this.look = dtprof.isDark();
     }
 
@@ -355,8 +359,7 @@
         const room = (b - a) / ratio - 8;
         const text = this.data.names[name].split(" ")[0];
         if (context.measureText(text).width > room) continue;
-        const [red, green, blue] = parseColourOnce(dtprof.colourOf(this.data.kinds[kind][0]));
-        context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#14202e" : "#ffffff";
+        context.fillStyle = this.inks[kind];
         context.fillText(text, GUTTER + a / ratio + 4, (top + body / 2) / ratio + 0.5);
       }
       context.setTransform(1, 0, 0, 1, 0, 0);
@@ -434,13 +437,6 @@
       }
       return undefined;
     }
-  }
-
-  const parsed = new Map();
-
-  function parseColourOnce(text) {
-    if (!parsed.has(text)) parsed.set(text, parseColour(text));
-    return parsed.get(text);
   }
 
   function show(anchor, data) {

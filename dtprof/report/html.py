@@ -25,7 +25,7 @@ from dtprof.report.page_documents import Document, render_documents
 from dtprof.report.page_markup import Markup, element, join
 
 GENERATOR = "dtprof report"
-SCRIPTS = ("plots.js", "grid.js", "tracks.js", "tables.js", "page.js")
+SCRIPTS = ("plots.js", "mosaic.js", "grid.js", "tracks.js", "tables.js", "page.js")
 """In the order in which they run; the last one starts the page."""
 LIVE_SCRIPT = "live.js"
 GZIP_LEVEL = 6

@@ -61,16 +61,20 @@ def load_report(valid_panels: Collection[str], *, available: Collection[str] = (
 
 
 def name_apart(pages: Iterable[Dashboard]) -> tuple[Dashboard, ...]:
-    """Give panels that several pages have an anchor of their own on each page but the first."""
+    """Give pages of one name a name of their own, and panels that several pages have an anchor, but for the first."""
     taken: set[str] = set()
-    named = []
-    for page in pages:
+    named: list[Dashboard] = []
+    for given in pages:
+        names = {page.name for page in named}
+        page = replace(
+            given, name=next(one for n in count(1) if (one := f"{given.name}{f'-{n}' * (n > 1)}") not in names)
+        )
         panels = []
         for panel in page.panels:
             anchor = panel.anchor
             if anchor in taken:
                 anchor = next(
-                    one for n in count(1) if (one := f"{page.name}-{panel.anchor}{f'-{n}' * (n > 1)}") not in taken
+                    one for n in count(1) if (one := f"{given.name}-{panel.anchor}{f'-{n}' * (n > 1)}") not in taken
                 )
             taken.add(anchor)
             panels.append(replace(panel, anchor=anchor))
@@ -112,6 +116,7 @@ class _Checker:
         self.path = path
         self.lines = text.splitlines()
         self.valid_panels = valid_panels
+        self.span = range(len(self.lines))  # where what is wrong must be
 
     def check(self, document: dict[str, Any]) -> Dashboard:
         self._refuse_unknown_keys(document, _PAGE_KEYS)
@@ -122,7 +127,9 @@ class _Checker:
             )
         panels: list[Panel] = []
         for table in tables:
+            self._enter(len(panels) + 1)
             panels.append(self._check_panel(table, {panel.anchor for panel in panels}))
+        self._enter(0)
         return Dashboard(
             name=self.path.stem,
             title=self._text(document, "title", self.path.stem),
@@ -131,6 +138,15 @@ class _Checker:
             order=self._order(document),
             needs=self._needs(document),
         )
+
+    def _enter(self, number: int) -> None:
+        """Look for what is wrong in the panel of that number from now on; 0 stands for what is above all panels."""
+        heads = [at for at, line in enumerate(self.lines) if re.match(r"\s*\[\[\s*panels\s*\]\]", line)]
+        if len(heads) < number or not heads:
+            self.span = range(len(self.lines))  # they are written in one line
+        else:
+            edges = [0, *heads, len(self.lines)]
+            self.span = range(edges[number], edges[number + 1])
 
     def _order(self, document: dict[str, Any]) -> int:
         order = document.get("order", 100)
@@ -147,10 +163,9 @@ class _Checker:
     def _check_panel(self, table: dict[str, Any], anchors: set[str]) -> Panel:
         name = table.get("panel")
         if name is None:
-            raise self._error("a [[panels]] names no panel", f"expected panel = one of {self._valid()}")
+            raise self._error("a [[panels]] names no panel", f"expected panel = one of {self._valid()}", r"\s*\[\[")
         if not isinstance(name, str) or name not in self.valid_panels:
-            pattern = rf"\s*panel\s*=\s*[\"']?{re.escape(str(name))}"
-            raise self._error(f"unknown panel {name!r}", f"expected one of {self._valid()}", pattern)
+            raise self._error(f"unknown panel {name!r}", f"expected one of {self._valid()}", r".*\bpanel\s*=")
         self._refuse_unknown_keys(table, _PANEL_KEYS)
         definitions = table.get("definitions", {})
         if not isinstance(definitions, dict) or not all(isinstance(value, str) for value in definitions.values()):
@@ -186,6 +201,6 @@ class _Checker:
         return ", ".join(sorted(self.valid_panels))
 
     def _error(self, found: str, expected: str, pattern: str | None = None) -> UsageError:
-        numbers = [n for n, line in enumerate(self.lines, 1) if pattern is not None and re.match(pattern, line)]
+        numbers = [at + 1 for at in self.span if pattern is not None and re.match(pattern, self.lines[at])]
         place = f"{self.path}, line {numbers[0]}" if numbers else str(self.path)
         return UsageError(f"{place}: {found}; {expected}")

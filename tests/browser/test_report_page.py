@@ -308,9 +308,14 @@ def test_deep_links_lead_to_their_panel(show: Show) -> None:
 
 
 def unfaded(plot: str) -> str:
-    """Return JavaScript for the positions of the bars of the first trace that are not faded."""
-    bars = f"[...document.querySelectorAll('#{plot} .barlayer .trace:first-child .point')]"
-    return f"{bars}.flatMap((bar, at) => getComputedStyle(bar).opacity === '1' ? [at] : [])"
+    """Return JavaScript for the positions of the bars of the first trace that stand out: all, or those with a copy."""
+    return f"""(() => {{
+      const trace = document.querySelector('#{plot} .barlayer .trace');
+      const bars = [...trace.querySelectorAll('.point')];
+      if (getComputedStyle(trace).opacity === '1') return bars.map((_, at) => at);
+      const copies = [...document.querySelectorAll('#{plot} .chosen-bars .point')].map((copy) => copy.innerHTML);
+      return bars.flatMap((bar, at) => copies.includes(bar.innerHTML) ? [at] : []);
+    }})()"""
 
 
 def test_a_rank_that_is_chosen_is_marked_everywhere(show: Show) -> None:
@@ -332,6 +337,59 @@ def test_a_rank_that_is_chosen_is_marked_everywhere(show: Show) -> None:
     page.wait_for(f"return {unfaded('plot-memory-categories')}.length === 4")
     assert not page.driver.find_element(By.ID, "selected").is_displayed()
     assert page.complaints() == []
+
+
+def test_of_many_ranks_the_grid_is_one_canvas_that_keys_and_the_pointer_reach(show: Show) -> None:
+    page = show(summary_of(num_ranks=320))  # 10 rows of 32
+    inside = "return [...document.querySelectorAll('.mosaic *')].map(one => one.tagName).join()"
+    assert page.run(inside) == "CANVAS,DIV,DIV", "no element a rank"
+    grid = page.driver.find_element(By.CSS_SELECTOR, ".mosaic")
+    here = page.driver.find_element(By.CSS_SELECTOR, ".mosaic [role=option]")
+    tip = page.driver.find_element(By.CSS_SELECTOR, "#rank-grid .tip")
+    page.driver.find_element(By.CSS_SELECTOR, ".picker button[data-metric='compute']").click()
+    ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()  # keys were the last: what has the focus is shown
+    page.run("arguments[0].focus()", grid)
+    ActionChains(page.driver).send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.ARROW_LEFT).perform()
+    assert here.get_attribute("aria-label") == "rank 32: compute 90.0\u00a0ms", "nothing is left of a row"
+    assert tip.text == "rank 32: compute 90.0 ms"
+    assert (here.get_attribute("aria-posinset"), here.get_attribute("aria-setsize")) == ("33", "320")
+    ActionChains(page.driver).send_keys(Keys.ENTER).perform()
+    assert page.run("return [dtprof.selected, location.hash]") == [32, "#:rank=32"]
+    assert here.get_attribute("aria-selected") == "true"
+    frame = page.driver.find_element(By.CSS_SELECTOR, ".mosaic-chosen")
+    assert frame.rect == here.rect
+    ActionChains(page.driver).send_keys(Keys.END, " ").perform()
+    assert page.run("return dtprof.selected") == 319
+    page.run("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", grid)
+    width, height = grid.size["width"], grid.size["height"]
+    # The middle of row 3, column 5.
+    right, down = round(width * (5.5 / 32 - 0.5)), round(height * (3.5 / 10 - 0.5))
+    ActionChains(page.driver).move_to_element_with_offset(grid, right, down).click().perform()
+    assert page.run("return dtprof.selected") == 101
+    assert tip.text.startswith("rank 101: compute")
+    page.run("dtprof.select(null)")
+    assert not frame.is_displayed()
+    page.run("document.body.replaceChildren(document.querySelector('.mosaic-place'))")  # axe reads all there is
+    assert serious_findings(page, ".mosaic-place") == []
+    assert page.complaints() == []
+
+
+def test_cells_of_many_ranks_are_coloured_by_their_share_in_both_themes(show: Show) -> None:
+    page = show(summary_of(num_ranks=320))
+    corner = (  # of the cell at a position: left of its texts
+        "const c = document.querySelector('.mosaic canvas'); const k = c.width / c.clientWidth;"
+        "const w = (c.clientWidth + 2) / 32, at = arguments[0];"
+        "return [...c.getContext('2d').getImageData(((at % 32) * w + 1) * k, (Math.floor(at / 32) * 34 + 16) * k, 1, 1)"
+        ".data.slice(0, 3)]"
+    )
+    page.driver.find_element(By.CSS_SELECTOR, ".picker button[data-metric='compute']").click()
+    # Rank 2 computes longest of all, 140 ms: the dark end of the scale; the others have 90 ms.
+    assert page.run(corner, 2) == [0x6F, 0x97, 0xD8]
+    light = page.run(corner, 0)
+    assert light != [0x6F, 0x97, 0xD8]
+    page.emulate(dark=True)
+    page.wait_for(corner.replace("return", "const rgb =") + "; return rgb.join() === '63,104,159'", 2)
+    assert page.run(corner, 0) != light
 
 
 def test_the_metric_of_the_grid_is_chosen_and_its_scale_is_said(show: Show) -> None:
@@ -414,17 +472,23 @@ def test_documents_that_arrive_later_keep_zoom_and_selection(show: Show) -> None
     assert page.complaints() == []
 
 
+def serious_findings(page: Page, within: str = "html") -> list[list[str]]:
+    """Return what axe finds: the rule, the element and why."""
+    page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+    found: list[list[str]] = page.driver.execute_async_script(
+        "const done = arguments[1]; axe.run(arguments[0]).then((r) => done(r.violations.filter("
+        "(v) => ['serious', 'critical'].includes(v.impact))"
+        ".map((v) => [v.id, v.nodes[0].html, v.nodes[0].failureSummary])))",
+        within,
+    )
+    return found
+
+
 def test_no_serious_finding_of_axe(show: Show) -> None:
     page = show(source_of(verdict=hang_of()))
     for name in ("overview", "hang", "timeline", "pipeline", "collectives", "memory", "stragglers", "measurement"):
         page.open(f"#page-{name}")
-        page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
-        found = page.driver.execute_async_script(
-            "const done = arguments[0]; axe.run().then((r) => done(r.violations.filter("
-            "(v) => ['serious', 'critical'].includes(v.impact))"
-            ".map((v) => [v.id, v.nodes[0].html, v.nodes[0].failureSummary])))"
-        )
-        assert found == [], name
+        assert serious_findings(page) == [], name
 
 
 def test_a_browser_that_cannot_unpack_shows_the_tables_and_says_so(show: Show) -> None:

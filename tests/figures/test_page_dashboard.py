@@ -102,6 +102,18 @@ def test_an_unknown_panel_names_the_line_and_the_valid_ones(tmp_path: Path) -> N
     assert message.startswith("mine.toml, line 5: unknown panel 'bubles'; expected one of bandwidth, blame,")
 
 
+def test_pages_of_one_name_have_addresses_of_their_own() -> None:
+    page = load_dashboard("overview", panel_names())
+    assert [one.name for one in name_apart([page, page])] == ["overview", "overview-2"]
+
+
+def test_what_is_wrong_in_a_later_panel_has_its_line_not_that_of_an_earlier_one(tmp_path: Path) -> None:
+    first = 'title = "Mine"\n[[panels]]\npanel = "timeline"\ntitle = "One"\n[[panels]]\n'
+    assert load(tmp_path, first + 'panel = "pipeline"\ntitle = 3\n').startswith("mine.toml, line 7: title is 3")
+    assert load(tmp_path, first + 'title = "Two"\n').startswith("mine.toml, line 5: a [[panels]] names no panel")
+    assert load(tmp_path, first + 'panel = ["pipeline"]\n').startswith("mine.toml, line 6: unknown panel ['pipeline']")
+
+
 def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
     message = load(tmp_path, '[[panels]]\npanel = "timeline"\nhlep = "x"\n')
     assert message == "mine.toml, line 3: unknown key 'hlep'; expected definitions, help, panel, question, title"
