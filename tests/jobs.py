@@ -1,6 +1,7 @@
 """Start real multi-process jobs and see to it that none outlives its test."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 DTPROF = [sys.executable, "-m", "dtprof"]
 MARK = "DTPROF_TEST_JOB"
 TIMEOUT_S = 180
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What programs end in that hold tensors or groups when the interpreter shuts down, bare as often as recorded, if a
+thread of gloo comes late (docs/explanation/measurements/stress.md, where that is counted)."""
 
 
 def torchrun(num_ranks: int, program: str | Path, *arguments: str) -> list[str]:
@@ -115,14 +119,22 @@ def finished(command: Sequence[str], folder: Path, *, env: Mapping[str, str] | N
 def recorded(
     run: Path, command: Sequence[str], *options: str, env: Mapping[str, str] | None = None, status: int = 0
 ) -> Job:
-    """Run a command under `dtprof run` to its end and check its exit status."""
+    """Run a command under `dtprof run` to its end and check its exit status; once more where torch aborted at exit."""
+    job = _recorded(run, command, options, env)
+    if job.process.returncode != status and ABORTED_AT_EXIT in job.stderr:
+        shutil.rmtree(run)
+        job = _recorded(run, command, options, env)
+    assert job.process.returncode == status, job.stderr
+    return job
+
+
+def _recorded(run: Path, command: Sequence[str], options: Sequence[str], env: Mapping[str, str] | None) -> Job:
     with started([*DTPROF, "run", "-o", str(run), *options, "--", *command], run.parent, env=env) as job:
         try:
             job.wait()
         except subprocess.TimeoutExpired:
             verdict = subprocess.run([*DTPROF, "diagnose", str(run)], capture_output=True, text=True, timeout=TIMEOUT_S)
             raise AssertionError(f"no end within {TIMEOUT_S} s\n{verdict.stdout}\n{job.stderr}") from None
-    assert job.process.returncode == status, job.stderr
     return job
 
 
