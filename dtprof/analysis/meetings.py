@@ -41,6 +41,8 @@ MEETING = np.dtype(
 )
 FAR = np.iinfo(np.int64).max
 NOBODY = np.iinfo(np.int32).max
+_WHOLE = f"V{MEETING.itemsize}"
+_ROWS_AT_ONCE = 2048
 _NEUTRAL = np.zeros(1, MEETING)
 for _column, _value in {
     "first_start": FAR,
@@ -187,16 +189,23 @@ class Meetings:
             column: np.array([own.number(name) for name in names], np.int32)
             for column, own, names in (("op", self.ops, ops), ("api", self.apis, apis), ("host", self.hosts, hosts))
         }
-        if not tables:
-            return
-        rows = join([*tables.values(), np.zeros(0, MEETING)])
-        for column, number in numbers.items():
-            rows[column] = number[rows[column]]
-        self._merge(split(rows, tables, tables.values()))
+        others = {
+            column: number for column, number in numbers.items() if not np.array_equal(number, np.arange(len(number)))
+        }
+        if others and tables:
+            rows = join([*tables.values(), np.zeros(0, MEETING)])
+            for column, number in others.items():
+                rows[column] = number[rows[column]]
+            tables = split(rows, tables, tables.values())
+        self._merge(tables)
 
     def _merge(self, theirs: Mapping[Family, Array]) -> None:
-        """Take in rows; those of families that have met at the same positions so far in one go."""
-        alike = [family for family, rows in theirs.items() if len(self.tables.get(family, ())) == len(rows)]
+        """Take in rows; those of small families that have met at the same positions so far in one go."""
+        alike = [
+            family
+            for family, rows in theirs.items()
+            if len(rows) < _ROWS_AT_ONCE and len(self.tables.get(family, ())) == len(rows)
+        ]
         if alike:
             known, new = (join([tables[family] for family in alike]) for tables in (self.tables, theirs))
             if np.array_equal(known["seq"], new["seq"]):
@@ -219,12 +228,18 @@ def match_operations(tables: RankTables, operations: Array) -> Matched:
     families_met: list[Family] = []
     rows: list[Column] = []
     seqs: list[Column] = []
-    families = find_families(tables.groups, set(np.unique(operations["group"]).tolist()))
+    groups = np.ascontiguousarray(operations["group"])
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
-    seqs_seen = operations["seq"]
-    key = operations["group"] + (is_p2p.astype(np.int64) << 16)
-    order = np.lexsort((seqs_seen, key))
-    group = key[order]
+    seqs_seen = np.ascontiguousarray(operations["seq"])
+    families = find_families(tables.groups, set(np.flatnonzero(np.bincount(groups)).tolist()))
+    # Positions ascend with time but in damaged records: then a radix sort by group is all there is to do.
+    order = groups.argsort(kind="stable")
+    order = np.concatenate((order[~is_p2p[order]], order[is_p2p[order]]))
+    group = groups[order] | is_p2p[order].astype(np.int32) << 16
+    sorted_seqs = seqs_seen[order]
+    if ((sorted_seqs[1:] < sorted_seqs[:-1]) & (group[1:] == group[:-1])).any():
+        order = np.lexsort((seqs_seen, groups, is_p2p))
+        group = groups[order] | is_p2p[order].astype(np.int32) << 16
     unmatched = 0
     for begin, end in itertools.pairwise(_bounds(group)):
         some = order[begin:end]
@@ -304,9 +319,15 @@ def _match_messages(tables: RankTables, operations: Array, group: Family, some: 
 
 def duration_of(operations: Array) -> Column:
     """Return how long operations took: on their device where that was measured; UNKNOWN_NS where not known."""
-    done, device = operations["done_ns"], operations["device_ns"]
-    on_host = np.where(done == UNKNOWN_NS, UNKNOWN_NS, done - operations["issued_ns"])
-    return np.where((device >= 0) & (done != UNKNOWN_NS), device, on_host)
+    done, device = np.ascontiguousarray(operations["done_ns"]), np.ascontiguousarray(operations["device_ns"])
+    known = done != UNKNOWN_NS
+    duration: Column = done - operations["issued_ns"]
+    if not known.all():
+        duration[~known] = UNKNOWN_NS
+    on_device = device >= 0
+    if on_device.any():
+        np.copyto(duration, device, where=on_device & known)
+    return duration
 
 
 def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
@@ -314,17 +335,27 @@ def describe_operations(tables: RankTables, operations: Array, apis: Apis, match
     if not matched.rows:
         return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows={})
     some = matched.every_row
-    rows = np.repeat(_NEUTRAL, len(some))
+    neutral = _NEUTRAL.copy()
+    neutral["num_seen"] = 1
+    neutral["last_rank"] = neutral["first_rank"] = tables.rank
+    neutral["host"] = 0
+    duration = duration_of(operations)
+    duration[operations["done_ns"] == UNKNOWN_NS] = FAR
     start = operations["issued_ns"][some]
-    rows["seq"] = np.concatenate(matched.seqs)
-    rows["num_seen"] = 1
-    rows["first_start"] = rows["last_start"] = start
-    rows["last_rank"] = rows["first_rank"] = tables.rank
-    duration = np.where(operations["done_ns"] != UNKNOWN_NS, duration_of(operations), FAR)
-    rows["min_duration"] = duration[some]
-    rows["op"] = np.minimum(operations["op"][some], len(tables.ops))
-    rows["api"] = apis.of_operation[some]
-    rows["host"] = 0
+    columns = {
+        "seq": np.concatenate(matched.seqs),
+        "first_start": start,
+        "last_start": start,
+        "min_duration": duration[some],
+        "op": np.minimum(operations["op"][some], len(tables.ops)),
+        "api": apis.of_operation[some],
+    }
+    rows = np.empty(len(some), MEETING)
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[begin : begin + _ROWS_AT_ONCE]
+        part.view(_WHOLE)[:] = neutral.view(_WHOLE)
+        for name, column in columns.items():
+            part[name] = column[begin : begin + _ROWS_AT_ONCE]
     by_family = split(rows, matched.families, matched.rows)
     is_p2p = matched.of_each(family.is_p2p for family in matched.families) > 0
     if ((operations["peer"][some] >= 0) & ~is_p2p).any():
@@ -353,30 +384,37 @@ def merge(a: Array, b: Array) -> Array:
 def _expand(rows: Array, seqs: Column) -> Array:
     table = np.repeat(_NEUTRAL, len(seqs))
     table["seq"] = seqs
-    whole = f"V{MEETING.itemsize}"
-    table.view(whole)[np.searchsorted(seqs, rows["seq"])] = rows.view(whole)
+    table.view(_WHOLE)[np.searchsorted(seqs, rows["seq"])] = rows.view(_WHOLE)
     return table
 
 
 def _combine(a: Array, b: Array) -> Array:
-    """Combine row by row."""
-    out = select(a, np.arange(len(a)))
-    out["num_seen"] += b["num_seen"]
-    out["first_start"] = np.minimum(a["first_start"], b["first_start"])
-    out["last_start"] = np.maximum(a["last_start"], b["last_start"])
-    later = (b["last_start"] > a["last_start"]) | (
-        (b["last_start"] == a["last_start"]) & (b["last_rank"] < a["last_rank"])
-    )
-    out["last_rank"] = np.where(later, b["last_rank"], a["last_rank"])
-    for column in ("root_start", "root_rank"):
-        out[column] = np.maximum(a[column], b[column])
-    out["min_duration"] = np.minimum(a["min_duration"], b["min_duration"])
-    for column, mixed in (("op", "mixed_ops"), ("host", "mixed_hosts")):
-        differs = (a[column] != b[column]) & (a[column] >= 0) & (b[column] >= 0)
-        out[mixed] = a[mixed] | b[mixed] | differs
-    lower = b["first_rank"] < a["first_rank"]
-    out["first_rank"] = np.where(lower, b["first_rank"], a["first_rank"])
-    for column in ("op", "api"):
-        out[column] = np.where(lower, b[column], a[column])
-    out["host"] = np.maximum(a["host"], b["host"])
+    """Combine row by row, as many at once as stay in the processor's cache."""
+    out = np.empty(len(a), MEETING)
+    for begin in range(0, len(a), _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        _combine_into(out[some], a[some], b[some])
     return out
+
+
+def _combine_into(out: Array, a: Array, b: Array) -> None:
+    """Write what both say of each row; where one says nothing (-1) the other counts."""
+    out.view(_WHOLE)[:] = a.view(_WHOLE)
+    out["num_seen"] += b["num_seen"]
+    np.minimum(a["first_start"], b["first_start"], out=out["first_start"])
+    last, other_last = a["last_start"].copy(), b["last_start"].copy()
+    later = (other_last > last) | ((other_last == last) & (b["last_rank"] < a["last_rank"]))
+    out["last_start"] = np.maximum(last, other_last)
+    np.copyto(out["last_rank"], b["last_rank"], where=later)
+    if (b["root_rank"] >= 0).any():
+        for column in ("root_start", "root_rank"):
+            np.maximum(a[column], b[column], out=out[column])
+    np.minimum(a["min_duration"], b["min_duration"], out=out["min_duration"])
+    for column, mixed in (("op", "mixed_ops"), ("host", "mixed_hosts")):
+        own, other = a[column].copy(), b[column].copy()
+        out[mixed] |= b[mixed] | ((own != other) & (own >= 0) & (other >= 0))
+    np.maximum(a["host"], b["host"], out=out["host"])
+    lower = b["first_rank"] < a["first_rank"]
+    if lower.any():
+        for column in ("first_rank", "op", "api"):
+            np.copyto(out[column], b[column], where=lower)

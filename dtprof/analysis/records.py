@@ -26,11 +26,15 @@ def sound_operations(tables: RankTables) -> Array:
     An operation that failed has no completion: when it gave up says nothing about how long it takes.
     """
     rows = tables.operations
-    possible = _is_time(rows["issued_ns"]) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
-    possible &= (rows["wait_ns"] >= 0) & (rows["wait_ns"] < MAX_TIME_NS)
+    issued = np.ascontiguousarray(rows["issued_ns"])
+    possible = _are_within(issued, 1) & _are_within(rows["wait_ns"], 0) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
     for column in ("returned_ns", "wait_begin_ns", "done_ns"):
-        later = (rows[column] >= rows["issued_ns"]) & _is_time(rows[column])
-        possible &= (rows[column] == UNKNOWN_NS) | later
+        times = np.ascontiguousarray(rows[column])
+        later = times >= issued
+        later &= times < MAX_TIME_NS
+        if not later.all():
+            later |= times == UNKNOWN_NS
+        possible &= later
     failed = rows["state"] == codes.FAILED
     if possible.all() and not failed.any():
         return rows
@@ -103,4 +107,12 @@ def list_ranks(ranks: Iterable[int], limit: int = 8) -> str:
 
 
 def _is_time(column: Column) -> Mask:
-    return (column > 0) & (column < MAX_TIME_NS)
+    return _are_within(column, 1)
+
+
+def _are_within(column: Column, least: int) -> Mask:
+    """Say which times are at least this and below MAX_TIME_NS."""
+    times = np.ascontiguousarray(column)
+    if len(times) and times.min() >= least and times.max() < MAX_TIME_NS:
+        return np.ones(len(times), np.bool_)
+    return (times >= least) & (times < MAX_TIME_NS)

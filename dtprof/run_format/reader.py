@@ -21,16 +21,19 @@ from dtprof.run_format.clocks import HostClock, host_clocks
 from dtprof.run_format.endings import Endings
 from dtprof.run_format.node_memory import read_node_memory
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
-from dtprof.run_format.segments import ITEM_SIZES, Records, read_segment, refuse_newer
+from dtprof.run_format.segments import (
+    ITEM_SIZES,
+    OperationRows,
+    Records,
+    count_at_most,
+    last_time,
+    read_segment,
+    refuse_newer,
+)
 from dtprof.run_format.strings import int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
-_TIMES = {
-    kind: [name for name in kind.names or () if name.endswith("_ns") and name != "wait_ns"]
-    for kind in (tables.OPERATION, tables.SPAN, tables.SAMPLE)
-}
-"""Columns of a time, by table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,10 +235,11 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     """
     problems: list[str] = []
     headers: list[dict[str, Any]] = []
-    records = Records()
     names = {path.name for path in folder.iterdir()}
-    for name in paths.segment_names(names):
-        header = read_segment(folder / name, records, problems)
+    files = [folder / name for name in paths.segment_names(names)]
+    records = Records(operations=OperationRows(count_at_most(files)))
+    for file in files:
+        header = read_segment(file, records, problems)
         if header is not None:
             headers.append(header)
     if not headers:
@@ -246,12 +250,14 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     oldest = headers[0] if headers else {}
     process = strings.process
     operations, spans, samples, measured = records.joined()
-    device_times.join(operations, measured)
+    last_ns = records.last_ns
+    if len(measured) and len(operations):
+        device_times.join(operations, measured)
+        last_ns.append(last_time(operations))
     told = names_in_tables(strings)
     label_buckets(
         operations, spans, ops=told["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )
-    last_ns = [int(a[name].max()) for a in (operations, spans, samples) if len(a) for name in _TIMES[a.dtype]]
     return RankTables(
         rank=rank,
         attempt=attempt,

@@ -5,7 +5,7 @@ Part of the reader. Damaged records are left out and told of; records that were 
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ _NUM_STATES = len(schema.STATES)
 _IS_KIND = np.zeros(256, np.bool_)
 _IS_KIND[list(schema.KIND.values())] = True
 _LONGEST_NS = 2.0**62
+_TIMES = {
+    kind: [name for name in kind.names or () if name.endswith("_ns") and name != "wait_ns"]
+    for kind in (tables.OPERATION, tables.SPAN, tables.SAMPLE)
+}
+"""Columns of a time, by table."""
 _SAME_IN_OPERATIONS = (
     *("op", "kind", "state", "flags", "waits", "dtype", "reduce_op", "thread", "group", "seq", "peer"),
     *("tag", "site", "step", "issued_ns", "numel"),
@@ -34,19 +39,42 @@ _SAME_IN_OPERATIONS = (
 _SAME_IN_SPANS = ("op", "state", "flags", "thread", "site", "step")
 
 
+class OperationRows:
+    """A table of operations that grows: as many as are expected lie in one block, so that they are not copied again."""
+
+    def __init__(self, expected: int = 0) -> None:
+        """Take room for so many; what is not used of it costs no memory."""
+        self._block = np.empty(expected, tables.OPERATION)
+        self._used = 0
+        self._full: list[Array] = []
+
+    def add(self, count: int) -> Array:
+        """Return so many more rows, to be filled in."""
+        if self._used + count > len(self._block):
+            self._full = self.parts()
+            self._block, self._used = np.empty(count, tables.OPERATION), 0
+        self._used += count
+        return self._block[self._used - count : self._used]
+
+    def parts(self) -> list[Array]:
+        """Return all rows, in tables that follow one another."""
+        return [*self._full, self._block[: self._used]] if self._used else self._full
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """What segments hold, by kind; sorted by time once `joined`."""
 
-    operations: list[Array] = field(default_factory=list)
+    operations: OperationRows = field(default_factory=OperationRows)
     spans: list[Array] = field(default_factory=list)
     samples: list[Array] = field(default_factory=list)
     device_times: list[Array] = field(default_factory=list)  # as recorded
+    last_ns: list[int] = field(default_factory=list)  # the last times of the tables, as they were taken
 
     def joined(self) -> tuple[Array, Array, Array, Array]:
         """Return the operations, spans, samples and device times."""
         return (
-            by_time(self.operations, tables.OPERATION, "issued_ns"),
+            by_time(self.operations.parts(), tables.OPERATION, "issued_ns"),
             by_time(self.spans, tables.SPAN, "begin_ns"),
             by_time(self.samples, tables.SAMPLE, "t_ns"),
             by_time(self.device_times, RECORD_DTYPE, "issued_ns"),
@@ -170,15 +198,41 @@ def take_rows(rows: Array, records: Records) -> int:
     if damaged:
         rows, kind = select(rows, sound), kind[sound]
     is_operation = kind <= schema.KIND["p2p"]
-    for chosen, into, convert in (
-        (is_operation, records.operations, _operations),
-        (kind == schema.KIND["span"], records.spans, _spans),
-        (kind == schema.KIND["sample"], records.samples, _samples),
-        (kind == schema.KIND["device_time"], records.device_times, np.copy),
+    if count := int(np.count_nonzero(is_operation)):
+        table = records.operations.add(count)
+        _fill_operations(table, rows if count == len(rows) else select(rows, is_operation))
+        records.last_ns.append(last_time(table))
+    if count == len(rows):
+        return damaged
+    for name, into, convert in (
+        ("span", records.spans, _spans),
+        ("sample", records.samples, _samples),
+        ("device_time", records.device_times, np.copy),
     ):
-        if count := int(np.count_nonzero(chosen)):
-            into.append(convert(rows if count == len(rows) else select(rows, chosen)))
+        chosen = kind == schema.KIND[name]
+        if np.count_nonzero(chosen):
+            into.append(convert(select(rows, chosen)))
+            if into is not records.device_times:
+                records.last_ns.append(last_time(into[-1]))
     return damaged
+
+
+def last_time(table: Array) -> int:
+    """Return the last time that a table of operations, spans or samples holds."""
+    return max(int(table[name].max()) for name in _TIMES[table.dtype])
+
+
+def count_at_most(files: Iterable[Path]) -> int:
+    """Return how many records segments hold at most; holes of sparse files hold none."""
+    count = 0
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:  # archived since the folder was listed
+            continue
+        used = schema.SEGMENT_SIZE if paths.is_archive(file) else min(status.st_size, 512 * status.st_blocks)
+        count += min(schema.SEGMENT_CAPACITY, used // schema.RECORD_SIZE)
+    return count
 
 
 def by_time(parts: Sequence[Array], dtype: np.dtype[Any], column: str) -> Array:
@@ -200,8 +254,7 @@ def _after(records: Array, column: str, known: npt.NDArray[np.bool_]) -> npt.NDA
     return times if known.all() else np.where(known, times, UNKNOWN_NS)
 
 
-def _operations(records: Array) -> Array:
-    table = np.empty(len(records), tables.OPERATION)
+def _fill_operations(table: Array, records: Array) -> None:
     for name in _SAME_IN_OPERATIONS:
         table[name] = records[name]
     state = records["state"]
@@ -212,7 +265,6 @@ def _operations(records: Array) -> Array:
     table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
     table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
     table["device_ns"] = UNKNOWN_NS
-    return table
 
 
 def _spans(records: Array) -> Array:
