@@ -40,9 +40,9 @@ class Blocked:
             return plain
         return plain - (measure_before(self.covered, end) - measure_before(self.covered, begin))
 
-    def uncovered(self, stretches: Intervals) -> Intervals:
-        """Return the stretches, or where something is covered the times of any of them that are not."""
-        return subtract(union(stretches), self.covered) if len(self.covered) else stretches
+    def uncovered(self, times: Intervals) -> Intervals:
+        """Return what of these times is not covered."""
+        return subtract(times, self.covered) if len(self.covered) else times
 
 
 def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Intervals], steps: RankSteps) -> Blocked:

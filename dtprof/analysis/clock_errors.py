@@ -16,7 +16,7 @@ class ClockErrors:
 
     def between(self, ranks: Column, others: Column) -> Column:
         """Return the error between each of these ranks and the other one beside it; 0 on one clock."""
-        if not (len(self.error_ns) and len(self.clock)):
+        if len(self.error_ns) < 2 or not len(self.clock):
             return np.zeros(len(others), np.int64)
         mine, theirs = self._clock_of(ranks), self._clock_of(others)
         error = self.error_ns[theirs] + self.error_ns[mine]

@@ -82,7 +82,7 @@ def sum_rows(
             names.append(RowKey(family._replace(sender=-1, receiver=-1), name, apis[place].names[api_number]))
         else:
             names.append(RowKey(family, meetings.ops.names[op_number], meetings.apis.names[api_number]))
-    order = keys.argsort(kind="stable")
+    order = keys.astype(np.uint16 if len(pairs) < 1 << 16 else np.int64).argsort(kind="stable")  # the former by radix
     keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
     sums: dict[RowKey, Array] = {}
     for begin in range(0, len(rows), _ROWS_AT_ONCE):

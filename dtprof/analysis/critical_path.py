@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.intervals import Column, Intervals, Mask, accumulate_maximum, paint, union
+from dtprof.analysis.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
 from dtprof.analysis.meetings import Matched
-from dtprof.analysis.operation_timing import EXACT, Timing, shift_both
+from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
 from dtprof.analysis.records import stride_of
@@ -49,8 +49,12 @@ class RankPath:
     groups: tuple[str, ...]
 
 
-def collect_paths(stack: RankStack, timing: Timing, *, max_rows: int) -> list[RankPath]:
-    """Return what the walk needs of each rank, of steps evenly spread."""
+def collect_paths(stack: RankStack, timing: Timing, stretches: Intervals, *, max_rows: int) -> list[RankPath]:
+    """Return what the walk needs of each rank, of steps evenly spread.
+
+    Parameters:
+        stretches: blocked by operations, on the axis.
+    """
     operations, blocked = stack.operations, stack.blocked
     kept = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in stack.ranks]
     windows = stack.windows[np.concatenate(kept)]
@@ -67,9 +71,9 @@ def collect_paths(stack: RankStack, timing: Timing, *, max_rows: int) -> list[Ra
     hops["end"], hops["start"], hops["rank"] = end[rows], np.minimum(start[rows], end[rows]), last[rows]
     hops["op"], hops["group"] = operations["op"][rows], operations["group"][rows]
     # An operation may have begun in the step before: its time is asked for in no other step than this one.
-    counted = (blocked.call[blocked.counts], blocked.wait[blocked.counts])
-    stretches = union(blocked.uncovered(shift_both(counted, stack.shift_of_operation, blocked.counts)))
-    cuts, owner = paint([stretches, *(stack.phases[phase] for phase in ORDER)], union(windows))
+    window = union(windows)
+    layers = (stretches, *(stack.phases[phase] for phase in ORDER))
+    cuts, owner = paint([near(layer, window) for layer in layers], window)
     hops_of = itertools.pairwise(np.searchsorted(stack.place[rows], np.arange(len(stack.ranks) + 1)).tolist())
     return [
         _path_of(rank, kept=chosen, hops=hops[first:end], cuts=cuts[own] - shift, owner=owner[own])

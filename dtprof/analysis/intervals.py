@@ -27,11 +27,14 @@ def pair(begin: Column, end: Column) -> Intervals:
 
 def union(pairs: Intervals) -> Intervals:
     """Return the times covered by any of the pairs; empty and reversed pairs cover nothing, touching ones merge."""
-    if not len(pairs):
-        return NONE
     begin, end = np.ascontiguousarray(pairs.T)
     if (end > begin).all() and (begin[1:] > end[:-1]).all():
-        return pairs
+        return pairs if len(pairs) else NONE
+    return cover(begin, end)
+
+
+def cover(begin: Column, end: Column) -> Intervals:
+    """Return the times covered by any of the stretches that begin and end here, as `union` does."""
     if not (covers := end > begin).all():
         begin, end = begin[covers], end[covers]
     if (begin[1:] < begin[:-1]).any():
@@ -61,8 +64,26 @@ def locate(times: Column, windows: Intervals) -> Column:
     """Return the position of the interval that each moment lies in; -1 where it lies in none."""
     if not len(windows):
         return np.full(len(times), -1, np.int64)
+    if len(times) > len(windows) and not (times[1:] < times[:-1]).any():
+        bounds = np.searchsorted(times, windows.ravel())
+        lengths = np.diff(bounds, prepend=0, append=len(times))
+        if (lengths >= 0).all():
+            places = np.full(len(lengths), -1, np.int64)
+            places[1::2] = np.arange(len(windows))
+            return np.repeat(places, lengths)
     at = np.searchsorted(windows[:, 0], times, "right") - 1
     return np.where((at >= 0) & (times < windows[at, 1]), at, -1)
+
+
+def near(a: Intervals, windows: Intervals) -> Intervals:
+    """Return of `a` the whole intervals that reach into a window."""
+    first = np.searchsorted(a[:, 1], windows[:, 0], "right")
+    end = np.searchsorted(a[:, 0], windows[:, 1], "left")
+    first[1:] = np.maximum(first[1:], end[:-1])  # one that reaches into two
+    lengths = np.maximum(end - first, 0)
+    before = np.cumsum(lengths) - lengths
+    found: Intervals = a[np.repeat(first - before, lengths) + np.arange(lengths.sum())]
+    return found
 
 
 def total(a: Intervals) -> int:
@@ -126,14 +147,14 @@ def _sweep(layers: Sequence[Intervals]) -> tuple[Column, Column]:
     if not present:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     times = np.concatenate([layer.ravel() for _, layer in present])
-    changes = np.empty(len(times), np.int64)
+    changes = np.empty(len(times), np.int32)
     at = 0
     for bit, layer in present:
         changes[at : at + 2 * len(layer) : 2] = bit
         changes[at + 1 : at + 2 * len(layer) : 2] = -bit
         at += 2 * len(layer)
     order = times.argsort(kind="stable")
-    times, covered = times[order], changes[order].cumsum()
+    times, covered = times[order], changes[order].cumsum(dtype=np.int32)
     last = np.concatenate((times[1:] != times[:-1], _ALWAYS))
     return times[last], covered[last]
 

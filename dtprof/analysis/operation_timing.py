@@ -7,7 +7,7 @@ import numpy as np
 
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.intervals import Column, Intervals, Mask, pair
+from dtprof.analysis.intervals import Column, Intervals, Mask, cover
 from dtprof.analysis.meetings import Matched, duration_of
 from dtprof.analysis.records import is_any
 from dtprof.tables import UNKNOWN_NS, Array
@@ -84,9 +84,10 @@ def time_operations(
         doubtful = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
         in_doubt[rows] = doubtful
         ahead = _find_impossible(op_names, exact & ~doubtful & ~is_p2p, met, done[rows])
-        ahead[ahead <= errors.between(rank[rows], met["last_rank"])] = 0
-        impossible[rows] = ahead
-        doubtful |= (ahead > 0) & (took != UNKNOWN_NS)
+        if ahead.any():
+            ahead[ahead <= errors.between(rank[rows], met["last_rank"])] = 0
+            impossible[rows] = ahead
+            doubtful |= (ahead > 0) & (took != UNKNOWN_NS)
         exact, estimated = exact & ~doubtful, estimated | doubtful
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
@@ -181,25 +182,24 @@ def _split(
 def split_blocked(
     blocked: Blocked, timing: Timing, chosen: Mask, shift: Column | None = None
 ) -> tuple[Intervals, Intervals]:
-    """Return the blocked stretches of the chosen operations before and after the arrival of the last rank.
+    """Return the times blocked by the chosen operations before and after the arrival of the last rank.
 
     Where the arrival is not known everything counts as before: nothing shows that data moved.
 
     Parameters:
         shift: what is added to the times of each operation; nothing where it is not given.
     """
-    waits, transfers = [], []
-    known = timing.source[chosen] != NOT_KNOWN
-    arrival = timing.arrival[chosen]
-    for stretch in (blocked.call[chosen], blocked.wait[chosen]):
-        at = np.where(known, np.clip(arrival, stretch[:, 0], stretch[:, 1]), stretch[:, 1])
-        waits.append(pair(stretch[:, 0], at))
-        transfers.append(pair(at, stretch[:, 1]))
-    before, after = (blocked.uncovered(shift_both(both, shift, chosen)) for both in (waits, transfers))
-    return before, after
-
-
-def shift_both(both: Sequence[Intervals], shift: Column | None, chosen: Mask) -> Intervals:
-    """Return the two stretches of each chosen operation one after the other, with its shift added."""
-    stretches = np.concatenate(both)
-    return stretches if shift is None else stretches + np.tile(shift[chosen], 2)[:, np.newaxis]
+    begins, arrivals, ends = [], [], []
+    for stretch in (blocked.call, blocked.wait):
+        rows = np.flatnonzero(chosen & (stretch[:, 1] > stretch[:, 0]))
+        begin, end = stretch[rows].T
+        at = np.clip(timing.arrival[rows], begin, end)
+        not_known = timing.source[rows] == NOT_KNOWN
+        if not_known.any():
+            np.copyto(at, end, where=not_known)
+        own = 0 if shift is None else shift[rows]
+        begins.append(begin + own)
+        arrivals.append(at + own)
+        ends.append(end + own)
+    begin, at, end = (np.concatenate(both) for both in (begins, arrivals, ends))
+    return blocked.uncovered(cover(begin, at)), blocked.uncovered(cover(at, end))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.intervals import Column, Intervals, share_out, union
+from dtprof.analysis.intervals import Column, Intervals, share_out
 from dtprof.analysis.operation_timing import EXACT, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.rank_stacks import RankStack
@@ -36,17 +36,17 @@ class RankWaits:
 
 
 def collect_waits(
-    stack: RankStack, *, timing: Timing, stretches: tuple[Intervals, Intervals], first: int, step: Column, width: int
+    stack: RankStack, *, timing: Timing, stretches: Intervals, first: int, step: Column, width: int
 ) -> list[RankWaits]:
     """Return what each rank worked and for whom it waited.
 
     Parameters:
-        stretches: blocked by waits and by transfers, as `split_blocked` returns them, on the axis.
+        stretches: blocked by waits or transfers, on the axis.
         first: the first used step.
         step: how many steps after that each operation lies, -1 outside the used steps.
         width: steps a bin.
     """
-    shares = share_out([union(np.concatenate(stretches)), *(stack.phases[phase] for phase in ORDER)], stack.windows)
+    shares = share_out([stretches, *(stack.phases[phase] for phase in ORDER)], stack.windows)
     numbers, place = stack.numbers - first, stack.place_of_window
     num_bins = int(numbers.max(initial=-1)) // width + 1
     num_cells = num_bins * len(stack.ranks)  # those of one rank follow those of another

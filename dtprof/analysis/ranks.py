@@ -230,8 +230,9 @@ def reduce_ranks(
         stretches = split_blocked(blocked, timing, blocked.counts, stack.shift_of_operation)
         bubbles = subtract(union(stack.pipeline_windows), union(stack.on_axis([one.actions for one in stack.ranks])))
         parts = average(partition_steps(stack.windows, stack.phases, *stretches, bubbles), stack.window_bounds)
-        waits = collect_waits(stack, timing=timing, stretches=stretches, first=used.first, step=step, width=width)
-        paths = collect_paths(stack, timing, max_rows=max_hops) if max_hops else nothing
+        either = union(np.concatenate(stretches))
+        waits = collect_waits(stack, timing=timing, stretches=either, first=used.first, step=step, width=width)
+        paths = collect_paths(stack, timing, either, max_rows=max_hops) if max_hops else nothing
     phases = average(partition_phases(stack.windows, stack.phases), stack.window_bounds)
     bars = collect_bars(stack, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(stack, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in stack.ranks]

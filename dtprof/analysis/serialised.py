@@ -14,12 +14,12 @@ import numpy as np
 
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
-from dtprof.analysis.intervals import Mask
+from dtprof.analysis.intervals import Column, Mask
 from dtprof.analysis.operation_timing import Timing
 from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.records import UNNAMED
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
-from dtprof.tables import select
+from dtprof.tables import Array
 
 MAX_GAP_NS, MAX_GAP = 50_000, 0.1
 """Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
@@ -54,28 +54,29 @@ def find_rows(
     every = np.flatnonzero(chosen & blocked.known & blocked.counts)
     if len(every) < 2:
         return found
-    order = every[np.lexsort((operations["issued_ns"][every], operations["thread"][every], stack.place[every]))]
-    own, end = select(operations, order), np.maximum(blocked.call[order, 1], blocked.wait[order, 1])
-    place = stack.place[order]
-    exposed = timing.exposed_transfer[order]
-    gap = own["issued_ns"][1:] - end[:-1]
-    blocks = end - own["issued_ns"]
-    linked = (own["kind"] == codes.COLLECTIVE)[1:] & (gap >= 0) & (end > own["issued_ns"])[:-1]
-    linked &= (gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks[:-1])) & (place[1:] == place[:-1])
+    order = _by_thread(every, operations, stack.place)
+    end = np.maximum(blocked.call[:, 1], blocked.wait[:, 1])[order]
+    issued, place, exposed = operations["issued_ns"][order], stack.place[order], timing.exposed_transfer[order]
+    gap, blocks = issued[1:] - end[:-1], (end - issued)[:-1]
+    linked = (gap >= 0) & (blocks > 0) & (gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks)) & (place[1:] == place[:-1])
+    at = np.flatnonzero(linked)
+    at = at[operations["kind"][order[at]] == codes.COLLECTIVE]
     for column in ("thread", "kind", "group", "op", "dtype", "reduce_op", "peer", "step"):
-        linked &= own[column][1:] == own[column][:-1]
-    begins = np.flatnonzero(np.concatenate(([True], ~linked)))
-    lengths = np.diff(np.append(begins, len(own)))
+        at = at[operations[column][order[at]] == operations[column][order[at + 1]]]
+    begin = np.ones(len(order), np.bool_)
+    begin[at + 1] = False
+    begins = np.flatnonzero(begin)
+    lengths = np.diff(np.append(begins, len(order)))
     several = lengths > 1
     if not several.any():
         return found
     total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
-    columns = np.stack(
-        [np.ones_like(lengths), lengths, np.add.reduceat(own["nbytes"], begins), total, total - longest], axis=1
-    )[several]
+    nbytes = np.add.reduceat(operations["nbytes"][order], begins)
+    columns = np.stack([np.ones_like(lengths), lengths, nbytes, total, total - longest], axis=1)[several]
     first = begins[several]
     api_of_operation = np.concatenate([one.of_operation for one in apis])
-    kinds = np.stack([place[first], own["group"][first], own["op"][first], api_of_operation[order[first]]], axis=1)
+    rows = order[first]
+    kinds = np.stack([place[first], operations["group"][rows], operations["op"][rows], api_of_operation[rows]], axis=1)
     distinct, place = np.unique(kinds, axis=0, return_inverse=True)
     sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
     np.add.at(sums, place.ravel(), columns)
@@ -86,6 +87,15 @@ def find_rows(
             key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])
             found[at][key] = SerialSums(*row)
     return found
+
+
+def _by_thread(rows: Column, operations: Array, place: Column) -> Column:
+    """Return rows, which follow one another in time on each rank, by rank and thread."""
+    threads, places = operations["thread"][rows], place[rows]
+    issued = operations["issued_ns"][rows]
+    if (threads == threads[0]).all() and not ((issued[1:] < issued[:-1]) & (places[1:] == places[:-1])).any():
+        return rows
+    return rows[np.lexsort((issued, threads, places))]
 
 
 def find_serialised(

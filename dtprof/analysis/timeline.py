@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis import codes
-from dtprof.analysis.intervals import Column, Intervals, locate, paint
+from dtprof.analysis.intervals import Column, Intervals, locate, near, paint
 from dtprof.analysis.operation_timing import NOT_KNOWN, Timing
 from dtprof.analysis.phases import ORDER
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
@@ -128,7 +128,7 @@ def _bars_of(rank: SteppedRank, steps: Sequence[Array], counts: Sequence[int]) -
 
 def _phase_bars(phases: dict[str, Intervals], windows: Intervals) -> tuple[Column, Array]:
     """Return the window of each bar, and the bars, by time."""
-    cuts, owner = paint([phases[phase] for phase in ORDER], windows)
+    cuts, owner = paint([near(phases[phase], windows) for phase in ORDER], windows)
     changes = np.flatnonzero((owner != np.concatenate(([-1], owner[:-1]))) | is_among(cuts, windows[:, 0]))
     begin, end = cuts[changes], np.concatenate((cuts[changes[1:]], cuts[-1:]))[: len(changes)]
     shown = (owner[changes] >= 0) & (owner[changes] < len(ORDER)) & (end > begin)
