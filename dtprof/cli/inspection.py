@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dtprof
+from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
 from dtprof.diagnosis.evidence import main_stack
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.recorded import RankRead, read_ranks
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
-from dtprof.tables import ProcessExit, RankTables
+from dtprof.tables import ProcessExit
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -38,21 +39,22 @@ def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summ
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     run = open_run(path, engine)
-    return diagnose_opened(run, lambda: summary or _summarise(run, engine))
+    with executor_for(engine, run) as executor:
+        return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
 
 
-def diagnose_opened(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
+def diagnose_opened(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor = THIS_PROCESS) -> Verdict:
     """Return the verdict on a run that is open; its summary is asked for only where a rule needs it."""
-    return _with_times_seen(_diagnose_attempts(run, summarise), run)
+    return _with_times_seen(_diagnose_attempts(run, summarise, executor), run)
 
 
-def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"]) -> Verdict:
-    last = _judge(collect(run, summarise))
+def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor) -> Verdict:
+    last = _judge(collect(run, summarise, executor))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
-    return remember(last, [_judge(collect_attempt(run, number)) for number in earlier])
+    return remember(last, [_judge(collect_attempt(run, number, executor)) for number in earlier])
 
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
@@ -78,19 +80,17 @@ def _judge(evidence: facts.Evidence) -> Attempt:
     return Attempt(verdict=decide(evidence, ("run",)), hosts=hosts)
 
 
-def _exit_of(run: reader.Run, tables: RankTables) -> ProcessExit | None:
-    return run.exit_of(tables.host, tables.pid, since_ns=tables.first_ns)
+def _exit_of(run: reader.Run, one: RankRead) -> ProcessExit | None:
+    return run.exit_of(one.evidence.host, one.evidence.pid, since_ns=one.first_ns)
 
 
-def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
+def collect_attempt(run: reader.Run, number: int, executor: Executor) -> facts.Evidence:
     """Read what the rules need of an attempt after which the job was restarted."""
     ranks, world_size = [], 0
-    for rank, attempts in run.folders.items():
-        if number not in dict(attempts):
-            continue
-        tables = run.load(rank, number)
-        ranks.append(rank_evidence(tables, exit=_exit_of(run, tables), stack=None, alive=False))
-        world_size = max(world_size, tables.world_size, tables.rank + 1)
+    present = [rank for rank, attempts in run.folders.items() if number in dict(attempts)]
+    for one in read_ranks(run, present, executor, attempt=number):
+        ranks.append(replace(one.evidence, exit=_exit_of(run, one), alive=False))
+        world_size = max(world_size, one.world_size)
     return facts.gather(
         ranks,
         world_size=world_size,
@@ -100,24 +100,25 @@ def collect_attempt(run: reader.Run, number: int) -> facts.Evidence:
     )
 
 
-def collect(run: reader.Run, summarise: Callable[[], "Summary"]) -> facts.Evidence:
+def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor) -> facts.Evidence:
     """Read what the rules need from a run on disk, and from the processes where they are still there."""
     document = run.job_facts
     same_boot = document.get("boot_id") == writer.boot_id()
     ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
-    for tables in run.load_all():
-        exit_record = _exit_of(run, tables)
+    for one in read_ranks(run, run.ranks, executor):
+        own = one.evidence
+        exit_record = _exit_of(run, one)
         alive = None
-        if tables.boot_id == writer.boot_id() and exit_record is None:
-            alive = is_alive(tables.pid, run.path)
+        if one.boot_id == writer.boot_id() and exit_record is None:
+            alive = is_alive(own.pid, run.path)
         stacks = [
-            main_stack(one, is_user=_is_user_file)
-            for one in read_stacks(run.endings.stacks_of(tables.host), {tables.pid: tables.rank})
+            main_stack(seen, is_user=_is_user_file)
+            for seen in read_stacks(run.endings.stacks_of(own.host), {own.pid: own.rank})
         ]
-        ranks.append(rank_evidence(tables, exit=exit_record, stack=stacks[0] if stacks else None, alive=alive))
-        problems += tables.problems
-        world_size = max(world_size, tables.world_size, tables.rank + 1)
-        last_ns = max(last_ns, tables.last_ns)
+        ranks.append(replace(own, exit=exit_record, stack=stacks[0] if stacks else None, alive=alive))
+        problems += one.problems
+        world_size = max(world_size, one.world_size)
+        last_ns = max(last_ns, own.last_ns)
     ranks += _ends_before_any_record(run, world_size)
     hang = document.get("hang_detected_ns")
     stopped = document.get("stopped_on_hang")
@@ -151,11 +152,10 @@ def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.Rank
     return list(found.values())
 
 
-def _summarise(run: reader.Run, engine: Engine) -> "Summary":
+def _summarise(run: reader.Run, executor: Executor) -> "Summary":
     from dtprof.analysis.summary import summarise
 
-    with executor_for(engine, run) as executor:
-        return summarise(run, executor)
+    return summarise(run, executor)
 
 
 def _find_stragglers(summary: "Summary") -> facts.Stragglers:

@@ -1,5 +1,6 @@
 """The collectives of a rank in columns, so that whole runs are compared at once."""
 
+import itertools
 from collections.abc import Callable
 from zlib import crc32
 
@@ -40,16 +41,16 @@ def sweep(
     rows: Array,
     operation: Callable[[int], Operation],
     *,
-    limit: int,
+    first: int,
     forwards_ns: npt.NDArray[np.int64],
     steppers: npt.NDArray[np.integer],
 ) -> Sweep:
     """Return the collectives of each group in columns, by position.
 
     Parameters:
+        first: the row to begin with.
         steppers: threads that make steps; where there are none, all are taken to be in step.
     """
-    first = max(0, len(rows) - limit)
     newest = rows[first:]
     table = np.zeros(len(newest), SWEPT)
     for name in COPIED:
@@ -57,17 +58,23 @@ def sweep(
     table["row"] = np.arange(first, len(rows))
     table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
     table["in_step"] = (newest["flags"] & codes.INFERRED_SITE) != 0
-    table["in_step"] |= np.isin(newest["thread"], steppers) if len(steppers) else True
+    if len(steppers) == 1:  # as a rule
+        table["in_step"] |= newest["thread"] == steppers[0]
+    else:
+        table["in_step"] |= np.isin(newest["thread"], steppers) if len(steppers) else True
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
     places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
     lines = {n: crc32(f"{site.file}:{site.line}".encode()) for n, site in tables.sites.items()}
     sites, at = np.unique(newest["site"], return_inverse=True)
     table["place"] = np.array([places.get(n, 0) for n in sites.tolist()], np.uint32)[at]
     table["line"] = np.array([lines.get(n, 0) for n in sites.tolist()], np.uint32)[at]
-    collective = newest["kind"] != codes.POINT_TO_POINT
     groups = {}
-    for group_id, key in keys.items():
-        mine = select(table, collective & (newest["group"] == group_id))
-        if len(mine):
-            groups[key] = select(mine, np.argsort(mine["seq"], kind="stable"))
+    chosen = np.flatnonzero(newest["kind"] != codes.POINT_TO_POINT)
+    chosen = chosen[np.lexsort((newest["seq"][chosen], newest["group"][chosen]))]
+    table, group_ids = select(table, chosen), newest["group"][chosen]
+    bounds = [0, *(np.flatnonzero(np.diff(group_ids)) + 1).tolist(), len(chosen)]
+    for begin, end in itertools.pairwise(bounds):
+        key = keys.get(int(group_ids[begin])) if begin < end else None
+        if key is not None:
+            groups[key] = table[begin:end]
     return Sweep(groups=groups, operation=operation)

@@ -1,7 +1,8 @@
 """Ranks whose programs went different ways: a skipped or an extra collective."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -60,13 +61,14 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
     doubtful: Finding | None = None
     for front in fronts:
         reference = evidence.ranks[_reference(front)]
+        program = _Program(operations=reference.operations)
         others = [r for r in front.group.ranks if r in evidence.ranks and r != reference.rank]
         reference_label = front.waiting[reference.rank].label
         usual = 2 * sum(operation.label == reference_label for operation in front.waiting.values()) > len(others) + 1
         skips = {
             rank: skip
             for rank in others
-            if (skip := _skipped(reference, evidence.ranks[rank], is_usual=usual)) is not None
+            if (skip := _skipped(reference, program, evidence.ranks[rank], is_usual=usual)) is not None
         }
         if not skips:
             continue
@@ -82,8 +84,7 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
 
 def _reference(front: Front) -> int:
     """Return a rank of the largest set of waiting ranks that wait at the same line."""
-    labels = [operation.label for operation in front.waiting.values()]
-    usual = max(labels, key=labels.count)
+    usual, _ = Counter(operation.label for operation in front.waiting.values()).most_common(1)[0]
     return next(rank for rank, operation in front.waiting.items() if operation.label == usual)
 
 
@@ -95,7 +96,7 @@ class Skip:
     fits_steps: bool  # the rank is as many steps further as the program is between the two places
 
 
-def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> Skip | None:
+def _skipped(reference: RankEvidence, program: "_Program", rank: RankEvidence, *, is_usual: bool) -> Skip | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
@@ -106,30 +107,59 @@ def _skipped(reference: RankEvidence, rank: RankEvidence, *, is_usual: bool) -> 
     start = _anchor(reference, rank)
     if start is None:
         return None
-    ours, theirs = reference.operations[start[0] :], rank.operations[start[1] :]
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+    ours, theirs = reference.operations, rank.operations
+    for at, there in zip(range(start[0], len(ours)), range(start[1], len(theirs)), strict=False):
+        a, b = ours[at], theirs[there]
         if not _alike(a, b):
-            at = start[0] + i
-            steps = _steps_until(reference.operations, at, b)
-            goes_on = bool(steps) or (is_usual and _came_here(reference.operations, at, b))
-            if not goes_on or _made(theirs[i:], a):
+            steps = program.steps_until(at, b)
+            goes_on = bool(steps) or (is_usual and program.came_here(at, b))
+            if not goes_on or _made(theirs, there, a):
                 return None
             return Skip(operation=a, fits_steps=not steps or b.step - a.step in steps)
     return None
 
 
-def _steps_until(operations: Sequence[Operation], at: int, wanted: Operation) -> set[int]:
-    """Return how many steps after a place an operation follows soon; nothing where it does not."""
-    following = (_following(operations, at, shift) for shift in range(1, MAX_SHIFT + 1))
-    return {pair[1].step - pair[0].step for pair in following if pair is not None and _alike(pair[1], wanted)}
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """The operations of a rank, and what it does after them; each place is looked at once for all other ranks."""
 
+    operations: Sequence[Operation]
+    _following: dict[int, list[tuple[Operation, Operation]]] = field(default_factory=dict)
+    _before: dict[int, Operation | None] = field(default_factory=dict)
 
-def _came_here(operations: Sequence[Operation], at: int, wanted: Operation) -> bool:
-    """Say whether what stands at a place is new, and an operation came there in the round before."""
-    if at == 0 or any(_alike(earlier, operations[at]) for earlier in operations[:at]):
-        return False
-    before = next((i for i in range(at - 2, -1, -1) if _alike(operations[i], operations[at - 1])), None)
-    return before is not None and _alike(operations[before + 1], wanted)
+    def steps_until(self, at: int, wanted: Operation) -> set[int]:
+        """Return how many steps after a place an operation follows soon; nothing where it does not."""
+        if at not in self._following:
+            pairs = (self._pair(at, shift) for shift in range(1, MAX_SHIFT + 1))
+            self._following[at] = [pair for pair in pairs if pair is not None]
+        return {later.step - place.step for place, later in self._following[at] if _alike(later, wanted)}
+
+    def came_here(self, at: int, wanted: Operation) -> bool:
+        """Say whether what stands at a place is new, and an operation came there in the round before."""
+        if at not in self._before:
+            self._before[at] = self._in_round_before(at)
+        before = self._before[at]
+        return before is not None and _alike(before, wanted)
+
+    def _in_round_before(self, at: int) -> Operation | None:
+        """Return what came a round before in the place of something new; None where it is not new."""
+        if at == 0 or self._newest_like(at, before=at) is not None:
+            return None
+        before = self._newest_like(at - 1, before=at - 1)
+        return self.operations[before + 1] if before is not None else None
+
+    def _pair(self, at: int, shift: int) -> tuple[Operation, Operation] | None:
+        """Return a place and what comes `shift` operations after it, found one round earlier where it lies ahead."""
+        if at + shift >= len(self.operations):
+            earlier = self._newest_like(at, before=at - shift + 1)
+            if earlier is None:
+                return None
+            at = earlier
+        return self.operations[at], self.operations[at + shift]
+
+    def _newest_like(self, at: int, *, before: int) -> int | None:
+        wanted = self.operations[at]
+        return next((i for i in range(before - 1, -1, -1) if _alike(self.operations[i], wanted)), None)
 
 
 def _alike(a: Operation, b: Operation) -> bool:
@@ -137,17 +167,9 @@ def _alike(a: Operation, b: Operation) -> bool:
     return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
 
 
-def _made(operations: Sequence[Operation], wanted: Operation) -> bool:
-    """Say whether the rank is held up in the wanted operation after all, later in its program."""
-    return any(operation.open and _alike(operation, wanted) for operation in operations)
-
-
-def _following(operations: Sequence[Operation], at: int, shift: int) -> tuple[Operation, Operation] | None:
-    """Return a place and what comes `shift` operations after it, looked up one round earlier where it lies ahead."""
-    if at + shift < len(operations):
-        return operations[at], operations[at + shift]
-    earlier = next((i for i in range(at - shift, -1, -1) if _alike(operations[i], operations[at])), None)
-    return (operations[earlier], operations[earlier + shift]) if earlier is not None else None
+def _made(operations: Sequence[Operation], first: int, wanted: Operation) -> bool:
+    """Say whether the rank is held up in the wanted operation after all, in the first of these or a later one."""
+    return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, len(operations))))
 
 
 def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:

@@ -3,6 +3,7 @@
 `recorded.py` makes it from the tables of a run.
 """
 
+import functools
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,16 @@ class GroupKey:
     def __hash__(self) -> int:
         """Return the hash, computed once: groups have many ranks, and are looked up often."""
         return self._hash
+
+    def __reduce__(self) -> tuple[Callable[..., "GroupKey"], tuple[str, tuple[int, ...], int]]:
+        """Pickle what makes the key; every process has its own hashes, and one object for each group."""
+        return group_key, (self.name, self.ranks, self.occurrence)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def group_key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
+    """Return one and the same object for every rank that knows the group: comparing it costs nothing then."""
+    return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +223,7 @@ class RankEvidence:
     newest_is_exhaustion: bool = False  # it was the last that happened to data
     group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
     making_group: Site | None = None  # the call of new_group it is in
-    passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline, the newest ones
+    passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
     sweep: Sweep | None = None
 

@@ -66,7 +66,9 @@ def capitalised(ranks: tuple[int, ...] | list[int]) -> str:
 
 
 def wait_words(ranks: tuple[int, ...] | list[int]) -> str:
-    """Return `rank 2 waits`, `ranks 0, 1 wait`."""
+    """Return `rank 2 waits`, `ranks 0, 1 wait`, `no rank is seen to wait`."""
+    if not ranks:
+        return "no rank is seen to wait"
     return f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 

@@ -1,15 +1,15 @@
 """From the tables of one rank to the evidence that the rules look at."""
 
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
 from dtprof.analysis import codes
+from dtprof.analysis.execution import Executor, map_tasks, share_out
 from dtprof.diagnosis.columns import sweep
 from dtprof.diagnosis.evidence import (
     MESSAGE,
@@ -20,20 +20,64 @@ from dtprof.diagnosis.evidence import (
     PipelinePass,
     RankEvidence,
     Stack,
+    group_key,
 )
 from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, join, select
+
+if TYPE_CHECKING:
+    from dtprof.analysis.surveys import RankRecords, Run
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
-MAX_SWEPT = 4_000_000
-"""Operations of all ranks together that are compared in columns."""
+MAX_SWEPT = 2_000_000
+"""Operations of all ranks together that are compared in columns: 240 bytes each."""
 LONG_NS = 5_000_000_000
 PAUSE_NS = 1_000_000_000
-MAX_PASSES = 64
 
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRead:
+    """What the files of one rank tell."""
+
+    evidence: RankEvidence
+    world_size: int
+    boot_id: str
+    first_ns: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    records: "RankRecords"
+    ranks: Sequence[int]
+    attempt: int | None
+
+
+def read_ranks(
+    run: "Run", ranks: Sequence[int], executor: Executor, *, attempt: int | None = None
+) -> Iterator[RankRead]:
+    """Read ranks in their last attempt, or in the one named, and give what the rules need of each, in order."""
+    tasks = (_Task(records=run.part(part), ranks=part, attempt=attempt) for part in share_out(ranks))
+    for part in map_tasks(executor, _read_part, tasks):
+        yield from part
+
+
+def _read_part(task: _Task) -> list[RankRead]:
+    return [_read(task.records.load(rank, task.attempt)) for rank in task.ranks]
+
+
+def _read(tables: RankTables) -> RankRead:
+    return RankRead(
+        evidence=rank_evidence(tables, exit=None, stack=None, alive=None),
+        world_size=max(tables.world_size, tables.rank + 1),
+        boot_id=tables.boot_id,
+        first_ns=tables.first_ns,
+        problems=tables.problems,
+    )
 
 
 def rank_evidence(
@@ -49,16 +93,10 @@ def rank_evidence(
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
+    swept = max(0, len(rows) - max(MAX_TAIL, MAX_SWEPT // world_size))
     messages = _count_messages(rows, tables, keys, first)
-    maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth)
+    maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth, first=min(first, swept))
     operations = _Tail(maker, first)
-    counts: dict[tuple[GroupKey, bool], int] = {}
-    is_p2p = rows["kind"] == codes.POINT_TO_POINT
-    for group_id, key in keys.items():
-        for p2p in (False, True):
-            mine = rows["seq"][(rows["group"] == group_id) & (is_p2p == p2p)]
-            if len(mine):
-                counts[key, p2p] = int(mine.max()) + 1
     spans = _named_ones(tables, tables.spans)
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = spans_named(tables, spans, events.DATA)
@@ -73,7 +111,7 @@ def rank_evidence(
         operations=operations,
         first_row=first,
         open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),
-        counts=counts,
+        counts=_count_operations(rows, keys),
         groups=groups,
         exceptions=tables.exceptions,
         exit=exit,
@@ -101,7 +139,7 @@ def rank_evidence(
             keys,
             rows,
             maker.operation,
-            limit=max(MAX_TAIL, MAX_SWEPT // world_size),
+            first=swept,
             forwards_ns=np.sort(spans_named(tables, spans, events.FORWARD)["begin_ns"]),
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
@@ -122,12 +160,6 @@ def _without_records(tables: RankTables) -> RankTables:
     return replace(tables, operations=operations, spans=spans, samples=samples)
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
-    """Return one and the same object for every rank that knows the group: comparing it costs nothing then."""
-    return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
-
-
 def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
     """Return the groups of a rank as all ranks name them, by id, and what the rank knows of each."""
     keys: dict[int, GroupKey] = {}
@@ -136,7 +168,7 @@ def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, 
     for group_id in sorted(tables.groups):
         group = tables.groups[group_id]
         name = (group.name, group.ranks)
-        key = _key(group.name, group.ranks, seen.get(name, 0))
+        key = group_key(group.name, group.ranks, seen.get(name, 0))
         seen[name] = key.occurrence + 1
         keys[group_id] = key
         groups[key] = group
@@ -166,6 +198,20 @@ def without_refused(rows: Array) -> Array:
     return rows[~gone]
 
 
+def _count_operations(rows: Array, keys: dict[int, GroupKey]) -> dict[tuple[GroupKey, bool], int]:
+    """Return how many operations a rank issued, by group and whether they are point to point."""
+    kinds = rows["group"].astype(np.int64) * 2 + (rows["kind"] == codes.POINT_TO_POINT)
+    newest = np.full(2 * max([0, *keys]) + 2, -1, np.int64)
+    known = kinds < len(newest)
+    np.maximum.at(newest, kinds[known], rows["seq"][known])
+    return {
+        (key, p2p): count
+        for group_id, key in keys.items()
+        for p2p in (False, True)
+        if (count := int(newest[2 * group_id + p2p]) + 1)
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Messages:
     nth: npt.NDArray[np.int64]  # of each operation: how many of its channel came before, -1 for collectives
@@ -181,8 +227,7 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], 
     if not len(messages):
         return found
     own = select(rows, messages)
-    sending = [i for i, name in enumerate(tables.ops) if name == events.POINT_TO_POINT[0]]
-    sends = np.isin(own["op"], sending)
+    sends = _are_named(tables, own, events.POINT_TO_POINT[0])
     key = own["group"].astype(np.uint64) << np.uint64(48)
     key |= ((own["peer"] + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
     key |= (sends.astype(np.uint64) << np.uint64(32)) | (own["tag"].astype(np.uint64) & np.uint64(0xFFFFFFFF))
@@ -210,14 +255,20 @@ def _in_columns(
     rows: Array, chosen: npt.NDArray[np.int64], nth: npt.NDArray[np.int64], tables: RankTables, tail: int
 ) -> Array:
     own = select(rows, chosen)
-    plain = [i for i, name in enumerate(tables.ops) if name in events.POINT_TO_POINT]
     table = np.empty(len(own), MESSAGE)
     table["nth"], table["at"], table["nbytes"], table["site"] = nth[chosen], chosen - tail, own["nbytes"], own["site"]
-    table["plain"] = np.isin(own["op"], plain)
+    table["plain"] = _are_named(tables, own, *events.POINT_TO_POINT)
     table["done"] = (own["done_ns"] != UNKNOWN_NS) & (own["state"] != codes.FAILED)
     noticed = (own["waits"] > 0) | ((own["flags"] & codes.ASKED) != 0)
-    table["settled"] = table["done"] | noticed | np.isin(own["state"], (codes.FAILED, codes.ISSUED))
+    table["settled"] = table["done"] | noticed | (own["state"] == codes.FAILED) | (own["state"] == codes.ISSUED)
     return table
+
+
+def _are_named(tables: RankTables, rows: Array, *names: str) -> npt.NDArray[np.bool_]:
+    """Say which records have one of these names; those whose name is lost have none."""
+    wanted = np.zeros(1 << 16, np.bool_)
+    wanted[[i for i, name in enumerate(tables.ops) if name in names]] = True
+    return np.asarray(wanted[rows["op"]], np.bool_)
 
 
 def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
@@ -258,27 +309,25 @@ class _Tail(Sequence[Operation]):
 
 
 class _Maker:
-    """Makes operations of rows."""
+    """Makes operations of rows, from the row `first` on: it holds on to no others."""
 
     def __init__(
-        self, *, tables: RankTables, keys: dict[int, GroupKey], rows: Array, nth: npt.NDArray[np.int64]
+        self, *, tables: RankTables, keys: dict[int, GroupKey], rows: Array, nth: npt.NDArray[np.int64], first: int
     ) -> None:
+        self.num_rows = len(rows)
+        self._first = first
         self._tables = tables
         self._keys = keys
-        self._rows = rows
-        self._nth = nth
+        self._rows = rows[first:].copy() if first else rows
+        self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
         self._unknown = GroupKey(name="?", ranks=(), occurrence=0)
         self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
 
-    @property
-    def num_rows(self) -> int:
-        """Operations there are."""
-        return len(self._rows)
-
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
-        row: dict[str, Any] = dict(zip(self._names, self._rows[i].item(), strict=True))
+        at = i - self._first
+        row: dict[str, Any] = dict(zip(self._names, self._rows[at].item(), strict=True))
         tables = self._tables
         site = tables.sites.get(row["site"])
         state = row["state"]
@@ -310,7 +359,7 @@ class _Maker:
             is_async=bool(flags & codes.ASYNC),
             sizes=None if p2p else tables.sizes.get(row["tag"]),
             even_sizes=row["op"] in self._one_tensor,
-            nth=int(self._nth[i]),
+            nth=int(self._nth[at]),
         )
 
 
@@ -326,26 +375,24 @@ def _last_site(tables: RankTables) -> Site | None:
 
 def spans_named(tables: RankTables, spans: Array, *names: str) -> Array:
     """Return the spans of these names."""
-    ids = [i for i, name in enumerate(tables.ops) if name in names]
-    if len(ids) == 1:
-        return select(spans, spans["op"] == ids[0])
-    return select(spans, np.isin(spans["op"], ids)) if ids else spans[:0]
+    return select(spans, _are_named(tables, spans, *names)) if len(spans) else spans
 
 
 def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
-    """Return the newest training steps of pipeline schedules, in order."""
+    """Return the newest training step of a pipeline schedule, and before it the newest that has ended."""
+    steps = spans_named(tables, spans, events.PP_STEP)
+    forwards = spans_named(tables, spans, events.PP_FORWARD) if len(steps) else spans[:0]
+    ended = steps["state"] == codes.DONE
     passes = []
-    forwards = spans_named(tables, spans, events.PP_FORWARD)
-    for step in spans_named(tables, spans, events.PP_STEP)[-MAX_PASSES:]:
-        ended = int(step["state"]) == codes.DONE
-        inside = forwards[forwards["begin_ns"] >= step["begin_ns"]]
-        if ended:
-            inside = inside[inside["begin_ns"] <= step["end_ns"]]
-        stages, numbers = np.unique(inside["stage"], return_counts=True)
+    for at in sorted({*np.flatnonzero(ended)[-1:].tolist(), *range(len(steps))[-1:]}):
+        inside = forwards["begin_ns"] >= steps["begin_ns"][at]
+        if ended[at]:
+            inside &= forwards["begin_ns"] <= steps["end_ns"][at]
+        stages, numbers = np.unique(forwards["stage"][inside], return_counts=True)
         passes.append(
             PipelinePass(
-                plan=tables.pipelines.get(int(step["microbatch"])),
-                ended=ended,
+                plan=tables.pipelines.get(int(steps["microbatch"][at])),
+                ended=bool(ended[at]),
                 forwards=dict(zip(stages.tolist(), numbers.tolist(), strict=True)),
             )
         )

@@ -103,7 +103,16 @@ def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clo
     elif tie and len(tables) == 2 and not _is_usual(cut[culprits[0]], first.at):
         tie = False
     seq = start + first.at
-    return _finding(evidence, group, at_position(evidence, tables, seq), culprits, first, seq=seq, tie=tie)
+    present = at_position(evidence, tables, seq)
+    if clock == "step" and not evidence.went_wrong and _call_alike(cut, shortest):
+        return _optimizer_finding(evidence, group, present, culprits, seq=seq, tie=tie)
+    return _finding(evidence, group, present, culprits, first, seq=seq, tie=tie)
+
+
+def _call_alike(tables: dict[int, Array], shortest: int) -> bool:
+    """Say whether all ranks make the same calls after as many forward passes: then none was left out or added."""
+    known = all(table["forwards"][:shortest].any() for table in tables.values())
+    return known and len({_codes(table, "forwards")[:shortest].tobytes() for table in tables.values()}) == 1
 
 
 def _codes(table: Array, clock: str) -> Codes:
@@ -216,4 +225,39 @@ def _finding(
             *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
         ),
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
+    )
+
+
+def _optimizer_finding(
+    evidence: Evidence, key: GroupKey, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
+) -> Finding:
+    """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
+    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
+    theirs, mine = next(iter(others.values())), present[culprits[0]]
+    ahead = mine.step - theirs.step
+    steps = "an optimizer step" if abs(ahead) == 1 else f"{abs(ahead)} optimizer steps"
+    what = f"made {steps} more than the others" if ahead > 0 else f"left out {steps}"
+    group, place = evidence.group(key), at_line(mine.site)
+    it_is = "it is" if len(culprits) == 1 else "they are"
+    return Finding(
+        kind="step-mismatch",
+        summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} {it_is} in step {mine.step}, "
+        f"the others in step {theirs.step}. The calls go together; parameters may differ from here on.",
+        culprit_ranks=culprits,
+        confidence=0.6 if tie else 0.9,
+        group=group,
+        op=mine.op,
+        seq=seq,
+        step=theirs.step,
+        call_sites=call_sites(others),
+        culprit_call_sites=call_sites({rank: present[rank] for rank in culprits}),
+        evidence=(
+            f"before #{seq}, lines and steps agree on all members",
+            f"#{seq} is {mine.op}{place} on all of them, after as many forward passes",
+            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+        ),
+        advice=(
+            "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is left out, "
+            "a check of gradients, a scaler that only one rank has.",
+        ),
     )

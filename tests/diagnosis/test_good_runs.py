@@ -118,6 +118,27 @@ def test_a_rank_that_left_a_call_out_and_makes_it_up_later_is_out_of_step(culpri
     assert finding.culprit_call_sites[culprit].line == 9
 
 
+@pytest.mark.parametrize(
+    ("others_ahead", "said"),
+    [
+        (1, "Rank 1 left out an optimizer step: at #6 of the default group it is in step 6, the others in step 7."),
+        (2, "Rank 1 left out 2 optimizer steps: at #6 of the default group it is in step 6, the others in step 8."),
+        (-1, "Rank 1 made an optimizer step more than the others: at #6 of the default group it is in step 6, "),
+    ],
+)
+def test_calls_that_go_together_after_as_many_forwards_tell_of_an_optimizer_step(others_ahead: int, said: str) -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(12):
+            rank.span(events.FORWARD, 100 * i, 100 * i + 5)
+            ahead = others_ahead if rank.rank != 1 and i >= 6 else 0
+            rank.op("all_reduce", 100 * i + 10, 100 * i + 20, site=rank.site("", line=9), nbytes=8, step=i + ahead)
+    (finding,) = judge(ranks, exit_status=0, stalled=False).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 6)
+    assert finding.summary.startswith(said)
+    assert "condition around optimizer.step()" in finding.advice[0]
+
+
 def test_ranks_whose_steps_differ_from_the_start_are_in_step() -> None:
     ranks = [RankBuilder(rank, 3) for rank in range(3)]
     for rank in ranks:

@@ -97,6 +97,18 @@ def accumulation_that_counts_otherwise_on_one_rank(rank: int) -> None:
         dist.all_reduce(weight.data)
 
 
+@faulty("step-mismatch", 1)
+def a_step_left_out_where_the_loss_is_large(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(12):
+        loss = model(torch.ones(2, 8)).square().sum() + (100 if rank == 1 and step == 5 else 0)
+        loss.backward()  # here
+        if loss < 100:
+            optimizer.step()
+        optimizer.zero_grad()
+
+
 @faulty("size-mismatch", 1)
 def the_last_batch_is_shorter_on_one_rank(rank: int) -> None:
     model = small_model()

@@ -1,0 +1,81 @@
+"""Ranks are read by workers, or in this process: the verdict is the same."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dtprof.analysis.execution import THIS_PROCESS
+from dtprof.cli.engines import Engine
+from dtprof.cli.inspection import diagnose_run
+from dtprof.diagnosis import recorded
+from dtprof.diagnosis.evidence import GroupKey, group_key
+from dtprof.diagnosis.findings import Verdict
+from dtprof.run_format.reader import open_run
+from dtprof.tables import ProcessExit
+from tests.builders import START_NS, RankBuilder, write_run
+
+STEPS = 40
+
+
+def hung_job(*, attempt: int = 0) -> list[RankBuilder]:
+    """Return four ranks; in the last step rank 2 goes past the first of two calls, which the others wait in."""
+    ranks = []
+    for rank in range(4):
+        own = RankBuilder(rank, world_size=4, attempt=attempt, closed=False)
+        own.pid = 1000 * attempt + rank + 10
+        first, second = (own.site("all_reduce", line=line) for line in (7, 9))
+        for step in range(STEPS):
+            own.op("all_reduce", 20 * step, 20 * step + 5, step=step, site=first, nbytes=8)
+            own.op("all_reduce", 20 * step + 10, 20 * step + 15, step=step, site=second, nbytes=16)
+        if rank == 2:
+            own.op("all_reduce", 20 * STEPS, step=STEPS, site=second, nbytes=16)
+        else:
+            own.op("all_reduce", 20 * STEPS, step=STEPS, site=first, nbytes=8)
+        ranks.append(own)
+    return ranks
+
+
+def verdicts(run: Path) -> tuple[Verdict, Verdict]:
+    """Return the verdict by this process alone and by two workers."""
+    return diagnose_run(run, Engine(jobs=1)), diagnose_run(run, Engine(jobs=2))
+
+
+def test_workers_and_one_process_come_to_the_same_verdict(tmp_path: Path) -> None:
+    alone, shared = verdicts(write_run(tmp_path / "run", hung_job(), exit_status=1))
+    assert alone == shared
+    assert (alone.findings[0].kind, alone.findings[0].culprit_ranks) == ("rank-skipped-collective", (2,))
+
+
+def test_workers_read_the_attempts_before_the_last_too(tmp_path: Path) -> None:
+    ranks = [*hung_job(), *hung_job(attempt=1)]
+    exits = [ProcessExit(pid=rank.pid, status=-15, t_ns=START_NS + 10**6) for rank in ranks]
+    alone, shared = verdicts(write_run(tmp_path / "run", ranks, exit_status=1, exits=exits))
+    assert alone == shared
+    assert alone.findings[0].evidence[0].startswith("the same in both attempts: ")
+
+
+def test_a_group_that_a_worker_names_is_the_one_that_this_process_knows() -> None:
+    known = group_key("dp", (0, 1, 2), 0)
+    hash(known)  # is kept, and is another in every process
+    document = pickle.dumps(known)
+    assert pickle.loads(document) is known
+    assert b"_hash" not in document
+    assert pickle.loads(document) == GroupKey(name="dp", ranks=(0, 1, 2), occurrence=0)
+
+
+def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, limit in (("MAX_SWEPT", 4), ("MAX_TAIL", 6), ("MIN_TAIL", 6), ("MAX_OPERATIONS", 24)):
+        monkeypatch.setattr(recorded, name, limit)
+    run = open_run(write_run(tmp_path / "run", hung_job(), exit_status=1))
+    (own, *_) = (one.evidence for one in recorded.read_ranks(run, [0], THIS_PROCESS))
+    assert own.sweep is not None
+    (table,) = own.sweep.groups.values()
+    assert table["seq"].tolist() == list(range(2 * STEPS - 5, 2 * STEPS + 1)), "6 of the 81"
+    assert [operation.seq for operation in own.operations] == table["seq"].tolist()
+    assert own.sweep.operation(int(table["row"][-1])) == own.operations[-1]
+    assert own.counts == {(next(iter(own.groups)), False): 2 * STEPS + 1}, "all are counted"
+    held = len(pickle.dumps(own))
+    monkeypatch.setattr(recorded, "MAX_TAIL", 200)
+    (whole, *_) = (one.evidence for one in recorded.read_ranks(run, [0], THIS_PROCESS))
+    assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"
