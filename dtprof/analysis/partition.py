@@ -17,6 +17,7 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, union
 from dtprof.analysis.phases import ORDER
+from dtprof.analysis.records import is_among
 from dtprof.analysis.results import PARTS, PHASES
 
 _COVERED = (
@@ -74,7 +75,7 @@ def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Interva
     """Join neighbours of one owner within one step."""
     if not len(cuts):
         return NONE, owner
-    begins = np.isin(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
+    begins = is_among(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
     first = np.flatnonzero(begins)
     stretches = pair(cuts[first], np.append(cuts[first[1:]], cuts[-1]))
     inside = (owner[first] >= 0) & (stretches[:, 1] > stretches[:, 0])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,14 +79,24 @@ def _align(series: Sequence[StepSeries]) -> _Lanes:
 def _reduce(lanes: _Lanes) -> _Points:
     length = len(lanes.steps)
     edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
-    parts = [lanes.durations[:, begin:end] for begin, end in pairwise(edges)]
+    widths = np.diff(edges)
+    low, middle, high = np.empty((3, len(widths)))
+    slowest = np.empty(len(widths), np.int64)
+    for width in np.unique(widths).tolist():  # two at most
+        chosen = np.flatnonzero(widths == width)
+        parts = lanes.durations[:, edges[chosen][:, np.newaxis] + np.arange(width)].swapaxes(0, 1)
+        table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # what is not known comes last
+        rows, count = np.arange(len(chosen)), np.count_nonzero(~np.isnan(table), axis=1)
+        low[chosen], high[chosen] = table[:, 0], table[rows, count - 1]
+        middle[chosen] = (table[rows, (count - 1) // 2] + table[rows, count // 2]) / 2
+        slowest[chosen] = np.nanargmax(parts.reshape(len(chosen), -1), axis=1) // width
     return _Points(
         first=lanes.steps[edges[:-1]],
         last=lanes.steps[edges[1:] - 1],
-        low=np.array([np.nanmin(part) for part in parts]),
-        middle=np.array([np.nanmedian(part) for part in parts]),
-        high=np.array([np.nanmax(part) for part in parts]),
-        slowest_rank=[lanes.ranks[int(np.nanargmax(part)) // part.shape[1]] for part in parts],
+        low=low,
+        middle=middle,
+        high=high,
+        slowest_rank=[lanes.ranks[place] for place in slowest.tolist()],
     )
 
 
