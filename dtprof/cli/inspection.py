@@ -22,6 +22,7 @@ from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
+from dtprof.run_format.node_reader import newest_resident
 from dtprof.tables import ProcessExit
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Execu
     document = run.job_facts
     same_boot = document.get("boot_id") == writer.boot_id()
     ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
+    boots: dict[int, str] = {}
     for one in read_ranks(run, run.ranks, executor):
         own = one.evidence
         exit_record = _exit_of(run, one)
@@ -116,6 +118,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Execu
             for seen in read_stacks(run.endings.stacks_of(own.host), {own.pid: own.rank})
         ]
         ranks.append(replace(own, exit=exit_record, stack=stacks[0] if stacks else None, alive=alive))
+        boots[own.rank] = one.boot_id
         problems += one.problems
         world_size = max(world_size, one.world_size)
         last_ns = max(last_ns, own.last_ns)
@@ -130,6 +133,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Execu
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
         find_stragglers=lambda: _find_stragglers(summarise()),
+        find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),
         at_rest_s=_time_at_rest(run, ranks, last_ns=last_ns, same_boot=same_boot),
@@ -161,6 +165,13 @@ def _summarise(run: reader.Run, executor: Executor) -> "Summary":
 def _find_stragglers(summary: "Summary") -> facts.Stragglers:
     first, last = summary.steps.used or (1, 0)
     return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
+
+
+def _find_resident(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> dict[int, int]:
+    """Return what each rank held in RAM when it was last sampled, in bytes."""
+    held = newest_resident(run.path)
+    seen = ((rank.rank, held.get((boots.get(rank.rank, ""), rank.pid))) for rank in ranks)
+    return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
 
 
 def _find_handlers(file: Path, started_ns: int) -> dict[int, facts.Handler]:

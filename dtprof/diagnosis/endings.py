@@ -5,6 +5,7 @@ import re
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.waits import absent_members
+from dtprof.formatting import format_bytes
 from dtprof.tables import UNKNOWN_NS, ProcessExit, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
@@ -226,6 +227,19 @@ def seen_at(rank: RankEvidence) -> str:
     return f", last seen{at_line(rank.place)}"
 
 
+def _memory_words(rank: RankEvidence, evidence: Evidence) -> list[str]:
+    """Say what a rank held in RAM beside the other ranks of its host, where that was sampled."""
+    held = evidence.find_resident() if evidence.find_resident is not None else {}
+    if rank.rank not in held:
+        return []
+    others = sorted(nbytes for r, nbytes in held.items() if r != rank.rank and evidence.ranks[r].host == rank.host)
+    text = f"rank {rank.rank} held {format_bytes(held[rank.rank])} in RAM when last sampled"
+    if others:
+        low, high = format_bytes(others[0]), format_bytes(others[-1])
+        text += f", the other ranks of its host {low if low == high else f'{low} to {high}'}"
+    return [text]
+
+
 def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     name = rank.signal_name
     place = rank.place
@@ -234,6 +248,7 @@ def _killed_finding(rank: RankEvidence, evidence: Evidence) -> Finding:
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if evidence.oom_kills and name == "SIGKILL":
         facts.append(f"the kernel's OOM killer struck {evidence.oom_kills} time(s) in this job's cgroup while it ran")
+        facts += _memory_words(rank, evidence)
         advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
     elif late:
         facts.append("the program had ended in order: this happened while the interpreter shut down")

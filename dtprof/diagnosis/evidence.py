@@ -334,6 +334,7 @@ class Evidence:
     oom_kills: int = 0
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
+    find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     problems: tuple[str, ...] = ()
     at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
 

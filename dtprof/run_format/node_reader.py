@@ -14,6 +14,7 @@ from dtprof.run_format.node_samples import SampleField
 from dtprof.run_format.sparse_lines import choose_lines
 
 Table = npt.NDArray[np.void]
+NEWEST_BYTES = 1 << 19
 
 
 def table_type(fields: Sequence[SampleField]) -> np.dtype[np.void]:
@@ -49,6 +50,23 @@ def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str,
     return found
 
 
+def newest_resident(run: Path) -> dict[tuple[str, int], int]:
+    """Return the memory that processes held in RAM, in bytes, by boot id and pid, as each was last sampled alive.
+
+    Of each node only the newest samples are looked at: some ten minutes of eight ranks.
+    """
+    found: dict[tuple[str, int], int] = {}
+    for samples in (
+        _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
+        for file in sorted(run.glob(f"node-*/{node_samples.FILE}"))
+    ):
+        for pid, table in samples.processes.items():
+            alive = table["rss_bytes"][table["rss_bytes"] > 0]  # of a process that has ended nothing is left
+            if len(alive):
+                found[samples.boot_id, pid] = int(alive[-1])
+    return found
+
+
 def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
     """Return the increase a second of a total between samples; one value fewer than samples, NaN where unknown."""
     seconds = np.diff(table["t_ns"]) / 1e9
@@ -56,13 +74,15 @@ def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
         return np.where(seconds > 0, np.diff(table[name]) / seconds, np.nan)
 
 
-def _read(file: Path, name: str, max_samples: int | None) -> NodeSamples:
+def _read(file: Path, name: str, max_samples: int | None = None, *, newest_only: bool = False) -> NodeSamples:
     problems: list[str] = []
     description: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     damaged = 0
     try:
-        if max_samples is None:
+        if newest_only:
+            lines = _newest_lines(file)
+        elif max_samples is None:
             lines = file.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
         else:
             with file.open("rb") as opened:
@@ -98,6 +118,16 @@ def _read(file: Path, name: str, max_samples: int | None) -> NodeSamples:
         no_gpus_reason=description.get("no_gpus_reason"),
         problems=tuple(problems),
     )
+
+
+def _newest_lines(file: Path) -> list[bytes]:
+    """Return the first line, which describes the node, and the whole ones among the last bytes."""
+    with file.open("rb") as opened:
+        first = opened.readline()
+        begin = max(opened.tell(), file.stat().st_size - NEWEST_BYTES)
+        opened.seek(begin)
+        lines = opened.read(NEWEST_BYTES).split(b"\n")[:-1]
+    return [first, *(lines if begin == len(first) else lines[1:])]
 
 
 def _check(row: dict[str, Any]) -> None:

@@ -44,8 +44,9 @@ def judge(
     stacks: Mapping[int, Stack] | None = None,
     stopped_on_hang_ns: int | None = None,
     oom_kills: int = 0,
+    resident: Mapping[int, int] | None = None,
 ) -> Verdict:
-    """Return the verdict; `statuses` gives (exit status, time) by rank."""
+    """Return the verdict; `statuses` gives (exit status, time) by rank, `resident` bytes in RAM."""
     evidence = []
     for builder in ranks:
         known = (statuses or {}).get(builder.rank)
@@ -59,5 +60,6 @@ def judge(
         stalled=stalled,
         stopped_on_hang_ns=stopped_on_hang_ns,
         oom_kills=oom_kills,
+        find_resident=lambda: resident or {},
     )
     return decide(job, ("run",))

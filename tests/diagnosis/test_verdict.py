@@ -92,6 +92,28 @@ def test_the_oom_killer_is_named_where_the_cgroup_counted_it() -> None:
     assert any("OOM killer" in fact for fact in finding.evidence)
 
 
+@pytest.mark.parametrize(
+    ("resident", "said"),
+    [
+        ({0: 2**28, 1: 3 * 2**29, 2: 2**28, 3: 2**30}, ["1.50 GiB", "256 MiB"]),
+        ({0: 2**28, 1: 2**30, 2: 2**29}, ["1.00 GiB", "256 MiB to 512 MiB"]),
+        ({1: 2**30}, ["1.00 GiB"]),  # no other was sampled
+        ({0: 2**30}, []),  # the rank itself was not
+    ],
+)
+def test_what_a_rank_held_is_told_beside_the_ranks_of_its_host(resident: dict[int, int], said: list[str]) -> None:
+    ranks = ranks_in_step(4, 2)
+    ranks[3].host = "elsewhere"
+    for victim in (ranks[0], ranks[2], ranks[3]):
+        gradients(victim, 2000, done=False)
+    statuses = {rank: (-9 if rank == 1 else -15, 2500 + 10 * (rank != 1)) for rank in range(4)}
+    finding = judge(ranks, statuses=statuses, oom_kills=1, resident=resident).findings[0]
+    assert finding.culprit_ranks == (1,)
+    words = zip(("rank 1 held {} in RAM when last sampled", "the other ranks of its host {}"), said, strict=False)
+    told = ", ".join(text.format(size) for text, size in words)
+    assert [fact for fact in finding.evidence if "RAM" in fact] == ([told] if told else [])
+
+
 def test_a_victim_that_aborts_after_its_exception_does_not_hide_the_rank_that_left() -> None:
     ranks = ranks_in_step(3, 2)
     ranks[2].closed = True

@@ -1,6 +1,7 @@
 """The samples of a node on disk: bounded, thinned where they are old, read whatever happened to them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.run_format import node_samples
-from dtprof.run_format.node_reader import rate, read_node_samples
+from dtprof.run_format import node_reader, node_samples
+from dtprof.run_format.node_reader import newest_resident, rate, read_node_samples
 from dtprof.run_format.node_samples import HOST, Sample, SampleFile, thin
 
 SECOND = 1_000_000_000
@@ -47,6 +48,30 @@ def test_what_is_written_is_read(node: Path) -> None:
     assert samples.gpus[0]["utilisation"].tolist() == [0.5, 0.5]
     assert np.isnan(samples.gpus[0]["power_w"]).all()
     assert samples.processes[7]["rss_bytes"].tolist() == [1.0, 1.0]
+
+
+def test_what_processes_held_is_told_as_they_were_last_seen_alive(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = SampleFile(node, {"boot_id": "b"})
+    rest = [None] * (len(node_samples.PROCESS) - 1)
+    for t_s in range(100):
+        held = {7: 1000 + t_s, 8: 2000 + t_s if t_s < 60 else 0}  # 8 ended then, and nobody has waited for it yet
+        held |= {9: 3000} if t_s < 20 else {}
+        processes = {pid: [float(nbytes), *rest] for pid, nbytes in held.items()}
+        file.append(replace(sample(t_s), processes=processes))
+    assert newest_resident(node.parent) == {("b", 7): 1099, ("b", 8): 2059, ("b", 9): 3000}
+    (written,) = node.iterdir()
+    newest = len(written.read_bytes()) // 2  # of lines of one length: the newest half of them
+    monkeypatch.setattr(node_reader, "NEWEST_BYTES", newest)
+    assert newest_resident(node.parent) == {("b", 7): 1099, ("b", 8): 2059}
+    written.write_bytes(written.read_bytes()[:-40] + b"?")
+    assert newest_resident(node.parent)["b", 7] == 1098, "the line that was cut is left out"
+
+
+def test_of_a_node_without_samples_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "node-host-a").mkdir()
+    assert newest_resident(tmp_path) == {}
+    (tmp_path / "node-host-a" / node_samples.FILE).write_bytes(b"")
+    assert newest_resident(tmp_path) == {}
 
 
 def test_file_stays_within_its_bound_and_keeps_totals_and_the_newest(node: Path) -> None:
