@@ -16,6 +16,21 @@
     }
   }
 
+  const now = document.getElementById("now");
+
+  function showNow(markup) {
+    now.hidden = markup === null;
+    if (markup !== null && now.open) now.querySelector(".now-table").innerHTML = markup;
+  }
+
+  // Beside every title how old its figures are, once that is worth saying.
+  function showAge(age) {
+    for (const title of document.querySelectorAll(".panel > h2")) {
+      if (age) title.dataset.age = `as of ${age}`;
+      else delete title.dataset.age;
+    }
+  }
+
   async function ask() {
     if (document.hidden) return;
     let news;
@@ -31,6 +46,8 @@
       return;
     }
     say(news.status.state, news.status.text, news.status.alarms);
+    showNow(news.now);
+    showAge(news.status.age);
     names ??= news.pages.join();
     if (news.pages.join() !== names || news.version < version) {
       location.reload(); // there is a page more, or the server was started anew
@@ -41,9 +58,16 @@
     if (Object.keys(news.documents).length) await dtprof.update(news.documents);
   }
 
+  function explain(error) {
+    say("gone", `what was seen last stays: ${error.message}`, []);
+  }
+
   async function go() {
-    await ask().catch((error) => say("gone", `what was seen last stays: ${error.message}`, []));
+    await ask().catch(explain);
     setTimeout(go, EVERY_MS);
   }
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) ask().catch(explain); // a browser lets timers of hidden pages sleep for minutes
+  });
   go();
 })();

@@ -15,6 +15,13 @@ def format_ns(ns: float | None) -> str:
     return _format(ns, _TIMES)
 
 
+def format_age(seconds: float) -> str:
+    """Return how long ago something was, in whole units: 12 s, 5 min, 3 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
 def format_bytes(nbytes: float | None) -> str:
     """Return a size in the binary unit that suits it: 1.2 GiB."""
     return _format(nbytes, _SIZES)

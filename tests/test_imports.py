@@ -40,6 +40,7 @@ ALLOWED = {
 ALLOWED_BESIDES = {
     "dtprof/live/monitor.py": {"dtprof.diagnosis.told"},  # what the launcher told of, as all show it
     "dtprof/report/top_screen.py": {"live", "rich"},  # draws what the monitor of a running job gives
+    "dtprof/report/page_now.py": {"live"},  # the same, for a browser
     "dtprof/run_format/reader.py": {"numpy"},  # its tables are arrays; the writer runs inside the job and does without
     "dtprof/run_format/node_reader.py": {"numpy"},  # the same
     "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it

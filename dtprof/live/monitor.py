@@ -87,7 +87,7 @@ class Monitor:
         manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
         told = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
-        has_moved = any(map(_has_moved, growths.values()))
+        has_moved = any(growth.newest_ns or growth.tables.num_events for growth in growths.values())
         if has_moved:
             self._moved, self._has_news = self._clock(), True
         ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
@@ -132,11 +132,6 @@ def _patience_s(summary: Summary | None) -> float:
     """Return for how long no rank may leave a record."""
     step = summary.steps.duration_ns if summary is not None else None
     return max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0))
-
-
-def _has_moved(growth: Growth) -> bool:
-    found = growth.tables
-    return any(map(len, (growth.issued, found.operations, found.spans, found.samples)))
 
 
 def _find_alarms(

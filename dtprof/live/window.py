@@ -1,5 +1,6 @@
 """The newest steps of a run that is still written, as analysis sees a run: bounded, however long the job goes on."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,14 @@ class _Recent:
                 rows = join(part)
                 part[:] = [rows[(len(rows) + 1) // 2 :]]
 
+    def newest(self, first: int | None) -> "_Recent":
+        """Return what is kept as it is now, from a step on; what this one takes in later does not change it."""
+        found = _Recent()
+        found.growth, found.oldest_step, found.newest_step = self.growth, self.oldest_step, self.newest_step
+        for part, kept in zip(self.parts, found.parts, strict=True):
+            kept += part if first is None else _from_step(part, first)
+        return found
+
     def tables(self) -> RankTables:
         """Return what is kept, with what is still open."""
         growth, (operations, spans, samples) = self.growth, self.parts
@@ -79,6 +88,12 @@ class _Recent:
             spans=by_time([*spans, growth.open_spans], tables.SPAN, "begin_ns"),
             samples=by_time(samples, tables.SAMPLE, "t_ns"),
         )
+
+
+def _from_step(part: Sequence[Array], first: int) -> list[Array]:
+    """Return the rows of a step and of later ones."""
+    chosen = [rows["step"] >= first for rows in part]
+    return [select(rows, those) for rows, those in zip(part, chosen, strict=True) if those.any()]
 
 
 class LiveWindow:
@@ -122,6 +137,18 @@ class LiveWindow:
     def close(self) -> None:
         """Close the files."""
         self._follower.close()
+
+    def frozen(self, *, num_steps: int | None = None) -> "LiveWindow":
+        """Return what is kept as it is now, or its newest steps: it may be read while this one looks, and never looks.
+
+        Parameters:
+            num_steps: steps to keep behind the newest one that all ranks have ended.
+        """
+        found = copy.copy(self)
+        least = min((recent.newest_step for recent in self._recent.values()), default=0)
+        first = None if num_steps is None else least - num_steps
+        found._recent = {rank: recent.newest(first) for rank, recent in self._recent.items()}
+        return found
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------
 

@@ -149,7 +149,7 @@ class NodeTally:
         self._take_open(known, growth)
         for rows, column in ((tables.operations, "issued_ns"), (tables.spans, "end_ns"), (tables.samples, "t_ns")):
             known.last_ns = max(known.last_ns, int(rows[column].max(initial=0)))
-        known.last_ns = max(known.last_ns, int(growth.issued["issued_ns"].max(initial=0)))
+        known.last_ns = max(known.last_ns, growth.newest_ns)
 
     def _take_spans(self, own: RankTally, tables: RankTables) -> list[int]:
         """Take in phases; return when steps ended."""

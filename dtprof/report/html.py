@@ -86,6 +86,7 @@ def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int
         style=Markup(f"{_render_hues()}\n{(folder / 'style.css').read_text(encoding='utf-8')}"),
         header=_render_header(summary),
         live=_render_live(live_version) if is_live else "",
+        now=_render_now_place() if is_live else "",
         tabs=_render_tabs(pages),
         pages=join(*(_render_page(page, documents) for page in pages)),
         version=f"dtprof {dtprof.__version__}",
@@ -103,6 +104,13 @@ def _render_live(version: int | None) -> Markup:
         element("ul", class_="live-alarms", role="status"),
         id="live",
         data_version=str(version),
+    )
+
+
+def _render_now_place() -> Markup:
+    """Return where the table of the ranks at this moment comes."""
+    return element(
+        "details", element("summary", "Now"), element("div", class_="now-table"), id="now", open="", hidden=""
     )
 
 

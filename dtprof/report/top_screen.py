@@ -34,7 +34,7 @@ def render_screen(moment: Moment, run: Path, *, height: int, keys: str = "q quit
     """
     head = [*_head(moment, run), *_alarms(moment, run)]
     room = max(FEWEST_RANKS, height - len(head) - 3)
-    shown = _choose(moment.ranks, moment.summary, room)
+    shown = choose_ranks(moment.ranks, moment.summary, room)
     rest = len(moment.ranks) - len(shown)
     foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
     foot = "  ".join(filter(None, (foot, keys)))
@@ -82,7 +82,7 @@ def _wrap(alarm: str) -> list[str]:
     return textwrap.wrap(alarm, WIDTH, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
 
 
-def _choose(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
+def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
     """Return the ranks to show, by number: all, or those that ended badly, block the others, are behind or slow."""
     if len(ranks) <= room:
         return list(ranks)

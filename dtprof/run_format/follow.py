@@ -36,7 +36,7 @@ class Growth:
     """What one rank's log has gained since the last look."""
 
     tables: RankTables  # the rows that have settled since, in order of time; every name known so far
-    issued: Array  # tables.OPERATION: operations seen for the first time, settled or not
+    newest_ns: int  # when the newest record seen for the first time was issued, settled or not; 0: there is none
     open_operations: Array  # tables.OPERATION: not settled yet
     open_spans: Array  # tables.SPAN
     lost: int  # records that were dropped before they could be read, since following began
@@ -81,7 +81,7 @@ class LogFollower:
         self._strings = Strings()
         self._strings_at = 0
         self._step = 0
-        self._lost = 0
+        self._lost = self._newest_ns = 0
         self._header: dict[str, Any] = {}
         self._capture_ns: dict[int, int] = {}
         self._names: dict[str, Any] = {}
@@ -92,12 +92,13 @@ class LogFollower:
         Raises:
             NewerFormatError: the log was written by a newer dtprof.
         """
-        settled, issued = Records(), Records()
+        settled = Records()
+        self._newest_ns = 0
         self._skip_to_end()
-        unsettled = self._read_windows(settled, issued)
+        unsettled = self._read_windows(settled)
         opened = 0
         while opened != self._at_most and self._open_next():
-            unsettled = self._read_windows(settled, issued)
+            unsettled = self._read_windows(settled)
             opened += 1
         self._passes_over = False
         self._read_strings()  # after the records: an entry is written before its id is used
@@ -105,7 +106,7 @@ class LogFollower:
         open_operations, open_spans, _, _ = unsettled.joined()
         return Growth(
             tables=self._tables(operations, spans, samples),
-            issued=issued.joined()[0],
+            newest_ns=self._newest_ns,
             open_operations=open_operations,
             open_spans=open_spans,
             lost=self._lost,
@@ -150,8 +151,8 @@ class LogFollower:
         self._next += 1
         return True
 
-    def _read_windows(self, settled: Records, issued: Records) -> Records:
-        """Add what has settled and what is new; return what is open."""
+    def _read_windows(self, settled: Records) -> Records:
+        """Add what has settled, note the newest that is new; return what is open."""
         kept, unsettled = [], Records()
         for at, window in enumerate(self._windows):
             rows = window.read()
@@ -168,7 +169,8 @@ class LogFollower:
             if at + 2 < len(self._windows):
                 final = written  # two segments on, nobody writes here any more
             if not self._passes_over:
-                take_rows(select(rows, written & (told == _NEW)), issued)
+                new = rows["issued_ns"].max(where=written & (told == _NEW), initial=0)
+                self._newest_ns = max(self._newest_ns, int(new))
                 take_rows(select(rows, final & (told != _SETTLED)), settled)
             take_rows(select(rows, written & ~final), unsettled)
             told[written] = _SEEN

@@ -5,9 +5,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from dtprof.analysis.closeup import Closeup, examine
 from dtprof.analysis.device_course import follow_devices, samples_each
@@ -15,25 +16,43 @@ from dtprof.analysis.execution import THIS_PROCESS
 from dtprof.analysis.results import Summary
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.told import list_told
-from dtprof.errors import DtprofError
+from dtprof.errors import DtprofError, NotARunError
 from dtprof.figures.source import Source
-from dtprof.formatting import format_count
+from dtprof.formatting import format_age, format_count
 from dtprof.live.monitor import Moment, Monitor
+from dtprof.live.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.live.pace import Pace
+from dtprof.live.window import LiveWindow
 from dtprof.report.page_dashboard import Dashboard
 from dtprof.report.page_documents import render_documents
+from dtprof.report.page_now import render_now
 from dtprof.run_format.reader import Run, open_run
 
 LOOK_EVERY_S = 0.5
-DRAW_SHARE = 0.01
+DRAW_SHARE = 0.005
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
+TURN_SHARE = 0.1
+"""Of the time, that drawing may take while the job takes one turn after the other."""
 DIAGNOSE_SHARE = 0.0025
 DIAGNOSE_EVERY_S = 10.0
+NEWEST_SHARE = 0.01
+"""Of the time, that the parts of the newest step may take."""
+NEWEST_EVERY_S = 0.9
+AT_ONCE_S = 0.1
+"""For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
 STILL_S = 3.0
 """Without a record, from which on the page says so."""
 
 Pages = Callable[[Source], Sequence[Dashboard]]
+Result = TypeVar("Result")
+
+
+class Begin(Protocol):
+    """What begins work, and gives what its result is to be had from."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Future[Result]:
+        """Begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +62,31 @@ class _Shown:
     document: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    """The pages as they are drawn at one time."""
+
+    source: Source
+    pages: Sequence[Dashboard]
+    shown: dict[str, tuple[bytes, dict[str, Any]]]  # by anchor: digest and document
+    verdict: Verdict | None  # None: nobody asked for one
+    taken_s: float  # processor time, without that for the verdict
+    diagnosed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AsOf:
+    """When something was taken from the records."""
+
+    step: int
+    at: float
+
+
 class Feed:
-    """Looks at a run when somebody asks, and draws what has changed; several threads may ask."""
+    """Looks at a run when somebody asks, and draws what has changed; several threads may ask.
+
+    What every look tells is in the answer at once. What takes longer is worked out beside that.
+    """
 
     def __init__(
         self,
@@ -54,6 +96,7 @@ class Feed:
         diagnose: Callable[[Path], Verdict],
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
+        begin: Begin | None = None,
     ) -> None:
         """Open the run.
 
@@ -63,6 +106,7 @@ class Feed:
             diagnose: says what is wrong with a run.
             clock: seconds.
             cpu: processor time of the calling thread, seconds.
+            begin: begins work beside the answers; None: in threads.
 
         Raises:
             NotARunError: there is none.
@@ -72,17 +116,27 @@ class Feed:
         self._make_pages, self._diagnose = pages, diagnose
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="dtprof-feed")
+        self._begin: Begin = begin or self._threads.submit
         self._draw_pace = Pace(every_s=DRAW_EVERY_S, share=DRAW_SHARE, clock=clock)
+        self._turn_pace = Pace(every_s=DRAW_EVERY_S, share=TURN_SHARE, clock=clock)
         self._diagnose_pace = Pace(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
+        self._newest_pace = Pace(every_s=NEWEST_EVERY_S, share=NEWEST_SHARE, clock=clock)
         self._looked = float("-inf")
         self._moment: Moment | None = None
         self._verdict: Verdict | None = None
+        self._newest: NewestStep | None = None
         self._shown: dict[str, _Shown] = {}
         self._version = 0
         self._has_news = self._has_turned = True
+        self._has_moved = False
         self._how: tuple[object, ...] = ()
-        self._drawn_at_step = 0
-        self._gone = ""
+        self._drawing: Future[_Drawing] | None = None
+        self._measuring: Future[tuple[NewestStep | None, float]] | None = None
+        self._begun = _AsOf(step=0, at=0.0)
+        self._drawn: _AsOf | None = None
+        self._diagnosed: _AsOf | None = None
+        self._gone: DtprofError | None = None
         self.source: Source | None = None
         self.pages: Sequence[Dashboard] = ()
         self.asked = clock()
@@ -96,19 +150,27 @@ class Feed:
                 "version": self._version,
                 "pages": [page.name for page in self.pages],
                 "status": self._status(),
+                "now": self._now(),
                 "documents": {
                     anchor: shown.document for anchor, shown in self._shown.items() if shown.version > version
                 },
             }
 
     def first(self) -> tuple[Source, Sequence[Dashboard], int]:
-        """Return what the page begins with, and the version of that."""
+        """Return what the page begins with, and the version of that.
+
+        Raises:
+            DtprofError: there is nothing to begin with.
+        """
         with self._lock:
             self.asked = self._clock()
             self._look()
             if self.source is None:
-                self._draw()
-            assert self.source is not None
+                if self._drawing is None:
+                    self._begin_drawing()
+                self._take_drawing(wait_s=None)
+            if self.source is None:
+                raise self._gone or NotARunError(f"{self._monitor.run} could not be read; try again")
             return self.source, self.pages, self._version
 
     def now(self) -> float:
@@ -118,25 +180,31 @@ class Feed:
     def close(self) -> None:
         """Close the files."""
         with self._lock:
+            self._threads.shutdown(wait=False, cancel_futures=True)
             self._monitor.close()
 
     def _look(self) -> None:
+        self._take_drawing(wait_s=0)
         if self._clock() - self._looked < LOOK_EVERY_S:
             return
         self._looked = self._clock()
         had_ended = self._moment is not None and self._moment.has_ended
         try:
             self._moment = self._monitor.look()
-            self._gone = ""
+            self._gone = None
         except DtprofError as error:  # what was seen last stays on the page
-            self._gone = str(error)
+            self._gone = error
             return
         ends = self._moment.has_ended and not had_ended
+        self._has_moved |= self._moment.has_moved
         self._has_turned |= self._turns(self._moment)
         is_stuck = self._moment.is_stuck and self._diagnose_pace.is_due
         self._has_news |= self._moment.has_moved or self._has_turned or is_stuck
-        if self._has_news and (self._draw_pace.is_due or ends):
-            self._draw()
+        is_due = self._draw_pace.is_due or (self._has_turned and self._turn_pace.is_due) or ends
+        if self._has_news and is_due and self._drawing is None:
+            self._begin_drawing()
+            self._take_drawing(wait_s=0)
+        self._measure_newest_step(self._moment)
 
     def _turns(self, moment: Moment) -> bool:
         """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
@@ -144,58 +212,126 @@ class Feed:
         self._how = (moment.has_ended, moment.is_stuck, len(moment.told), *ends)
         return self._how != before
 
-    def _draw(self) -> None:
-        """Analyse and draw the newest steps, of a job that has ended all; keep what was shown where that fails."""
-        began = self._cpu()
-        self._has_news = False
-        try:
-            has_ended = self._moment is not None and self._moment.has_ended
-            on_disk = open_run(self._monitor.run)
-            summary, closeup = examine(on_disk if has_ended else self._monitor.window, THIS_PROCESS)
-            self._monitor.summary = summary
-            if self._has_turned or self._diagnose_pace.is_due:
-                self._has_turned = False
-                diagnosed = self._cpu()
-                self._verdict = self._diagnose(self._monitor.run)
-                self._diagnose_pace.charge(self._cpu() - diagnosed)
-                began += self._cpu() - diagnosed
-            source = self._gather(on_disk, summary, closeup)
-            pages = self._make_pages(source)
-            documents = render_documents(source, pages)
-        except DtprofError as error:
-            self._gone = str(error)
+    # ---- the newest step -----------------------------------------------------------------------------------------
+
+    def _measure_newest_step(self, moment: Moment) -> None:
+        """Begin to measure it where that is due and would say something new; take what has been measured."""
+        if self._measuring is None and self._has_moved and not moment.has_ended and self._newest_pace.is_due:
+            self._has_moved = False
+            records = self._monitor.window.frozen(num_steps=STEPS_READ)
+            self._measuring = self._begin(lambda: self._measure(records))
+        if self._measuring is None:
             return
-        self.source, self.pages = source, pages
-        self._drawn_at_step = self._moment.step if self._moment is not None else 0
-        self._version += 1
-        for anchor, document in documents.items():
+        wait([self._measuring], AT_ONCE_S)
+        if self._measuring.done():
+            measured, self._measuring = self._measuring, None
+            self._newest, taken_s = measured.result()
+            self._newest_pace.charge(taken_s)
+
+    def _measure(self, records: LiveWindow) -> tuple[NewestStep | None, float]:
+        began = self._cpu()
+        found = measure_newest_step(records)
+        return found, self._cpu() - began
+
+    # ---- the pages -----------------------------------------------------------------------------------------------
+
+    def _begin_drawing(self) -> None:
+        """Begin to analyse and draw the newest steps, of a job that has ended all."""
+        moment = self._moment
+        diagnoses = self._has_turned or self._diagnose_pace.is_due
+        self._has_news = self._has_turned = False
+        self._begun = _AsOf(step=moment.step if moment is not None else 0, at=self._clock())
+        window = None if moment is not None and moment.has_ended else self._monitor.window.frozen()
+        self._drawing = self._begin(lambda: self._draw(window, diagnoses=diagnoses))
+
+    def _draw(self, window: LiveWindow | None, *, diagnoses: bool) -> _Drawing:
+        began = self._cpu()
+        on_disk = open_run(self._monitor.run)
+        summary, closeup = examine(window or on_disk, THIS_PROCESS)
+        examined = self._cpu()
+        verdict = self._diagnose(self._monitor.run) if diagnoses else None
+        diagnosed = self._cpu()
+        source = self._gather(on_disk, summary, closeup, verdict or self._verdict)
+        pages = self._make_pages(source)
+        shown = {}
+        for anchor, document in render_documents(source, pages).items():
             as_sent = {"markup": document.markup, "drawing": document.drawing}
             digest = hashlib.sha256(json.dumps(as_sent, sort_keys=True).encode()).digest()
+            shown[anchor] = digest, as_sent
+        return _Drawing(
+            source=source,
+            pages=pages,
+            shown=shown,
+            verdict=verdict,
+            taken_s=examined - began + self._cpu() - diagnosed,
+            diagnosed_s=diagnosed - examined,
+        )
+
+    def _take_drawing(self, *, wait_s: float | None) -> None:
+        """Show what has been drawn, if it is ready in time; keep what was shown where it has failed."""
+        if self._drawing is None:
+            return
+        wait([self._drawing], wait_s)
+        if not self._drawing.done():
+            return
+        finished, self._drawing = self._drawing, None
+        try:
+            found = finished.result()
+        except DtprofError as error:
+            self._gone = error
+            return
+        self.source, self.pages, self._drawn = found.source, found.pages, self._begun
+        self._monitor.summary = found.source.summary
+        if found.verdict is not None:
+            self._verdict, self._diagnosed = found.verdict, self._begun
+            self._diagnose_pace.charge(found.diagnosed_s)
+        self._version += 1
+        for anchor, (digest, document) in found.shown.items():
             known = self._shown.get(anchor)
             if known is None or known.digest != digest:
-                self._shown[anchor] = _Shown(version=self._version, digest=digest, document=as_sent)
-        for anchor in self._shown.keys() - documents.keys():
+                self._shown[anchor] = _Shown(version=self._version, digest=digest, document=document)
+        for anchor in self._shown.keys() - found.shown.keys():
             del self._shown[anchor]
-        self._draw_pace.charge(self._cpu() - began)
+        self._draw_pace.charge(found.taken_s)
+        self._turn_pace.charge(found.taken_s + found.diagnosed_s)
 
-    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup) -> Source:
+    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup, verdict: Verdict | None) -> Source:
         nodes = on_disk.node_samples(max_samples=samples_each(len(summary.hosts)))
         return Source(
             summary=summary,
             closeup=closeup,
-            verdict=self._verdict,
+            verdict=verdict,
             nodes=follow_devices(nodes.values()),
-            told=list_told(on_disk.mismatches, self._verdict, started_ns=on_disk.manifest.started_realtime_ns),
+            told=list_told(on_disk.mismatches, verdict, started_ns=on_disk.manifest.started_realtime_ns),
         )
+
+    # ---- how the job stands --------------------------------------------------------------------------------------
 
     def _status(self) -> dict[str, Any]:
         moment = self._moment
-        if self._gone or moment is None:
-            return {"state": "gone", "text": f"what was seen last stays: {self._gone}", "alarms": []}
+        if self._gone is not None or moment is None:
+            return {"state": "gone", "text": f"what was seen last stays: {self._gone}", "alarms": [], "age": ""}
         step = f"step {format_count(moment.step)}"
+        alarms = list(moment.alarms)
         if moment.has_ended:
             end = f" with exit status {moment.exit_status}" if moment.exit_status is not None else ""
-            return {"state": "ended", "text": f"ended{end}, {step}", "alarms": list(moment.alarms)}
+            return {"state": "ended", "text": f"ended{end}, {step}", "alarms": alarms, "age": ""}
         newest = f", no record for {moment.still_s:.0f} s" if moment.ranks and moment.still_s >= STILL_S else ""
-        drawn = f"; figures as of step {format_count(self._drawn_at_step)}" if self._drawn_at_step else ""
-        return {"state": "running", "text": f"running, {step}{newest}{drawn}", "alarms": list(moment.alarms)}
+        drawn, diagnosed = self._tell_age(self._drawn), self._tell_age(self._diagnosed)
+        told = f"; figures as of {drawn}" if drawn else ""
+        if diagnosed and diagnosed != drawn:
+            told += f", verdict as of {diagnosed}"
+        return {"state": "running", "text": f"running, {step}{newest}{told}", "alarms": alarms, "age": drawn}
+
+    def _tell_age(self, as_of: _AsOf | None) -> str:
+        """Return of which step something is, and how old; empty before there is anything."""
+        if as_of is None:
+            return ""
+        return f"step {format_count(as_of.step)} ({format_age(self._clock() - as_of.at)} ago)"
+
+    def _now(self) -> str | None:
+        """Return what the ranks do at this moment; None once the job has ended."""
+        moment = self._moment
+        if moment is None or moment.has_ended or not moment.ranks:
+            return None
+        return render_now(moment, self._newest)

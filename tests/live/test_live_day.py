@@ -49,7 +49,7 @@ def looks(first: dict[int, RankTables]) -> Iterator[dict[int, Growth]]:
             )
             none = operations[:0]
             found[rank] = Growth(
-                tables=grown, issued=operations, open_operations=none, open_spans=grown.spans[:0], lost=0
+                tables=grown, newest_ns=grown.last_ns, open_operations=none, open_spans=grown.spans[:0], lost=0
             )
         yield found
 

@@ -76,3 +76,12 @@ def test_run_that_is_deleted_is_told(tmp_path: Path) -> None:
         live.look()
     with pytest.raises(NotARunError, match="does not exist"):
         LiveWindow(run)
+
+
+def test_what_is_frozen_stays_as_it_is(tmp_path: Path) -> None:
+    live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(12)))
+    live.look()
+    all_of_it, newest = live.frozen(), live.frozen(num_steps=2)
+    live._recent[0].keep_from(11)
+    assert set(all_of_it.load(0).operations["step"].tolist()) == set(range(12))
+    assert set(newest.load(0).operations["step"].tolist()) == {10, 11}  # 12 has begun

@@ -24,7 +24,7 @@ def growth(tables: RankTables, *, lost: int = 0) -> Growth:
     """Return what a follower gives of records that have all settled."""
     none = np.zeros(0, OPERATION)
     return Growth(
-        tables=tables, issued=tables.operations, open_operations=none, open_spans=np.zeros(0, SPAN), lost=lost
+        tables=tables, newest_ns=tables.last_ns, open_operations=none, open_spans=np.zeros(0, SPAN), lost=lost
     )
 
 

@@ -1,20 +1,26 @@
 """The feed of a live page: what changed and no more, in a bounded share of the time."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
+from dtprof.errors import DtprofError
 from dtprof.live.monitor import MIN_STILL_S
 from dtprof.live.pace import Pace
 from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_panels import panel_names
+from dtprof.serving import feed as feed_module
 from dtprof.serving.feed import DRAW_SHARE, Feed
 from tests import builders
 from tests.live.test_live_window import MS, two_ranks
 from tests.live.test_top import running, tell_mismatch
+
+Result = TypeVar("Result")
 
 
 class Clock:
@@ -24,6 +30,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def done_at_once(work: Callable[[], Result], /) -> Future[Result]:
+    """Do work before anything else."""
+    future: Future[Result] = Future()
+    try:
+        future.set_result(work())
+    except DtprofError as error:
+        future.set_exception(error)
+    return future
 
 
 def feed_of(
@@ -38,6 +54,7 @@ def feed_of(
         diagnose=diagnose,
         clock=clock,
         cpu=cpu or clock,
+        begin=done_at_once,
     )
 
 
@@ -78,7 +95,7 @@ def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
     news = feed.since(version)
     assert news["version"] == version
     assert news["status"]["text"].startswith("running, step 9")
-    assert news["status"]["text"].endswith("figures as of step 8")
+    assert news["status"]["text"].endswith("; figures as of step 8 (1 s ago)")
     clock.now += 1.0 / DRAW_SHARE
     assert feed.since(version)["version"] == version + 1
 
@@ -168,8 +185,59 @@ def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
     assert feed.since(0)["status"] == {
         "state": "ended",
         "text": "ended with exit status 0, step 80",
+        "age": "",
         "alarms": ["rank 0 is slow: 20.0 ms a step in backward"],
     }
     assert feed.source is not None
     assert feed.source.summary.steps.used is not None
     assert feed.source.summary.steps.used[0] < 10
+
+
+def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "AT_ONCE_S", 0)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    begun: list[tuple[Callable[[], Any], Future[Any]]] = []
+
+    def begin(work: Callable[[], Any]) -> Future[Any]:
+        begun.append((work, Future()))
+        return begun[-1][1]
+
+    feed._begin = begin
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 300
+    news = feed.since(version)
+    assert (news["version"], len(begun)) == (version, 2)  # the pages and the newest step are under way
+    assert news["status"]["text"].startswith("running, step 9; figures as of step 8 (5 min ago)")
+    assert "Step 8, the newest" in news["now"]
+    for work, future in begun:
+        future.set_result(work())
+    clock.now += 1
+    news = feed.since(version)
+    assert news["version"] == version + 1
+    assert news["status"]["age"] == "step 9 (1 s ago)"
+    assert "Step 9, the newest" in news["now"]
+
+
+def test_table_of_this_moment_shows_names_as_text(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    for rank in ranks:
+        rank.span("phase:<script>alert(1)</script>", 900 * MS)
+    news = feed_of(running(ranks, tmp_path / "run"), Clock()).since(0)
+    assert "&lt;script&gt;" in news["now"]
+    assert "<script" not in news["now"]
+
+
+def test_verdict_follows_a_turn_though_drawing_is_not_due(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    summary = tell_mismatch(run, 3, after_s=12)
+    clock.now += 2
+    assert feed.since(version)["version"] == version + 1
+    assert feed.source is not None
+    assert [one.summary for one in feed.source.told] == [summary]
