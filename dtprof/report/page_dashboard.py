@@ -1,5 +1,6 @@
 """Pages as data: find a dashboard by name or path and check it against the panels that exist."""
 
+import functools
 import re
 import tomllib
 from collections.abc import Collection, Iterable
@@ -51,6 +52,17 @@ def dashboards_folder() -> Path:
 def dashboard_names() -> list[str]:
     """Return the names of the shipped pages."""
     return sorted(path.stem for path in dashboards_folder().glob("*.toml"))
+
+
+@functools.cache
+def defined_names() -> dict[str, frozenset[str]]:
+    """Return the names that definitions of each panel may have: those that a shipped page defines."""
+    found: dict[str, set[str]] = {}
+    for name in dashboard_names():
+        document = tomllib.loads((dashboards_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+        for table in document["panels"]:
+            found.setdefault(table["panel"], set()).update(table.get("definitions", {}))
+    return {panel: frozenset(names) for panel, names in found.items()}
 
 
 def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:
@@ -122,9 +134,9 @@ class _Checker:
         self._refuse_unknown_keys(document, _PAGE_KEYS)
         tables = document.get("panels")
         if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-            raise self._error(
-                "it has no panels", "expected at least one [[panels]] with panel = one of " + self._valid()
-            )
+            found = "it has no panels" if tables is None else f"panels is {tables!r}"
+            expected = "expected at least one [[panels]] with panel = one of " + self._valid()
+            raise self._error(found, expected, r"\s*panels\s*=|\s*\[\s*panels\s*\]")
         panels: list[Panel] = []
         for table in tables:
             self._enter(len(panels) + 1)
@@ -174,6 +186,7 @@ class _Checker:
                 'expected a table of name = "definition"',
                 r".*definitions",
             )
+        self._refuse_unknown_definitions(name, definitions)
         plain = name.replace("_", "-")
         repeated = [f"{plain}-{number}" for number in range(2, len(anchors) + 3)]
         return Panel(
@@ -189,7 +202,19 @@ class _Checker:
         value = table.get(key, default)
         if not isinstance(value, str):
             raise self._error(f"{key} is {value!r}", "expected a text in quotes", rf"\s*{key}\s*=")
+        if key == "title" and not value.strip():
+            raise self._error("title is empty", "expected a text, or no title for the usual one", r"\s*title\s*=")
         return value.strip()
+
+    def _refuse_unknown_definitions(self, panel: str, definitions: dict[str, str]) -> None:
+        if not definitions or self.path.parent == dashboards_folder():  # the shipped pages say what there is
+            return
+        valid = defined_names().get(panel, frozenset())
+        for name in definitions:
+            if name not in valid:
+                expected = f"expected {', '.join(sorted(valid))}" if valid else "this panel has none; say it in help"
+                pattern = rf"(.*definitions[^#]*[\s{{.,]|\s*)[\"']?{re.escape(name)}[\"']?\s*="
+                raise self._error(f"unknown name {name!r} in the definitions of {panel}", expected, pattern)
 
     def _refuse_unknown_keys(self, table: dict[str, Any], valid: set[str]) -> None:
         for key in table:

@@ -123,8 +123,24 @@ def test_an_unknown_key_names_the_line(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("", "it has no panels; expected at least one [[panels]]"),
-        ("panels = 3", "it has no panels"),
-        ("panels = [3]", "it has no panels"),
+        ('title = "x"\npanels = []', "line 2: panels is []; expected at least one [[panels]] with panel = one of"),
+        ("panels = 3", "line 1: panels is 3"),
+        ("panels = [3]", "line 1: panels is [3]"),
+        ('[panels]\npanel = "timeline"', "line 1: panels is {'panel': 'timeline'}; expected at least one [[panels]]"),
+        ('title = ""\n[[panels]]\npanel = "timeline"', "line 1: title is empty; expected a text"),
+        ('title = "x"\n[[panels]]\npanel = "timeline"\ntitle = " "', "line 4: title is empty"),
+        (
+            '[[panels]]\npanel = "exposed_by_axis"\n[panels.definitions]\nwait = "x"\nwiat = "y"',
+            "line 5: unknown name 'wiat' in the definitions of exposed_by_axis; expected exposed, transfer, wait",
+        ),
+        (
+            '[[panels]]\npanel = "exposed_by_axis"\ndefinitions = { wait = "x", "wiat" = "y" }',
+            "line 3: unknown name 'wiat' in the definitions of exposed_by_axis",
+        ),
+        (
+            '[[panels]]\npanel = "timeline"\ndefinitions.bar = "y"',
+            "line 3: unknown name 'bar' in the definitions of timeline; this panel has none; say it in help",
+        ),
         ('[[panels]]\ntitle = "x"', "a [[panels]] names no panel"),
         ("[[panels]]\npanel = 3", "line 2: unknown panel 3"),
         ('order = "x"\n[[panels]]\npanel = "timeline"', "line 1: order is 'x'; expected a whole number"),
