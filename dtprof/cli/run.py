@@ -193,6 +193,7 @@ def _diagnose(run: Path) -> "watcher.Verdict":
 @fenced("the closing note", "is left out")
 def _print_end(run: Path, end: "job.JobEnd") -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
+    from dtprof.diagnosis.findings import rank_list
     from dtprof.launch import job
     from dtprof.run_format.reader import open_run
 
@@ -205,7 +206,8 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
     else:
         missing = [rank for rank in range(first.world_size) if rank not in opened.folders]
         if missing:
-            job.say(f"these ranks of {first.world_size} left no record: {', '.join(map(str, missing))} ({WHY_UNARMED})")
+            named = rank_list(missing).split(maxsplit=1)[1]
+            job.say(f"these ranks of {first.world_size} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and first is not None:
         from dtprof.cli.inspection import diagnose_run
 
@@ -223,7 +225,9 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
         job.say(f"next: dtprof {following} {shown}")
 
 
-WHY_UNARMED = "they ended before they joined, or run Python with -E, -I, -S or a cleared environment"
+WHY_UNARMED = (
+    "they run on other hosts, ended before they joined, or run Python with -E, -I, -S or a cleared environment"
+)
 
 
 def _why_nothing(opened: "reader.Run") -> str:

@@ -41,7 +41,7 @@ def test_rank_that_was_never_reached_is_named(tmp_path: Path) -> None:
     env = {"PYTHON": sys.executable}
     job = jobs.recorded(tmp_path / "run", command, env=env, status=1)
     assert (
-        "dtprof: these ranks of 2 left no record: 1 (they ended before they joined, "
+        "dtprof: these ranks of 2 left no record: 1 (they run on other hosts, ended before they joined, "
         "or run Python with -E, -I, -S or a cleared environment)"
     ) in job.stderr
     assert open_run(tmp_path / "run").ranks == [0]
