@@ -52,7 +52,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     surveys = survey_run(run, newest_ranks(run), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, found = summarise_closely(run, executor, surveys=surveys, look=look)
+    summary, found = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)
     ranks = {fact.rank: one for fact, one in zip(surveys.facts, found, strict=True)}
     return summary, Closeup(
         coordinates={rank: one.coordinates for rank, one in ranks.items()},

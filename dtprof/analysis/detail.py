@@ -19,9 +19,10 @@ from dtprof.analysis.operation_timing import Timing, split_blocked
 from dtprof.analysis.partition import paint_phases, paint_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import find_bubbles, find_windows, windows_of
-from dtprof.analysis.rank_timing import time_rank
-from dtprof.analysis.results import PARTS, PHASES
+from dtprof.analysis.rank_timing import RankTiming, time_rank
+from dtprof.analysis.results import PARTS, PHASES, Summary
 from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.summary import summarise_closely
 from dtprof.analysis.surveys import RankTask, Run, Surveys, newest_ranks, survey_run
 from dtprof.tables import UNKNOWN_NS, Array, RankTables, select
 
@@ -82,12 +83,19 @@ class RankDetail:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetailTask(RankTask):
-    """Some ranks to be looked at in detail."""
+class PartFacts:
+    """What is known of some ranks before they are looked at in detail."""
 
     boots: Mapping[int, str]
     used: UsedSteps
     first_number: Mapping[Family, int]  # of the meetings of each family
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailTask(RankTask):
+    """Some ranks to be looked at in detail."""
+
+    facts: PartFacts
 
 
 def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
@@ -110,15 +118,42 @@ def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor:
         yield from found
 
 
+def summarise_and_map(
+    detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor
+) -> tuple[Summary, list[Result]]:
+    """Summarise a run and return what is made of each rank, as `map_ranks` does; each is read once for both."""
+    facts_of = _facts_of(detail)
+    return summarise_closely(
+        detail.run,
+        executor,
+        surveys=detail.surveys,
+        look_at=lambda part, families: partial(_look_at, work, facts_of(part, families)),
+    )
+
+
 def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Result]:
     return [work(rank) for rank in _look_closely(task)]
+
+
+def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: RankTiming, task: RankTask) -> Result:
+    return work(_describe(timed, task, facts))
+
+
+def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Family]], PartFacts]:
+    """Return what gives the facts of some ranks, whose operations are of some families."""
+    first_number = _number_families(detail.surveys.meetings)
+    return lambda part, families: PartFacts(
+        boots={rank: detail.surveys.boots[rank] for rank in part},
+        used=detail.used,
+        first_number={family: first_number[family] for family in families},
+    )
 
 
 def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
     surveys = detail.surveys
     windows = find_windows(list(surveys.pipelines.values()))
     errors = state_errors(surveys.clocks, surveys.boots)
-    first_number = _number_families(surveys.meetings)
+    facts_of = _facts_of(detail)
     for part, families in surveys.parts:
         yield DetailTask(
             records=detail.run.part(part),
@@ -127,44 +162,46 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
             pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
             meetings=surveys.meetings.of(families),
             errors=errors,
-            boots={rank: surveys.boots[rank] for rank in part},
-            used=detail.used,
-            first_number={family: first_number[family] for family in families},
+            facts=facts_of(part, families),
         )
 
 
 def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
     for rank, own in task.steps.items():
-        tables = task.load(rank)
-        timed = time_rank(tables, own, task.meetings, task.errors)
-        operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
-        blocked, timing = timed.blocked, timed.timing
-        bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
-        meeting, arrived = _number_meetings(rank, operations, matched, task.meetings, task.first_number)
-        parts, stretches = None, (NONE, np.zeros(0, np.int64))
-        if len(own.windows) and not _unobserved(operations, blocked, own, task.used).any():
-            exposed = split_blocked(blocked, timing, blocked.counts)
-            stretches = paint_steps(own.windows, phases, *exposed, bubbles)
-            parts = _sum_up(stretches, own.windows, PARTS)
-        phase_stretches = paint_phases(own.windows, phases)
-        yield RankDetail(
-            tables=tables,
-            boot_id=task.boots[rank],
-            clocks=task.clocks,
-            steps=own,
-            used=task.used,
-            parts=parts,
-            part_stretches=stretches,
-            phases=_sum_up(phase_stretches, own.windows, PHASES),
-            phase_stretches=phase_stretches,
-            user_phases=find_user_phases(tables, spans, own),
-            operations=operations,
-            spans=spans,
-            timing=timing,
-            blocked=blocked,
-            meeting=meeting,
-            arrived=arrived,
-        )
+        yield _describe(time_rank(task.load(rank), own, task.meetings, task.errors), task, task.facts)
+
+
+def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail:
+    """Return the details of one rank."""
+    tables, own, rank = timed.tables, timed.steps, timed.tables.rank
+    operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
+    blocked, timing = timed.blocked, timed.timing
+    bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
+    meeting, arrived = _number_meetings(rank, operations, matched, task.meetings, facts.first_number)
+    parts, stretches = None, (NONE, np.zeros(0, np.int64))
+    if len(own.windows) and not _unobserved(operations, blocked, own, facts.used).any():
+        exposed = split_blocked(blocked, timing, blocked.counts)
+        stretches = paint_steps(own.windows, phases, *exposed, bubbles)
+        parts = _sum_up(stretches, own.windows, PARTS)
+    phase_stretches = paint_phases(own.windows, phases)
+    return RankDetail(
+        tables=tables,
+        boot_id=facts.boots[rank],
+        clocks=task.clocks,
+        steps=own,
+        used=facts.used,
+        parts=parts,
+        part_stretches=stretches,
+        phases=_sum_up(phase_stretches, own.windows, PHASES),
+        phase_stretches=phase_stretches,
+        user_phases=find_user_phases(tables, spans, own),
+        operations=operations,
+        spans=spans,
+        timing=timing,
+        blocked=blocked,
+        meeting=meeting,
+        arrived=arrived,
+    )
 
 
 def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:

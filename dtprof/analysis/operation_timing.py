@@ -38,6 +38,10 @@ class Timing:
     in_doubt: Mask  # operations whose wait is smaller than the error of the clocks
     impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
+    def of(self, begin: int, end: int) -> "Timing":
+        """Return some rows."""
+        return Timing(**{name: column[begin:end] for name, column in vars(self).items()})
+
 
 def time_operations(
     operations: Array,

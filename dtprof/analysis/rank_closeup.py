@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.memory_course import RankMemory, follow_memory
+from dtprof.analysis.rank_timing import PlacedRank
 from dtprof.analysis.records import is_any
 from dtprof.analysis.step_phases import StepPhases, follow_phases
-from dtprof.analysis.steps import RankSteps
+from dtprof.analysis.surveys import RankTask
 from dtprof.analysis.tracks import Names, Track, draw_track
 from dtprof.events import POINT_TO_POINT
 from dtprof.tables import RankTables, select
@@ -33,13 +34,14 @@ class Look:
     max_bars: int  # of the timeline of the whole run, each rank; of more the longest
     phases_of: int | None  # the rank whose steps are followed by phase
 
-    def at(self, tables: RankTables, steps: RankSteps) -> RankCloseup:
+    def at(self, rank: PlacedRank, _: RankTask) -> RankCloseup:
         """Look at one rank."""
-        track, names = draw_track(tables, steps, limit=self.max_bars)
+        tables = rank.tables
+        track, names = draw_track(rank, limit=self.max_bars)
         return RankCloseup(
             coordinates=tables.coordinates,
             memory=follow_memory(tables),
-            phases=follow_phases(tables, steps) if tables.rank == self.phases_of else None,
+            phases=follow_phases(rank) if tables.rank == self.phases_of else None,
             sent_bytes=_count_sent(tables),
             track=track,
             names=names,

@@ -14,8 +14,9 @@ import numpy as np
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import Column, Intervals, Mask
 from dtprof.analysis.meetings import Matched, Meetings
+from dtprof.analysis.operation_timing import Timing
 from dtprof.analysis.phases import BUSY
-from dtprof.analysis.rank_timing import PlacedRank
+from dtprof.analysis.rank_timing import PlacedRank, RankTiming
 from dtprof.tables import Array, join
 
 MAX_ROWS = 1 << 14
@@ -86,6 +87,11 @@ class RankStack:
     def on_axis(self, intervals: Sequence[Intervals]) -> Intervals:
         """Return where the intervals of each rank lie on the axis."""
         return _shift(self.shifts, intervals)
+
+    def timed(self, timing: Timing) -> Iterator[RankTiming]:
+        """Yield each rank with what its operations took, given that of the operations of all."""
+        for rank, (begin, end) in zip(self.ranks, itertools.pairwise(self.bounds), strict=True):
+            yield RankTiming(**vars(rank.placed), timing=timing if len(self.ranks) == 1 else timing.of(begin, end))
 
     def count(self, chosen: Mask) -> list[int]:
         """Return how many of the operations of each rank are chosen."""

@@ -21,7 +21,7 @@ from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_op
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory_growth import find_growth
-from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, split_blocked, time_operations
+from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked, time_operations
 from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_actions, find_pipeline
@@ -113,6 +113,7 @@ class StackReduction:
     """The second map of several ranks."""
 
     ranks: list[RankReduction]
+    timing: Timing  # of the operations of all
     rows: dict[RowKey, Array]  # sums over these ranks
     dropped: dict[RowKey, Array]  # of operations of which only sums are left
 
@@ -281,6 +282,7 @@ def reduce_ranks(
         add_rows(dropped, sum_dropped(one.placed.tables))
     return StackReduction(
         ranks=ranks,
+        timing=timing,
         rows=sum_rows(stack, apis, chosen=chosen, meetings=meetings, timing=timing),
         dropped=dropped,
     )

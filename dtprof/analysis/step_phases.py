@@ -8,10 +8,7 @@ import numpy.typing as npt
 
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.partition import partition_phases
-from dtprof.analysis.phases import find_phases
-from dtprof.analysis.records import sound_spans
-from dtprof.analysis.steps import RankSteps
-from dtprof.tables import RankTables
+from dtprof.analysis.rank_timing import PlacedRank
 
 MAX_POINTS = 200
 
@@ -25,12 +22,13 @@ class StepPhases:
     mean_ns: Mapping[str, npt.NDArray[np.float64]]  # by PHASES, those that took time
 
 
-def follow_phases(tables: RankTables, own: RankSteps) -> StepPhases | None:
+def follow_phases(rank: PlacedRank) -> StepPhases | None:
     """Return the phases of the steps of a rank over the run; None without steps."""
+    own = rank.steps
     num_steps = len(own.windows)
     if not num_steps:
         return None
-    parts = partition_phases(own.windows, find_phases(tables, sound_spans(tables), own))
+    parts = partition_phases(own.windows, rank.phases)
     starts = np.unique(np.linspace(0, num_steps, min(num_steps, MAX_POINTS) + 1).astype(np.int64))[:-1]
     ends = np.append(starts[1:], num_steps)
     return StepPhases(

@@ -1,8 +1,9 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from dtprof.analysis.doubts import list_doubts
 from dtprof.analysis.endings import describe_end
 from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column
+from dtprof.analysis.meetings import Family
 from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
-from dtprof.analysis.rank_closeup import Look, RankCloseup
 from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
+from dtprof.analysis.rank_timing import RankTiming
 from dtprof.analysis.ranks import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
 from dtprof.analysis.results import (
     ClockResult,
@@ -45,58 +47,61 @@ MAX_PAIRED = 256
 """Ranks up to which pairs are told apart."""
 
 
+Found = TypeVar("Found")
+RankLook = Callable[[RankTiming, RankTask], Found]
+"""Finds details of a rank while it is there; picklable, and so is what it finds."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ReductionTask(RankTask):
+class ReductionTask(RankTask, Generic[Found]):
     """Some ranks to be reduced; the parameters are those of `reduce_ranks`."""
 
     used: UsedSteps
     max_bars: int
     width: int
     max_hops: int
-    look: Look | None  # at details of each rank, while it is read
+    look: RankLook[Found] | None  # at details of each rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reductions:
+class Reductions(Generic[Found]):
     """The second map of some ranks."""
 
     ranks: list[RankReduction] = field(default_factory=list)  # less their rows
-    closeups: list[RankCloseup] = field(default_factory=list)  # where they are asked for
+    details: list[Found] = field(default_factory=list)  # where they are asked for
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
 
-    def join(self, others: "Reductions | StackReduction") -> None:
+    def join(self, others: "Reductions[Found] | StackReduction") -> None:
         """Take in other ranks."""
         self.ranks.extend(others.ranks)
         add_rows(self.rows, others.rows)
         add_rows(self.dropped, others.dropped)
 
 
-def reduce_part(task: ReductionTask) -> Reductions:
-    """Reduce some ranks, as many side by side as is worth it."""
-    reductions = Reductions()
-    for stack in stack_in_turn(_place_in_turn(task, reductions.closeups), task.meetings):
-        reductions.join(
-            reduce_ranks(
-                stack,
-                used=task.used,
-                meetings=task.meetings,
-                max_bars=task.max_bars,
-                width=task.width,
-                errors=task.errors,
-                max_hops=task.max_hops,
-            )
+def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
+    """Reduce some ranks, as many side by side as is worth it, and look at the details of each if they are asked for."""
+    reductions: Reductions[Found] = Reductions()
+    for stack in stack_in_turn(_place_in_turn(task), task.meetings):
+        found = reduce_ranks(
+            stack,
+            used=task.used,
+            meetings=task.meetings,
+            max_bars=task.max_bars,
+            width=task.width,
+            errors=task.errors,
+            max_hops=task.max_hops,
         )
+        reductions.join(found)
+        if task.look is not None:
+            reductions.details.extend(task.look(rank, task) for rank in stack.timed(found.timing))
     return reductions
 
 
-def _place_in_turn(task: ReductionTask, closeups: list[RankCloseup]) -> Iterator[SteppedRank]:
-    """Read and place one rank after the other, and look at its details where they are asked for."""
+def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
+    """Read and place one rank after the other."""
     for rank, own in task.steps.items():
-        tables = task.load(rank)
-        if task.look is not None:
-            closeups.append(task.look.at(tables, own))
-        yield place_used(tables, own, task.used, task.meetings, task.pipeline_windows[rank])
+        yield place_used(task.load(rank), own, task.used, task.meetings, task.pipeline_windows[rank])
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
@@ -105,14 +110,23 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     Parameters:
         surveys: of the ranks of the newest attempt, where they are known already.
     """
-    summary, _ = summarise_closely(run, executor, surveys=surveys or survey_run(run, newest_ranks(run), executor))
+    found = surveys or survey_run(run, newest_ranks(run), executor)
+    summary, _ = summarise_closely(run, executor, surveys=found, look_at=lambda *_: None)
     return summary
 
 
 def summarise_closely(
-    run: Run, executor: Executor, *, surveys: Surveys, look: Look | None = None
-) -> tuple[Summary, list[RankCloseup]]:
-    """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for."""
+    run: Run,
+    executor: Executor,
+    *,
+    surveys: Surveys,
+    look_at: Callable[[Sequence[int], Sequence[Family]], RankLook[Found] | None],
+) -> tuple[Summary, list[Found]]:
+    """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for.
+
+    Parameters:
+        look_at: what looks at the details of some ranks, whose operations are of these families; None: nothing does.
+    """
     chosen = newest_ranks(run)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
@@ -134,14 +148,14 @@ def summarise_closely(
             width=width,
             errors=errors,
             max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
-            look=look,
+            look=look_at(part, families),
         )
         for part, families in surveys.parts
     )
-    reduced = Reductions()
+    reduced: Reductions[Found] = Reductions()
     for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
-        reduced.closeups.extend(found.closeups)
+        reduced.details.extend(found.details)
     reductions = reduced.ranks
     sums = dict(reduced.rows)
     add_rows(sums, reduced.dropped)
@@ -232,7 +246,7 @@ def summarise_closely(
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
     )
-    return summary, reduced.closeups
+    return summary, reduced.details
 
 
 def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:

@@ -10,9 +10,9 @@ from dtprof.analysis import codes
 from dtprof.analysis.apis import find_apis
 from dtprof.analysis.collectives import number_distinct
 from dtprof.analysis.intervals import Column, Intervals, paint, pair
-from dtprof.analysis.phases import ORDER, find_phases
-from dtprof.analysis.records import ENDED, sound_operations, sound_spans, spans_of
-from dtprof.analysis.steps import RankSteps
+from dtprof.analysis.phases import ORDER
+from dtprof.analysis.rank_timing import PlacedRank
+from dtprof.analysis.records import ENDED, spans_of
 from dtprof.formatting import format_bytes
 from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
@@ -89,14 +89,14 @@ def bars_each(max_bars: int, num_ranks: int) -> int:
     return max(50, max_bars // max(1, num_ranks))
 
 
-def draw_track(tables: RankTables, steps: RankSteps, *, limit: int) -> tuple[Track, Names]:
+def draw_track(rank: PlacedRank, *, limit: int) -> tuple[Track, Names]:
     """Return the bars of one rank, of more than `limit` the longest, and their names."""
     names = Names()
-    operations, spans = sound_operations(tables), sound_spans(tables)
+    tables, steps = rank.tables, rank.steps
     parts = [
-        _phases(tables, spans, steps, names),
-        _actions(tables, spans, names),
-        _operations(tables, operations, names),
+        _phases(tables, rank.phases, names),
+        _actions(tables, rank.spans, names),
+        _operations(tables, rank.operations, names),
     ]
     begin, length, lane, kind, name = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     left_out = max(0, len(begin) - limit)
@@ -133,8 +133,7 @@ def _rows(times: Intervals, lane: int, kind: Column | int, name: Column | int) -
     )
 
 
-def _phases(tables: RankTables, spans: Array, steps: RankSteps, names: Names) -> _Columns:
-    phases = find_phases(tables, spans, steps)
+def _phases(tables: RankTables, phases: dict[str, Intervals], names: Names) -> _Columns:
     known = [times for times in phases.values() if len(times)]
     if not known:
         return _rows(np.zeros((0, 2), np.int64), WORK, 0, 0)

@@ -11,10 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dtprof.cli import engines
 from dtprof.cli.ports import parse_port
@@ -35,6 +36,8 @@ TensorBoard; `dtprof export --format tensorboard` keeps the log directory.
 
 exit status: 0; 2 the run cannot be read, the port is taken, tensorboard is not installed; else that of TensorBoard
 """
+Result = TypeVar("Result")
+
 PORT = 6006
 PICTURES = ("step_parts", "step_phases", "step_times", "timeline", "bubble_parts", "blame", "memory_categories")
 """Figures of the report that need no more than the summary."""
@@ -85,21 +88,27 @@ def write_logs(
 ) -> "tuple[ScalarLogs, list[str]]":
     """Write the log directory of a run; return the logs, to which steps can be added, and what was left out.
 
-    While workers look at the ranks, this process reads what the verdict needs of them.
+    While workers look at the ranks and sum them up, this process reads what the verdict needs of them.
     """
-    from dtprof.analysis.detail import read_detail
+    from dtprof.analysis.detail import RankDetail, read_detail, summarise_and_map
     from dtprof.analysis.execution import THIS_PROCESS
-    from dtprof.analysis.summary import summarise
     from dtprof.export.tensorboard import write_tensorboard
     from dtprof.run_format.kept import keep
 
     run = keep(opened) if executor is THIS_PROCESS else opened
-    with (
-        engines.beside(executor, lambda: read_detail(run, executor)) as detail,
-        engines.beside(executor, lambda: summarise(run, executor, surveys=detail().surveys)) as summary,
-        engines.beside(executor, lambda: account_for(run, summary)) as account,
-    ):
-        return write_tensorboard(detail(), folder, steps=steps, account=account, executor=executor)
+    summed_up: Future[Summary] = Future()
+
+    def look(work: Callable[[RankDetail], Result]) -> list[Result]:
+        summary, found = summarise_and_map(detail, work, executor)
+        summed_up.set_result(summary)
+        return found
+
+    with engines.beside(executor, lambda: account_for(run, summed_up.result)) as account:
+        try:
+            detail = read_detail(run, executor)
+            return write_tensorboard(detail, folder, steps=steps, account=account, look=look)
+        finally:
+            summed_up.cancel()  # where that failed, else in vain
 
 
 def require_tensorboard() -> None:

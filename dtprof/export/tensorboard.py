@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.detail import RankDetail, RunDetail, map_ranks, read_ranks
-from dtprof.analysis.execution import THIS_PROCESS, Executor
+from dtprof.analysis.detail import RankDetail, RunDetail, read_ranks
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.throughput import measure_throughput
@@ -24,6 +24,7 @@ from dtprof.export.windows import choose_window
 from dtprof.formatting import format_count
 
 Floats = npt.NDArray[np.float64]
+Result = TypeVar("Result")
 
 ALL_RANKS = "all ranks"
 TRACES = "traces"
@@ -54,6 +55,13 @@ class Account:
 
     texts: Mapping[str, str] = field(default_factory=dict)  # Markdown
     pictures: Mapping[str, Picture] = field(default_factory=dict)
+
+
+class RankMap(Protocol):
+    """Does some work on every rank of a run."""
+
+    def __call__(self, work: Callable[[RankDetail], Result], /) -> Sequence[Result]:
+        """Return what is made of each rank, in order; both are picklable."""
 
 
 def say_nothing() -> Account:
@@ -142,14 +150,19 @@ def write_tensorboard(
     *,
     steps: tuple[int, int] | None = None,
     account: Callable[[], Account] = say_nothing,
-    executor: Executor = THIS_PROCESS,
+    look: RankMap | None = None,
 ) -> tuple[ScalarLogs, list[str]]:
-    """Write the log directory; return the logs, to which steps can be added, and what was left out."""
+    """Write the log directory; return the logs, to which steps can be added, and what was left out.
+
+    Parameters:
+        look: what looks at every rank; where it is not given this process does.
+    """
     logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
     collect = trace_collector(detail, window) if is_traced else None
-    seen = list(map_ranks(detail, partial(_look_at, collect), executor))
+    look_at = partial(_look_at, collect)
+    seen = list(map(look_at, read_ranks(detail))) if look is None else look(look_at)
     series = [one for one, _ in seen]
     if is_traced:
         write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)

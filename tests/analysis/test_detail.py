@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dtprof.analysis.detail import read_detail, read_ranks
+from dtprof.analysis.detail import read_detail, read_ranks, summarise_and_map
+from dtprof.analysis.execution import THIS_PROCESS
 from dtprof.analysis.partition import average
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.summary import summarise
@@ -29,6 +30,22 @@ def test_parts_and_phases_of_each_step_are_those_that_the_summary_averages(tmp_p
         for columns, names in ((rank.parts, PARTS), (rank.phases, PHASES)):
             assert tuple(columns) == names
             assert np.array_equal(sum(columns.values()), length)
+
+
+def test_details_found_with_the_summary_are_those_of_ranks_read_once_more(tmp_path: Path) -> None:
+    generate(tmp_path / "run", Job(pp=2, tp=2, microbatches=3, steps=6, jitter=0.2))
+    run = open_run(tmp_path / "run")
+    detail = read_detail(run)
+    summary, found = summarise_and_map(detail, lambda rank: rank, THIS_PROCESS)
+    assert summary == summarise(run)
+    for one, other in zip(found, read_ranks(detail), strict=True):
+        assert one.tables.rank == other.tables.rank
+        assert one.parts is not None
+        assert other.parts is not None
+        assert all(np.array_equal(column, other.parts[name]) for name, column in one.parts.items())
+        assert all(np.array_equal(column, vars(other.timing)[name]) for name, column in vars(one.timing).items())
+        assert np.array_equal(one.meeting, other.meeting)
+        assert np.array_equal(one.arrived, other.arrived)
 
 
 def running(steps: int) -> MemoryRun:

@@ -73,3 +73,21 @@ def test_the_largest_so_far_begins_anew_in_each_row(drawn: list[tuple[int, bool]
     begins[0] = True
     expected = [np.maximum.accumulate(row) for row in np.split(values, np.flatnonzero(begins)[1:])]
     assert np.array_equal(intervals.accumulate_maximum(values, begins), np.concatenate(expected))
+
+
+@given(PAIRS, PAIRS)
+def test_near_a_window_are_the_whole_intervals_that_reach_into_it(a: Intervals, windows: Intervals) -> None:
+    a, windows = intervals.union(a), intervals.union(windows)
+    expected = [row for row in a.tolist() if moments(np.array([row])) & moments(windows)]
+    assert intervals.near(a, windows).tolist() == expected
+
+
+@given(st.lists(st.integers(-40, 40), max_size=30), PAIRS)
+def test_moments_are_located_alike_whether_they_are_in_order_or_not(times: list[int], windows: Intervals) -> None:
+    windows = intervals.union(windows)
+    for given_times in (times, sorted(times)):
+        expected = [
+            next((place for place, (begin, end) in enumerate(windows.tolist()) if begin <= time < end), -1)
+            for time in given_times
+        ]
+        assert intervals.locate(np.array(given_times, np.int64), windows).tolist() == expected

@@ -93,6 +93,27 @@ def test_different_operations_at_one_position_are_marked() -> None:
     assert table["mixed_ops"].tolist() == [True]
 
 
+def test_positions_that_do_not_ascend_with_time_are_put_in_order() -> None:
+    rank = RankBuilder(0, world_size=2)
+    for seq, begin in ((2, 10), (0, 20), (1, 30)):
+        rank.op("all_reduce", begin, begin + 5, seq=seq)
+    tables = rank.tables()
+    matched = match_operations(tables, tables.operations)
+    assert [rows.tolist() for rows in matched.rows] == [[1, 2, 0]]
+    assert [seqs.tolist() for seqs in matched.seqs] == [[0, 1, 2]]
+
+
+def test_more_operations_than_are_combined_at_once_meet_each_its_own() -> None:
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for number in range(3000):  # the first one comes 3 ns before the second at even positions, after it at odd ones
+        for rank, begin in zip(ranks, (number * 100, number * 100 + 3 - number % 2 * 6), strict=True):
+            rank.op("all_reduce", begin + 10, begin + 50)
+    (table,) = meet(ranks).tables.values()
+    assert table["seq"].tolist() == list(range(3000))
+    assert table["last_rank"].tolist() == [1, 0] * 1500
+    assert (table["num_seen"] == 2).all()
+
+
 def test_hosts_that_do_not_share_a_clock_are_marked() -> None:
     a, b = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2, boot_id="boot-b")
     for rank in (a, b):

@@ -14,6 +14,7 @@ from dtprof.capture.groups import members_of
 from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.run_format import paths, schema
 from dtprof.run_format.reader import open_run
+from dtprof.run_format.segments import OperationRows
 from dtprof.tables import UNKNOWN_NS, Site
 from tests.builders import RankBuilder, write_run
 
@@ -107,6 +108,13 @@ def test_events_of_several_segments_come_in_one_table_by_time(tmp_path: Path) ->
     tables = open_run(tmp_path).load(0)
     assert tables.operations["issued_ns"].tolist() == [10, 20, 30, 40, 50]
     assert (tables.capture_ns, tables.errors) == (15, 3)
+
+
+def test_more_operations_than_were_expected_follow_the_others() -> None:
+    rows = OperationRows(expected=3)
+    for numbers in ((1, 2), (3, 4), (5,)):  # the second pair no longer fits
+        rows.add(len(numbers))["issued_ns"] = numbers
+    assert [part["issued_ns"].tolist() for part in rows.parts()] == [[1, 2], [3, 4], [5]]
 
 
 def test_last_attempt_of_a_rank_is_read_unless_another_is_named(tmp_path: Path) -> None:
