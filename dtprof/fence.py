@@ -10,6 +10,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
+from dtprof.errors import DtprofError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -21,6 +23,7 @@ _warned: dict[str, str] = {}
 """What was said, and what about."""
 _shared: list[Path] = []
 _notes: list[Callable[[str], None]] = []
+_homes: list[Path] = []
 
 
 def on_note(sink: Callable[[str], None]) -> None:
@@ -33,6 +36,19 @@ def on_note(sink: Callable[[str], None]) -> None:
 def share_warnings(folder: Path) -> None:
     """Let the processes that share this folder print each warning once between them."""
     _shared[:] = [folder]
+
+
+def keep_in(run: Path) -> None:
+    """Know the run directory that all work is for: once it is gone, whatever fails has one cause, and that is told."""
+    _homes[:] = [run]
+
+
+def is_gone() -> bool:
+    """Say, once, where the run directory is gone."""
+    gone = next((home for home in _homes if not home.exists()), None)
+    if gone is not None:
+        warn_once(f"{gone} was moved or deleted: nothing more of the job is kept; the job itself is not touched")
+    return gone is not None
 
 
 def warn_once(text: str, about: str = "") -> None:
@@ -96,6 +112,8 @@ def report(what: str, error: Exception, consequence: str = "is not recorded in t
     """
     if raised_by_signal_handler(error):
         raise error
+    if isinstance(error, (OSError, DtprofError)) and is_gone():
+        return
     about = f"{what} {consequence}: {type(error).__name__}"
     warn_once(f"{about}: {error}", about)
 

@@ -16,7 +16,7 @@ from dtprof import fence
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start with nothing said, and nobody to tell."""
-    for name, empty in (("_warned", {}), ("_shared", []), ("_notes", [])):
+    for name, empty in (("_warned", {}), ("_shared", []), ("_notes", []), ("_homes", [])):
         monkeypatch.setattr(fence, name, empty)
 
 
@@ -47,6 +47,19 @@ def test_errors_that_name_something_else_each_time_are_told_a_few_times(capsys: 
     assert told[0] == "dtprof: a thing is not recorded in this process: KeyError: 0"
     assert len(told) == fence.MOST_ALIKE + 1
     assert len(fence._warned) == fence.MOST_ALIKE + 1
+
+
+def test_errors_about_a_run_that_is_gone_are_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @fence.fenced("a look")
+    def look() -> None:
+        (tmp_path / "run" / "run.json").read_text()
+
+    fence.keep_in(tmp_path / "run")
+    look()
+    fence.fenced("another")(look.__wrapped__)()  # type: ignore[attr-defined]
+    fail()  # which has another cause
+    gone = f"{tmp_path / 'run'} was moved or deleted: nothing more of the job is kept; the job itself is not touched"
+    assert capsys.readouterr().err.splitlines() == [f"dtprof: {gone}", f"dtprof: {LINE}"]
 
 
 def test_what_was_told_before_there_was_a_log_is_noted_in_it(capsys: pytest.CaptureFixture[str]) -> None:

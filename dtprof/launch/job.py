@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
-from dtprof.fence import fenced
+from dtprof.fence import fenced, is_gone, keep_in
 from dtprof.launch import announcement, child, clocks, directory, interpreter, joining, storage, watcher
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.comparing import Comparer, Look
@@ -87,6 +87,7 @@ def run_job(
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
+    keep_in(run)
     may_be_joined = settings.join or joining.job_key() is not None  # else no port is opened
     with child.signals_held():
         clock = clocks.start(run, is_reference=is_creator, answers=may_be_joined)
@@ -126,7 +127,7 @@ def run_job(
         truncated=watch.truncated,
         **({"hosts": directory.hosts_of(run)} if is_creator else {}),
     )
-    if not kept:
+    if not kept and not is_gone():
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
 

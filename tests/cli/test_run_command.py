@@ -126,6 +126,9 @@ def test_run_deleted_by_the_job_changes_nothing_for_the_job(tmp_path: Path) -> N
     run = tmp_path / "run"
     job = jobs.recorded(run, ["sh", "-c", f"rm -r {run}; echo done; exit 7"], status=7)
     assert job.stdout == "done\n"
+    gone = f"dtprof: {run} was moved or deleted: nothing more of the job is kept; the job itself is not touched"
+    assert [line for line in job.stderr.splitlines() if str(run) in line] == [gone]
+    assert "disk full" not in job.stderr
     assert "Traceback" not in job.stderr
 
 
