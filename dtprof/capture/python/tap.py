@@ -26,7 +26,7 @@ from dtprof.capture.python import shortcut
 from dtprof.capture.python.calls import Arguments
 from dtprof.capture.python.room import Room
 from dtprof.capture.python.segments import AT, STATE, Segment, complete, pack_f32, pack_u16, pack_u32, pack_u64
-from dtprof.capture.python.waits import let_go, poll, watch
+from dtprof.capture.python.waits import poll, settle, watch
 from dtprof.run_format import paths, schema
 
 FLAG = schema.FLAG
@@ -323,8 +323,7 @@ class PythonTap:
 
     def close_log(self) -> None:
         """Mark the log as ended in order."""
-        poll()  # what completed after the last event
-        let_go()
+        settle()
         self._segment.mark(schema.MARK["closed"])
 
     def off(self) -> None:

@@ -58,9 +58,23 @@ def _set_aside() -> None:
     _in_flight.clear()
 
 
-def let_go() -> None:
-    """Hold no work any more: the interpreter ends, and gloo's threads shall not need it for what we hold."""
+def settle() -> None:
+    """See which operations have completed, and hold no work any more: the interpreter ends.
+
+    All are looked at, and their futures too: gloo's thread completes the future, on which the job may have waited in
+    C++, a moment before the work. Gloo's threads shall not need the interpreter for what we hold.
+    """
+    for work, memory, at, issued in list(_in_flight.values()):
+        if work.is_completed() or _is_future_done(work):
+            complete(memory, at, issued, STATE["done"])
     _in_flight.clear()
+
+
+def _is_future_done(work: Any) -> bool:
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:  # it has none
+        return False
 
 
 def watch_waits(work_class: Any) -> None:
