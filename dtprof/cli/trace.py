@@ -4,10 +4,12 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
+from dtprof.cli import engines
 from dtprof.errors import NotATraceError, NothingToShowError, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="with --now: seconds to wait for the ranks (default: 300)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
+    engines.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -80,12 +83,14 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the windows, after taking one where that is asked for."""
+    from dtprof.analysis.execution import map_tasks
     from dtprof.run_format.reader import open_run
 
     if not arguments.now and (arguments.steps or arguments.memory):
         given = "--steps" if arguments.steps else "--memory"
         raise UsageError(f"{given} says what to take of a running job; expected --now as well")
     timeout_s = _seconds(arguments.timeout)
+    engine = engines.chosen_engine(arguments)
     opened = open_run(arguments.run_directory)
     chosen = _choose(opened, arguments.ranks)
     status = 0
@@ -99,7 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         status, request = int(not taken.complete), taken.request
     else:
         request = None
-    _print(opened, chosen, arguments, request)
+    with engines.executor_for(engine, opened) as executor:
+        found = list(
+            map_tasks(executor, read_part, [WindowsTask(run=opened, rank=one, request=request) for one in chosen])
+        )
+    _print(opened, found, arguments, request)
     return status
 
 
@@ -125,11 +134,10 @@ def _ranks(opened: "Run") -> str:
     return f"{ranks[0]} to {ranks[-1]}" if ranks else "a run in which ranks have started"
 
 
-def _print(opened: "Run", chosen: list[int], arguments: argparse.Namespace, request: str | None) -> None:
+def _print(opened: "Run", found: "list[RankWindows]", arguments: argparse.Namespace, request: str | None) -> None:
     from dtprof.report.trace_json import trace_json
     from dtprof.report.trace_text import trace_text
 
-    found = [read_windows(opened, rank, request=request) for rank in chosen]
     told = missing_windows(opened, found) if request is None else []
     if not any(rank.windows or rank.snapshots for rank in found):
         why = f" ({'; '.join(told)})" if told else ""
@@ -141,6 +149,20 @@ def _print(opened: "Run", chosen: list[int], arguments: argparse.Namespace, requ
         print(json.dumps(trace_json(found, top=arguments.top, cannot_tell=told), indent=1))
     else:
         print(trace_text(found, top=arguments.top, cannot_tell=told))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowsTask:
+    """A rank whose windows are to be read; the request that they are of, None: all."""
+
+    run: "Run"
+    rank: int
+    request: str | None
+
+
+def read_part(task: WindowsTask) -> "RankWindows":
+    """Return the windows and snapshots of one rank, as an executor asks for them."""
+    return read_windows(task.run, task.rank, request=task.request)
 
 
 def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "RankWindows":

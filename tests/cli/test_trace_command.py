@@ -89,6 +89,14 @@ def test_windows_without_a_trace_are_listed_with_the_reason(run: Path, capsys: p
     assert "rank 0, steps 5 to 6: no window: it was begun and not written" in capsys.readouterr().out
 
 
+def test_workers_read_the_windows_that_this_process_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for jobs in ("1", "2"):
+        assert main(["trace", str(run), "--json", "--jobs", jobs]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -98,6 +106,7 @@ def test_windows_without_a_trace_are_listed_with_the_reason(run: Path, capsys: p
         (["--now"], "none of its ranks runs on this host"),
         (["--memory"], "expected --now as well"),
         (["--steps", "2"], "expected --now as well"),
+        (["--engine", "ray"], "is 'ray'; expected local or dask"),
         (["--now", "--timeout", "0"], "expected a number of seconds above 0"),
     ],
 )
