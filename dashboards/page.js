@@ -79,8 +79,11 @@
     const page = target?.closest(".page") ?? pages[0];
     for (const other of pages) other.hidden = other !== page;
     for (const link of document.querySelectorAll(".tabs a")) {
-      if (link.hash === `#${page.id}`) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      if (link.hash === `#${page.id}`) {
+        link.setAttribute("aria-current", "page");
+        const tabs = link.closest("ol"); // which scrolls where not all tabs fit
+        tabs.scrollLeft = link.offsetLeft - (tabs.clientWidth - link.offsetWidth) / 2;
+      } else link.removeAttribute("aria-current");
     }
     if (rank !== null && rank !== dtprof.selected) select(rank);
     await drawPage(page);

@@ -67,7 +67,7 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
         unit_column("transfer", "transfer", [one.transfer_ns for one in rows], DURATIONS),
         unit_column("exposed", "exposed", [one.exposed_ns for one in rows], DURATIONS),
         number_column("overlap", "overlap", [one.overlap for one in rows], format_share),
-        number_column("busbw", "bus bandwidth (GB/s)", [one.busbw_gb_per_s for one in rows]),
+        number_column("busbw", "bus bandwidth\u00a0(GB/s)", [one.busbw_gb_per_s for one in rows]),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 

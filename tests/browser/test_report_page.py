@@ -318,6 +318,14 @@ def unfaded(plot: str) -> str:
     }})()"""
 
 
+def test_the_tab_of_the_page_at_hand_is_in_view_on_a_phone(show: Show) -> None:
+    page = show(summary_of())
+    page.emulate(width=390)
+    page.open("#page-measurement")
+    box = page.run("return document.querySelector('.tabs a[aria-current]').getBoundingClientRect().toJSON()")
+    assert 0 <= box["left"] < box["right"] <= 390
+
+
 def test_a_rank_that_is_chosen_is_marked_everywhere(show: Show) -> None:
     page = show(source_of())
     cells = page.driver.find_elements(By.CSS_SELECTOR, ".cells button")
