@@ -143,7 +143,9 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 def _coverage(count: int, outside: int) -> float:
     """Return how likely the median lies between the values left when so many are cut off on each side."""
-    return 1.0 - 2.0 * sum(math.comb(count, k) for k in range(outside + 1)) / float(2**count)
+    return (
+        1.0 - 2 * sum(math.comb(count, k) for k in range(outside + 1)) / 2**count
+    )  # of integers: 2**count may be no float
 
 
 _TIMES: tuple[tuple[str, Callable[[Trial], float | None]], ...] = (

@@ -92,8 +92,16 @@ class Process:
         self._gave_up = True  # until it has worked
         if torch.utils.data.get_worker_info() is not None:
             return None  # a worker of the data loader inherits RANK, and is not that rank
+        if self._is_below_a_rank():
+            fence.warn_once(
+                "a process that a rank started trains or joins a group of its own: it is no rank of this job, and is "
+                "not recorded"
+            )
+            return None
         restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
         folder, attempt = writer.claim_rank_folder(self._run, rank, restart)
+        if world_size > 1:
+            os.environ[settings.ENV_RANK_ABOVE] = f"{os.getpid()} {self._run}"
         torch_folder = str(Path(torch.__file__).parent)
         local_rank = _number("LOCAL_RANK", -1)
         recorder = open_recorder(
@@ -126,6 +134,15 @@ class Process:
         if self._phases is not None:
             self._phases.windows.begin_log(recorder, folder, rank)
         return recorder
+
+    def _is_below_a_rank(self) -> bool:
+        """Say whether a rank of this run, one of several, started this process and is still there.
+
+        It inherits RANK, and its records would pass for those of that rank after a restart. A single process may well
+        be about to start the ranks.
+        """
+        pid, _, run = os.environ.get(settings.ENV_RANK_ABOVE, "").partition(" ")
+        return pid.isdecimal() and int(pid) != os.getpid() and run == str(self._run) and Path("/proc", pid).exists()
 
     def _install_taps(self, recorder: Recorder) -> None:
         import torch

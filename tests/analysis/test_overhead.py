@@ -69,6 +69,14 @@ def test_interval_is_that_of_the_sign_test(count: int, low: int, high: int, conf
     assert (interval.low, interval.high, interval.confidence) == (low, high, confidence)
 
 
+def test_thousands_of_values_have_an_interval() -> None:
+    interval = median_interval([float(value) for value in range(4001)])
+    # 1.96 standard deviations of a fair coin thrown 4,001 times, sqrt(4001) / 2 each
+    assert interval.median == 2000
+    assert abs(interval.high - interval.low - 2 * 1.96 * 4001**0.5 / 2) < 3
+    assert 0.95 <= interval.confidence < 0.96
+
+
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=60))
 def test_interval_holds_its_median_and_is_sure_enough(values: list[float]) -> None:
     interval = median_interval(values)

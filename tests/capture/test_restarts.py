@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dtprof.run_format import schema
 from dtprof.run_format.reader import open_run
 from tests import jobs
 
@@ -30,6 +31,20 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert statuses[1] in (1, ABORTED)
     assert statuses[2:] == [0, 0]
     assert "next: dtprof summary" in job.stderr
+
+
+@pytest.mark.parametrize("tap", ["native", "python"])
+def test_what_a_rank_starts_is_no_restart_of_that_rank(tmp_path: Path, tap: str) -> None:
+    options = ["--no-native"] if tap == "python" else []
+    job = jobs.recorded(tmp_path / "run", [*TORCHRUN, str(jobs.PROGRAMS / "nested.py")], *options)
+    run = open_run(tmp_path / "run")
+    assert {rank: [attempt for attempt, _ in folders] for rank, folders in run.folders.items()} == {0: [0], 1: [0]}
+    for rank in (0, 1):
+        tables = run.load(rank)
+        reduced = tables.ops.index("all_reduce")
+        assert (tables.operations["op"] == reduced).sum() == 5, "one bucket in each of five steps"
+        assert tables.operations["state"].tolist() == [schema.STATE["done"]] * len(tables.operations)
+    assert job.stderr.count("a process that a rank started trains or joins a group of its own") == 1
 
 
 def test_rank_that_was_never_reached_is_named(tmp_path: Path) -> None:

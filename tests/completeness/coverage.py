@@ -54,6 +54,7 @@ EXCEPTIONS = """
 - RPC (TensorPipe), the calls of back-end objects with which it starts, and operators of symmetric memory
   (`symm_mem::...`, which asynchronous tensor parallel uses on GPUs) are not `c10d`.
 - Fake tensors, meta tensors and `LocalTensorMode` communicate nothing: nothing is recorded, and gloo counts nothing.
+- A job within a rank (a script that it starts, a process that it forks) is no rank of the job; one line says so.
 
 What torch itself refuses on CPU (rows with a message) cannot be checked there. The messages are the same without
 dtprof.
