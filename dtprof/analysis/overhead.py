@@ -131,21 +131,24 @@ def median_interval(values: Sequence[float]) -> Interval:
     """
     ordered, count = sorted(values), len(values)
     outside = 0  # values left out on each side
-    while outside + 1 <= (count - 1) // 2 and _coverage(count, outside + 1) >= CONFIDENCE:
-        outside += 1
+    chances = 1  # of 2**count: that no more than so many lie on one side of the median
+    times = 1  # ways to choose which they are
+    while outside + 1 <= (count - 1) // 2:
+        times = times * (count - outside) // (outside + 1)
+        if _coverage(count, chances + times) < CONFIDENCE:
+            break
+        outside, chances = outside + 1, chances + times
     return Interval(
         median=median(ordered),
         low=ordered[outside],
         high=ordered[count - 1 - outside],
-        confidence=_coverage(count, outside),
+        confidence=_coverage(count, chances),
     )
 
 
-def _coverage(count: int, outside: int) -> float:
-    """Return how likely the median lies between the values left when so many are cut off on each side."""
-    return (
-        1.0 - 2 * sum(math.comb(count, k) for k in range(outside + 1)) / 2**count
-    )  # of integers: 2**count may be no float
+def _coverage(count: int, chances: int) -> float:
+    """Return how likely the median lies between the values that are left when some are cut off on each side."""
+    return 1.0 - 2 * chances / 2**count  # of integers, which have no largest
 
 
 _TIMES: tuple[tuple[str, Callable[[Trial], float | None]], ...] = (
