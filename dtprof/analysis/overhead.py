@@ -148,7 +148,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 def _coverage(count: int, chances: int) -> float:
     """Return how likely the median lies between the values that are left when some are cut off on each side."""
-    return 1.0 - 2 * chances / 2**count  # of integers, which have no largest
+    return 1.0 - 2 * chances / (1 << count)  # of integers, which have no largest
 
 
 _TIMES: tuple[tuple[str, Callable[[Trial], float | None]], ...] = (
