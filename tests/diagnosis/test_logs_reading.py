@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprof.diagnosis.findings import OUTCOMES
+from dtprof.diagnosis.logs import grammar
 from dtprof.diagnosis.logs.carriers import parse_line, rank_of_file
 from dtprof.diagnosis.logs.files import looks_like_a_log
 from dtprof.diagnosis.logs.reading import diagnose_logs
@@ -170,6 +171,26 @@ def test_ranks_and_sizes_that_no_job_has_take_no_memory(diagnose_texts: Diagnose
         verdict = diagnose_texts(damaged)
         assert all(len(finding.culprit_ranks) < 1000 for finding in verdict.findings)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 50_000
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("0,2-4", [0, 2, 3, 4]),
+        ("1, 2", [1, 2]),
+        ("0-99999999", []),  # no such job: neither 0 nor the last digit is a rank
+        ("0-9999999,7", [7]),
+        ("0-1-2,5", [5]),
+        ("123456789", []),
+    ],
+)
+def test_only_whole_numbers_and_ranges_within_a_job_name_ranks(text: str, named: list[int]) -> None:
+    assert list(grammar.numbers(text)) == named
+
+
+def test_many_ranges_together_name_no_more_ranks_than_one_may() -> None:
+    ranges = ",".join(f"{n}00000-{n}99999" for n in range(1, 9))
+    assert grammar.numbers(ranges) == tuple(range(100_000, 200_000))
 
 
 PIECES = [

@@ -6,6 +6,7 @@ from dtprof.diagnosis.logs.carriers import Line, rank_before
 from dtprof.diagnosis.logs.facts import Exit, Facts, Fingerprint, Note, Order, Progress, Timeout
 
 MAX_TEXT = 400
+MAX_RANKS = 100_000
 
 # A line without any of these, and far from one that has them, says nothing to the rules: it is skipped unread.
 WORDS = (
@@ -314,11 +315,10 @@ def _read_note(kind: str, found: re.Match[str], text: str, rank: int | None, ord
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0,2-4`; ranges longer than a job are left out."""
+    """Return the numbers of a list such as `0,2-4`; ranges that make it longer than any job are left out."""
     result: set[int] = set()
-    for part in re.findall(r"\d{1,7}(?:-\d{1,7})?", text):
-        first, _, last = part.partition("-")
+    for first, last in re.findall(r"(?<![\d-])(\d{1,7})(?:-(\d{1,7}))?(?![\d-])", text):
         span = range(int(first), int(last or first) + 1)
-        if len(span) <= 100_000:
+        if len(result) + len(span) <= MAX_RANKS:
             result.update(span)
     return tuple(sorted(result))
