@@ -5,7 +5,7 @@ what one rank calls is what the others call a few positions later, or earlier.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -195,69 +195,83 @@ def _finding(
     tie: bool,
 ) -> Finding:
     group = evidence.group(key)
-    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
-    theirs, mine = next(iter(others.values())), present[culprits[0]]
+    theirs, mine = _both_sides(present, culprits)
     skipped = shift.by < 0
-    name = capitalised(culprits)
     what = (
         f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"
         if skipped
         else f"made one more {mine.op}{at_line(mine.site)} in step {mine.step}"
     )
-    held_up = victims(evidence, set(culprits)) if evidence.went_wrong else ()
-    return Finding(
+    finding = Finding(
         kind="rank-skipped-collective" if skipped and evidence.went_wrong else "step-mismatch",
-        summary=f"{name} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
+        summary=f"{capitalised(culprits)} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
         f"{'ahead of' if skipped else 'behind'} the others, and every result mixes calls that do not belong together.",
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
-        confidence=0.6 if tie else 0.9,
+        waiting_ranks=victims(evidence, set(culprits)) if evidence.went_wrong else (),
+        confidence=_sure(tie=tie),
         group=group,
         op=(theirs if skipped else mine).op,
         seq=seq,
         step=theirs.step,
-        call_sites=call_sites(others),
-        culprit_call_sites=call_sites({rank: present[rank] for rank in culprits}),
         evidence=(
             f"before #{seq}, lines and steps agree on all members",
             f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in step {mine.step}"
             f"{at_line(mine.site)}, the others in step {theirs.step}{at_line(theirs.site)}",
-            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+            *_doubts(tie=tie),
         ),
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
     )
+    return _with_lines(finding, present)
 
 
 def _optimizer_finding(
     evidence: Evidence, key: GroupKey, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
 ) -> Finding:
     """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
-    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
-    theirs, mine = next(iter(others.values())), present[culprits[0]]
+    group = evidence.group(key)
+    theirs, mine = _both_sides(present, culprits)
     ahead = mine.step - theirs.step
     steps = "an optimizer step" if abs(ahead) == 1 else f"{abs(ahead)} optimizer steps"
     what = f"made {steps} more than the others" if ahead > 0 else f"left out {steps}"
-    group, place = evidence.group(key), at_line(mine.site)
-    it_is = "it is" if len(culprits) == 1 else "they are"
-    return Finding(
+    finding = Finding(
         kind="step-mismatch",
-        summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} {it_is} in step {mine.step}, "
-        f"the others in step {theirs.step}. The calls go together; parameters may differ from here on.",
+        summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} "
+        f"{'it is' if len(culprits) == 1 else 'they are'} in step {mine.step}, the others in step {theirs.step}. "
+        "The calls go together; parameters may differ from here on.",
         culprit_ranks=culprits,
-        confidence=0.6 if tie else 0.9,
+        confidence=_sure(tie=tie),
         group=group,
         op=mine.op,
         seq=seq,
         step=theirs.step,
-        call_sites=call_sites(others),
-        culprit_call_sites=call_sites({rank: present[rank] for rank in culprits}),
         evidence=(
             f"before #{seq}, lines and steps agree on all members",
-            f"#{seq} is {mine.op}{place} on all of them, after as many forward passes",
-            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+            f"#{seq} is {mine.op}{at_line(mine.site)} on all of them, after as many forward passes",
+            *_doubts(tie=tie),
         ),
         advice=(
             "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is left out, "
             "a check of gradients, a scaler that only one rank has.",
         ),
     )
+    return _with_lines(finding, present)
+
+
+def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
+    """Return what one of the others and one of the culprits calls at a position."""
+    return next(operation for rank, operation in present.items() if rank not in culprits), present[culprits[0]]
+
+
+def _sure(*, tie: bool) -> float:
+    return 0.6 if tie else 0.9
+
+
+def _doubts(*, tie: bool) -> tuple[str, ...]:
+    return ("as many ranks on either side: which one is wrong is a guess",) if tie else ()
+
+
+def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
+    """Add where the ranks are at the position."""
+    culprits = {rank: operation for rank, operation in present.items() if rank in finding.culprit_ranks}
+    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
+    return replace(finding, call_sites=call_sites(others), culprit_call_sites=call_sites(culprits))
