@@ -245,7 +245,10 @@ def _add_collectives(
     keys, first, inverse = np.unique(codes_of, return_index=True, return_inverse=True)
     at = inverse.reshape(-1) * num_steps + step[rows]
     tables_of = {
-        name: (np.bincount(at, column[rows], len(keys) * num_steps).reshape(len(keys), -1), column[rows] == UNKNOWN_NS)
+        name: (
+            np.bincount(at, column[rows], len(keys) * num_steps).reshape(len(keys), num_steps),
+            column[rows] == UNKNOWN_NS,
+        )
         for name, column in columns.items()
     }
     for i, row in enumerate(first.tolist()):

@@ -233,10 +233,9 @@ def measure_pipelines(
     doubts = []
     pipelines = _by_pipeline(ranks)
     if len(windows) < len(pipelines):
-        doubts.append(
-            f"pipeline: of {len(pipelines)} pipelines {len(pipelines) - len(windows)} lack a rank, or span hosts whose "
-            "clocks are not aligned; bubbles are those of the others"
-        )
+        left_out = f"{len(pipelines) - len(windows)} of {len(pipelines)}"
+        what = "bubbles are those of the others" if windows else "bubble is 0, its time is in exposed_wait"
+        doubts.append(f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; {what}")
     fractions: list[npt.NDArray[np.float64]] = []
     by_time: list[npt.NDArray[np.float64]] = []
     replayed: list[tuple[list[Array], Column]] = []
@@ -254,6 +253,8 @@ def measure_pipelines(
             bubbles[member.rank] = int(np.mean(lengths - own))
         by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
         replayed.append(([member.actions for member in members], steps))
+    if not windows:
+        return None, doubts
     if not fractions:
         return None, [*doubts, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
     pipeline = next(iter(pipelines.values()))[0].pipeline

@@ -303,7 +303,9 @@ def _doubt_lines(doubts: Sequence[str], room: int) -> list[str]:
         more = labelled("cannot tell" if not shown else "", doubt, max_lines=2)
         is_last = shown == len(doubts) - 1
         if len(lines) + len(more) + (0 if is_last else 1) > room:
-            return [*lines, *labelled("" if lines else "cannot tell", f"{len(doubts) - shown} more: --json")]
+            if not lines:  # what weighs most is never left out whole
+                return labelled("cannot tell", f"{len(doubts)} things (--json): {doubt}")
+            return [*lines, *labelled("", f"{len(doubts) - shown} more: --json")]
         lines += more
     return lines
 

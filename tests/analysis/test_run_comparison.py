@@ -56,6 +56,21 @@ def test_means_are_those_of_the_steps() -> None:
     assert figures.used == (2, 12)
 
 
+def test_ranks_without_any_operation_are_compared_by_the_rest() -> None:
+    # Steps of 100 ms: backward 70, optimizer 10, nothing communicated; 30 ms longer where one rank's backward is.
+    def run(backward: int) -> MemoryRun:
+        rank = RankBuilder(0, world_size=1)
+        for step in range(12):
+            begin = step * (30 + backward) * MS
+            rank.span("backward", begin + 10 * MS, begin + (10 + backward) * MS)
+            rank.span("optimizer", begin + (10 + backward) * MS, begin + (20 + backward) * MS)
+        return MemoryRun([rank])
+
+    result = compare(run(70), run(100))
+    assert change_of(result, "step_ns").difference == 30 * MS
+    assert not [change for change in result.changes if change.figure.table == COLLECTIVES]
+
+
 def test_means_agree_with_the_summary() -> None:
     run = noisy_run(3, num_ranks=4)
     figures, summary = measure_run(run), summarise(run)

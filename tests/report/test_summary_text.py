@@ -10,6 +10,16 @@ from dtprof.report.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000
+PIPELINE = PipelineResult(
+    schedule="1F1B",
+    stages=4,
+    ranks=4,
+    microbatches=8,
+    bubble_fraction=0.4,
+    theory_fraction=3 / 11,
+    parts={"schedule": 0.27, "imbalance": 0.08, "exposed_p2p": 0.04, "jitter": 0.01},
+    per_rank=(),
+)
 
 
 def summary_of(num_ranks: int, late_rank: int | None = None) -> Summary:
@@ -83,17 +93,19 @@ def test_what_cannot_be_told_is_counted_where_there_is_no_room() -> None:
     assert any("more: --json" in line for line in lines)
 
 
+def test_the_first_of_what_cannot_be_told_is_shown_where_there_is_room_for_one_line() -> None:
+    # Room for 29 lines less 28: 22 of eight ranks and one collective, 3 more collectives, 3 of the pipeline.
+    crowded = replace(summary_of(8, late_rank=0), pipeline=PIPELINE)
+    crowded = replace(crowded, collectives=crowded.collectives * 4)
+    cut = "run: rank-00000.0/events.00000 is cut after 40000 of 4194304 bytes: later events are lost"
+    lines = summary_text(replace(crowded, cannot_tell=(cut, "memory: not known"))).splitlines()
+    assert len(lines) < 30
+    (line,) = [line for line in lines if line.startswith("cannot tell")]
+    assert line.startswith("cannot tell 2 things (--json): run: rank-000")
+    assert line.endswith("later events are lost")
+
+
 def test_the_bubble_of_a_pipeline_stands_beside_theory_with_its_parts() -> None:
-    pipeline = PipelineResult(
-        schedule="1F1B",
-        stages=4,
-        ranks=4,
-        microbatches=8,
-        bubble_fraction=0.4,
-        theory_fraction=3 / 11,
-        parts={"schedule": 0.27, "imbalance": 0.08, "exposed_p2p": 0.04, "jitter": 0.01},
-        per_rank=(),
-    )
-    text = " ".join(summary_text(replace(summary_of(4), pipeline=pipeline)).split())
+    text = " ".join(summary_text(replace(summary_of(4), pipeline=PIPELINE)).split())
     assert "pipeline 1F1B, 4 stages on 4 ranks, 8 microbatches: bubble 40.0% (theory 27.3%)" in text
     assert "schedule 27.0%, imbalance 8.0%, exposed p2p 4.0%, jitter 1.0%" in text
