@@ -14,22 +14,20 @@ import dtprof
 from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
-from dtprof.diagnosis.evidence import main_stack
+from dtprof.diagnosis.evidence import QUIET_NS, main_stack
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import RankRead, read_ranks
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
+from dtprof.diagnosis.standstill import find_stop
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
-from dtprof.run_format.node_reader import newest_resident
+from dtprof.run_format.node_reader import newest_resident, newest_samples
 from dtprof.tables import ProcessExit
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
-
-QUIET_NS = 5_000_000_000
-"""A running job whose newest record is older than this, with operations open, is looked at as stalled."""
 
 
 def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summary | None" = None) -> Verdict:
@@ -125,18 +123,20 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Execu
     ranks += _ends_before_any_record(run, world_size)
     hang = document.get("hang_detected_ns")
     stopped = document.get("stopped_on_hang")
+    stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
     return facts.gather(
         ranks,
         world_size=world_size,
         manifest=run.manifest,
-        stalled=_is_stalled(run, ranks, last_ns=last_ns, same_boot=same_boot),
+        stalled=_is_stalled(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
+        stop=stop,
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
         find_stragglers=lambda: _find_stragglers(summarise()),
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),
-        at_rest_s=_time_at_rest(run, ranks, last_ns=last_ns, same_boot=same_boot),
+        at_rest_s=_time_at_rest(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
 
 
@@ -190,11 +190,26 @@ def _find_handlers(file: Path, started_ns: int) -> dict[int, facts.Handler]:
     }
 
 
-def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> bool:
+def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> facts.Stop | None:
+    """Return how the job was going when it was stopped from outside, or killed together with dtprof."""
+    last_seen: dict[str, int] = {}
+    if not run.manifest.ended_realtime_ns:
+        sampled = newest_samples(run.path)
+        last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
+    return find_stop(ranks, last_seen)
+
+
+def _is_stalled(
+    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
+) -> bool:
     """Say whether ranks are, or were at their end, held up: then open operations mean something."""
     held_up = any(rank.front is not None or rank.in_init for rank in ranks)
     if not held_up:
         return False
+    if stop is not None:
+        detected_ns = run.job_facts.get("hang_detected_ns")
+        seen = isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
+        return stop.stood_still or seen
     if run.manifest.ended_realtime_ns:
         return run.manifest.exit_status != 0
     if not same_boot or not any(rank.alive for rank in ranks):
@@ -202,20 +217,23 @@ def _is_stalled(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: in
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
 
 
-def _time_at_rest(run: reader.Run, ranks: list[facts.RankEvidence], *, last_ns: int, same_boot: bool) -> float | None:
+def _time_at_rest(
+    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
+) -> float | None:
     """Return for how long all ranks had slept outside any operation when their stacks were taken, or None."""
-    if run.manifest.ended_realtime_ns or not same_boot or not all(map(_sleeps, ranks)):
+    goes_on = not run.manifest.ended_realtime_ns and same_boot and all(rank.alive for rank in ranks)
+    if not (goes_on or stop is not None) or not all(map(_sleeps, ranks)):
         return None
+    newest_ns = last_ns if goes_on else max((rank.moments[-1] for rank in ranks if rank.moments), default=last_ns)
     times = [run.endings.stacks_of(rank.host).get("t_ns") for rank in ranks]
-    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - last_ns >= QUIET_NS]
-    return (min(taken) - last_ns) / 1e9 if taken and len(taken) == len(ranks) else None
+    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - newest_ns >= QUIET_NS]
+    return (min(taken) - newest_ns) / 1e9 if taken and len(taken) == len(ranks) else None
 
 
 def _sleeps(rank: facts.RankEvidence) -> bool:
     stack = rank.stack
     return (
-        bool(rank.alive)
-        and rank.front is None
+        rank.front is None
         and not (rank.in_init or rank.finished)
         and stack is not None
         and stack.cpu_share is not None

@@ -56,7 +56,7 @@ def is_late(evidence: Evidence, finding: Finding) -> bool:
 
 def _crashed(rank: RankEvidence) -> bool:
     if rank.own_exception is not None:
-        return not (rank.own_exception.type == "KeyboardInterrupt" or _communication_failed(rank))
+        return rank.interruption is None and not _communication_failed(rank)
     failed_status = rank.exit is not None and rank.exit.status > 0
     return failed_status and not rank.exceptions
 

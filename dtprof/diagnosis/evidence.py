@@ -122,6 +122,10 @@ class Operation:
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
 
 
+QUIET_NS = 5_000_000_000
+"""A job in which nothing began or ended for less than this makes progress, as far as can be told."""
+LONGER = 2
+"""A job stands still once nothing has begun or ended for so many times as long as ever before in it."""
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
 
@@ -208,6 +212,8 @@ class RankEvidence:
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
     last_ns: int
+    moments: tuple[int, ...] = ()  # the newest at which it began something, or an operation ended well; ascending
+    longest_gap_ns: int = 0  # between operations that followed each other
     last_site: Site | None = None
     open_phases: tuple[str, ...] = ()
     steps: int = 0
@@ -264,6 +270,12 @@ class RankEvidence:
         return last if of_torch and any(words in text for words in TRANSPORT_WORDS) else None
 
     @property
+    def interruption(self) -> ExceptionRecord | None:
+        """The last exception, where it is that of Ctrl-C (SIGINT): its frame is where the signal found the program."""
+        last = self.exceptions[-1] if self.exceptions else None
+        return last if last is not None and last.type == "KeyboardInterrupt" else None
+
+    @property
     def signal_name(self) -> str | None:
         """The signal that ended the process."""
         if self.exit is None or self.exit.status >= 0:
@@ -297,12 +309,27 @@ class RankEvidence:
 
     @property
     def place_held(self) -> Site | None:
-        """Where the rank is or was at its end, as its open operation or its stack shows."""
+        """Where the rank is or was at its end, as its open operation, its interruption or its stack shows."""
         if self.front is not None and self.front.site is not None:
             return self.front.site
+        if self.interruption is not None and self.interruption.frame is not None:
+            return self.interruption.frame
         if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
             return self.stack.frames[0]
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """How a job was going when it was stopped from outside."""
+
+    quiet_ns: int  # nothing had begun or ended for so long
+    usual_ns: int  # the longest that a rank had begun nothing before
+
+    @property
+    def stood_still(self) -> bool:
+        """Say whether that was longer than the job is known to take."""
+        return self.quiet_ns > max(QUIET_NS, LONGER * self.usual_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,6 +357,7 @@ class Evidence:
     world_size: int
     manifest: Manifest
     stalled: bool  # nobody made progress for long, or ranks ended while operations were open
+    stop: Stop | None = None  # the job was stopped from outside
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again

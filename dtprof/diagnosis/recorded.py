@@ -22,6 +22,7 @@ from dtprof.diagnosis.evidence import (
     Stack,
     group_key,
 )
+from dtprof.diagnosis.standstill import longest_gap_ns, newest_moments
 from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, join, select
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ def rank_evidence(
         exit=exit,
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,
+        moments=newest_moments(rows, spans),
+        longest_gap_ns=longest_gap_ns(
+            rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables)
+        ),
         last_site=_last_site(tables),
         open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
@@ -144,6 +149,11 @@ def rank_evidence(
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
+
+
+def _first_error(tables: RankTables) -> int:
+    """Return when the first exception left the program; what is issued later is issued while it ends."""
+    return min((error.t_ns for error in tables.exceptions), default=UNKNOWN_NS)
 
 
 def _named_ones(tables: RankTables, records: Array) -> Array:

@@ -86,7 +86,7 @@ def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
             return "long-operation", f"is in a long {phase}", advice, 0.8
     if _works(rank):
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
-    seen = stack is not None and bool(stack.frames)
+    seen = rank.interruption is not None or (stack is not None and bool(stack.frames))
     return (
         "rank-stuck",
         "is stuck outside any collective",
@@ -102,6 +102,8 @@ def _works(rank: RankEvidence) -> bool:
 def _seen(rank: RankEvidence) -> str:
     stack = rank.stack
     phases = f" in phase {rank.open_phases[-1]}" if rank.open_phases else ""
+    if stack is None and rank.interruption is not None:
+        return f"Ctrl-C (SIGINT) found it{at_line(rank.interruption.frame) or ' at an unknown line'}{phases}"
     if stack is None:
         return f"no stack was taken; its last record is{at_line(rank.last_site) or ' at an unknown line'}{phases}"
     if not stack.frames:

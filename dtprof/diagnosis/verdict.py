@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
-from dtprof.diagnosis.evidence import Evidence, RankEvidence
+from dtprof.diagnosis.evidence import QUIET_NS, Evidence, RankEvidence
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
 from dtprof.diagnosis.handlers import find_handled
@@ -43,7 +43,7 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
     outcome, reasons = _outcome(evidence, findings)
     if evidence.at_rest_s is not None:
         outcome = "unknown" if outcome == "healthy" else outcome
-        reasons = (*reasons, _rest_words(evidence, evidence.at_rest_s))
+        reasons = (*(reasons if evidence.stop is None else ()), _rest_words(evidence, evidence.at_rest_s))
     return Verdict(
         outcome=outcome,
         source=source,
@@ -55,13 +55,20 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
 
 
 def _rest_words(evidence: Evidence, at_rest_s: float) -> str:
+    ended = evidence.stop is not None
+    return (
+        f"{'the job was stopped from outside (SIGINT or SIGTERM) after ' if ended else ''}"
+        f"nothing was recorded for {at_rest_s:.0f} s and every rank {'slept' if ended else 'sleeps'} outside any "
+        f"collective: {_places(evidence)}. They {'waited' if ended else 'wait'} for input, a file, a lock or another "
+        f"process{'' if ended else ', which may yet come'}"
+    )
+
+
+def _places(evidence: Evidence) -> str:
+    """Say where ranks are, or were at their end."""
     ranks = sorted(evidence.ranks.values(), key=lambda rank: rank.rank)
     shown = "; ".join(f"rank {rank.rank}{_rest_place(rank)}" for rank in ranks[:MAX_AT_REST])
-    others = f"; and {len(ranks) - MAX_AT_REST} more" if len(ranks) > MAX_AT_REST else ""
-    return (
-        f"nothing was recorded for {at_rest_s:.0f} s and every rank sleeps outside any collective: {shown}{others}. "
-        "They wait for input, a file, a lock or another process, which may yet come"
-    )
+    return shown + (f"; and {len(ranks) - MAX_AT_REST} more" if len(ranks) > MAX_AT_REST else "")
 
 
 def _rest_place(rank: RankEvidence) -> str:
@@ -200,11 +207,32 @@ def _unknown_wait(evidence: Evidence) -> str:
     return "ranks wait, and the records do not show for whom: take stacks (py-spy dump) of every rank"
 
 
+def _stop_words(evidence: Evidence) -> str:
+    stop = evidence.stop
+    if stop is None or stop.quiet_ns <= QUIET_NS:
+        return "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that"
+    return (
+        f"the job was stopped from outside (SIGINT or SIGTERM) when nothing had been recorded for "
+        f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once began nothing for "
+        f"{stop.usual_ns / 1e9:.0f} s): it may have stood still. {_places(evidence)}"
+    )
+
+
 def _was_stopped(evidence: Evidence) -> bool:
     """Say whether the job made progress until somebody stopped it."""
     ranks = evidence.ranks.values()
     asked = evidence.manifest.exit_status in endings.STOPPED or any(rank.stopped_politely for rank in ranks)
-    return asked and not evidence.stalled and not any(rank.exceptions for rank in ranks)
+    return not evidence.stalled and (evidence.stop is not None or (asked and not _failed(evidence)))
+
+
+def _failed(evidence: Evidence) -> bool:
+    """Say whether a rank ended by an exception; one that was interrupted has not, nor one that lost it as its peer."""
+    ranks = evidence.ranks.values()
+    interrupted = any(rank.interruption is not None for rank in ranks)
+    return any(
+        rank.exceptions and rank.interruption is None and not (interrupted and rank.transport_exception is not None)
+        for rank in ranks
+    )
 
 
 def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[str, ...]]:
@@ -216,7 +244,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         went_on = not evidence.went_wrong or _was_stopped(evidence)
         if went_on and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
-        failed = any(rank.exceptions or rank.signal_name in endings.NATIVE_CRASHES for rank in evidence.ranks.values())
+        failed = _failed(evidence) or any(r.signal_name in endings.NATIVE_CRASHES for r in evidence.ranks.values())
         is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
         return ("crash" if is_crash else "hang"), ()
     status = evidence.manifest.exit_status
@@ -225,12 +253,10 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
     if status not in (None, 0):
         stopped = [rank.rank for rank in evidence.ranks.values() if rank.stopped_politely]
         lost = [rank for rank in evidence.ranks.values() if rank.transport_exception is not None]
-        if lost:
+        if lost and evidence.stop is None:
             return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
-        if stopped or status in endings.STOPPED:
-            return "unknown", (
-                "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that",
-            )
+        if evidence.stop is not None or stopped or status in endings.STOPPED:
+            return "unknown", (_stop_words(evidence),)
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if evidence.stalled:
         return "unknown", (_unknown_wait(evidence),)

@@ -67,6 +67,16 @@ def newest_resident(run: Path) -> dict[tuple[str, int], int]:
     return found
 
 
+def newest_samples(run: Path) -> dict[str, int]:
+    """Return when each node of a run was last sampled, in ns of its monotonic clock, by boot id."""
+    found: dict[str, int] = {}
+    for file in run.glob(f"node-*/{node_samples.FILE}"):
+        samples = _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
+        if len(samples.host):
+            found[samples.boot_id] = max(int(samples.host["t_ns"][-1]), found.get(samples.boot_id, 0))
+    return found
+
+
 def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
     """Return the increase a second of a total between samples; one value fewer than samples, NaN where unknown."""
     seconds = np.diff(table["t_ns"]) / 1e9

@@ -49,7 +49,7 @@ def test_workers_and_one_process_come_to_the_same_verdict(tmp_path: Path) -> Non
 
 def test_workers_read_the_attempts_before_the_last_too(tmp_path: Path) -> None:
     ranks = [*hung_job(), *hung_job(attempt=1)]
-    exits = [ProcessExit(pid=rank.pid, status=-15, t_ns=START_NS + 10**6) for rank in ranks]
+    exits = [ProcessExit(pid=rank.pid, status=-15, t_ns=START_NS + 60 * 10**9) for rank in ranks]
     alone, shared = verdicts(write_run(tmp_path / "run", ranks, exit_status=1, exits=exits))
     assert alone == shared
     assert alone.findings[0].evidence[0].startswith("the same in both attempts: ")

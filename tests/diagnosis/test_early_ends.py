@@ -29,7 +29,7 @@ def test_a_rank_that_fails_before_it_joins_is_named_with_its_end(
     ranks = [RankBuilder(rank, 3, closed=False) for rank in (0, 2)]
     for rank in ranks:
         rank.span(events.INIT, 0, site=rank.site(line=5))
-    others = [ProcessExit(pid=rank.pid, status=-15, t_ns=START_NS + 50) for rank in ranks]
+    others = [ProcessExit(pid=rank.pid, status=-15, t_ns=START_NS + 60 * 10**9) for rank in ranks]
     run = write_run(tmp_path / "run", ranks, exit_status=1, exits=others)
     node = run / paths.node_folder_name(ranks[0].host)
     rows = [{"pid": PID, "env_rank": "1", "host": "host-a"}, {"pid": PID + 1, "env_rank": None}]
