@@ -7,6 +7,7 @@ from typing import Literal
 
 from dtprof.analysis.comparison_series import BUBBLE_FRACTION, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison_statistics import MIN_STEPS, Estimate, subtract_means
+from dtprof.analysis.records import list_ranks
 from dtprof.analysis.throughput import RATES
 
 CONFIDENCE = 0.95
@@ -87,6 +88,9 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
     interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.bound)
     is_above = found.mean > limit.bound
     is_beyond = found.mean < limit.bound if limit.is_least else is_above
+    reasons = [] if interval else [f"fewer than {MIN_STEPS} steps: how sure is not known"]
+    if run.missing_ranks:
+        reasons.append(f"without {list_ranks(run.missing_ranks)}, whose records are missing")
     return LimitResult(
         option=limit.option,
         figure=limit.figure,
@@ -97,7 +101,7 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         sure=None if above is None else above if is_above else 1 - above,
-        reason="" if interval else f"fewer than {MIN_STEPS} steps: how sure is not known",
+        reason="; ".join(reasons),
     )
 
 

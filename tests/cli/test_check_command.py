@@ -15,7 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-in-ci.md"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of 12.2 ms a step, one like it, one 3 ms slower, one of four ranks, one that crashed, and an empty one.
+    """Runs of 12.2 ms a step, one like it, one 3 ms slower, one of four ranks, that without two of them, a crashed
+    one, and an empty one.
 
     The first consumes 1,280 tokens and 20 samples a step: 105,000 and 1,640 a second.
     """
@@ -24,6 +25,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(folder / "alike", build_ranks(2, num_steps=60))
     write_run(folder / "slower", build_ranks(2, num_steps=60, delay_us=3_000.0))
     write_run(folder / "wider", build_ranks(2, num_ranks=4))
+    write_run(folder / "lacking", build_ranks(2, num_ranks=4)[::2])
     crashed = build_ranks(3)
     crashed[1].exception(600_000_000)
     write_run(folder / "crashed", crashed, exit_status=1)
@@ -75,6 +77,13 @@ def test_it_says_how_sure_it_is(runs: Path, capsys: pytest.CaptureFixture[str]) 
     for least in ("90000", "120000"):
         _, document = check(runs, "run", "--min-tokens-per-s", least, capsys=capsys)
         assert document["limits"][0]["sure"] > 0.999
+
+
+def test_a_figure_without_some_ranks_says_which_are_missing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = check(runs, "lacking", "--max-step-ms", "13", capsys=capsys)
+    assert document["limits"][0]["reason"] == "without ranks 1, 3, whose records are missing"
+    _, document = check(runs, "wider", "--max-step-ms", "13", capsys=capsys)
+    assert document["limits"][0]["reason"] is None
 
 
 def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
