@@ -1,9 +1,12 @@
-// Only in pages that are served: asks once a second what has changed, and says how the job stands.
+// Only in pages that are served: asks once a second what has changed on the page that is open, and says how the job
+// stands.
 (() => {
   "use strict";
   const EVERY_MS = 1000;
   const place = document.getElementById("live");
-  let version = Number(place.dataset.version);
+  const versions = {}; // by page: what is not looked at is not asked for
+  let newest = Number(place.dataset.version);
+  const firstVersion = newest;
   let names = null;
 
   function say(state, text, alarms) {
@@ -33,9 +36,11 @@
 
   async function ask() {
     if (document.hidden) return;
+    const page = document.querySelector(".page:not([hidden])").id.slice("page-".length);
+    const since = versions[page] ?? firstVersion;
     let news;
     try {
-      const answer = await fetch(`documents?since=${version}`);
+      const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}`);
       if (!answer.ok) {
         say("gone", `what was seen last stays: ${await answer.text()}`, []);
         return;
@@ -49,12 +54,12 @@
     showNow(news.now);
     showAge(news.status.age);
     names ??= news.pages.join();
-    if (news.pages.join() !== names || news.version < version) {
+    if (news.pages.join() !== names || news.version < newest) {
       location.reload(); // there is a page more, or the server was started anew
       return;
     }
-    version = news.version;
-    place.dataset.version = version;
+    versions[page] = newest = news.version;
+    place.dataset.version = newest;
     if (Object.keys(news.documents).length) await dtprof.update(news.documents);
   }
 
@@ -62,12 +67,20 @@
     say("gone", `what was seen last stays: ${error.message}`, []);
   }
 
+  let asked = Promise.resolve(); // one after the other, so that no older answer overwrites a newer one
+
+  function askNext() {
+    asked = asked.then(ask).catch(explain);
+    return asked;
+  }
+
   async function go() {
-    await ask().catch(explain);
+    await askNext();
     setTimeout(go, EVERY_MS);
   }
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) ask().catch(explain); // a browser lets timers of hidden pages sleep for minutes
+    if (!document.hidden) askNext(); // a browser lets timers of hidden pages sleep for minutes
   });
+  document.addEventListener("dtprof-page", askNext); // another page is open
   go();
 })();

@@ -86,6 +86,7 @@
       } else link.removeAttribute("aria-current");
     }
     if (rank !== null && rank !== dtprof.selected) select(rank);
+    document.dispatchEvent(new Event("dtprof-page"));
     await drawPage(page);
     if (target === page) window.scrollTo({ top: 0, behavior: "instant" });
     else target?.scrollIntoView({ behavior: "instant" });

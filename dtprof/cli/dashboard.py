@@ -1,6 +1,7 @@
 """`dtprof dashboard`: the pages of `dtprof report`, live in a browser while the job runs."""
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from dtprof.serving.feed import Feed
 
 DEFAULT_PORT = 8265
+TICK_S = 0.5
+"""After which Ctrl-C ends the server at the latest."""
 EPILOG = """\
 examples:
   dtprof dashboard dtprof-runs/20261121-101500-train
@@ -53,6 +56,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
+    import asyncio
     import secrets
 
     import uvicorn
@@ -64,13 +68,24 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.serving.feed import Feed
     from dtprof.serving.server import Runs, is_loopback, listen, make_app
 
+    class CalmServer(uvicorn.Server):
+        """Wakes seldom while nobody asks: uvicorn wakes ten times a second, a tenth of what watching costs."""
+
+        async def main_loop(self) -> None:
+            while not self.should_exit:
+                await asyncio.sleep(TICK_S)
+
     wanted = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
     path: Path = arguments.path.resolve()
     valid = page_panels.panel_names()
     named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in arguments.dashboard or ())
 
+    @functools.cache
+    def load(available: frozenset[str]) -> "Sequence[Dashboard]":
+        return page_dashboard.load_report(valid, available=available)
+
     def choose(source: "Source") -> "Sequence[Dashboard]":
-        return named or page_dashboard.load_report(valid, available=source.available)
+        return named or load(frozenset(source.available))
 
     def make_feed(run_directory: Path) -> "Feed":
         return Feed(run_directory, pages=choose, diagnose=diagnose_run)
@@ -85,9 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
         address = f"http://{name}:{port}/" + (f"?token={token}" if token else "")
         print(address, flush=True)
         print("dtprof: open it in a browser; Ctrl-C ends it, the job does not notice", file=sys.stderr, flush=True)
-        config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
+            CalmServer(config).run(sockets=[listening])
         except KeyboardInterrupt:
             pass
         finally:

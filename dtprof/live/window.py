@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ MAX_ROWS = 1 << 20
 """Records kept, of all ranks together; with more than that a step less is kept."""
 MIN_ROWS = 1 << 10
 """Records kept of each rank, however many ranks there are."""
+_BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.STACKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,32 @@ def _from_step(part: Sequence[Array], first: int) -> list[Array]:
     return [select(rows, those) for rows, those in zip(part, chosen, strict=True) if those.any()]
 
 
+def _stamp(run: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return what changes when something is written to a run beside the records; nothing where there is no run.
+
+    To read all that anew at every look costs far more than to ask whether it has changed.
+    """
+    try:
+        nodes = sorted(run.glob("node-*"))
+    except OSError:
+        return ()
+    files = [run / paths.MANIFEST, *(node / name for node in nodes for name in _BESIDE_RECORDS)]
+    return tuple(map(_state, [run, *files]))
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """Return which file lies there, how long it is and when it was written; opened, as a network file system asks."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0, 0, 0
+    try:
+        found = os.fstat(file)
+    finally:
+        os.close(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 class LiveWindow:
     """The newest steps of a run; what an earlier look has given may have been dropped by a later one."""
 
@@ -114,9 +142,11 @@ class LiveWindow:
         self.path = run
         self._max_steps = max_steps
         self._max_rows = max_rows
+        self._written = _stamp(run)
         self._opened = reader.open_run(run)
         self._follower = RunFollower(run, newest=self._room(len(self._opened.folders)))
         self._recent: dict[int, _Recent] = {}
+        self._loaded: dict[int, RankTables] | None = None  # of a window that does not change: read more than once
 
     def look(self) -> dict[int, Growth]:
         """Take in what came since the last look; return what each rank has gained.
@@ -124,7 +154,9 @@ class LiveWindow:
         Raises:
             NotARunError: the run has been moved or deleted.
         """
-        self._opened = reader.open_run(self.path)
+        written = _stamp(self.path)
+        if written != self._written or not written:
+            self._written, self._opened = written, reader.open_run(self.path)
         growths = self._follower.look()
         for rank, growth in growths.items():
             recent = self._recent.get(rank)
@@ -148,6 +180,7 @@ class LiveWindow:
         least = min((recent.newest_step for recent in self._recent.values()), default=0)
         first = None if num_steps is None else least - num_steps
         found._recent = {rank: recent.newest(first) for rank, recent in self._recent.items()}
+        found._loaded = {}
         return found
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------
@@ -191,7 +224,14 @@ class LiveWindow:
 
     def part(self, ranks: Sequence[int]) -> RecentRecords:
         """Return the newest records of some ranks."""
-        return RecentRecords(ranks={rank: self._recent[rank].tables() for rank in ranks})
+        return RecentRecords(ranks={rank: self._tables(rank) for rank in ranks})
+
+    def _tables(self, rank: int) -> RankTables:
+        if self._loaded is None:
+            return self._recent[rank].tables()
+        if rank not in self._loaded:
+            self._loaded[rank] = self._recent[rank].tables()
+        return self._loaded[rank]
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
         """Return how a process of a host ended; None where nobody saw it."""

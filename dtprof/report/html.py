@@ -67,18 +67,28 @@ def is_own_report(path: Path) -> bool:
         return False
 
 
-def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int | None = None) -> str:
-    """Return the pages as one string; with a version as the beginning of a page that asks its server for changes."""
+def render_html(source: Source, pages: Sequence[Dashboard]) -> str:
+    """Return the pages as one string."""
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(_pack_plotly)  # zlib lets the rest go on
+        documents = render_documents(source, pages)
+    return assemble_html(source.summary, pages, documents)
+
+
+def assemble_html(
+    summary: Summary,
+    pages: Sequence[Dashboard],
+    documents: Mapping[str, Document],
+    *,
+    live_version: int | None = None,
+) -> str:
+    """Return pages as one string; with a version as the beginning of a page that asks its server for changes."""
     folder = dashboards_folder()
     is_live = live_version is not None
     scripts = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
     script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
-    with ThreadPoolExecutor(1) as beside:
-        plotly = beside.submit(_pack_plotly)  # zlib lets the rest go on
-        documents = render_documents(source, pages)
     drawings = {anchor: document.drawing for anchor, document in documents.items() if document.drawing is not None}
     has_plots = any("plotly" in drawing for drawing in drawings.values())
-    summary = source.summary
     return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
         generator=element("meta", name="generator", content=f"{GENERATOR} {dtprof.__version__}"),
         policy=_render_policy(script, may_ask=is_live),
@@ -90,7 +100,7 @@ def render_html(source: Source, pages: Sequence[Dashboard], *, live_version: int
         tabs=_render_tabs(pages),
         pages=join(*(_render_page(page, documents) for page in pages)),
         version=f"dtprof {dtprof.__version__}",
-        plotly=plotly.result() if has_plots else "",
+        plotly=_pack_plotly() if has_plots else "",
         figures=_pack(json.dumps(drawings, separators=(",", ":"))),
         hues=json.dumps({name: [hue.light, hue.dark] for name, hue in HUES.items()}),
         script=script,

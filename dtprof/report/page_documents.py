@@ -28,7 +28,12 @@ class Document:
 
 def render_documents(source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
     """Return the document of every panel of these pages, by its anchor."""
-    return {panel.anchor: _as_document(render_panel(panel, source, pages)) for page in pages for panel in page.panels}
+    return {anchor: document for page in pages for anchor, document in render_page(page, source, pages).items()}
+
+
+def render_page(page: Dashboard, source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
+    """Return the document of every panel of one of these pages, by its anchor."""
+    return {panel.anchor: _as_document(render_panel(panel, source, pages)) for panel in page.panels}
 
 
 def _as_document(content: Content) -> Document:

@@ -14,15 +14,13 @@ _VOID = frozenset({"meta", "br", "hr", "img", "input", "link"})
 
 def element(tag: str, *children: str, **attributes: str | None) -> Markup:
     """Return one element; an attribute `class_` or `aria_label` loses or changes its underscore, None is left out."""
-    names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
-    inside = "".join(
-        f' {names[name]}="{html.escape(value)}"' for name, value in attributes.items() if value is not None
-    )
-    if tag in _VOID:
-        return Markup(f"<{tag}{inside}>")
-    return Markup(f"<{tag}{inside}>{join(*children)}</{tag}>")
+    inside = tag
+    for name, value in attributes.items():
+        if value is not None:
+            inside += f' {name.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
+    return Markup(f"<{inside}>" if tag in _VOID else f"<{inside}>{join(*children)}</{tag}>")
 
 
 def join(*children: str) -> Markup:
     """Return elements and texts one after the other."""
-    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in children))
+    return Markup("".join([child if isinstance(child, Markup) else html.escape(child) for child in children]))

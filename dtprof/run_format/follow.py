@@ -79,6 +79,7 @@ class LogFollower:
         self._windows: list[_Window] = []
         self._next = self._begin = 0
         self._strings = Strings()
+        self._strings_path = folder / paths.STRINGS
         self._strings_at = 0
         self._step = 0
         self._lost = self._newest_ns = 0
@@ -171,8 +172,8 @@ class LogFollower:
             if not self._passes_over:
                 new = rows["issued_ns"].max(where=written & (told == _NEW), initial=0)
                 self._newest_ns = max(self._newest_ns, int(new))
-                take_rows(select(rows, final & (told != _SETTLED)), settled)
-            take_rows(select(rows, written & ~final), unsettled)
+                _take(rows, final & (told != _SETTLED), settled)
+            _take(rows, written & ~final, unsettled)
             told[written] = _SEEN
             told[final] = _SETTLED
             window.advance()
@@ -189,10 +190,16 @@ class LogFollower:
 
     def _read_strings(self) -> None:
         try:
-            with (self.folder / paths.STRINGS).open("rb") as file:
-                file.seek(self._strings_at)
-                data = file.read(MAX_STRINGS_BYTES)
+            file = os.open(self._strings_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
+            return
+        try:
+            data = os.pread(file, MAX_STRINGS_BYTES, self._strings_at)
+        except OSError:
+            return
+        finally:
+            os.close(file)
+        if not data:
             return
         whole = data.rfind(b"\n") + 1
         if whole:
@@ -372,6 +379,12 @@ class _Window:
         if self._file is None:
             return self._data[at : at + length]
         return os.pread(self._file, length, at)
+
+
+def _take(rows: Array, chosen: npt.NDArray[np.bool_], into: Records) -> None:
+    """Add some records to those taken before."""
+    if chosen.any():
+        take_rows(select(rows, chosen), into)
 
 
 def _is_final(rows: Array, step: int) -> npt.NDArray[np.bool_]:

@@ -262,7 +262,7 @@ def unpack_header(head: bytes) -> dict[str, Any]:
         struct.error: these are fewer bytes than a header has.
     """
     values = HEADER_STRUCT.unpack_from(head)
-    header: dict[str, Any] = dict(zip((field.name for field in HEADER), values, strict=True))
+    header: dict[str, Any] = dict(zip(HEADER_OFFSET, values, strict=True))
     for name in TEXTS:
         header[name] = header[name].rstrip(b"\0").decode("utf-8", "replace")
     return header

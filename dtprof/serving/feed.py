@@ -4,7 +4,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +24,27 @@ from dtprof.live.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.live.pace import Pace
 from dtprof.live.window import LiveWindow
 from dtprof.report.page_dashboard import Dashboard
-from dtprof.report.page_documents import render_documents
+from dtprof.report.page_documents import Document, render_page
 from dtprof.report.page_now import render_now
 from dtprof.run_format.reader import Run, open_run
 
 LOOK_EVERY_S = 0.5
-DRAW_SHARE = 0.005
+DRAW_SHARE = 0.006
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
 TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
 DIAGNOSE_SHARE = 0.0025
 DIAGNOSE_EVERY_S = 10.0
-NEWEST_SHARE = 0.01
+NEWEST_SHARE = 0.004
 """Of the time, that the parts of the newest step may take."""
 NEWEST_EVERY_S = 0.9
 AT_ONCE_S = 0.1
 """For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
+WATCHED_S = 5.0
+"""Since it was asked for, in which a page is drawn ahead of being asked for again."""
+MAX_NODE_SAMPLES = 100
+"""Of one node, of which the course of its devices is drawn."""
 STILL_S = 3.0
 """Without a record, from which on the page says so."""
 
@@ -59,16 +63,16 @@ class Begin(Protocol):
 class _Shown:
     version: int
     digest: bytes
-    document: dict[str, Any]
+    document: Document
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawing:
-    """The pages as they are drawn at one time."""
+    """What the pages show from one time on, and those that are watched as they are drawn."""
 
     source: Source
     pages: Sequence[Dashboard]
-    shown: dict[str, tuple[bytes, dict[str, Any]]]  # by anchor: digest and document
+    documents: Mapping[str, Mapping[str, Document]]  # by page that is drawn already, by anchor
     verdict: Verdict | None  # None: nobody asked for one
     taken_s: float  # processor time, without that for the verdict
     diagnosed_s: float
@@ -85,7 +89,8 @@ class _AsOf:
 class Feed:
     """Looks at a run when somebody asks, and draws what has changed; several threads may ask.
 
-    What every look tells is in the answer at once. What takes longer is worked out beside that.
+    What every look tells is in the answer at once. What takes longer is worked out beside that. Of the pages those are
+    drawn that somebody looks at, the others once they are asked for.
     """
 
     def __init__(
@@ -127,6 +132,8 @@ class Feed:
         self._verdict: Verdict | None = None
         self._newest: NewestStep | None = None
         self._shown: dict[str, _Shown] = {}
+        self._watched: dict[str, float] = {}  # by page, when it was asked for
+        self._pages_drawn: dict[str, int] = {}  # by page, of which version it is
         self._version = 0
         self._has_news = self._has_turned = True
         self._has_moved = False
@@ -141,23 +148,37 @@ class Feed:
         self.pages: Sequence[Dashboard] = ()
         self.asked = clock()
 
-    def since(self, version: int) -> dict[str, Any]:
-        """Return the documents that changed after a version, the newest version, and how the job stands."""
+    def since(self, version: int, page: str = "") -> dict[str, Any]:
+        """Return what changed on a page after a version, the newest version, and how the job stands.
+
+        Parameters:
+            version: of the page.
+            page: its name; the first one where there is none of that name.
+        """
         with self._lock:
             self.asked = self._clock()
             self._look()
+            chosen = [one for one in self.pages if one.name == page] or self.pages[:1]
+            self._watched |= {one.name: self.asked for one in chosen}
+            self._draw_pages(chosen)
+            changed = {
+                panel.anchor: shown.document
+                for one in chosen
+                for panel in one.panels
+                if (shown := self._shown[panel.anchor]).version > version
+            }
             return {
                 "version": self._version,
                 "pages": [page.name for page in self.pages],
                 "status": self._status(),
                 "now": self._now(),
                 "documents": {
-                    anchor: shown.document for anchor, shown in self._shown.items() if shown.version > version
+                    anchor: {"markup": found.markup, "drawing": found.drawing} for anchor, found in changed.items()
                 },
             }
 
-    def first(self) -> tuple[Source, Sequence[Dashboard], int]:
-        """Return what the page begins with, and the version of that.
+    def first(self) -> tuple[Source, Sequence[Dashboard], Mapping[str, Document], int]:
+        """Return what the pages begin with, and the version of that.
 
         Raises:
             DtprofError: there is nothing to begin with.
@@ -171,7 +192,8 @@ class Feed:
                 self._take_drawing(wait_s=None)
             if self.source is None:
                 raise self._gone or NotARunError(f"{self._monitor.run} could not be read; try again")
-            return self.source, self.pages, self._version
+            self._draw_pages(self.pages)
+            return self.source, self.pages, {at: shown.document for at, shown in self._shown.items()}, self._version
 
     def now(self) -> float:
         """Return the time by the clock that `asked` is of."""
@@ -242,9 +264,11 @@ class Feed:
         self._has_news = self._has_turned = False
         self._begun = _AsOf(step=moment.step if moment is not None else 0, at=self._clock())
         window = None if moment is not None and moment.has_ended else self._monitor.window.frozen()
-        self._drawing = self._begin(lambda: self._draw(window, diagnoses=diagnoses))
+        self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
+        watched = frozenset(self._watched)
+        self._drawing = self._begin(lambda: self._draw(window, watched, diagnoses=diagnoses))
 
-    def _draw(self, window: LiveWindow | None, *, diagnoses: bool) -> _Drawing:
+    def _draw(self, window: LiveWindow | None, watched: Collection[str], *, diagnoses: bool) -> _Drawing:
         began = self._cpu()
         on_disk = open_run(self._monitor.run)
         summary, closeup = examine(window or on_disk, THIS_PROCESS)
@@ -253,15 +277,10 @@ class Feed:
         diagnosed = self._cpu()
         source = self._gather(on_disk, summary, closeup, verdict or self._verdict)
         pages = self._make_pages(source)
-        shown = {}
-        for anchor, document in render_documents(source, pages).items():
-            as_sent = {"markup": document.markup, "drawing": document.drawing}
-            digest = hashlib.sha256(json.dumps(as_sent, sort_keys=True).encode()).digest()
-            shown[anchor] = digest, as_sent
         return _Drawing(
             source=source,
             pages=pages,
-            shown=shown,
+            documents={page.name: render_page(page, source, pages) for page in pages if page.name in watched},
             verdict=verdict,
             taken_s=examined - began + self._cpu() - diagnosed,
             diagnosed_s=diagnosed - examined,
@@ -286,17 +305,31 @@ class Feed:
             self._verdict, self._diagnosed = found.verdict, self._begun
             self._diagnose_pace.charge(found.diagnosed_s)
         self._version += 1
-        for anchor, (digest, document) in found.shown.items():
-            known = self._shown.get(anchor)
-            if known is None or known.digest != digest:
-                self._shown[anchor] = _Shown(version=self._version, digest=digest, document=document)
-        for anchor in self._shown.keys() - found.shown.keys():
-            del self._shown[anchor]
+        there = {panel.anchor for page in found.pages for panel in page.panels}
+        self._shown = {anchor: shown for anchor, shown in self._shown.items() if anchor in there}
+        for page, documents in found.documents.items():
+            self._show(page, documents)
         self._draw_pace.charge(found.taken_s)
         self._turn_pace.charge(found.taken_s + found.diagnosed_s)
 
+    def _draw_pages(self, pages: Sequence[Dashboard]) -> None:
+        """Draw those of these pages that are not of the newest version."""
+        for page in pages:
+            if self.source is not None and self._pages_drawn.get(page.name) != self._version:
+                self._show(page.name, render_page(page, self.source, self.pages))
+
+    def _show(self, page: str, documents: Mapping[str, Document]) -> None:
+        """Take a page as it is drawn now; what is as before keeps its version."""
+        self._pages_drawn[page] = self._version
+        for anchor, document in documents.items():
+            as_sent = json.dumps([document.markup, document.drawing], sort_keys=True)
+            digest = hashlib.sha256(as_sent.encode()).digest()
+            known = self._shown.get(anchor)
+            if known is None or known.digest != digest:
+                self._shown[anchor] = _Shown(version=self._version, digest=digest, document=document)
+
     def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup, verdict: Verdict | None) -> Source:
-        nodes = on_disk.node_samples(max_samples=samples_each(len(summary.hosts)))
+        nodes = on_disk.node_samples(max_samples=min(MAX_NODE_SAMPLES, samples_each(len(summary.hosts))))
         return Source(
             summary=summary,
             closeup=closeup,

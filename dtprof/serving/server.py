@@ -34,6 +34,8 @@ IDLE_S = 60.0
 """After which a run that nobody looks at is closed."""
 MAX_FEEDS = 8
 """Runs that are open at a time."""
+COMPRESS_LEVEL = 1
+"""Most of what is sent is compressed already, or small."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -125,8 +127,8 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
         feed = runs.feed(request.path_params["name"])
         if feed is None:
             return _not_found(request)
-        source, pages, version = feed.first()
-        return HTMLResponse(html.render_html(source, pages, live_version=version))
+        source, pages, drawn, version = feed.first()
+        return HTMLResponse(html.assemble_html(source.summary, pages, drawn, live_version=version))
 
     def documents(request: Request) -> Response:
         feed = runs.feed(request.path_params["name"])
@@ -135,7 +137,7 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
         given = request.query_params.get("since", "0")
         if not given.isascii() or not given.isdigit() or len(given) > 15:
             return PlainTextResponse(f"since={given!r}: expected the number of a version", 400)
-        return JSONResponse(feed.since(int(given)))
+        return JSONResponse(feed.since(int(given), request.query_params.get("page", "")))
 
     def failed(_: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), 503)
@@ -146,7 +148,10 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
             Route("/run/{name}/", page),
             Route("/run/{name}/documents", documents),
         ],
-        middleware=[Middleware(Guard, token=token), Middleware(GZipMiddleware, minimum_size=1024)],
+        middleware=[
+            Middleware(Guard, token=token),
+            Middleware(GZipMiddleware, minimum_size=1024, compresslevel=COMPRESS_LEVEL),
+        ],
         exception_handlers={DtprofError: failed},
     )
 

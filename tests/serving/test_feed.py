@@ -1,6 +1,6 @@
 """The feed of a live page: what changed and no more, in a bounded share of the time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,9 +10,11 @@ import pytest
 from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
 from dtprof.errors import DtprofError
+from dtprof.figures.source import Source
 from dtprof.live.monitor import MIN_STILL_S
 from dtprof.live.pace import Pace
-from dtprof.report.page_dashboard import load_report
+from dtprof.report.page_dashboard import Dashboard, load_report
+from dtprof.report.page_documents import Document, render_page
 from dtprof.report.page_panels import panel_names
 from dtprof.serving import feed as feed_module
 from dtprof.serving.feed import DRAW_SHARE, Feed
@@ -70,10 +72,11 @@ def test_only_what_changed_is_sent(tmp_path: Path) -> None:
     run = running(two_ranks(8), tmp_path / "run")
     clock = Clock()
     feed = feed_of(run, clock)
-    source, pages, version = feed.first()
+    source, pages, documents, version = feed.first()
     assert source.summary.steps.count == 8
+    assert set(documents) == {panel.anchor for page in pages for panel in page.panels}
     everything = feed.since(0)["documents"]
-    assert set(everything) == {panel.anchor for page in pages for panel in page.panels}
+    assert set(everything) == {panel.anchor for panel in pages[0].panels}
     assert feed.since(version)["documents"] == {}
     grow(run, 12, tmp_path / "grown")
     clock.now += 30
@@ -82,6 +85,34 @@ def test_only_what_changed_is_sent(tmp_path: Path) -> None:
     assert news["status"]["text"].startswith("running, step 12")
     assert 0 < len(news["documents"]) < len(everything)
     assert feed.since(news["version"])["documents"] == {}
+
+
+def test_page_is_drawn_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    *_, version = feed.first()
+    drawn = []
+
+    def note(page: Dashboard, source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
+        drawn.append(page.name)
+        return render_page(page, source, pages)
+
+    monkeypatch.setattr(feed_module, "render_page", note)
+    feed.since(version, "memory")
+    grow(run, 12, tmp_path / "grown")
+    clock.now += 3
+    newest = feed.since(version, "memory")["version"]
+    assert (newest, drawn) == (version + 1, ["memory"])
+    assert "memory-course" in feed.since(version, "memory")["documents"]
+    assert "step-times" in feed.since(version, "overview")["documents"]
+    assert feed.since(newest, "overview")["documents"] == {}
+    assert drawn == ["memory", "overview"]
+
+
+def test_page_that_there_is_not_is_the_first_one(tmp_path: Path) -> None:
+    feed = feed_of(running(two_ranks(8), tmp_path / "run"), Clock())
+    assert feed.since(0, "<script>")["documents"].keys() == feed.since(0)["documents"].keys()
 
 
 def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
@@ -176,7 +207,7 @@ def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
     run = running(two_ranks(80), tmp_path / "run")
     clock = Clock()
     feed = feed_of(run, clock)
-    source, _, _ = feed.first()
+    source, *_ = feed.first()
     assert source.summary.steps.used is not None
     assert source.summary.steps.used[0] >= 30
     ended = builders.write_run(tmp_path / "ended", two_ranks(80))
