@@ -193,13 +193,8 @@ class Log {
     for (;;) {
       Segment* segment = current_.load(std::memory_order_acquire);
       const uint64_t i = segment->head().fetch_add(1, std::memory_order_acq_rel);
-      if (i < SEGMENT_CAPACITY) {
-        Event event;
-        event.record = segment->record(i);
-        event.segment = segment;
-        event.generation = segment->generation.load(std::memory_order_relaxed);
-        return event;
-      }
+      if (i < SEGMENT_CAPACITY) [[likely]]
+        return {segment->record(i), segment, segment->generation.load(std::memory_order_relaxed)};
       if (!move_on(segment)) {
         segment->dropped().fetch_add(1, std::memory_order_relaxed);
         return {};
@@ -404,7 +399,7 @@ class Log {
     }
   }
 
-  bool move_on(Segment* full) {
+  [[gnu::cold]] bool move_on(Segment* full) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (current_.load(std::memory_order_acquire) != full) return true;
     if (stopped_) return false;
@@ -473,10 +468,13 @@ struct SiteKey {
 };
 
 struct Group;
+struct Spare;
 
-// All in one place, found once an operation: the address of a thread-local variable is a call of its own.
-struct Thread {
+// All in one place, found once an operation: the address of a thread-local variable is a call of its own. What every
+// operation needs is on the first two lines of the cache.
+struct alignas(64) Thread {
   uint16_t id = 0;
+  uint16_t num_spares = 0;
   uint32_t label = 0;  // on whose behalf it works, as Python last said; an id of a `label` entry
   uint32_t p2p_labels = 0;  // how many t_p2p_labels holds
   uint32_t operations = 0;
@@ -485,13 +483,16 @@ struct Thread {
     Group* group = nullptr;
   } last_group;
   struct {
-    SiteKey key{nullptr, 0};
-    uint32_t id = 0;
-  } last_site;
-  struct {
     uint64_t key = 0;
     uint32_t id = 0;
   } last_labelled;
+  Spare* spares = nullptr;  // places of handles that are gone
+  struct alignas(64) {
+    void* tools[5] = {};  // code of the frames that called each other, innermost first, none of the user's
+    SiteKey key{nullptr, 0};  // the user's frame that called them
+    uint32_t id = 0;
+    uint32_t depth = 0;  // how many there are
+  } last_path;
   struct {
     void* code = nullptr;
     Owner owner{};
@@ -563,7 +564,7 @@ NameTable& names() {
 
 std::atomic<uint32_t> g_threads{0};
 
-void declare_thread(Log* log, Thread& thread) {
+[[gnu::cold]] void declare_thread(Log* log, Thread& thread) {
   const uint32_t count = ++g_threads;
   thread.id = static_cast<uint16_t>(std::min<uint64_t>(count, MAX_TABLE_ENTRIES));
   if (count > MAX_TABLE_ENTRIES + 1) return;  // two of the last id say that there are more
@@ -610,7 +611,7 @@ Group* known_group(c10d::ProcessGroup* address) {
 }
 
 // Throws what a signal handler of the job raises meanwhile.
-Group* look_up_group(Log* log, Thread& thread, c10d::ProcessGroup* address) {
+[[gnu::cold]] Group* look_up_group(Log* log, Thread& thread, c10d::ProcessGroup* address) {
   const auto group = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(address);
   Group* found = known_group(address);
   bool is_new = false;
@@ -698,7 +699,7 @@ class SiteTable {
     if (owner != Owner::kUnknown) slot = {code, owner};
     return owner;
   }
-  Owner look_up_owner(PyCodeObject* code) {
+  [[gnu::cold]] Owner look_up_owner(PyCodeObject* code) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto known = owners_.find(code);
@@ -731,28 +732,52 @@ class SiteTable {
   }
 
 #ifdef DTPROF_FAST_FRAMES
-  // The frames of this thread cannot change while it is in here, so they are read without the GIL.
+  // The frames of this thread cannot change while it is in here, so they are read without the GIL. The last way from a
+  // line to an operation comes again more often than not.
   uint32_t walk(Log* log, Thread& thread, PyThreadState* state) {
     if (!state->cframe) return 0;
-    SiteKey library{nullptr, 0};
-    int depth = 0;
     _PyInterpreterFrame* innermost = state->cframe->current_frame;
-    for (_PyInterpreterFrame* f = innermost; f && depth < 512; f = f->previous, depth++) {
-      PyCodeObject* code = f->f_code;
-      if (!code) break;
-      const SiteKey key{code, static_cast<int>(f->prev_instr - _PyCode_CODE(code))};
-      if (thread.last_site.key == key) return thread.last_site.id;
-      const Owner owner = owner_of(thread, code);
+    auto& last = thread.last_path;
+    uint32_t depth = 0;
+    _PyInterpreterFrame* f = innermost;
+    while (f && depth < last.depth && f->f_code == last.tools[depth]) {
+      f = f->previous;
+      depth++;
+    }
+    if (f && depth == last.depth && last.key == key_of(f)) return last.id;
+    return walk_far(log, thread, innermost);
+  }
+
+  static SiteKey key_of(const _PyInterpreterFrame* f) {
+    return {f->f_code, static_cast<int>(f->prev_instr - _PyCode_CODE(f->f_code))};
+  }
+
+  [[gnu::noinline]] uint32_t walk_far(Log* log, Thread& thread, _PyInterpreterFrame* innermost) {
+    SiteKey library{nullptr, 0};
+    decltype(thread.last_path) path;
+    bool fits = true;
+    uint32_t depth = 0;
+    for (_PyInterpreterFrame* f = innermost; f && f->f_code && depth < 512; f = f->previous, depth++) {
+      const SiteKey key = key_of(f);
+      const Owner owner = owner_of(thread, f->f_code);
+      if (owner == Owner::kUser) {
+        const uint32_t id = identify(log, innermost, key);
+        if (fits) {
+          path.key = key;
+          path.id = id;
+          path.depth = depth;
+          thread.last_path = path;
+        }
+        return id;
+      }
       if (owner == Owner::kLibrary && !library.code) library = key;
-      if (owner != Owner::kUser) continue;
-      const uint32_t id = identify(log, innermost, key);
-      thread.last_site = {key, id};
-      return id;
+      fits = fits && owner != Owner::kUnknown && depth < std::size(path.tools);
+      if (fits) path.tools[depth] = f->f_code;
     }
     return library.code ? identify(log, innermost, library) : 0;
   }
 
-  uint32_t identify(Log* log, _PyInterpreterFrame* innermost, const SiteKey& key) {
+  [[gnu::noinline]] uint32_t identify(Log* log, _PyInterpreterFrame* innermost, const SiteKey& key) {
     if (const uint32_t id = known_id(key)) return id;
     auto* code = static_cast<PyCodeObject*>(key.code);
     std::string file, function, api;
@@ -763,7 +788,7 @@ class SiteTable {
       file = utf8(code->co_filename);
       function = utf8(code->co_qualname);
       for (_PyInterpreterFrame* f = innermost; f && f->f_code; f = f->previous) {
-        const SiteKey here{f->f_code, static_cast<int>(f->prev_instr - _PyCode_CODE(f->f_code))};
+        const SiteKey here = key_of(f);
         if (here == key) break;
         if (!is_transparent(f->f_code)) api = utf8(f->f_code->co_qualname);
       }
@@ -808,10 +833,8 @@ class SiteTable {
   std::unordered_map<void*, Owner> owners_;
   std::unordered_map<SiteKey, uint32_t, SiteHash> ids_;
 };
-SiteTable& sites() {
-  static auto* table = new SiteTable;
-  return *table;
-}
+SiteTable& g_sites = *new SiteTable;  // never deleted, as the other tables
+SiteTable& sites() { return g_sites; }
 
 // ---- on whose behalf ---------------------------------------------------------------------------------------------------
 
@@ -848,10 +871,8 @@ class LabelledSites {
   std::mutex mutex_;
   std::unordered_map<uint64_t, uint32_t> ids_;
 };
-LabelledSites& labelled_sites() {
-  static auto* table = new LabelledSites;
-  return *table;
-}
+LabelledSites& g_labelled_sites = *new LabelledSites;
+LabelledSites& labelled_sites() { return g_labelled_sites; }
 
 // ---- sizes that differ between peers ---------------------------------------------------------------------------------
 
@@ -885,53 +906,96 @@ SizesTable& sizes() {
   return *table;
 }
 
+[[gnu::cold, noreturn]] void refuse_class() { throw std::runtime_error("an argument of another class than the schema says"); }
+
 // The object that an argument of a custom class holds, or null. The operator's schema has fixed its class, so that the
 // checks of IValue::toCustomClass, dearer than all the rest, are left out; nothing is counted as one more holder.
 template <class T>
 T* held(const c10::IValue& value) {
-  const auto* target = static_cast<const c10::intrusive_ptr_target*>(value.toObjectRef().getSlot(0).internalToPointer());
+  if (!value.isObject()) [[unlikely]] refuse_class();
+  const c10::IValue& capsule = value.toObjectRef().getSlot(0);
+  if (!capsule.isCapsule()) [[unlikely]] refuse_class();
+  const auto* target = static_cast<const c10::intrusive_ptr_target*>(capsule.internalToPointer());
   return static_cast<T*>(const_cast<c10::intrusive_ptr_target*>(target));
 }
 
-// What one tensor argument (a tensor, a list, a list of lists) holds. A single tensor, the common case, allocates
-// nothing.
+int64_t count_of(const at::Tensor& tensor) {
+  const auto count = tensor.is_sparse() ? c10::SymInt(tensor._nnz()) : tensor.unsafeGetTensorImpl()->sym_numel();
+  return count.maybe_as_int().value_or(0);
+}
+
+// What one tensor argument (a tensor, a list, a list of lists) holds.
 struct Elements {
   uint64_t total = 0;
   int64_t first = -1;
   int dtype = -1;
   bool device = false, meta = false, uneven = false;
-  std::vector<int64_t> parts;  // of two tensors or more
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    const auto count = tensor.is_sparse() ? c10::SymInt(tensor._nnz()) : impl->sym_numel();
-    const int64_t n = count.maybe_as_int().value_or(0);
+    const int64_t n = count_of(tensor);
     total += n;
     if (dtype < 0) {
+      const c10::DeviceType device_type = tensor.device().type();
       dtype = static_cast<int>(tensor.scalar_type());
-      meta = tensor.is_meta();
-      device = !tensor.is_cpu();
+      meta = device_type == c10::DeviceType::Meta;
+      device = device_type != c10::DeviceType::CPU;
     }
-    if (first < 0) {
-      first = n;
-      return;
-    }
-    if (parts.empty()) parts.push_back(first);
-    parts.push_back(n);
-    uneven |= n != first;
+    if (first < 0) first = n;
+    else uneven |= n != first;
   }
   void add(const c10::IValue& value) {
-    if (value.isTensor()) {
-      const at::Tensor& tensor = value.toTensor();
-      add(tensor);
-    } else if (value.isList()) {
-      for (const c10::IValue& item : value.toListRef()) add(item);
+    if (value.isTensor()) add_tensor(value);
+    else if (value.isList()) add_list(value);
+  }
+
+ private:
+  void add_tensor(const c10::IValue& value) {
+    const at::Tensor& tensor = value.toTensor();
+    add(tensor);
+  }
+  void add_list(const c10::IValue& list) {
+    if (!list.isList()) __builtin_unreachable();
+    for (const c10::IValue& item : list.toListRef()) {
+      if (item.isTensor()) [[likely]]
+        add_tensor(item);
+      else if (item.isList())
+        add_list(item);
     }
   }
 };
 
+// Append the elements of each tensor of an argument.
+void list_counts(const c10::IValue& value, std::vector<int64_t>& counts) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (tensor.defined()) counts.push_back(count_of(tensor));
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) list_counts(item, counts);
+  }
+}
+
 // ---- the tap -----------------------------------------------------------------------------------------------------------
+
+// The place of a handle that is gone, for one to come in this thread: the general allocator is a good part of a launch.
+// A thread that only destroys handles keeps so many places, and gives all others back.
+struct Spare {
+  Spare* next;
+};
+constexpr uint16_t kMostSpares = 256;
+
+// Gives them back when the thread ends.
+struct SparesOfThread {
+  Thread* thread = nullptr;
+  ~SparesOfThread() {
+    while (Spare* spare = thread->spares) {
+      thread->spares = spare->next;
+      ::operator delete(spare);
+    }
+    thread->num_spares = kMostSpares;  // handles that are destroyed later still leave none
+  }
+};
+thread_local SparesOfThread t_spares;
 
 // Times every wait, from Python or C++, and completes events whose back end has no future (gloo's send, receive and
 // reduce_scatter). Everything else is the back end's own Work.
@@ -940,10 +1004,26 @@ struct WatchedWork final : c10d::Work {
       : c10d::Work(-1, type), event_(event), has_future_(has_future) {}
 
   // Take the place of the work in its box, which was made for this call by the kernel below.
-  static void replace(c10::IValue& boxed, c10d::OpType type, const Event& event, bool has_future) {
-    auto watched = c10::make_intrusive<WatchedWork>(type, event, has_future);
+  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, bool has_future) {
+    auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(new (thread) WatchedWork(type, event, has_future));
     watched->work_ = c10::static_intrusive_pointer_cast<c10d::Work>(std::move(boxed).toCapsule());
     boxed = c10::IValue::make_capsule(std::move(watched));
+  }
+
+  static void* operator new(size_t size, Thread& thread) {
+    Spare* spare = thread.spares;
+    if (!spare) return ::operator new(size);
+    thread.spares = spare->next;
+    thread.num_spares--;
+    return spare;
+  }
+  static void operator delete(void* place, Thread&) { operator delete(place); }
+  static void operator delete(void* place) {
+    Thread& thread = this_thread();
+    if (thread.num_spares >= kMostSpares) return ::operator delete(place);
+    if (!thread.spares) t_spares.thread = &thread;
+    thread.spares = new (place) Spare{thread.spares};
+    thread.num_spares++;
   }
 
   ~WatchedWork() override {
@@ -1038,7 +1118,7 @@ struct Meter {
   }
 };
 
-void count_error() {
+[[gnu::cold]] void count_error() {
   if (Log* log = g_log.load()) log->current()->errors().fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -1068,14 +1148,15 @@ class Tap final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     constexpr c10::DispatchKeySet below(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
     Log* log = g_log.load(std::memory_order_acquire);
+    Thread* thread = nullptr;
     Event event;
     bool gloo = false, metered = false;
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
-      Thread& thread = this_thread();
+      thread = &this_thread();
       try {
-        event = issue(log, thread, *stack, entered, gloo);
+        event = issue(log, *thread, *stack, entered, gloo);
       } catch (const py::error_already_set&) {
         throw;  // the job's own
       } catch (const abi::__forced_unwind&) {
@@ -1083,7 +1164,7 @@ class Tap final : public c10::OperatorKernel {
       } catch (...) {
         count_error();
       }
-      metered = event && Meter::due(thread);
+      metered = event && Meter::due(*thread);
       if (metered) recorded = now() - entered;
     }
     try {
@@ -1098,7 +1179,7 @@ class Tap final : public c10::OperatorKernel {
     if (!event) return;
     const uint64_t returned = now();
     try {
-      follow(event, *stack, gloo, returned);
+      follow(*thread, event, *stack, gloo, returned);
     } catch (...) {
       count_error();
     }
@@ -1130,8 +1211,13 @@ class Tap final : public c10::OperatorKernel {
       t_p2p_labels.pop_front();
     }
     site = labelled_sites().id(log, thread, site, label);
-    const int32_t tag = tag_ >= 0 ? static_cast<int32_t>(arguments[tag_].toInt()) : uneven(log, arguments, in, out);
+    int32_t tag = 0;
+    if (tag_ >= 0) tag = static_cast<int32_t>(arguments[tag_].toInt());
+    else if (const bool differ = in.uneven || out.uneven; differ || input_splits_ >= 0 || output_splits_ >= 0)
+      tag = uneven(log, arguments, differ);
 
+    // Counted before the record is touched: a locked operation waits for the stores before it.
+    const uint32_t seq = p2p_ ? group->p2ps.fetch_add(1) : group->collectives.fetch_add(1);
     Event event = log->claim();
     if (!event) return event;
     Record* r = event.record;
@@ -1144,7 +1230,7 @@ class Tap final : public c10::OperatorKernel {
     r->group = group->id;
     r->flags = flags;
     r->waits = 0;
-    r->seq = p2p_ ? group->p2ps.fetch_add(1) : group->collectives.fetch_add(1);
+    r->seq = seq;
     r->peer = peer_ >= 0 ? static_cast<int32_t>(arguments[peer_].toInt()) : -1;
     r->tag = tag;
     r->site = site;
@@ -1157,24 +1243,21 @@ class Tap final : public c10::OperatorKernel {
   }
 
   // Id of the sizes when they differ between peers or tensors, else 0.
-  int32_t uneven(Log* log, const c10::IValue* arguments, Elements& in, Elements& out) const {
-    bool differ = in.uneven || out.uneven;
-    if (!differ && input_splits_ < 0 && output_splits_ < 0) return 0;
-    for (const auto& [splits, elements] : {std::pair{input_splits_, &in}, std::pair{output_splits_, &out}}) {
-      if (splits < 0 || !arguments[splits].isIntList()) continue;
-      const auto given = arguments[splits].toIntVector();
-      if (given.empty()) continue;
-      for (const int64_t n : given) differ |= n != given.front();
-      elements->parts.assign(given.begin(), given.end());
-    }
+  [[gnu::noinline]] int32_t uneven(Log* log, const c10::IValue* arguments, bool differ) const {
+    const auto given = [&](int splits) {
+      return splits >= 0 && arguments[splits].isIntList() ? arguments[splits].toIntVector() : std::vector<int64_t>();
+    };
+    std::vector<int64_t> in = given(input_splits_), out = given(output_splits_);
+    for (const auto* splits : {&in, &out})
+      for (const int64_t n : *splits) differ |= n != splits->front();
     if (!differ) return 0;
-    for (Elements* elements : {&in, &out})
-      if (elements->parts.empty() && elements->first >= 0) elements->parts.push_back(elements->first);
-    return sizes().id(log, in.parts, out.parts);
+    if (in.empty()) list_counts(arguments[inputs_], in);
+    if (out.empty() && outputs_ >= 0) list_counts(arguments[outputs_], out);
+    return sizes().id(log, in, out);
   }
 
   // After the call returned: arrange to learn when the operation completes.
-  void follow(const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned) const {
+  void follow(Thread& thread, const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned) const {
     Record* r = event.record;
     r->returned_after = static_cast<float>(returned - r->issued_ns);
     r->state.store(STATE_RETURNED, std::memory_order_release);
@@ -1207,7 +1290,7 @@ class Tap final : public c10::OperatorKernel {
       }
     }
     auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
-    WatchedWork::replace(boxed, work->retrieveOpType(), event, has_future);
+    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, has_future);
   }
 
   const uint16_t op_;
@@ -1392,7 +1475,12 @@ void begin_child() {
   sizes().forget();
   g_threads.store(0);
   g_backward_site.store(0);
-  this_thread() = {};
+  Thread& thread = this_thread();
+  Spare* const spares = std::exchange(thread.spares, nullptr);
+  const uint16_t num_spares = thread.num_spares;
+  thread = {};
+  thread.spares = spares;
+  thread.num_spares = num_spares;
   t_p2p_labels.clear();
   release_tables();
 }
