@@ -69,6 +69,7 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
             rank: skip
             for rank in others
             if (skip := _skipped(reference, program, evidence.ranks[rank], is_usual=usual)) is not None
+            and rank in skip.operation.group.ranks  # a call of another subgroup tells only that the two differ
         }
         if not skips:
             continue

@@ -129,3 +129,24 @@ def test_a_forward_pass_too_many_is_told_by_its_line_though_the_job_fails_two_ca
     kind, culprits, seq = found
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
+
+
+def test_a_call_left_out_on_a_subgroup_is_told_of_that_group_whoever_waits_first() -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        world = rank.group("0", range(4), "default_pg")
+        pair = rank.group(f"pair{rank.rank // 2}", ((0, 1), (2, 3))[rank.rank // 2])
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=pair, site=first)
+            rank.op("all_reduce", t + 20, t + 29, group=world, site=second)
+        if rank.rank == 2:  # begins to wait last
+            rank.op("all_reduce", 390, group=pair, site=first)
+            continue
+        if rank.rank != 3:  # left it out
+            rank.op("all_reduce", 300, 309, group=pair, site=first)
+        rank.op("all_reduce", 320, group=world, site=second)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (3,), (2,))
+    assert finding.group is not None
+    assert (finding.group.ranks, finding.call_sites[2].line) == ((2, 3), 30)
