@@ -53,10 +53,14 @@
     say(news.status.state, news.status.text, news.status.alarms);
     showNow(news.now);
     showAge(news.status.age);
-    names ??= news.pages.join();
-    if (news.pages.join() !== names || news.version < newest) {
-      location.reload(); // there is a page more, or the server was started anew
+    if (news.version < newest) {
+      location.reload(); // the server was started anew
       return;
+    }
+    names ??= news.pages.join();
+    if (news.pages.join() !== names) {
+      dtprof.adopt(await (await fetch(location.pathname)).text());
+      names = news.pages.join();
     }
     versions[page] = newest = news.version;
     place.dataset.version = newest;

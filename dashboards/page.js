@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const root = document.documentElement;
-  const pages = [...document.querySelectorAll(".page")];
+  const pages = [...document.querySelectorAll(".page")]; // in the order of their tabs
   let drawings = {}; // by anchor of the panel
 
   // ---- theme
@@ -78,6 +78,15 @@
     const target = document.getElementById(anchor);
     const page = target?.closest(".page") ?? pages[0];
     for (const other of pages) other.hidden = other !== page;
+    markTab(page);
+    if (rank !== null && rank !== dtprof.selected) select(rank);
+    document.dispatchEvent(new Event("dtprof-page"));
+    await drawPage(page);
+    if (target === page) window.scrollTo({ top: 0, behavior: "instant" });
+    else target?.scrollIntoView({ behavior: "instant" });
+  }
+
+  function markTab(page) {
     for (const link of document.querySelectorAll(".tabs a")) {
       if (link.hash === `#${page.id}`) {
         link.setAttribute("aria-current", "page");
@@ -85,11 +94,26 @@
         tabs.scrollLeft = link.offsetLeft - (tabs.clientWidth - link.offsetWidth) / 2;
       } else link.removeAttribute("aria-current");
     }
-    if (rank !== null && rank !== dtprof.selected) select(rank);
-    document.dispatchEvent(new Event("dtprof-page"));
-    await drawPage(page);
-    if (target === page) window.scrollTo({ top: 0, behavior: "instant" });
-    else target?.scrollIntoView({ behavior: "instant" });
+  }
+
+  // Takes over the tabs of a newer state of this document, and the pages that this one lacks; all others stay as they
+  // are, with what is zoomed and selected in them.
+  function adopt(text) {
+    const newer = new DOMParser().parseFromString(text, "text/html");
+    let position = 0;
+    for (const page of newer.querySelectorAll(".page")) {
+      const known = pages.findIndex((one) => one.id === page.id);
+      if (known >= 0) {
+        position = known + 1;
+        continue;
+      }
+      page.hidden = true;
+      if (position < pages.length) pages[position].before(page);
+      else pages.at(-1).after(page);
+      pages.splice(position++, 0, page);
+    }
+    document.querySelector(".tabs").replaceWith(newer.querySelector(".tabs"));
+    markTab(pages.find((page) => !page.hidden));
   }
 
   // A link that leads where the address is already, or keeps the selection, changes no hash by itself.
@@ -209,7 +233,7 @@
     await follow();
   }
 
-  Object.assign(dtprof, { select, update, refresh });
+  Object.assign(dtprof, { select, update, refresh, adopt });
   for (const page of pages) page.hidden = page !== pages[0];
   setTheme(readTheme());
   if (typeof DecompressionStream === "undefined") {

@@ -1,11 +1,14 @@
 """The live page in a real browser: it follows the job, and what the reader has set up stays."""
 
+import json
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
 
+from dtprof.run_format import paths
 from tests.browser.conftest import Page
+from tests.builders import START_NS
 from tests.live.test_live_window import two_ranks
 from tests.live.test_top import running
 from tests.serving.test_feed import grow
@@ -25,6 +28,17 @@ class LivePage(Page):
     def url(self) -> str:
         """Where the server gives it."""
         return self.address
+
+
+def end_by_a_signal(run: Path) -> None:
+    """Let SIGKILL end a rank, and the job by that."""
+    manifest = run / paths.MANIFEST
+    document = json.loads(manifest.read_text())
+    (rank, _) = two_ranks(1)
+    node = run / paths.node_folder_name(rank.host)
+    with (node / paths.EXITS).open("a") as file:
+        file.write(json.dumps({"pid": rank.pid, "status": -9, "t_ns": START_NS + 10**12}) + "\n")
+    manifest.write_text(json.dumps(document | {"ended_realtime_ns": 2, "exit_status": 1}))
 
 
 def test_page_follows_the_job_and_keeps_zoom_and_selection(
@@ -55,6 +69,17 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         page.wait_for("return document.documentElement.dataset.drawn")
         assert page.run("return document.getElementById(arguments[0]).layout.yaxis.range", plot) == [0.25, 0.75]
         assert page.run("return document.getElementById('selected').textContent") == chosen
+
+        end_by_a_signal(run)
+        page.wait_for(f"{STATUS}.startsWith('ended with exit status 1')")
+        page.wait_for("return document.querySelector(\".tabs a[href='#page-hang']\")")
+        page.wait_for("return document.documentElement.dataset.drawn")
+        assert page.run("return document.getElementById(arguments[0]).layout.yaxis.range", plot) == [0.25, 0.75]
+        assert page.run("return document.querySelector('.tabs a[aria-current]').hash") == "#page-overview"
+        page.run("document.querySelector(\".tabs a[href='#page-hang']\").click()")
+        page.wait_for("return document.documentElement.dataset.drawn === 'page-hang'")
+        page.wait_for("return document.getElementById('page-hang').innerText.includes('killed by SIGKILL')")
+        page.run("document.querySelector(\".tabs a[href='#page-overview']\").click()")
         asked = page.requests()
         assert all(url.startswith(page.url) for url in asked)
         assert page.complaints() == []
