@@ -30,6 +30,24 @@ class LivePage(Page):
         return self.address
 
 
+def opened(chromium: webdriver.Chrome, run: Path, port: int) -> LivePage:
+    """Return the page of a run that is served."""
+    page = LivePage(chromium, run)
+    object.__setattr__(page, "address", f"http://localhost:{port}/run/run/")
+    page.emulate()
+    page.complaints()
+    page.requests()
+    page.open()
+    return page
+
+
+def zoomed(page: LivePage) -> str:
+    """Zoom into the first figure of the page; return its id."""
+    plot: str = page.run("return document.querySelector('.page:not([hidden]) .plot').id")
+    page.run("Plotly.relayout(arguments[0], {'yaxis.range[0]': 0.25, 'yaxis.range[1]': 0.75})", plot)
+    return plot
+
+
 def end_by_a_signal(run: Path) -> None:
     """Let SIGKILL end a rank, and the job by that."""
     manifest = run / paths.MANIFEST
@@ -47,17 +65,11 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
     monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 0.5)
     run = running(two_ranks(30), tmp_path / "run")
     with served(run) as connection:
-        page = LivePage(chromium, run)
-        object.__setattr__(page, "address", f"http://localhost:{connection.port}/run/run/")
-        page.emulate()
-        page.complaints()
-        page.requests()
-        page.open()
+        page = opened(chromium, run, connection.port)
         page.wait_for(f"{STATUS}.startsWith('running, step 30')")
         first = page.run("return document.getElementById('live').dataset.version")
 
-        plot = page.run("return document.querySelector('.page:not([hidden]) .plot').id")
-        page.run("Plotly.relayout(arguments[0], {'yaxis.range[0]': 0.25, 'yaxis.range[1]': 0.75})", plot)
+        plot = zoomed(page)
         page.run("document.querySelectorAll('#page-overview .cells button')[1].click()")
         chosen = page.wait_for(
             "return !document.getElementById('selected').hidden && document.getElementById('selected').textContent"
@@ -69,7 +81,27 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         page.wait_for("return document.documentElement.dataset.drawn")
         assert page.run("return document.getElementById(arguments[0]).layout.yaxis.range", plot) == [0.25, 0.75]
         assert page.run("return document.getElementById('selected').textContent") == chosen
+        asked = page.requests()
+        assert all(url.startswith(page.url) for url in asked)
+        assert page.complaints() == []
 
+        run.rename(tmp_path / "elsewhere")
+        page.wait_for(f"{STATUS}.startsWith('what was seen last stays')")
+        assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
+    page.wait_for(f"{STATUS}.includes('does not answer')")
+    page.driver.get("about:blank")
+    page.complaints()
+
+
+def test_a_page_that_comes_up_while_another_is_open_leaves_that_as_it_is(
+    chromium: webdriver.Chrome, tmp_path: Path
+) -> None:
+    run = running(two_ranks(30, late_ms=0), tmp_path / "run")
+    with served(run) as connection:
+        page = opened(chromium, run, connection.port)
+        page.wait_for(f"{STATUS}.startsWith('running, step 30')")
+        plot = zoomed(page)
+        assert page.run("return document.querySelector(\".tabs a[href='#page-hang']\")") is None
         end_by_a_signal(run)
         page.wait_for(f"{STATUS}.startsWith('ended with exit status 1')")
         page.wait_for("return document.querySelector(\".tabs a[href='#page-hang']\")")
@@ -79,14 +111,6 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         page.run("document.querySelector(\".tabs a[href='#page-hang']\").click()")
         page.wait_for("return document.documentElement.dataset.drawn === 'page-hang'")
         page.wait_for("return document.getElementById('page-hang').innerText.includes('killed by SIGKILL')")
-        page.run("document.querySelector(\".tabs a[href='#page-overview']\").click()")
-        asked = page.requests()
-        assert all(url.startswith(page.url) for url in asked)
         assert page.complaints() == []
-
-        run.rename(tmp_path / "elsewhere")
-        page.wait_for(f"{STATUS}.startsWith('what was seen last stays')")
-        assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
-    page.wait_for(f"{STATUS}.includes('does not answer')")
     page.driver.get("about:blank")
     page.complaints()

@@ -16,13 +16,13 @@ MS = 1_000_000
 STEP = 100 * MS
 
 
-def two_ranks(num_steps: int) -> list[RankBuilder]:
-    """Return ranks of which the second waits 20 ms a step for the first."""
+def two_ranks(num_steps: int, late_ms: int = 20) -> list[RankBuilder]:
+    """Return ranks of which the second waits so long a step for the first."""
     ranks = [RankBuilder(number, 2) for number in range(2)]
     for step in range(num_steps):
         t = step * STEP
         for rank in ranks:
-            late = 20 * MS * (rank.rank == 0)
+            late = late_ms * MS * (rank.rank == 0)
             rank.span("forward", t, t + 20 * MS)
             rank.span("backward", t + 20 * MS, t + 60 * MS + late)
             rank.op("all_reduce", t + 60 * MS + late, t + 85 * MS, nbytes=1 << 20)
