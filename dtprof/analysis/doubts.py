@@ -81,8 +81,9 @@ def _of_records(
     doubts = []
     if not facts:
         doubts.append("run: no rank left a log")
-    if missing and facts:
-        doubts.append(f"run: {list_ranks(missing)} left no log; what they did is not known")
+    unknown = [rank for rank in missing if rank not in stale]
+    if unknown and facts:
+        doubts.append(f"run: {list_ranks(unknown)} left no log; what they did is not known")
     if restarts:
         doubts.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
     if stale:

@@ -233,6 +233,13 @@ class StragglerResult:
     cause: str | None = None  # where the records tell
     waiters: tuple[Waiter, ...] = ()  # those who waited most
 
+    @property
+    def phase_words(self) -> str:
+        """Say for people in which phase its work exceeds that of the others most; nothing where that is not known."""
+        if self.phase is None:
+            return ""
+        return "outside all phases" if self.phase == "other" else f"in {self.phase.replace('_', ' ')}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PathOperation:

@@ -70,7 +70,7 @@ def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...])
     if cost is not None:
         facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
     if straggler.phase is not None:
-        facts.append(f"its work exceeds that of the others most in: {straggler.phase}")
+        facts.append(f"its work exceeds that of the others most {straggler.phase_words}")
     if straggler.cause is not None:
         facts.append(straggler.cause)
     together = listed[-1].slowdown_together

@@ -170,4 +170,4 @@ def _mismatch(told: ToldMismatch) -> str:
 
 def _slow(found: StragglerResult) -> str:
     cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step else ""
-    return f"rank {found.rank} is slow{cost}" + (f" in {found.phase}" if found.phase else "")
+    return f"rank {found.rank} is slow{cost}" + (f" {found.phase_words}" if found.phase else "")

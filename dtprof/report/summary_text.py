@@ -241,8 +241,7 @@ def _straggler(straggler: StragglerResult) -> str:
     blame = straggler.blame_ns_per_step
     cost = f", the others wait {format_ns(blame)} a step for it" if blame is not None else ""
     slowdown = f" ({straggler.slowdown:.2f}x)" if straggler.slowdown else ""
-    phase = "outside all phases" if straggler.phase == "other" else f"in {(straggler.phase or '').replace('_', ' ')}"
-    where = f", slow {phase}" if straggler.phase else ""
+    where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     share = f"to blame in {straggler.last_share:.0%}"

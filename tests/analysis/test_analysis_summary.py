@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dtprof import tables
-from dtprof.analysis.results import PARTS, PHASES, Summary
+from dtprof.analysis.results import PARTS, PHASES, StragglerResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.report.summary_json import summary_json
 from dtprof.report.summary_text import summary_text
@@ -127,6 +127,16 @@ def test_a_rank_that_is_only_in_an_earlier_attempt_is_left_out() -> None:
     summary = summarise(MemoryRun([*first, second[0]]))
     assert [rank.rank for rank in summary.ranks] == [0]
     assert told(summary, "rank 1 took no part in the last attempt")
+    assert not told(summary, "rank 1 left no log")
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [("other", "outside all phases"), ("backward", "in backward"), (None, "")],
+)
+def test_the_phase_in_which_a_straggler_is_slow_is_told_in_words(phase: str | None, words: str) -> None:
+    straggler = StragglerResult(rank=1, last_share=0.9, slowdown=None, blame_ns_per_step=None, phase=phase)
+    assert straggler.phase_words == words
 
 
 def test_a_job_that_never_steps_is_summarised_as_a_whole() -> None:
