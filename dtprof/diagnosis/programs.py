@@ -28,31 +28,40 @@ def find_uneven_inputs(evidence: Evidence, cause: Finding) -> Finding:
     """Return the finding for ranks that ran out of batches where that explains another cause, else that cause."""
     if cause.kind not in FOLLOWS_FROM_UNEVEN_INPUTS:
         return cause
+    counted = _are_complete(evidence)
     least = min(rank.exhausted for rank in evidence.ranks.values())
-    out = {r.rank: r for r in evidence.ranks.values() if r.exhausted > least and r.newest_is_exhaustion}
+    out = {
+        rank.rank: rank
+        for rank in evidence.ranks.values()
+        if rank.newest_is_exhaustion and (rank.exhausted > least or not counted)
+    }
     going_on = [rank for rank in evidence.ranks.values() if rank.rank not in out]
     if not out or 2 * len(out) > len(evidence.ranks) or any(rank.batches < 1 for rank in going_on):
         return cause
     most = max(rank.batches for rank in going_on)
-    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most))
+    culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most or not counted))
     if not culprits:
         return cause
     held_up = tuple(sorted(set(victims(evidence, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
     fronts = {rank: front for rank in held_up if (front := evidence.ranks[rank].front) is not None}
     places = {rank: place for rank in culprits if (place := evidence.ranks[rank].place) is not None}
     first = out[culprits[0]]
+    after = f" after {first.batches}" if counted else ""
     return replace(
         cause,
         kind="uneven-inputs",
-        summary=f"{capitalised(culprits)} ran out of batches after {first.batches}, and left the loop; "
+        summary=f"{capitalised(culprits)} ran out of batches{after}, and left the loop; "
         f"{wait_words(held_up)} for {'it' if len(culprits) == 1 else 'them'} in the next step.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
-        confidence=0.9,
+        confidence=0.9 if counted else 0.75,
         call_sites=call_sites(fronts) or cause.call_sites,
         culprit_call_sites=places or cause.culprit_call_sites,
         evidence=(
-            f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far",
+            f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far"
+            if counted
+            else f"the last that the data loader of rank {first.rank} gave was no batch; events were dropped, so that "
+            "nobody knows how many each rank had",
             *cause.evidence[:2],
         ),
         advice=(
@@ -133,16 +142,28 @@ def _pipeline_finding(evidence: Evidence, words: dict[int, str]) -> Finding:
     )
 
 
+def _are_complete(evidence: Evidence) -> bool:
+    """Say whether no rank dropped events: else what they did can be compared, but not counted."""
+    return all(rank.complete for rank in evidence.ranks.values())
+
+
 def find_creation_mismatch(evidence: Evidence) -> Finding | None:
     """Return the finding for groups that some ranks are making and others are not, or make as their second, say."""
+    counted = _are_complete(evidence)
     number = max((r.groups_made for r in evidence.ranks.values() if r.making_group is not None), default=0)
-    if number and (others := _find_other_groups(evidence)) is not None:
+    if counted and number and (others := _find_other_groups(evidence)) is not None:
         return others
-    making = {r.rank: r for r in evidence.ranks.values() if r.making_group is not None and r.groups_made == number}
+    making = {
+        rank.rank: rank
+        for rank in evidence.ranks.values()
+        if rank.making_group is not None and (rank.groups_made == number or not counted)
+    }
     absent = [
         rank
         for rank in evidence.ranks.values()
-        if rank.groups_made < number and (rank.blocking or rank.finished or rank.making_group is not None)
+        if rank.rank not in making
+        and (rank.groups_made < number or not counted)
+        and (rank.blocking or rank.finished or rank.making_group is not None)
     ]
     if not making or not absent:
         return None
@@ -161,8 +182,8 @@ def find_creation_mismatch(evidence: Evidence) -> Finding | None:
         call_sites=sites,
         culprit_call_sites=places,
         evidence=(
-            *(f"rank {r.rank}: {_doing(r)}" for r in absent[:8]),
-            f"{rank_list(waiting)} made {number} groups, this one included",
+            *(f"rank {r.rank}: {_doing(r, counted=counted)}" for r in absent[:8]),
+            *((f"{rank_list(waiting)} made {number} groups, this one included",) if counted else ()),
         ),
         advice=("Every rank of the job must call new_group, members or not, in the same order.",),
     )
@@ -206,9 +227,9 @@ def _made_together(evidence: Evidence, call: int) -> bool:
     return len(members) == 1 and all(rank.groups_made - (rank.making_group is not None) > call for rank in ranks)
 
 
-def _doing(rank: RankEvidence) -> str:
-    made = f"made {rank.groups_made} groups"
-    return f"{made} and {'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
+def _doing(rank: RankEvidence, *, counted: bool) -> str:
+    made = f"made {rank.groups_made} groups and " if counted else ""
+    return f"{made}{'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
 
 
 def find_creation_risk(evidence: Evidence) -> list[Finding]:
@@ -219,7 +240,8 @@ def find_creation_risk(evidence: Evidence) -> list[Finding]:
     """
     named = {key for rank in evidence.ranks.values() for key in rank.groups}
     made = {rank.rank: rank.groups_made for rank in evidence.ranks.values()}
-    if len(set(made.values())) < 2 or evidence.missing or any(not key.name.isdecimal() for key in named):
+    countable = _are_complete(evidence) and not evidence.missing and all(key.name.isdecimal() for key in named)
+    if len(set(made.values())) < 2 or not countable:
         return []
     most = max(made.values())
     culprits = tuple(sorted(rank for rank, number in made.items() if number < most))

@@ -226,6 +226,29 @@ def test_a_rank_that_ran_out_of_batches_while_its_peers_train_on_has_uneven_inpu
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("uneven-inputs", (1,), (0, 2))
 
 
+def test_where_events_were_dropped_batches_and_groups_are_compared_but_not_counted() -> None:
+    ranks = with_loaders([1, 3, 2], exhausted=[False, True, False])  # of what rank 0 took, most was dropped
+    ranks[0].dropped_events = 100
+    ranks[1].closed = True
+    for rank in (ranks[0], ranks[2]):
+        gradients(rank, 3000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("uneven-inputs", (1,))
+    assert finding.summary.startswith("Rank 1 ran out of batches, and left the loop")
+    assert "nobody knows how many" in finding.evidence[0]
+
+    ranks = ranks_in_step(3, 1)
+    ranks[2].dropped_events = 100
+    for rank in ranks[:2]:
+        rank.span(events.NEW_GROUP, 1200, site=rank.site(line=70))
+    for i in range(3):  # kept by chance
+        ranks[2].span(events.NEW_GROUP, 1100 + 10 * i, 1105 + 10 * i, site=ranks[2].site(line=60))
+    loss(ranks[2], 1200, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (2,), (0, 1))
+    assert not any("made" in fact for fact in finding.evidence)
+
+
 def test_a_rank_that_leaves_with_batches_left_has_exited() -> None:
     ranks = with_loaders([4, 3, 4], exhausted=[False, False, False])
     ranks[1].closed = True
