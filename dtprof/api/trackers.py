@@ -108,4 +108,6 @@ def describe(summary: Summary) -> Mapping[str, str | int]:
     layout: dict[str, str | int] = {"world_size": summary.world_size, "hosts": len(summary.hosts), "run": summary.run}
     layout |= {f"size_{axis}": size for axis, size in sorted(sizes.items())}
     layout |= {"backend": summary.backend} if summary.backend else {}
+    if summary.pipeline is not None:
+        layout |= {"schedule": summary.pipeline.schedule, "microbatches": summary.pipeline.microbatches}
     return {f"dtprof/{name}": value for name, value in layout.items()}

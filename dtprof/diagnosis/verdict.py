@@ -204,6 +204,14 @@ def _unknown_wait(evidence: Evidence) -> str:
             f"ranks wait, perhaps for {rank_list(evidence.missing)}, of which there is no record here: where other "
             "hosts keep runs of their own, give them all (dtprof diagnose NODE_DIR...)"
         )
+    ranks = evidence.ranks.values()
+    if all(rank.in_init for rank in ranks):
+        return (
+            f"all {len(evidence.ranks)} ranks wait in init_process_group and none is missing: they do not find each "
+            f"other. MASTER_ADDR and MASTER_PORT must be the same for all, and the port not 0. {_places(evidence)}"
+        )
+    if any(rank.stack is not None and rank.stack.frames for rank in ranks):
+        return f"ranks wait, and the records do not show for whom. {_places(evidence)}"
     return "ranks wait, and the records do not show for whom: take stacks (py-spy dump) of every rank"
 
 
@@ -260,4 +268,16 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if evidence.stalled:
         return "unknown", (_unknown_wait(evidence),)
+    if not evidence.manifest.ended_realtime_ns and (gone := _gone_without_a_word(evidence)):
+        return "unknown", (
+            f"{rank_list(gone)} ended without a word, and nobody saw how: killed together with dtprof run, or with the "
+            "host; nothing wrong was seen before that",
+        )
     return "healthy", ()
+
+
+def _gone_without_a_word(evidence: Evidence) -> tuple[int, ...]:
+    """Return the ranks that are gone and did not end in order, where none is left."""
+    ranks = evidence.ranks.values()
+    gone = tuple(sorted(rank.rank for rank in ranks if rank.alive is False and rank.exit is None and not rank.finished))
+    return gone if all(rank.rank in gone or rank.finished for rank in ranks) else ()

@@ -1,6 +1,7 @@
 """The summary logged to a tracker; modules that stand for wandb and mlflow keep what they are given."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 
 import dtprof
-from dtprof.analysis.results import PARTS
+from dtprof.analysis.results import PARTS, PipelineResult
+from dtprof.api.trackers import describe
 from dtprof.errors import MissingDependencyError, NotARunError
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import write_run
@@ -52,6 +54,23 @@ def test_figures_are_those_of_the_summary(run: Path, wandb: Any) -> None:
         assert figures[f"dtprof/share/{part}"] == pytest.approx(spent / total)
     assert sum(figures[f"dtprof/share/{part}"] for part in PARTS) == pytest.approx(1)
     assert wandb.run.settings["dtprof/world_size"] == summary.world_size
+
+
+def test_the_schedule_of_a_pipeline_goes_to_the_configuration(run: Path) -> None:
+    summary = dtprof.open_run(run).summary()
+    assert "dtprof/schedule" not in describe(summary)
+    pipeline = PipelineResult(
+        schedule="1F1B",
+        stages=2,
+        ranks=2,
+        microbatches=4,
+        bubble_fraction=0.2,
+        theory_fraction=0.2,
+        parts=None,
+        per_rank=(),
+    )
+    told = describe(replace(summary, pipeline=pipeline))
+    assert (told["dtprof/schedule"], told["dtprof/microbatches"]) == ("1F1B", 4)
 
 
 def test_mlflow_gets_metrics_and_parameters(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
-from dtprof.run_format import paths
+from dtprof.run_format import paths, writer
 from dtprof.tables import ProcessExit
 from tests.builders import START_NS, RankBuilder, write_run
 from tests.diagnosis.judging import CONNECTION_LOST
@@ -127,6 +127,20 @@ def test_of_a_run_that_was_killed_the_last_sample_of_its_node_tells_how_long_it_
     node = run / paths.node_folder_name(ranks[0].host)
     (node / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert diagnose_run(run).outcome == outcome
+
+
+def test_a_run_of_which_nobody_is_left_and_nobody_saw_the_end_is_not_healthy(tmp_path: Path) -> None:
+    ranks = held_up(waits=False)
+    for rank in ranks:
+        rank.boot_id, rank.pid = writer.boot_id(), 2**22 + 1 + rank.rank  # more than Linux gives
+    run = write_run(tmp_path / "run", ranks)
+    manifest = run / paths.MANIFEST
+    document = json.loads(manifest.read_text()) | {"ended_realtime_ns": 0, "exit_status": None}
+    manifest.write_text(json.dumps(document | {"boot_id": writer.boot_id()}))
+    verdict = diagnose_run(run)
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    (reason,) = verdict.cannot_tell
+    assert reason.startswith("ranks 0, 1 ended without a word, and nobody saw how")
 
 
 def test_ranks_that_all_slept_outside_any_operation_are_told_after_the_end_too(tmp_path: Path) -> None:

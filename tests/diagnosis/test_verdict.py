@@ -325,6 +325,17 @@ def test_ranks_without_a_record_never_joined_while_others_wait_in_init() -> None
     assert verdict.ranks_missing == (2,)
 
 
+def test_ranks_that_all_wait_in_init_do_not_find_each_other() -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        rank.span("init_process_group", 10, site=rank.site("", line=3))
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.findings) == ("unknown", ())
+    (reason,) = verdict.cannot_tell
+    assert reason.startswith("all 2 ranks wait in init_process_group and none is missing")
+    assert reason.endswith("rank 0 at /home/me/train.py:3 (main); rank 1 at /home/me/train.py:3 (main)")
+
+
 def test_of_two_calls_at_one_position_the_one_made_for_the_first_time_is_the_wrong_one() -> None:
     ranks = ranks_in_step(2, 3)
     ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
