@@ -3,7 +3,7 @@
 Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands for a time that is not known.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,6 +218,19 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Past:
+    """What the oldest records of a rank come to, where its log is long and only the newest are in its tables."""
+
+    counts: Mapping[tuple[int, bool], int]  # by id of the group and p2p: operations issued, where the tables have none
+    messages: Mapping[tuple[int, int, int, int], int]  # by id of the group, id of the operation, peer and tag
+    batches: int  # spans of data loaders that gave one
+    exhausted: int  # and that had none left
+    newest_is_exhaustion: bool  # of these spans the last
+    forwards: int  # spans of forward passes
+    longest_gap_ns: int  # between operations, the last and the first in the tables included; steps begun
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankTables:
     """Everything recorded by one rank in one attempt."""
 
@@ -252,6 +265,7 @@ class RankTables:
     last_ns: int = 0  # the last time seen anywhere in the log
     monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
     capture_ns: int = 0  # time dtprof spent recording
+    past: Past | None = None  # what is not in the tables, where only the newest were asked for
     dropped_events: int = 0
     dropped: Array = field(default_factory=lambda: np.zeros(0, DROPPED))  # sums of the events dropped for want of room
     errors: int = 0

@@ -45,6 +45,7 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/node_reader.py": {"numpy"},  # the same
     "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it
     "dtprof/run_format/buckets.py": {"numpy"},  # part of the reader
+    "dtprof/run_format/past.py": {"numpy"},  # the same
     "dtprof/run_format/device_times.py": {"numpy"},  # part of the reader
     "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
     "dtprof/run_format/remote.py": {"fsspec"},  # the extra `remote`, where a run is given as a URL

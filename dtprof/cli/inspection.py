@@ -14,6 +14,7 @@ import dtprof
 from dtprof.analysis.execution import THIS_PROCESS, Executor
 from dtprof.cli.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.diagnosis import evidence as facts
+from dtprof.diagnosis import recorded
 from dtprof.diagnosis.evidence import QUIET_NS, main_stack
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.recorded import RankRead, read_ranks
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
 
 
-def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summary | None" = None) -> Verdict:
+def diagnose_run(
+    path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summary | None" = None, in_a_hurry: bool = False
+) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
+
+    In a hurry, beside a running job, stragglers are not looked for and fewer operations are compared: however long the
+    job has run, the verdict takes seconds.
 
     Raises:
         NotARunError: the path holds no run.
@@ -39,16 +45,31 @@ def diagnose_run(path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summ
     """
     run = open_run(path, engine)
     with executor_for(engine, run) as executor:
+        if in_a_hurry:
+            return diagnose_opened(run, None, executor, newest=recorded.MAX_OPERATIONS)
         return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
 
 
-def diagnose_opened(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor = THIS_PROCESS) -> Verdict:
-    """Return the verdict on a run that is open; its summary is asked for only where a rule needs it."""
-    return _with_times_seen(_diagnose_attempts(run, summarise, executor), run)
+def diagnose_opened(
+    run: reader.Run,
+    summarise: Callable[[], "Summary"] | None,
+    executor: Executor = THIS_PROCESS,
+    *,
+    newest: int | None = None,
+) -> Verdict:
+    """Return the verdict on a run that is open.
+
+    Parameters:
+        summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
+        newest: operations of all ranks together that are compared; None for as many as memory allows.
+    """
+    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest), run)
 
 
-def _diagnose_attempts(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor) -> Verdict:
-    last = _judge(collect(run, summarise, executor))
+def _diagnose_attempts(
+    run: reader.Run, summarise: Callable[[], "Summary"] | None, executor: Executor, newest: int | None
+) -> Verdict:
+    last = _judge(collect(run, summarise, executor, newest=newest))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
@@ -99,13 +120,19 @@ def collect_attempt(run: reader.Run, number: int, executor: Executor) -> facts.E
     )
 
 
-def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Executor) -> facts.Evidence:
+def collect(
+    run: reader.Run,
+    summarise: Callable[[], "Summary"] | None,
+    executor: Executor,
+    *,
+    newest: int | None = None,
+) -> facts.Evidence:
     """Read what the rules need from a run on disk, and from the processes where they are still there."""
     document = run.job_facts
     same_boot = document.get("boot_id") == writer.boot_id()
     ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
     boots: dict[int, str] = {}
-    for one in read_ranks(run, run.ranks, executor):
+    for one in read_ranks(run, run.ranks, executor, newest=newest):
         own = one.evidence
         exit_record = _exit_of(run, one)
         alive = None
@@ -132,7 +159,7 @@ def collect(run: reader.Run, summarise: Callable[[], "Summary"], executor: Execu
         stop=stop,
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
-        find_stragglers=lambda: _find_stragglers(summarise()),
+        find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),

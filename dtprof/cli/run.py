@@ -180,7 +180,7 @@ def _diagnose(run: Path) -> "watcher.Verdict":
     from dtprof.launch import watcher
     from dtprof.report.verdict_text import verdict_text
 
-    verdict = diagnose_run(run)
+    verdict = diagnose_run(run, in_a_hurry=True)
     return watcher.Verdict(
         is_hang=verdict.outcome == "hang",
         text=verdict_text(verdict),
@@ -195,32 +195,34 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
     from dtprof.diagnosis.findings import rank_list
     from dtprof.launch import job
+    from dtprof.run_format.rank_processes import newest_header
     from dtprof.run_format.reader import open_run
 
     shown = os.path.relpath(run)
     shown = str(run) if shown.startswith("..") else shown
     opened = open_run(run)
-    first = opened.load(opened.ranks[0]) if opened.ranks else None
-    if first is None:
+    headers = (newest_header(attempts[-1][1]) for attempts in opened.folders.values())
+    header = next((one for one in headers if one is not None), None)
+    if header is None:
         job.say(f"no rank was recorded ({_why_nothing(opened)})")
     else:
-        missing = [rank for rank in range(first.world_size) if rank not in opened.folders]
+        missing = [rank for rank in range(header["world_size"]) if rank not in opened.folders]
         if missing:
             named = rank_list(missing).split(maxsplit=1)[1]
-            job.say(f"these ranks of {first.world_size} left no record: {named} ({WHY_UNARMED})")
-    if end.status != 0 and first is not None:
+            job.say(f"these ranks of {header['world_size']} left no record: {named} ({WHY_UNARMED})")
+    if end.status != 0 and header is not None:
         from dtprof.cli.inspection import diagnose_run
 
-        verdict = diagnose_run(run)
+        verdict = diagnose_run(run, in_a_hurry=True)
         if verdict.faults and not end.stopped_by_us:
             job.say(verdict.faults[0].summary)
     job.say(f"run kept in {shown}")
-    if first is not None and opened.manifest.settings.get("trace_steps"):
+    if header is not None and opened.manifest.settings.get("trace_steps"):
         from dtprof.cli.trace import closing_note
 
-        for line in closing_note(opened, first, shown):
+        for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
             job.say(line)
-    if first is not None:
+    if header is not None:
         following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
         job.say(f"next: dtprof {following} {shown}")
 

@@ -42,6 +42,7 @@ def sweep(
     operation: Callable[[int], Operation],
     *,
     first: int,
+    forwards_before: int,
     forwards_ns: npt.NDArray[np.int64],
     steppers: npt.NDArray[np.integer],
 ) -> Sweep:
@@ -49,6 +50,7 @@ def sweep(
 
     Parameters:
         first: the row to begin with.
+        forwards_before: forward passes begun before the first of `forwards_ns`.
         steppers: threads that make steps; where there are none, all are taken to be in step.
     """
     newest = rows[first:]
@@ -56,7 +58,7 @@ def sweep(
     for name in COPIED:
         table[name] = newest[name]
     table["row"] = np.arange(first, len(rows))
-    table["forwards"] = np.searchsorted(forwards_ns, newest["issued_ns"])
+    table["forwards"] = forwards_before + np.searchsorted(forwards_ns, newest["issued_ns"])
     table["in_step"] = (newest["flags"] & codes.INFERRED_SITE) != 0
     if len(steppers) == 1:  # as a rule
         table["in_step"] |= newest["thread"] == steppers[0]

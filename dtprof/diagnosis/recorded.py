@@ -1,8 +1,10 @@
 """From the tables of one rank to the evidence that the rules look at."""
 
+import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +25,7 @@ from dtprof.diagnosis.evidence import (
     group_key,
 )
 from dtprof.diagnosis.standstill import longest_gap_ns, newest_moments
-from dtprof.tables import UNKNOWN_NS, Array, Group, ProcessExit, RankTables, Site, join, select
-
-if TYPE_CHECKING:
-    from dtprof.analysis.surveys import RankRecords, Run
+from dtprof.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, join, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
@@ -38,6 +37,23 @@ PAUSE_NS = 1_000_000_000
 
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
+_NO_PAST = Past(
+    counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0
+)
+
+
+class RankRecords(Protocol):
+    """Where the records of ranks come from."""
+
+    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
+        """Read one rank in an attempt, its last unless named; at least so many operations, and the sums of the rest."""
+
+
+class Run(Protocol):
+    """A run, whose ranks are read part by part; run_format.reader.Run is one."""
+
+    def part(self, ranks: Sequence[int]) -> RankRecords:
+        """Return the records of some ranks: picklable, and little more than where they lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +69,30 @@ class RankRead:
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    records: "RankRecords"
+    records: RankRecords
     ranks: Sequence[int]
     attempt: int | None
+    newest: int
 
 
 def read_ranks(
-    run: "Run", ranks: Sequence[int], executor: Executor, *, attempt: int | None = None
+    run: Run, ranks: Sequence[int], executor: Executor, *, attempt: int | None = None, newest: int | None = None
 ) -> Iterator[RankRead]:
-    """Read ranks in their last attempt, or in the one named, and give what the rules need of each, in order."""
-    tasks = (_Task(records=run.part(part), ranks=part, attempt=attempt) for part in share_out(ranks))
+    """Read ranks, and give what the rules need of each, in order.
+
+    Parameters:
+        attempt: the one to read; None for the last of each.
+        newest: operations of all ranks together that are compared; None for MAX_SWEPT.
+    """
+    of_all = MAX_SWEPT if newest is None else newest
+    tasks = (_Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks))
     for part in map_tasks(executor, _read_part, tasks):
         yield from part
 
 
 def _read_part(task: _Task) -> list[RankRead]:
-    return [_read(task.records.load(rank, task.attempt)) for rank in task.ranks]
+    load = functools.partial(task.records.load_newest, of_all=task.newest, of_each=MAX_TAIL)
+    return [_read(load(rank, task.attempt)) for rank in task.ranks]
 
 
 def _read(tables: RankTables) -> RankRead:
@@ -90,12 +114,13 @@ def rank_evidence(
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
     keys, groups = group_keys(tables)
+    past = tables.past or _NO_PAST
     rows = without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
     swept = max(0, len(rows) - max(MAX_TAIL, MAX_SWEPT // world_size))
-    messages = _count_messages(rows, tables, keys, first)
+    messages = _count_messages(rows, tables, keys, first, past)
     maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth, first=min(first, swept))
     operations = _Tail(maker, first)
     spans = _named_ones(tables, tables.spans)
@@ -104,6 +129,7 @@ def rank_evidence(
     exhausted = (data["flags"] & codes.SKIPPED) != 0
     groups_made = spans_named(tables, spans, events.NEW_GROUP)
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
+    gap_ns = longest_gap_ns(rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables))
     return RankEvidence(
         rank=tables.rank,
         attempt=tables.attempt,
@@ -112,16 +138,14 @@ def rank_evidence(
         operations=operations,
         first_row=first,
         open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),
-        counts=_count_operations(rows, keys),
+        counts=_count_operations(rows, keys, past),
         groups=groups,
         exceptions=tables.exceptions,
         exit=exit,
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,
         moments=newest_moments(rows, spans),
-        longest_gap_ns=longest_gap_ns(
-            rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables)
-        ),
+        longest_gap_ns=max(gap_ns, 0 if tables.dropped_events else past.longest_gap_ns),
         last_site=_last_site(tables),
         open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
@@ -132,9 +156,9 @@ def rank_evidence(
         messages=messages.newest,
         sees_questions=tables.tap == "native",
         complete=not tables.dropped_events,
-        batches=int((~exhausted).sum()),
-        exhausted=int(exhausted.sum()),
-        newest_is_exhaustion=bool(len(data)) and bool(exhausted[-1]),
+        batches=past.batches + int((~exhausted).sum()),
+        exhausted=past.exhausted + int(exhausted.sum()),
+        newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         passes=_passes(tables, spans),
@@ -145,6 +169,7 @@ def rank_evidence(
             rows,
             maker.operation,
             first=swept,
+            forwards_before=past.forwards,
             forwards_ns=np.sort(spans_named(tables, spans, events.FORWARD)["begin_ns"]),
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
@@ -208,7 +233,7 @@ def without_refused(rows: Array) -> Array:
     return rows[~gone]
 
 
-def _count_operations(rows: Array, keys: dict[int, GroupKey]) -> dict[tuple[GroupKey, bool], int]:
+def _count_operations(rows: Array, keys: dict[int, GroupKey], past: Past) -> dict[tuple[GroupKey, bool], int]:
     """Return how many operations a rank issued, by group and whether they are point to point."""
     kinds = rows["group"].astype(np.int64) * 2 + (rows["kind"] == codes.POINT_TO_POINT)
     newest = np.full(2 * max([0, *keys]) + 2, -1, np.int64)
@@ -218,7 +243,7 @@ def _count_operations(rows: Array, keys: dict[int, GroupKey]) -> dict[tuple[Grou
         (key, p2p): count
         for group_id, key in keys.items()
         for p2p in (False, True)
-        if (count := int(newest[2 * group_id + p2p]) + 1)
+        if (count := int(newest[2 * group_id + p2p]) + 1 or past.counts.get((group_id, p2p), 0))
     }
 
 
@@ -229,11 +254,18 @@ class _Messages:
     newest: dict[Channel, Array] = field(default_factory=dict)
 
 
-def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], tail: int) -> _Messages:
+def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], tail: int, past: Past) -> _Messages:
     """Count the messages of each channel, and return those from the row `tail` on in columns."""
     nth = np.full(len(rows), -1, np.int64)
     found = _Messages(nth=nth)
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
+    before: Counter[int] = Counter()
+    for (group_id, op, peer, tag), number in past.messages.items():
+        sent = tables.ops[op : op + 1] == events.POINT_TO_POINT[:1]
+        before[_channel_key(group_id, peer, sent, tag)] += number
+        if op < len(tables.ops) and group_id in keys:
+            channel = _channel(keys[group_id], peer, tag, sent)
+            found.channels[channel] = found.channels.get(channel, 0) + number
     if not len(messages):
         return found
     own = select(rows, messages)
@@ -243,22 +275,31 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], 
     key |= (sends.astype(np.uint64) << np.uint64(32)) | (own["tag"].astype(np.uint64) & np.uint64(0xFFFFFFFF))
     order = np.argsort(key, kind="stable")
     _, first, count = np.unique(key[order], return_index=True, return_counts=True)
-    nth[messages[order]] = np.arange(len(order)) - np.repeat(first, count)
+    earlier = np.array([before[one] for one in key[order][first].tolist()], np.int64)
+    nth[messages[order]] = np.arange(len(order)) - np.repeat(first - earlier, count)
     is_newest = messages[order] >= tail
     newest = _in_columns(rows, messages[order][is_newest], nth, tables, tail)
     ends = np.append(0, np.cumsum(is_newest))[np.append(first, len(order))].tolist()
     for i, (at, number) in enumerate(zip(order[first].tolist(), count.tolist(), strict=True)):
-        group, peer = keys.get(int(own["group"][at])), int(own["peer"][at])
+        group = keys.get(int(own["group"][at]))
         if group is None:
             continue
-        rank = group.ranks[peer] if 0 <= peer < len(group.ranks) else -1
-        channel = Channel(group, rank, int(own["tag"][at]), bool(sends[at]))
+        channel = _channel(group, int(own["peer"][at]), int(own["tag"][at]), bool(sends[at]))
         found.channels[channel] = found.channels.get(channel, 0) + number
         if ends[i] < ends[i + 1]:
-            before = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
+            known = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
             table = newest[ends[i] : ends[i + 1]]
-            found.newest[channel] = table if before is None else join([before, table])
+            found.newest[channel] = table if known is None else join([known, table])
     return found
+
+
+def _channel(group: GroupKey, peer: int, tag: int, sends: bool) -> Channel:
+    return Channel(group, group.ranks[peer] if 0 <= peer < len(group.ranks) else -1, tag, sends)
+
+
+def _channel_key(group_id: int, peer: int, sends: bool, tag: int) -> int:
+    """Return what stands for a channel where all messages of a rank are counted."""
+    return group_id << 48 | (peer + 1 & 0x7FFF) << 33 | sends << 32 | tag & 0xFFFFFFFF
 
 
 def _in_columns(

@@ -58,23 +58,38 @@ def unpack(archive: bytes) -> bytes:
     Raises:
         ValueError: the archive is cut or damaged.
     """
+    return archive[: schema.HEADER_SIZE] + unpack_columns(archive, RECORD_DTYPE).tobytes()
+
+
+def unpack_columns(archive: bytes, columns: np.dtype[np.void]) -> Records:
+    """Return columns of the records that an archive was made of.
+
+    Parameters:
+        columns: those wanted, as in RECORD_DTYPE, and those before them that they are predicted from.
+
+    Raises:
+        ValueError: the archive is cut or damaged.
+    """
     at = schema.HEADER_SIZE + _COUNT.size
     if len(archive) < at:
         raise ValueError(f"cut after {len(archive)} bytes, inside the header")
     (count,) = _COUNT.unpack_from(archive, schema.HEADER_SIZE)
     if count > schema.SEGMENT_CAPACITY:
         raise ValueError(f"claims {count} records; a segment has room for {schema.SEGMENT_CAPACITY}")
-    records = np.zeros(count, RECORD_DTYPE)
+    records = np.zeros(count, columns)
+    wanted = set(columns.names or ())
     for field in schema.RECORD:
         try:
             coding, length = _BLOCK.unpack_from(archive, at)
             at += _BLOCK.size
-            data = zlib.decompress(archive[at : at + length])
+            if field.name in wanted:
+                _decode(field.name, coding, zlib.decompress(archive[at : at + length]), records)
             at += length
-            _decode(field.name, coding, data, records)
+            if at > len(archive):
+                raise ValueError(f"{len(archive)} of at least {at} bytes")
         except (struct.error, zlib.error, ValueError, KeyError) as error:
             raise ValueError(f"cut or damaged in its column {field.name!r} ({error})") from error
-    return archive[: schema.HEADER_SIZE] + records.tobytes()
+    return records
 
 
 def archive_segment(path: Path) -> None:

@@ -28,6 +28,12 @@ class KeptRun(Run):
                 self.kept[rank] = found
         return found
 
+    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
+        """Return one rank as it is kept, or else the newest of it, which is not kept."""
+        if attempt is None and rank in self.kept:
+            return self.kept[rank]
+        return super().load_newest(rank, attempt, of_all=of_all, of_each=of_each)
+
 
 def keep(run: Run) -> KeptRun:
     """Return the run as one that keeps what it has read."""

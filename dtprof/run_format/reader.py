@@ -6,7 +6,7 @@ What cannot be read becomes a sentence in `problems`; only a path that holds no 
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ from dtprof.run_format.clocks import HostClock, host_clocks
 from dtprof.run_format.endings import Endings
 from dtprof.run_format.node_memory import read_node_memory
 from dtprof.run_format.node_reader import NodeSamples, read_node_samples
+from dtprof.run_format.past import count_past, first_of_newest
 from dtprof.run_format.segments import (
     ITEM_SIZES,
     OperationRows,
     Records,
+    by_time,
     count_at_most,
     last_time,
     read_segment,
     refuse_newer,
 )
-from dtprof.run_format.strings import int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.run_format.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
@@ -63,12 +65,27 @@ class Run:
 
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Read one rank; its last attempt unless another is named."""
+        attempt, folder = self._folder(rank, attempt)
+        return read_rank(folder, rank=rank, attempt=attempt)
+
+    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
+        """Read one rank, of a long log only the newest operations; the rest is counted (`RankTables.past`).
+
+        Parameters:
+            of_all: operations of all ranks together that are wanted.
+            of_each: operations of this rank, at least.
+        """
+        attempt, folder = self._folder(rank, attempt)
+        found = read_newest(folder, rank=rank, attempt=attempt, of_all=of_all, of_each=of_each)
+        return found if found is not None else self.load(rank, attempt)
+
+    def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])
         chosen = max(attempts) if attempt is None else attempt
         folder = attempts[chosen]
         if self.lacking is not None:
             folder = self.lacking.of([folder.name]).fetch() / folder.name
-        return read_rank(folder, rank=rank, attempt=chosen)
+        return chosen, folder
 
     def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
         """Read what was sampled on each node, by the node's name; of each at most so many, at even distances."""
@@ -234,18 +251,56 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         NewerFormatError: a segment was written by a newer dtprof.
     """
     problems: list[str] = []
-    headers: list[dict[str, Any]] = []
-    names = {path.name for path in folder.iterdir()}
-    files = [folder / name for name in paths.segment_names(names)]
-    records = Records(operations=OperationRows(count_at_most(files)))
-    for file in files:
-        header = read_segment(file, records, problems)
-        if header is not None:
-            headers.append(header)
-    if not headers:
-        problems.append(f"{folder.name} has no readable segment: nothing this rank did is known")
+    records, headers = _read_segments(paths.segment_files(folder), problems)
     _note_gaps(folder, headers, problems)
+    return _tables(folder, records, headers, read_strings(folder, problems), problems, rank=rank, attempt=attempt)
+
+
+def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int) -> RankTables | None:
+    """Read the newest operations of a rank folder whose log is long, and count the rest.
+
+    Returns:
+        None where the log is short, or where its past needs a closer look: it is to be read whole then.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    files = paths.segment_files(folder)
+    first = first_of_newest(files, of_all=of_all, of_each=of_each)
+    if not first:
+        return None
+    problems: list[str] = []
+    records, headers = _read_segments(files[first:], problems)
     strings = read_strings(folder, problems)
+    newest = by_time(records.operations.parts(), tables.OPERATION, "issued_ns")
+    counted = count_past(files[:first], newest, names_in_tables(strings)["ops"])
+    if counted is None:
+        return None
+    past, spans, older = counted
+    records.spans[:0] = spans
+    headers = [*older, *headers]
+    _note_gaps(folder, headers, problems)
+    found = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
+    return dataclasses.replace(found, past=past)
+
+
+def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records, list[dict[str, Any]]]:
+    """Return the records of segments, and the headers of those that have one."""
+    records = Records(operations=OperationRows(count_at_most(files)))
+    headers = (read_segment(file, records, problems) for file in files)
+    return records, [header for header in headers if header is not None]
+
+
+def _tables(
+    folder: Path,
+    records: Records,
+    headers: list[dict[str, Any]],
+    strings: Strings,
+    problems: list[str],
+    *,
+    rank: int,
+    attempt: int,
+) -> RankTables:
     newest = headers[-1] if headers else {}
     oldest = headers[0] if headers else {}
     process = strings.process
@@ -279,7 +334,7 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
         - int_or_0(oldest.get("opened_monotonic_ns")),
         capture_ns=sum(int_or_0(header["capture_ns"]) for header in headers),
         dropped_events=int_or_0(newest.get("dropped")),
-        dropped=_dropped(folder / paths.DROPPED, problems) if paths.DROPPED in names else _NOTHING_DROPPED,
+        dropped=_dropped(folder / paths.DROPPED, problems) if (folder / paths.DROPPED).exists() else _NOTHING_DROPPED,
         errors=sum(int_or_0(header["errors"]) for header in headers),
         truncated=any(int_or_0(header["marks"]) & schema.MARK["truncated"] for header in headers),
         closed=any(int_or_0(header["marks"]) & schema.MARK["closed"] for header in headers),
@@ -306,6 +361,8 @@ def _dropped(file: Path, problems: list[str]) -> Array:
 
 
 def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str]) -> None:
+    if not headers:
+        problems.append(f"{folder.name} has no readable segment: nothing this rank did is known")
     numbers = [int(header["segment"]) for header in headers]
     gaps = sum(b - a - 1 for a, b in itertools.pairwise(numbers) if b > a + 1)
     dropped = int_or_0(headers[-1]["dropped"]) if headers else 0
