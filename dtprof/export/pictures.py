@@ -5,13 +5,15 @@ browser, which Plotly's own export needs, is not there where jobs run. Hover tex
 """
 
 import html
-import io
 import re
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dtprof.export.tensorboard_events import Picture
@@ -28,6 +30,10 @@ NUM_TICKS = 8
 HATCH_EVERY = 6
 MIN_GAPPED = 4
 """Pixels that a bar takes with its gap; narrower ones without, or rounding makes stripes."""
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+ROW_ABOVE = 2
+"""The filter of PNG that keeps how each row differs from the one above: mostly zeros here."""
+FASTEST = 1
 Colour = tuple[int, int, int]
 
 
@@ -52,8 +58,14 @@ class Axis:
     begin: float
     end: float
 
-    def at(self, value: float) -> float:
-        """Return where a value lies."""
+    @overload
+    def at(self, value: float) -> float: ...
+
+    @overload
+    def at(self, value: Floats) -> Floats: ...
+
+    def at(self, value: float | Floats) -> float | Floats:
+        """Return where a value lies, or each of several."""
         return self.begin + (value - self.first) / (self.last - self.first) * (self.end - self.begin)
 
 
@@ -91,9 +103,7 @@ class _Canvas:
         self._draw_lines(across, down)
         self._draw_notes(across, top)
         self._write((left + right) / 2, self._height - 20, plain(self._layout.xaxis.title.text), self._small, "ma")
-        found = io.BytesIO()
-        self._image.save(found, "PNG")
-        return Picture(png=found.getvalue(), width=self._image.width, height=self._image.height)
+        return Picture(png=encode_png(np.asarray(self._image)), width=self._image.width, height=self._image.height)
 
     def _rows(self) -> list[tuple[float, str]]:
         """Return what is written at the left: where it lies, and the text."""
@@ -174,14 +184,15 @@ class _Canvas:
 
     def _hatching(self, pattern: str) -> Image.Image:
         if pattern not in self._hatch:
-            y, x = np.ogrid[: self._image.height, : self._image.width]
             every, width = HATCH_EVERY * SCALE, SCALE
+            y, x = np.ogrid[:every, :every]
             marks = (x + y) % every < width
             if pattern == "x":
                 marks |= (x - y) % every < width
             elif pattern == ".":
                 marks = (x % every < width) & (y % every < width)
-            self._hatch[pattern] = Image.fromarray(marks.astype(np.uint8) * 255)
+            across, down = -(-self._image.width // every), -(-self._image.height // every)
+            self._hatch[pattern] = Image.fromarray(np.tile(marks.astype(np.uint8) * 255, (down, across)))
         return self._hatch[pattern]
 
     def _draw_lines(self, across: Axis, down: Axis) -> None:
@@ -189,10 +200,9 @@ class _Canvas:
         for one in self._lines:
             x, y = (np.asarray(values, np.float64) for values in (one.x, one.y))
             known = np.isfinite(x) & np.isfinite(y)
-            points = [
-                (across.at(at) * SCALE, min(max(down.at(value), down.end), down.begin) * SCALE)
-                for at, value in zip(x[known].tolist(), y[known].tolist(), strict=True)
-            ]
+            right = across.at(x[known]) * SCALE
+            below = np.minimum(np.maximum(down.at(y[known]), down.end), down.begin) * SCALE
+            points = list(zip(right.tolist(), below.tolist(), strict=True))
             if one.fill == "tonexty" and len(points) + len(before) > 2:
                 self._pen.polygon(points + before[::-1], fill=mixed(one.fillcolor))
             width = one.line.width if one.line.width is not None else 2
@@ -265,6 +275,22 @@ class _Canvas:
 
     def _length(self, text: str) -> float:
         return self._pen.textlength(text, font=self._small) / SCALE
+
+
+def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """Return rows of pixels of three colours as PNG; Pillow tries five filters a row, and takes three times as long."""
+    height, width, _ = pixels.shape
+    rows = pixels.reshape(height, -1)
+    filtered = np.empty((height, 1 + rows.shape[1]), np.uint8)
+    filtered[:, 0] = ROW_ABOVE
+    filtered[0, 1:] = rows[0]
+    np.subtract(rows[1:], rows[:-1], out=filtered[1:, 1:])
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits each of red, green and blue
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(filtered.data, FASTEST)), (b"IEND", b""))
+    return PNG_SIGNATURE + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
 
 
 def plain(text: str | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageColor
 
 from dtprof.analysis.results import PARTS, Summary
-from dtprof.export.pictures import SCALE, WIDTH, draw_picture, mixed, plain, round_values
+from dtprof.export.pictures import SCALE, WIDTH, draw_picture, encode_png, mixed, plain, round_values
 from dtprof.figures.palette import hue_of
 from dtprof.figures.step_parts import draw_step_parts
 from dtprof.figures.step_times import draw_step_times
@@ -84,3 +84,21 @@ def test_ticks_are_round_and_inside() -> None:
     assert round_values(0, 400) == [0, 50, 100, 150, 200, 250, 300, 350, 400]
     assert round_values(9.1, -0.6) == [0, 2, 4, 6, 8]
     assert round_values(1.5, 20.5) == [5, 10, 15, 20]
+
+
+def test_pixels_come_back_from_the_png_as_they_were() -> None:
+    drawn = np.random.default_rng(1).integers(0, 256, (7, 5, 3), np.uint8)  # rows that wrap around 255
+    with Image.open(io.BytesIO(encode_png(drawn))) as found:
+        found.load()
+        assert (found.mode, found.size) == ("RGB", (5, 7))
+        assert np.array_equal(np.asarray(found), drawn)
+
+
+def test_hatching_goes_on_across_the_picture() -> None:
+    # Lines of 2 pixels every 12, from the lower left to the upper right: wherever x + y is 0 or 1 modulo 12.
+    bars = go.Figure(go.Bar(x=[10.0], y=["a"], orientation="h", marker={"color": "#ff0000", "pattern": {"shape": "/"}}))
+    drawn = pixels(bars)
+    dark, red = ((drawn == (value, 0, 0)).all(axis=2) for value in (170, 255))
+    y, x = np.ogrid[: drawn.shape[0], : drawn.shape[1]]
+    assert dark.sum() > 1_000
+    assert np.array_equal(dark, (dark | red) & ((x + y) % 12 < 2))
