@@ -93,6 +93,7 @@ def write_logs(
     from dtprof.analysis.detail import RankDetail, read_detail, summarise_and_map
     from dtprof.analysis.execution import THIS_PROCESS
     from dtprof.export.tensorboard import write_tensorboard
+    from dtprof.report.page_dashboard import shipped_definitions
     from dtprof.run_format.kept import keep
 
     run = keep(opened) if executor is THIS_PROCESS else opened
@@ -106,7 +107,8 @@ def write_logs(
     with engines.beside(executor, lambda: account_for(run, summed_up.result)) as account:
         try:
             detail = read_detail(run, executor)
-            return write_tensorboard(detail, folder, steps=steps, account=account, look=look)
+            definitions = shipped_definitions()["step_parts"]
+            return write_tensorboard(detail, folder, steps=steps, account=account, look=look, definitions=definitions)
         finally:
             summed_up.cancel()  # where that failed, else in vain
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +29,19 @@ Result = TypeVar("Result")
 
 ALL_RANKS = "all ranks"
 TRACES = "traces"
+PARTS_MS, PHASES_MS, MEMORY_BYTES = "parts_ms", "phases_ms", "memory_bytes"
+"""What tags of several quantities begin with."""
 EXPOSED = ("exposed_transfer", "exposed_wait")
+DESCRIPTIONS = {
+    "step_ms": "From the end of one step to the end of the next.",
+    "exposed_ms": "Exposed transfer and exposed wait together.",
+    "step_slowest_ms": "What the slowest rank took for the step.",
+    "step_fastest_ms": "What the fastest rank took for the step.",
+    "tokens_per_s": "Tokens that the whole job consumed a second; of the steps used.",
+    "samples_per_s": "Samples that the whole job consumed a second; of the steps used.",
+}
+PHASE, MEMORY = "Time of the step in this phase.", "The largest sample within the step."
+OF_RANKS = "Median over ranks. "
 MAX_POINTS = 1_000
 """TensorBoard shows so many points of a tag."""
 MAX_SPREADS = 100
@@ -74,6 +87,7 @@ class ScalarLogs:
     """The event files of a run; what a running job has come to since is appended."""
 
     folder: Path
+    definitions: Mapping[str, str] = field(default_factory=dict)  # of the parts of a step
     logs: dict[str, EventLog] = field(default_factory=dict)
     written: int = 0  # the last step that was
 
@@ -118,7 +132,16 @@ class ScalarLogs:
     def _append_rank(self, one: RankSeries, last: int, stride: int) -> None:
         chosen = _chosen(one.numbers, self.written, last, stride)
         columns = {tag: values[chosen] for tag, values in one.columns.items()}
-        self.log(f"rank {one.rank:05}").scalars(one.numbers[chosen], one.ended_s[chosen], columns)
+        descriptions = {tag: self._describe(tag) for tag in columns}
+        log = self.log(f"rank {one.rank:05}")
+        log.scalars(one.numbers[chosen], one.ended_s[chosen], columns, descriptions=descriptions)
+
+    def _describe(self, tag: str) -> str:
+        """Return what a tag means; empty: nobody said."""
+        family, _, name = tag.partition("/")
+        if family == PARTS_MS:
+            return self.definitions.get(name, "")
+        return {PHASES_MS: PHASE, MEMORY_BYTES: MEMORY}.get(family) or DESCRIPTIONS.get(tag, "")
 
     def _append_all(
         self, series: Sequence[RankSeries], last: int, stride: int, consumed: Mapping[str, Mapping[int, float]]
@@ -137,7 +160,10 @@ class ScalarLogs:
         extremes = {"step_slowest_ms": np.fmax.reduce(durations), "step_fastest_ms": np.fmin.reduce(durations)}
         log = self.log(ALL_RANKS)
         of_job = {tag: np.array([own.get(step, np.nan) for step in numbers.tolist()]) for tag, own in consumed.items()}
-        log.scalars(numbers, walls_s, {tag: _median(table) for tag, table in tables.items()} | extremes | of_job)
+        medians = {tag: _median(table) for tag, table in tables.items()}
+        descriptions = {tag: OF_RANKS + own for tag in medians if (own := self._describe(tag))}
+        descriptions |= {tag: self._describe(tag) for tag in extremes | of_job}
+        log.scalars(numbers, walls_s, medians | extremes | of_job, descriptions=descriptions)
         every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
         for i in np.flatnonzero(known)[::every].tolist():
             spread = durations[:, i]
@@ -151,13 +177,15 @@ def write_tensorboard(
     steps: tuple[int, int] | None = None,
     account: Callable[[], Account] = say_nothing,
     look: RankMap | None = None,
+    definitions: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[ScalarLogs, list[str]]:
     """Write the log directory; return the logs, to which steps can be added, and what was left out.
 
     Parameters:
         look: what looks at every rank; where it is not given this process does.
+        definitions: of the parts of a step, by name, to be shown beside their scalars.
     """
-    logs = ScalarLogs(folder=folder)
+    logs = ScalarLogs(folder=folder, definitions=definitions)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
     collect = trace_collector(detail, window) if is_traced else None
@@ -191,9 +219,9 @@ def rank_series(rank: RankDetail) -> RankSeries:
     numbers, windows = rank.steps.numbers, rank.steps.windows
     columns: dict[str, Floats] = {"step_ms": (windows[:, 1] - windows[:, 0]) / 1e6}
     if rank.parts is not None:
-        columns |= {f"parts_ms/{part}": rank.parts[part] / 1e6 for part in PARTS}
+        columns |= {f"{PARTS_MS}/{part}": rank.parts[part] / 1e6 for part in PARTS}
         columns["exposed_ms"] = sum((rank.parts[part] for part in EXPOSED), np.zeros(len(numbers), np.int64)) / 1e6
-    columns |= {f"phases_ms/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
+    columns |= {f"{PHASES_MS}/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
     columns |= _memory(rank)
     ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9
     return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended, columns=columns)
@@ -222,7 +250,7 @@ def _memory(rank: RankDetail) -> dict[str, Floats]:
         largest = np.full(len(windows), -np.inf)
         np.maximum.at(largest, at[inside], own["value"][inside].astype(np.float64))
         if inside.any():
-            found[f"memory_bytes/{name.removesuffix('_bytes')}"] = np.where(np.isinf(largest), np.nan, largest)
+            found[f"{MEMORY_BYTES}/{name.removesuffix('_bytes')}"] = np.where(np.isinf(largest), np.nan, largest)
     return found
 
 

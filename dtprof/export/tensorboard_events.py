@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ import numpy.typing as npt
 from dtprof.analysis.intervals import Column
 from dtprof.errors import MissingDependencyError
 from dtprof.export.tensorboard_records import frame, frame_all
-from dtprof.export.wire import Floats, double, message, number, one_text, single, write_all
+from dtprof.export.wire import Floats, double, message, number, one_message, one_text, single, write_all
 
 FILE_VERSION = "brain.Event:2"
-WALL_TIME, STEP, SUMMARY, VALUE, TAG, SIMPLE_VALUE = 1, 2, 5, 1, 1, 2
+WALL_TIME, STEP, SUMMARY, VALUE, TAG, SIMPLE_VALUE, METADATA = 1, 2, 5, 1, 1, 2, 9
 """Fields of an Event, its Summary and the Values of that."""
+SCALARS = "scalars"
+"""As tensorboard.plugins.scalar.metadata has it."""
 HPARAMS, HPARAMS_VERSION = "hparams", 0
 HPARAMS_START, HPARAMS_END = "_hparams_/session_start_info", "_hparams_/session_end_info"
 """As tensorboard.plugins.hparams.metadata has them, which loads a part of TensorFlow's likeness."""
@@ -70,6 +72,7 @@ class EventLog:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
         self._file = (folder / name).open("ab")
+        self._described: set[str] = set()
         self._write(self._event(wall_time=time.time(), file_version=FILE_VERSION))
 
     def __enter__(self) -> "EventLog":
@@ -86,8 +89,19 @@ class EventLog:
         """Write what was added so far."""
         self._file.flush()
 
-    def scalars(self, steps: Column, walls_s: Floats, columns: Mapping[str, Floats]) -> None:
-        """Add points of each of these tags, an event a step; nan is no point."""
+    def scalars(
+        self,
+        steps: Column,
+        walls_s: Floats,
+        columns: Mapping[str, Floats],
+        *,
+        descriptions: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Add points of each of these tags, an event a step; nan is no point.
+
+        Parameters:
+            descriptions: by tag; stored with the first point of the tag, where TensorBoard looks for it.
+        """
         if not len(steps) or not columns:
             return
         tags = list(columns)
@@ -100,13 +114,20 @@ class EventLog:
             if not known.any():
                 records[rows] = b""
                 continue
-            values = [
-                piece
-                for at in np.flatnonzero(known).tolist()
-                for piece in message(VALUE, [one_text(TAG, tags[at]), *single(SIMPLE_VALUE, table[rows, at])])
-            ]
-            event = [*double(WALL_TIME, walls_s[rows]), *number(STEP, steps[rows]), *message(SUMMARY, values)]
-            records[rows] = [row.tobytes() for row in frame_all(write_all(event, len(rows)))]
+            known_tags = {tags[at]: table[:, at] for at in np.flatnonzero(known).tolist()}
+            told = {tag: self._describe(tag, descriptions.get(tag, "")) for tag in known_tags}
+            # The first point of a tag is in the first row of its pattern.
+            for chosen, metadata in ((rows[:1], told), (rows[1:], dict.fromkeys(told, b""))):
+                values = [
+                    piece
+                    for tag, column in known_tags.items()
+                    for piece in message(
+                        VALUE, [one_text(TAG, tag), *single(SIMPLE_VALUE, column[chosen]), metadata[tag]]
+                    )
+                ]
+                event = [*double(WALL_TIME, walls_s[chosen]), *number(STEP, steps[chosen]), *message(SUMMARY, values)]
+                records[chosen] = [row.tobytes() for row in frame_all(write_all(event, len(chosen)))]
+        self._described |= columns.keys()
         self._file.write(b"".join(records.tolist()))
 
     def histogram(self, step: int, wall_s: float, tag: str, values: npt.NDArray[np.float64]) -> None:
@@ -158,6 +179,15 @@ class EventLog:
         ):
             metadata = self._metadata(HPARAMS, content.SerializeToString())
             self._add(0, began_s, [self._summary.Summary.Value(tag=tag, metadata=metadata)])
+
+    def _describe(self, tag: str, description: str) -> bytes:
+        """Return the field that describes a tag, or nothing where it has been described."""
+        if not description or tag in self._described:
+            return b""
+        metadata = self._metadata(SCALARS)
+        metadata.summary_description = description
+        metadata.data_class = self._summary.DATA_CLASS_SCALAR  # or TensorBoard's data server leaves the text out
+        return one_message(METADATA, metadata.SerializeToString())
 
     def _metadata(self, plugin: str, content: bytes = b"") -> Any:
         data = self._summary.SummaryMetadata.PluginData(plugin_name=plugin, content=content)

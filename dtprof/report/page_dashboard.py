@@ -55,14 +55,19 @@ def dashboard_names() -> list[str]:
 
 
 @functools.cache
-def defined_names() -> dict[str, frozenset[str]]:
-    """Return the names that definitions of each panel may have: those that a shipped page defines."""
-    found: dict[str, set[str]] = {}
+def shipped_definitions() -> dict[str, dict[str, str]]:
+    """Return what the shipped pages define, by panel and name."""
+    found: dict[str, dict[str, str]] = {}
     for name in dashboard_names():
         document = tomllib.loads((dashboards_folder() / f"{name}.toml").read_text(encoding="utf-8"))
         for table in document["panels"]:
-            found.setdefault(table["panel"], set()).update(table.get("definitions", {}))
-    return {panel: frozenset(names) for panel, names in found.items()}
+            found.setdefault(table["panel"], {}).update(table.get("definitions", {}))
+    return found
+
+
+def defined_names() -> dict[str, frozenset[str]]:
+    """Return the names that definitions of each panel may have: those that a shipped page defines."""
+    return {panel: frozenset(definitions) for panel, definitions in shipped_definitions().items()}
 
 
 def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:

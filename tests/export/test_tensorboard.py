@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.detail import RunDetail, read_detail, read_ranks
+from dtprof.analysis.execution import THIS_PROCESS
 from dtprof.analysis.results import Summary
+from dtprof.cli.tensorboard import write_logs
 from dtprof.errors import MissingDependencyError
 from dtprof.export import tensorboard
 from dtprof.export.tensorboard import (
@@ -21,12 +23,15 @@ from dtprof.export.tensorboard import (
     rank_series,
     write_tensorboard,
 )
-from dtprof.export.tensorboard_events import Picture
+from dtprof.export.tensorboard_events import EventLog, Picture
+from dtprof.report.page_dashboard import shipped_definitions
 from dtprof.run_format.reader import Run
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR
     from tensorboard.plugins.hparams import metadata as hparams
 
 PICTURE = Picture(png=b"png", width=20, height=10)
@@ -91,6 +96,33 @@ def test_all_ranks_together_have_medians_extremes_a_spread_a_text_and_the_layout
         "size_tp": 2,
         "size_pp": 2,
     }
+
+
+def test_every_scalar_of_the_commands_log_is_described(run: Run, out: Path) -> None:
+    logs, _ = write_logs(run, out, THIS_PROCESS)
+    logs.close()
+    for name, before in (("rank 00000", ""), (ALL_RANKS, "Median over ranks. ")):
+        events = load(out / name)
+        told = {tag: events.SummaryMetadata(tag).summary_description for tag in events.Tags()["scalars"]}
+        assert all(told.values())
+        for part, definition in shipped_definitions()["step_parts"].items():
+            if f"parts_ms/{part}" in told:
+                assert told[f"parts_ms/{part}"] == before + definition
+        assert told["step_ms"] == before + "From the end of one step to the end of the next."
+
+
+def test_a_description_stands_with_the_first_point_of_its_tag_only(out: Path) -> None:
+    late = np.array([np.nan, 1.0, 2.0])
+    with EventLog(out) as log:
+        for first in (1, 4):
+            columns = {"early": np.array([1.0, 2.0, 3.0]), "late": late}
+            log.scalars(np.arange(first, first + 3), np.zeros(3), columns, descriptions={"late": "comes late"})
+    (file,) = out.iterdir()
+    values = [value for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+    assert [v.metadata.summary_description for v in values if v.tag == "late"] == ["comes late", "", "", ""]
+    assert {v.metadata.data_class for v in values if v.metadata.summary_description} == {DATA_CLASS_SCALAR}
+    assert [v.metadata.summary_description for v in values if v.tag == "early"] == [""] * 6
+    assert points(load(out), "late") == {2: 1.0, 3: 2.0, 5: 1.0, 6: 2.0}
 
 
 def test_a_quantity_that_some_steps_lack_has_points_in_the_others_only(run: Run, out: Path) -> None:
