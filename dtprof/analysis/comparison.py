@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dtprof.analysis.comparison_series import (
+    BUBBLE,
     BUBBLE_FRACTION,
     COLLECTIVES,
     EXPOSED,
@@ -48,6 +49,8 @@ _NAMES = (
     *SAMPLES,
     *(name for name in OF_COLLECTIVES if name != EXPOSED),
 )
+_INSTEAD_OF_BUBBLE = (EXPOSED, "exposed_transfer_ns", "exposed_wait_ns", "host_ns", "idle_ns")
+"""Where the time of a bubble is that is not known."""
 _NEVER = Estimate(mean=0.0, variance=0.0, degrees=1.0, num_steps=MIN_STEPS)
 """Of a collective that a run with steps did not make."""
 
@@ -244,6 +247,10 @@ def _compare_figure(
     if of_a is None or of_b is None:
         name, run = ("A", a) if of_a is None else ("B", b)
         return _unjudged(figure, of_a, of_b, f"{name}: {run.unknown.get(figure, 'not measured')}")
+    bubble = Figure(figure.table, BUBBLE, rank=figure.rank)
+    if figure.name in _INSTEAD_OF_BUBBLE and (bubble in a.unknown) != (bubble in b.unknown):
+        name = "A" if bubble in a.unknown else "B"
+        return _unjudged(figure, of_a, of_b, f"{name}: the bubble, which is not known, is in it")
     found = subtract_means(of_a, of_b, error=error)
     if found is None:
         return _unjudged(figure, of_a, of_b, f"fewer than {MIN_STEPS} steps")

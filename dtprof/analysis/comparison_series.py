@@ -4,7 +4,7 @@ Each rank is read as often as for the summary, one at a time; what is kept are s
 numbers a rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,9 +32,12 @@ from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables
 JOB, COLLECTIVES, RANKS = "job", "collectives", "ranks"
 TABLES = (JOB, COLLECTIVES, RANKS)
 STEP, EXPOSED, BUBBLE_FRACTION = "step_ns", "exposed_ns", "bubble_fraction"
+BUBBLE = "bubble_ns"
 SAMPLES = (RSS_BYTES, CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES)
 """Memory that is sampled at each step; peaks are one number a rank."""
 OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
+
+_NO_WINDOW = "a rank of the pipeline, or aligned clocks of its hosts, are missing: its bubble is not known"
 
 
 class Figure(NamedTuple):
@@ -98,6 +101,7 @@ class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
     numbers: Column
+    without_window: Collection[int]  # ranks whose bubbles are not known: nobody knows when their pipeline ran
 
 
 def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
@@ -133,6 +137,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
             meetings=meetings.of(families),
             numbers=numbers,
+            without_window=[rank for rank in part if rank in pipelines and pipelines[rank].key not in windows],
             errors=errors,
         )
         for part, families in surveys.parts
@@ -193,6 +198,10 @@ def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Fi
         parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
         figures |= {f"{part}_ns": column for part, column in parts.items()}
         figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
+        if tables.rank in task.without_window:
+            del figures[BUBBLE]
+            sums.unknown[Figure(RANKS, BUBBLE, rank=tables.rank)] = _NO_WINDOW
+            sums.unknown.setdefault(Figure(JOB, BUBBLE), _NO_WINDOW)
     figures |= _memory(tables, windows)
     exposed = np.where(blocked.known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
     seen = (timing.wait != UNKNOWN_NS) & (timing.duration != UNKNOWN_NS)
@@ -289,6 +298,8 @@ def _add_bubble(
     numbers: Column,
 ) -> None:
     """Add the bubble fraction of each pipeline, step by step."""
+    if pipelines and not windows:
+        sums.unknown.setdefault(Figure(JOB, BUBBLE_FRACTION), _NO_WINDOW)
     for key, (steps, intervals) in windows.items():
         members = [one for one in pipelines.values() if one.key == key]
         common = np.isin(numbers, steps)

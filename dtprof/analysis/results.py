@@ -346,7 +346,7 @@ class Summary:
     torch: str | None
     tap: str | None  # "native", "python", "mixed"
     complete: bool
-    missing_ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]  # of the last attempt
     dropped_events: int
     events: int
     clock_error_ns: int | None
@@ -368,3 +368,18 @@ class Summary:
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
+    left_out_ranks: tuple[int, ...] = ()  # that took part in an earlier attempt only
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Return the ranks that left no log in any attempt."""
+        return tuple(rank for rank in self.missing_ranks if rank not in self.left_out_ranks)
+
+    @property
+    def missing_words(self) -> str:
+        """Say for people how many ranks are missing, and why; nothing where none is."""
+        said = []
+        for ranks, why in ((self.lost_ranks, "left no log"), (self.left_out_ranks, "not in the last attempt")):
+            if ranks:
+                said.append(f"{len(ranks)} rank{'s' if len(ranks) != 1 else ''} {why}")
+        return ", ".join(said)

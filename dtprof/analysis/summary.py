@@ -162,6 +162,7 @@ def summarise_closely(
 
     world_size = _world_size(facts)
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
+    stale = tuple(sorted(set(run.folders) - set(chosen)))
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
@@ -189,6 +190,7 @@ def summarise_closely(
         tap=_tap(facts),
         complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
         missing_ranks=missing,
+        left_out_ranks=stale,
         dropped_events=sum(fact.dropped_events for fact in facts),
         events=sum(fact.events for fact in facts),
         clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
@@ -218,7 +220,7 @@ def summarise_closely(
             missing=missing,
             one_clock=one_clock,
             run_problems=run.problems,
-            stale=sorted(set(run.folders) - set(chosen)),
+            stale=stale,
             restarts=newest_attempt(run),
             pipeline=pipeline_doubts,
             throughput=throughput_doubts,

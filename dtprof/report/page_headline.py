@@ -125,8 +125,10 @@ def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
         said.append(f"{len(causes) - _MAX_NAMED_RANKS} more ranks failed")
     if stopped:
         said.append(f"{_name_ranks([rank.rank for rank in stopped])} stopped by SIGTERM")
-    if summary.missing_ranks:
-        said.append(f"{_name_ranks(summary.missing_ranks)} left no records")
+    if summary.lost_ranks:
+        said.append(f"{_name_ranks(summary.lost_ranks)} left no records")
+    if summary.left_out_ranks:
+        said.append(f"{_name_ranks(summary.left_out_ranks)} took no part in the last attempt")
     start = "The job did not end well" if failed else "The run is not whole"
     return Headline(
         verdict="bad",

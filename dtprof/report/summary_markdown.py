@@ -49,10 +49,8 @@ def _headline(summary: Summary) -> str:
             f"; **{format_ns(spread.median)} a step** (median of steps {first} to {last}; p10 {format_ns(spread.p10)}, "
             f"p90 {format_ns(spread.p90)})"
         )
-    if summary.missing_ranks:
-        lines[-1] += (
-            f"; **{len(summary.missing_ranks)} rank{'s' if len(summary.missing_ranks) != 1 else ''} left no log**"
-        )
+    if summary.missing_words:
+        lines[-1] += f"; **{summary.missing_words}**"
     return "\n".join(lines)
 
 

@@ -71,8 +71,8 @@ def _job_lines(summary: Summary) -> list[str]:
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
     lines = [*labelled("job", shorten(command, WIDTH - LABEL)), *labelled("", ", ".join(parts))]
     state = "complete" if summary.complete else "incomplete"
-    if summary.missing_ranks:
-        state += f": {len(summary.missing_ranks)} rank{'s' if len(summary.missing_ranks) != 1 else ''} left no log"
+    if summary.missing_words:
+        state += f": {summary.missing_words}"
     tap = f", {summary.tap} tap" if summary.tap else ""
     lines += labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
     if endings := _endings(summary.ranks):

@@ -12,6 +12,7 @@ from dtprof import tables
 from dtprof.analysis.results import PARTS, PHASES, StragglerResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.report.summary_json import summary_json
+from dtprof.report.summary_markdown import summary_markdown
 from dtprof.report.summary_text import summary_text
 from dtprof.run_format import paths, schema
 from dtprof.run_format.reader import open_run
@@ -128,6 +129,17 @@ def test_a_rank_that_is_only_in_an_earlier_attempt_is_left_out() -> None:
     assert [rank.rank for rank in summary.ranks] == [0]
     assert told(summary, "rank 1 took no part in the last attempt")
     assert not told(summary, "rank 1 left no log")
+    assert summary.lost_ranks == ()
+    assert "incomplete: 1 rank not in the last attempt" in " ".join(summary_text(summary).split())
+    assert "**1 rank not in the last attempt**" in summary_markdown(summary)
+
+
+def test_ranks_without_a_log_and_ranks_of_an_earlier_attempt_are_told_apart() -> None:
+    first, second = train(3, num_steps=9), train(3, num_steps=3)
+    second[0].attempt = 1
+    summary = summarise(MemoryRun([*first[:2], second[0]]))  # rank 1 was in attempt 0, rank 2 nowhere
+    assert (summary.missing_ranks, summary.lost_ranks, summary.left_out_ranks) == ((1, 2), (2,), (1,))
+    assert summary.missing_words == "1 rank left no log, 1 rank not in the last attempt"
 
 
 @pytest.mark.parametrize(

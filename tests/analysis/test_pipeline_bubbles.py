@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from dtprof.analysis.comparison import compare_runs
+from dtprof.analysis.comparison_series import JOB, RANKS, Figure, measure_run
 from dtprof.analysis.doubts import tell_shortly
 from dtprof.analysis.pipeline import theory_fraction
 from dtprof.analysis.results import PipelineResult, Summary
@@ -142,6 +144,28 @@ def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:
     summary = summary_of(GPIPE, boot_id="another")
     assert summary.pipeline is None
     assert any("or of aligned clocks of its hosts: 1 of 1" in doubt for doubt in summary.cannot_tell)
+
+
+def test_a_bubble_that_one_run_does_not_know_is_not_compared() -> None:
+    # Of the bubble of 30 of the first run nothing is known in the second: it is not smaller there.
+    known, unknown = MemoryRun(build(GPIPE)), MemoryRun(build(GPIPE, boot_id="another"))
+    result = compare_runs(measure_run(known), measure_run(unknown))
+    told = {(c.figure.table, c.figure.rank, c.figure.name): c for c in result.changes}
+    for table, rank in ((JOB, -1), (RANKS, 0), (RANKS, 1)):
+        bubble = told[table, rank, "bubble_ns"]
+        assert (bubble.a, bubble.b, bubble.difference, bubble.verdict) == (30, None, None, "unknown")
+        assert bubble.reason.startswith("B: a rank of the pipeline, or aligned clocks of its hosts, are missing")
+        assert told[table, rank, "host_ns"].reason == "B: the bubble, which is not known, is in it"
+    assert (told[JOB, -1, "bubble_fraction"].b, told[JOB, -1, "bubble_fraction"].verdict) == (None, "unknown")
+    assert told[JOB, -1, "step_ns"].difference == 0
+
+
+def test_bubbles_that_both_runs_know_are_compared() -> None:
+    run = MemoryRun(build(GPIPE))
+    (bubble,) = [
+        c for c in compare_runs(measure_run(run), measure_run(run)).changes if c.figure == Figure(JOB, "bubble_ns")
+    ]
+    assert (bubble.a, bubble.b, bubble.difference) == (30, 30, 0)
 
 
 def test_actions_that_cannot_be_replayed_leave_the_parts_unknown() -> None:
