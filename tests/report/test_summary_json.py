@@ -7,6 +7,7 @@ import pytest
 
 from dtprof.analysis.results import PARTS
 from dtprof.cli.main import main
+from dtprof.cli.summary import indented
 from tests.builders import RankBuilder, write_run
 
 MS = 1_000_000
@@ -124,3 +125,16 @@ def test_a_path_without_a_run_is_refused_with_a_sentence(tmp_path: Path, capsys:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "holds no run" in captured.err
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"a": [], "b": {"c": [1, -0.5, 1e-05, 1e22, 2**90, None, True]}},
+        {"name": 'caf\u00e9 "x" \n\u2028'},
+        ["\udcff"],
+    ],
+)
+def test_indented_json_is_that_of_the_standard_library(document: object) -> None:
+    assert indented(document) == json.dumps(document, indent=1)
