@@ -308,7 +308,12 @@ def _site(row: dict[str, Any]) -> Site:
 @functools.lru_cache(maxsize=4096)
 def _known_site(file: str, line: int, function: str, api: str) -> Site:
     """Return a site, the same object for all ranks that tell of it."""
-    return Site(file=file, line=line, function=function, api=api)
+    return Site(file=file, line=line, function=function, api=_COMPILED_GRAPH if api == _CALLS_COMPILED else api)
+
+
+_CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
+"""What torch.compile puts where code that it has rewritten calls one of its graphs."""
+_COMPILED_GRAPH = "compiled graph"
 
 
 def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:

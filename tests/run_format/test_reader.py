@@ -301,3 +301,11 @@ def test_members_of_a_large_group_are_a_range(tmp_path: Path) -> None:
     assert open_run(tmp_path / "run").load(3).groups[0].ranks == tuple(ranks)
     assert members_of([*range(20), 30]) == {"ranks": [*range(20), 30]}
     assert members_of([0, 1]) == {"ranks": [0, 1]}
+
+
+def test_code_of_torch_compile_is_said_to_call_a_compiled_graph(tmp_path: Path) -> None:
+    rank = RankBuilder(0, world_size=1)
+    rank.op("all_reduce", 0, 1, site=rank.site("DisableContext.__call__.<locals>._fn", line=3))
+    rank.op("all_reduce", 2, 3, site=rank.site("all_reduce", line=4))
+    sites = open_run(write_run(tmp_path / "run", [rank])).load(0).sites
+    assert [(site.line, site.api) for site in sites.values()] == [(3, "compiled graph"), (4, "all_reduce")]
