@@ -24,9 +24,9 @@ from dtprof.diagnosis.positions import (
     positions_of,
     seq_of,
 )
-from dtprof.diagnosis.recorded import group_keys, rank_evidence, spans_named
+from dtprof.diagnosis.recorded import NO_PAST, group_keys, rank_evidence, spans_named
 from dtprof.diagnosis.shifts import find_shift
-from dtprof.tables import Array, Manifest, RankTables, join, select
+from dtprof.tables import OPERATION, SPAN, Array, Manifest, RankTables, join, select
 
 BEFORE, AFTER = 1024, 512
 """Positions of a group on which is decided, around the first that differs."""
@@ -47,6 +47,7 @@ KINDS = frozenset(
     }
 )
 _OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
+NOTHING = np.zeros(0, OPERATION), np.zeros(0, SPAN)
 _LATEST = np.iinfo(np.int64).max
 
 
@@ -129,17 +130,16 @@ class LiveComparison:
 
     def _add(self, tables: RankTables) -> _Rank:
         known = self._ranks.get(tables.rank)
-        spans = spans_named(tables, tables.spans, events.STEP, events.OPTIMIZER)
-        if known is not None:
-            spans = join([known.tables.spans, spans])
-            operations = join([known.tables.operations, tables.operations])
-        else:
-            operations = tables.operations
-        steppers, at = np.unique(spans["thread"], return_index=True)
+        before = known.tables if known is not None else replace(tables, operations=NOTHING[0], spans=NOTHING[1])
+        operations = join([before.operations, tables.operations])
+        spans = join([before.spans, tables.spans])
+        steps = spans_named(tables, spans, events.STEP, events.OPTIMIZER)
+        steppers, at = np.unique(steps["thread"], return_index=True)
+        spans = join([steps[at], spans_named(tables, spans, events.FORWARD)])
         numbers = known.numbers if known is not None else np.zeros(0, np.int64)
         if known is None or known.tables.groups is not tables.groups:
             numbers = self._number(tables)
-        own = replace(tables, operations=operations, spans=spans[at], samples=tables.samples[:0])
+        own = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0], past=before.past)
         self._ranks[tables.rank] = rank = _Rank(tables=own, numbers=numbers, steppers=steppers)
         return rank
 
@@ -276,6 +276,24 @@ class LiveComparison:
             rows = rank.tables.operations
             if len(rows) > limit:  # a copy: a view would keep the whole
                 rank.tables = replace(rank.tables, operations=rows[-limit:].copy())
+            rank.tables = _without_early_forwards(rank.tables, most=limit)
+
+
+def _without_early_forwards(tables: RankTables, *, most: int) -> RankTables:
+    """Return the tables with forward passes before the operations in them counted, and so all but the newest."""
+    is_forward = np.zeros(len(tables.spans), np.bool_)
+    is_forward[np.isin(tables.spans["op"], [i for i, name in enumerate(tables.ops) if name == events.FORWARD])] = True
+    forwards = np.flatnonzero(is_forward)
+    oldest_ns = int(tables.operations["issued_ns"][0]) if len(tables.operations) else 0
+    early = max(int(np.count_nonzero(tables.spans["begin_ns"][forwards] < oldest_ns)), len(forwards) - most)
+    if early <= 0:
+        return tables
+    past = tables.past or NO_PAST
+    return replace(
+        tables,
+        spans=np.delete(tables.spans, forwards[:early]),
+        past=replace(past, forwards=past.forwards + early),
+    )
 
 
 def _name(finding: Finding) -> tuple[str, tuple[int, ...]]:

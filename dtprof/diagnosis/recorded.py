@@ -37,9 +37,7 @@ PAUSE_NS = 1_000_000_000
 
 _REFUSED_NS = 5_000_000
 LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
-_NO_PAST = Past(
-    counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0
-)
+NO_PAST = Past(counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0)
 
 
 class RankRecords(Protocol):
@@ -114,7 +112,7 @@ def rank_evidence(
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
     keys, groups = group_keys(tables)
-    past = tables.past or _NO_PAST
+    past = tables.past or NO_PAST
     rows = without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))

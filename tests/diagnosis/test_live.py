@@ -25,7 +25,11 @@ def looks(ranks: Sequence[RankBuilder | RankTables], *, each: int = 7) -> list[F
         for late, tables in enumerate(whole):
             first = max(0, begin - late * each)
             last = max(0, begin + each - late * each)
-            grown.append(replace(tables, operations=tables.operations[first:last]))
+            ends = np.r_[0, tables.operations["issued_ns"], np.iinfo(np.int64).max]
+            begin_ns, end_ns = (int(ends[min(i, len(ends) - 2) + (i > 0)]) for i in (first, last))
+            begun = tables.spans["begin_ns"]
+            spans = tables.spans[(begin_ns <= begun) & (begun < end_ns)]
+            grown.append(replace(tables, operations=tables.operations[first:last], spans=spans))
         found += comparison.take(grown)
     return found + comparison.take([], is_last=True)
 
@@ -69,6 +73,22 @@ def test_a_rank_that_left_a_call_out_and_goes_on_is_told_of() -> None:
                     rank.op("all_reduce", t, t + 5, nbytes=8, site=rank.site(line=line), step=step)
     (finding,) = looks(ranks)
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 31)
+
+
+@pytest.mark.parametrize("kept", [live.MAX_KEPT, 300])
+def test_an_optimizer_step_left_out_is_told_of_as_such(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_KEPT", kept)
+    monkeypatch.setattr(live, "MIN_KEPT", kept // 3)
+    ranks = job(3)
+    for rank in ranks:
+        for batch in range(200):
+            t = batch * 100
+            rank.span("forward", t, t + 5, step=batch)
+            step = batch - (rank.rank == 1 and batch > 150)
+            rank.op("all_reduce", t + 10, t + 15, nbytes=8, site=rank.site(line=5), step=step)
+    (finding,) = looks(ranks, each=20)
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 151)
+    assert finding.summary.startswith("Rank 1 left out an optimizer step: at #151 of ")
 
 
 def test_a_program_that_is_right_is_never_told_of() -> None:
