@@ -66,12 +66,26 @@ def output_error(path: Path, error: OSError) -> OutputError:
     return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
 
 
+def taken_error(path: Path) -> OutputError:
+    """Return the error for a directory that something is in."""
+    try:
+        is_recorded = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8")).get("ended_realtime_ns") == 0
+    except (OSError, ValueError, AttributeError):
+        is_recorded = False
+    if is_recorded:
+        return OutputError(
+            f"{path} holds a run that has not ended; give another directory, --join on every host where it is one job "
+            "of several, or --force to replace what was left by a launcher that is gone"
+        )
+    return OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+
+
 def _empty(path: Path, *, force: bool) -> None:
     entries = list(path.iterdir())
     if not entries:
         return
     if not force:
-        raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+        raise taken_error(path)
     refuse_what_is_not_ours(path)
     for entry in entries:
         if entry.is_dir():

@@ -89,7 +89,7 @@ def _claim(path: Path) -> bool:
     os.close(descriptor)
     if others:
         (path / CLAIM).unlink()
-        raise OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+        raise directory.taken_error(path)
     (path / paths.node_folder_name(writer.host_name())).mkdir()
     return True
 

@@ -55,6 +55,14 @@ def test_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
         directory.create(tmp_path, force=False)
 
 
+def test_the_directory_of_a_run_that_goes_on_is_refused_with_the_way_to_join_it(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"ended_realtime_ns": 0}')
+    with pytest.raises(
+        OutputError, match="has not ended; give another directory, --join on every host where it is one"
+    ):
+        directory.create(tmp_path, force=False)
+
+
 def test_force_replaces_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [RankBuilder(rank, world_size=2) for rank in (0, 1)])
     for name in ("report.html", "verdict.json", ".run.json.123", ".told-0123abcd"):
