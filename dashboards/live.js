@@ -8,9 +8,11 @@
   let newest = Number(place.dataset.version);
   const firstVersion = newest;
   let names = null;
+  const now = document.getElementById("now");
 
   function say(state, text, alarms) {
     place.dataset.state = state;
+    now.querySelector("summary").textContent = state === "gone" ? "As last seen" : "Now";
     place.querySelector(".live-text").textContent = text;
     const list = place.querySelector(".live-alarms");
     const fresh = alarms.map((alarm) => Object.assign(document.createElement("li"), { textContent: alarm }));
@@ -18,8 +20,6 @@
       list.replaceChildren(...fresh);
     }
   }
-
-  const now = document.getElementById("now");
 
   function showNow(markup) {
     now.hidden = markup === null;

@@ -158,6 +158,8 @@ def record_children(node_folder: Path) -> None:
     def write(pid: int, status: int | None) -> None:
         # Negative: the signal that ended it, as in subprocess.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        if not node_folder.exists():
+            return  # the run was moved or deleted, as the launcher says
         writer.append_line(file, {"pid": pid, "status": status, "t_ns": now, "by": os.getpid()})
 
     def handle_exitstatus(self: Any, sts: int, *rest: Any, **options: Any) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from dtprof.cli.following import say_next
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dtprof.live.monitor import Moment, Monitor
 
 EPILOG = """\
@@ -46,21 +48,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Watch until the job has ended or the user has seen enough."""
+    from rich.console import Console
+
     from dtprof.live.monitor import Monitor
 
+    console = Console()
     monitor = Monitor(arguments.run_directory)
     try:
-        if arguments.once or not sys.stdout.isatty():
-            _print_once(monitor)
-        else:
-            _watch(monitor)
+        # A dumb terminal cannot be redrawn.
+        once = arguments.once or not sys.stdout.isatty() or console.is_dumb_terminal
+        moment = _print_once(monitor) if once else _watch(monitor, console)
     finally:
         monitor.close()
-    say_next("diagnose", arguments.run_directory)
+    ended_well = moment.has_ended and moment.exit_status == 0 and not moment.alarms
+    say_next("summary" if ended_well else "diagnose", arguments.run_directory)
     return 0
 
 
-def _print_once(monitor: "Monitor") -> None:
+def _print_once(monitor: "Monitor") -> "Moment":
     from rich.console import Console
 
     from dtprof.report.top_screen import WIDTH, render_screen
@@ -68,17 +73,15 @@ def _print_once(monitor: "Monitor") -> None:
     moment = monitor.look()
     lines = max(FEWEST_LINES, len(moment.ranks) + len(moment.alarms) + FEWEST_LINES)
     Console(width=WIDTH).print(render_screen(moment, monitor.run, height=lines, keys=""))
+    return moment
 
 
-def _watch(monitor: "Monitor") -> None:
+def _watch(monitor: "Monitor", console: "Console") -> "Moment":
     """Redraw until the job has ended or q is pressed; the last screen stays."""
-    from rich.console import Console
     from rich.live import Live
 
     from dtprof.errors import NotARunError
     from dtprof.report.top_screen import render_screen
-
-    console = Console()
 
     def draw(moment: "Moment") -> None:
         live.update(render_screen(moment, monitor.run, height=console.height - 1), refresh=True)
@@ -93,6 +96,7 @@ def _watch(monitor: "Monitor") -> None:
                 break
             draw(moment)
     console.print(render_screen(moment, monitor.run, height=console.height - 1, keys=""))
+    return moment
 
 
 @contextmanager

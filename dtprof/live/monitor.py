@@ -16,6 +16,7 @@ from dtprof.live.window import LiveWindow
 from dtprof.run_format import writer
 from dtprof.run_format.follow import Growth
 
+STOPPED = "killed by SIGTERM"
 MIN_STILL_S = 10.0
 STILL_STEPS = 10
 """Nothing moves: for so long, and for so many times the median step."""
@@ -142,14 +143,7 @@ def _find_alarms(
     *,
     stuck_s: float | None,
 ) -> list[str]:
-    alarms = []
-    by_end: dict[str, list[int]] = {}
-    for rank in ranks:
-        if rank.end.startswith(("killed", "exited")):
-            by_end.setdefault(rank.end, []).append(rank.rank)
-    for end, found in by_end.items():
-        verb = ("was " if len(found) == 1 else "were ") if end.startswith("killed") else ""
-        alarms.append(f"{list_ranks(found)} {verb}{end}")
+    alarms = _tell_ends(ranks)
     if stuck_s is not None:
         alarms.append(f"nothing has moved for {stuck_s:.0f} s")
     alarms += map(_mismatch, told[:MAX_TOLD])
@@ -161,6 +155,23 @@ def _find_alarms(
     if summary is not None:
         alarms += [_slow(found) for found in summary.stragglers[:2]]
     return alarms
+
+
+def _tell_ends(ranks: Sequence[RankNow]) -> list[str]:
+    """Say who did not end well; launchers send SIGTERM to those that are left, so they come last."""
+    by_end: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.end.startswith(("killed", "exited")):
+            by_end.setdefault(rank.end, []).append(rank.rank)
+    stopped = by_end.pop(STOPPED, [])
+    told = []
+    for end, found in by_end.items():
+        verb = ("was " if len(found) == 1 else "were ") if end.startswith("killed") else ""
+        told.append(f"{list_ranks(found)} {verb}{end}")
+    if stopped:
+        named = f"all {len(ranks)} ranks" if len(stopped) == len(ranks) > 1 else list_ranks(stopped)
+        told.append(f"{'then ' if told else ''}{named} {'was' if len(stopped) == 1 else 'were'} stopped by SIGTERM")
+    return told
 
 
 def _mismatch(told: ToldMismatch) -> str:

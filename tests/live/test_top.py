@@ -120,6 +120,21 @@ def test_rates_have_a_line_of_80_columns(tmp_path: Path) -> None:
     assert lines[2] == "100 ms a step (p90 100 ms), 81,920 tokens/s"  # 2 x 4096 in 0.1 s
 
 
+def test_those_that_the_launcher_stopped_come_after_the_one_that_died(tmp_path: Path) -> None:
+    for statuses, told in (
+        ((-15, -15, -9, -15), ("rank 2 was killed by SIGKILL", "then ranks 0, 1, 3 were stopped by SIGTERM")),
+        ((-15, -15, -15, -15), ("all 4 ranks were stopped by SIGTERM",)),
+        ((None, -15, 1, 1), ("ranks 2, 3 exited 1", "then rank 1 was stopped by SIGTERM")),
+    ):
+        ranks = [RankBuilder(number, 4) for number in range(4)]
+        for rank in ranks:
+            rank.op("barrier", 0, MS)
+        ended = [(rank, status) for rank, status in zip(ranks, statuses, strict=True) if status is not None]
+        exits = [ProcessExit(pid=rank.pid, status=status, t_ns=1) for rank, status in ended]
+        run = builders.write_run(tmp_path / str(len(told)) / str(statuses[0]), ranks, exits=exits)
+        assert Monitor(run).look().alarms == told
+
+
 def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> None:
     ranks = [RankBuilder(number, 40) for number in range(40)]
     for rank in ranks:
@@ -180,6 +195,25 @@ def test_q_ends_it_and_the_terminal_is_as_before(tmp_path: Path) -> None:
         assert process.returncode == 0
         assert termios.tcgetattr(theirs) == before
         assert b"q quits" in shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(theirs)
+        os.close(ours)
+
+
+def test_a_terminal_that_cannot_be_redrawn_gets_one_screen(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "dtprof", "top", str(run)]
+    environment = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    try:
+        shown = b"".join(_shown(ours, process))
+        assert process.wait(60) == 0
+        assert shown.count(b"2 of 2 ranks on 1 host, gloo, step 8") == 1
+        assert b"next: dtprof diagnose " in shown
+        assert b"q quits" not in shown
     finally:
         process.kill()
         process.wait()
