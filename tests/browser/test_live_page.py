@@ -85,8 +85,11 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         assert all(url.startswith(page.url) for url in asked)
         assert page.complaints() == []
 
+        heading = "return document.querySelector('#now > summary').textContent"
+        assert page.run(heading) == "Now"
         run.rename(tmp_path / "elsewhere")
         page.wait_for(f"{STATUS}.startsWith('what was seen last stays')")
+        assert page.run(heading) == "As last seen"
         assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
     page.wait_for(f"{STATUS}.includes('does not answer')")
     page.driver.get("about:blank")
