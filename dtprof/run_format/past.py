@@ -54,7 +54,7 @@ def first_of_newest(files: Sequence[Path], *, of_all: int, of_each: int) -> int:
     for i in range(len(files) - 1, 0, -1):
         segment = _read(files[i], _KINDS)
         if segment is None:
-            return 0
+            continue  # damaged, or begun at this moment: it is read, and counts for nothing
         wanted = max(of_each, of_all // max(1, segment.header["world_size"]))
         found += int(np.count_nonzero(segment.rows["kind"] <= _P2P))
         if found >= wanted:

@@ -130,6 +130,16 @@ def test_a_short_log_is_read_whole_and_kept(tmp_path: Path) -> None:
     assert run.load(0) is run.load_newest(0, of_all=NEWEST, of_each=NEWEST)
 
 
+def test_a_newest_segment_that_has_no_header_yet_changes_nothing(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [busy_rank()])
+    folder = path / paths.rank_folder_name(0, 0)
+    number = len(paths.segment_files(folder))
+    (folder / paths.segment_name(number)).write_bytes(bytes(schema.SEGMENT_SIZE))
+    found = load_newest(open_run(path))
+    assert found.past is not None
+    assert len(found.operations) < NEWEST + RECORDS
+
+
 def damage(folder: Path) -> None:
     """Write an impossible state over the second record."""
     segment = folder / paths.segment_name(0)
