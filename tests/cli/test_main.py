@@ -169,7 +169,7 @@ def test_the_next_command_is_said_below_the_results(tmp_path: Path, capsys: pyte
     assert said_by("diagnose", "--jobs", "1") == f"next: dtprof summary '{run}'\n"
     assert said_by("check", "--max-step-ms", "0.001") == f"next: dtprof summary '{run}'\n"
     assert said_by("check", "--max-slowdown-against", str(run)) == f"next: dtprof summary '{run}'\n"
-    assert said_by("top") == f"next: dtprof diagnose '{run}'\n"
+    assert said_by("top") == f"next: dtprof summary '{run}'\n"
     assert said_by("diagnose", "--json", "--jobs", "1") == ""
     source = tmp_path / "train.py"
     source.write_text("import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n")
