@@ -115,7 +115,7 @@ def collect_attempt(run: reader.Run, number: int, executor: Executor) -> facts.E
         ranks,
         world_size=world_size,
         manifest=replace(run.manifest, exit_status=1),
-        stalled=any(rank.front is not None or rank.in_init for rank in ranks),
+        stalled=any(map(_is_held_up, ranks)),
         stopped_on_hang_ns=None,
     )
 
@@ -230,8 +230,7 @@ def _is_stalled(
     run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
 ) -> bool:
     """Say whether ranks are, or were at their end, held up: then open operations mean something."""
-    held_up = any(rank.front is not None or rank.in_init for rank in ranks)
-    if not held_up:
+    if not any(map(_is_held_up, ranks)):
         return False
     if stop is not None:
         detected_ns = run.job_facts.get("hang_detected_ns")
@@ -242,6 +241,11 @@ def _is_stalled(
     if not same_boot or not any(rank.alive for rank in ranks):
         return True  # killed together with dtprof: this is where it stood
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
+
+
+def _is_held_up(rank: facts.RankEvidence) -> bool:
+    """Say whether a rank is, or was at its end, in a call that others must make too."""
+    return rank.front is not None or rank.in_init or rank.making_group is not None
 
 
 def _time_at_rest(
