@@ -3,6 +3,7 @@
 import argparse
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -115,11 +116,16 @@ def _keys() -> Iterator[Callable[[float], str]]:
         ready, _, _ = select.select([file], [], [], seconds)
         return os.read(file, 64).decode("utf-8", "replace")[-1:] if ready else ""
 
+    def leave(_signal: int, _frame: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    handler = signal.signal(signal.SIGTERM, leave)  # else the terminal would be left as it is while it is drawn on
     try:
         tty.setcbreak(file)
         yield wait
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _sleep(seconds: float) -> str:

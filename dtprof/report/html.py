@@ -111,7 +111,7 @@ def _render_live(version: int | None) -> Markup:
     return element(
         "div",
         element("span", "live", class_="live-text"),
-        element("ul", class_="live-alarms", role="status"),
+        element("div", element("ul", class_="live-alarms"), role="status"),
         id="live",
         data_version=str(version),
     )

@@ -180,7 +180,8 @@ def test_without_a_terminal_one_screen_is_printed(arguments: list[str], tmp_path
     assert "\x1b" not in ended.stdout
 
 
-def test_q_ends_it_and_the_terminal_is_as_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143)])
+def test_however_it_is_ended_the_terminal_is_as_before(how: str, status: int, tmp_path: Path) -> None:
     import termios
 
     run = running(two_ranks(4), tmp_path / "run")
@@ -190,9 +191,13 @@ def test_q_ends_it_and_the_terminal_is_as_before(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
     try:
         shown = b"".join(_shown(ours, process, until=b"does now"))
-        os.write(ours, b"q")
+        if how == "q":
+            os.write(ours, b"q")
+        else:
+            process.terminate()
         shown += b"".join(_shown(ours, process))
-        assert process.returncode == 0
+        assert process.returncode == status
+        assert shown.count(b"\x1b[?1049l") == shown.count(b"\x1b[?1049h") == 1
         assert termios.tcgetattr(theirs) == before
         assert b"q quits" in shown
     finally:
