@@ -4,6 +4,9 @@ import signal
 
 from dtprof.tables import UNKNOWN_NS, ProcessExit
 
+STOPPED = "killed by SIGTERM"
+"""As launchers end those that are left once one has failed."""
+
 
 def describe_end(
     *, exit_seen: ProcessExit | None, ended_ns: int, has_exception: bool, job_has_ended: bool | None

@@ -74,7 +74,7 @@ def _diagnose_attempts(
         return last.verdict
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
-    return remember(last, [_judge(collect_attempt(run, number, executor)) for number in earlier])
+    return remember(last, [_judge(collect_attempt(run, number, executor, newest=newest)) for number in earlier])
 
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
@@ -104,11 +104,11 @@ def _exit_of(run: reader.Run, one: RankRead) -> ProcessExit | None:
     return run.exit_of(one.evidence.host, one.evidence.pid, since_ns=one.first_ns)
 
 
-def collect_attempt(run: reader.Run, number: int, executor: Executor) -> facts.Evidence:
+def collect_attempt(run: reader.Run, number: int, executor: Executor, *, newest: int | None = None) -> facts.Evidence:
     """Read what the rules need of an attempt after which the job was restarted."""
     ranks, world_size = [], 0
     present = [rank for rank, attempts in run.folders.items() if number in dict(attempts)]
-    for one in read_ranks(run, present, executor, attempt=number):
+    for one in read_ranks(run, present, executor, attempt=number, newest=newest):
         ranks.append(replace(one.evidence, exit=_exit_of(run, one), alive=False))
         world_size = max(world_size, one.world_size)
     return facts.gather(

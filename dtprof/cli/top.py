@@ -88,7 +88,11 @@ def _watch(monitor: "Monitor", console: "Console") -> "Moment":
         live.update(render_screen(moment, monitor.run, height=console.height - 1), refresh=True)
 
     moment = monitor.look()
-    with _keys() as wait_for_key, Live(console=console, auto_refresh=False, screen=True) as live:
+    with (
+        _in_order_at_sigterm(),
+        _keys() as wait_for_key,
+        Live(console=console, auto_refresh=False, screen=True) as live,
+    ):
         draw(moment)
         while not moment.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
             try:
@@ -98,6 +102,20 @@ def _watch(monitor: "Monitor", console: "Console") -> "Moment":
             draw(moment)
     console.print(render_screen(moment, monitor.run, height=console.height - 1, keys=""))
     return moment
+
+
+@contextmanager
+def _in_order_at_sigterm() -> Iterator[None]:
+    """Leave by an exception at SIGTERM, or the terminal would stay as it is while it is drawn on."""
+
+    def leave(_signal: int, _frame: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -116,16 +134,11 @@ def _keys() -> Iterator[Callable[[float], str]]:
         ready, _, _ = select.select([file], [], [], seconds)
         return os.read(file, 64).decode("utf-8", "replace")[-1:] if ready else ""
 
-    def leave(_signal: int, _frame: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    handler = signal.signal(signal.SIGTERM, leave)  # else the terminal would be left as it is while it is drawn on
     try:
         tty.setcbreak(file)
         yield wait
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGTERM, handler)
 
 
 def _sleep(seconds: float) -> str:

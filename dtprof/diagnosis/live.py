@@ -24,9 +24,9 @@ from dtprof.diagnosis.positions import (
     positions_of,
     seq_of,
 )
-from dtprof.diagnosis.recorded import NO_PAST, group_keys, rank_evidence, spans_named
+from dtprof.diagnosis.recorded import NO_PAST, are_named, group_keys, rank_evidence, spans_named
 from dtprof.diagnosis.shifts import find_shift
-from dtprof.tables import OPERATION, SPAN, Array, Manifest, RankTables, join, select
+from dtprof.tables import Array, Manifest, RankTables, join, select
 
 BEFORE, AFTER = 1024, 512
 """Positions of a group on which is decided, around the first that differs."""
@@ -47,7 +47,6 @@ KINDS = frozenset(
     }
 )
 _OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
-NOTHING = np.zeros(0, OPERATION), np.zeros(0, SPAN)
 _LATEST = np.iinfo(np.int64).max
 
 
@@ -130,16 +129,18 @@ class LiveComparison:
 
     def _add(self, tables: RankTables) -> _Rank:
         known = self._ranks.get(tables.rank)
-        before = known.tables if known is not None else replace(tables, operations=NOTHING[0], spans=NOTHING[1])
-        operations = join([before.operations, tables.operations])
-        spans = join([before.spans, tables.spans])
+        before = [known.tables] if known is not None else []
+        operations = join([one.operations for one in (*before, tables)])
+        spans = join([one.spans for one in (*before, tables)])
         steps = spans_named(tables, spans, events.STEP, events.OPTIMIZER)
         steppers, at = np.unique(steps["thread"], return_index=True)
         spans = join([steps[at], spans_named(tables, spans, events.FORWARD)])
         numbers = known.numbers if known is not None else np.zeros(0, np.int64)
         if known is None or known.tables.groups is not tables.groups:
             numbers = self._number(tables)
-        own = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0], past=before.past)
+        own = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0])
+        if known is not None:
+            own = replace(own, past=known.tables.past)
         self._ranks[tables.rank] = rank = _Rank(tables=own, numbers=numbers, steppers=steppers)
         return rank
 
@@ -281,9 +282,7 @@ class LiveComparison:
 
 def _without_early_forwards(tables: RankTables, *, most: int) -> RankTables:
     """Return the tables with forward passes before the operations in them counted, and so all but the newest."""
-    is_forward = np.zeros(len(tables.spans), np.bool_)
-    is_forward[np.isin(tables.spans["op"], [i for i, name in enumerate(tables.ops) if name == events.FORWARD])] = True
-    forwards = np.flatnonzero(is_forward)
+    forwards = np.flatnonzero(are_named(tables, tables.spans, events.FORWARD))
     oldest_ns = int(tables.operations["issued_ns"][0]) if len(tables.operations) else 0
     early = max(int(np.count_nonzero(tables.spans["begin_ns"][forwards] < oldest_ns)), len(forwards) - most)
     if early <= 0:

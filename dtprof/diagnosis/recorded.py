@@ -25,7 +25,7 @@ from dtprof.diagnosis.evidence import (
     group_key,
 )
 from dtprof.diagnosis.standstill import longest_gap_ns, newest_moments
-from dtprof.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, join, select
+from dtprof.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
@@ -257,20 +257,21 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], 
     nth = np.full(len(rows), -1, np.int64)
     found = _Messages(nth=nth)
     messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
+    past_columns = np.array([*past.messages], np.int64).reshape(-1, 4)
+    past_sends = ids_named(tables.ops, events.POINT_TO_POINT[:1])[past_columns[:, 1]]
+    past_keys = _channel_keys(past_columns[:, 0], past_columns[:, 2], past_sends, past_columns[:, 3])
     before: Counter[int] = Counter()
-    for (group_id, op, peer, tag), number in past.messages.items():
-        sent = tables.ops[op : op + 1] == events.POINT_TO_POINT[:1]
-        before[_channel_key(group_id, peer, sent, tag)] += number
+    for i, ((group_id, op, peer, tag), number) in enumerate(past.messages.items()):
+        before[int(past_keys[i])] += number
         if op < len(tables.ops) and group_id in keys:
+            sent = bool(past_sends[i])
             channel = _channel(keys[group_id], peer, tag, sent)
             found.channels[channel] = found.channels.get(channel, 0) + number
     if not len(messages):
         return found
     own = select(rows, messages)
-    sends = _are_named(tables, own, events.POINT_TO_POINT[0])
-    key = own["group"].astype(np.uint64) << np.uint64(48)
-    key |= ((own["peer"] + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
-    key |= (sends.astype(np.uint64) << np.uint64(32)) | (own["tag"].astype(np.uint64) & np.uint64(0xFFFFFFFF))
+    sends = are_named(tables, own, events.POINT_TO_POINT[0])
+    key = _channel_keys(own["group"], own["peer"], sends, own["tag"])
     order = np.argsort(key, kind="stable")
     _, first, count = np.unique(key[order], return_index=True, return_counts=True)
     earlier = np.array([before[one] for one in key[order][first].tolist()], np.int64)
@@ -295,9 +296,17 @@ def _channel(group: GroupKey, peer: int, tag: int, sends: bool) -> Channel:
     return Channel(group, group.ranks[peer] if 0 <= peer < len(group.ranks) else -1, tag, sends)
 
 
-def _channel_key(group_id: int, peer: int, sends: bool, tag: int) -> int:
-    """Return what stands for a channel where all messages of a rank are counted."""
-    return group_id << 48 | (peer + 1 & 0x7FFF) << 33 | sends << 32 | tag & 0xFFFFFFFF
+def _channel_keys(
+    groups: npt.NDArray[np.integer],
+    peers: npt.NDArray[np.integer],
+    sends: npt.NDArray[np.bool_],
+    tags: npt.NDArray[np.integer],
+) -> npt.NDArray[np.uint64]:
+    """Return what stands for the channel of each message where all of a rank are counted."""
+    key: npt.NDArray[np.uint64] = groups.astype(np.uint64) << np.uint64(48)
+    key |= ((peers + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
+    key |= (sends.astype(np.uint64) << np.uint64(32)) | (tags.astype(np.uint64) & np.uint64(0xFFFFFFFF))
+    return key
 
 
 def _in_columns(
@@ -306,18 +315,16 @@ def _in_columns(
     own = select(rows, chosen)
     table = np.empty(len(own), MESSAGE)
     table["nth"], table["at"], table["nbytes"], table["site"] = nth[chosen], chosen - tail, own["nbytes"], own["site"]
-    table["plain"] = _are_named(tables, own, *events.POINT_TO_POINT)
+    table["plain"] = are_named(tables, own, *events.POINT_TO_POINT)
     table["done"] = (own["done_ns"] != UNKNOWN_NS) & (own["state"] != codes.FAILED)
     noticed = (own["waits"] > 0) | ((own["flags"] & codes.ASKED) != 0)
     table["settled"] = table["done"] | noticed | (own["state"] == codes.FAILED) | (own["state"] == codes.ISSUED)
     return table
 
 
-def _are_named(tables: RankTables, rows: Array, *names: str) -> npt.NDArray[np.bool_]:
+def are_named(tables: RankTables, rows: Array, *names: str) -> npt.NDArray[np.bool_]:
     """Say which records have one of these names; those whose name is lost have none."""
-    wanted = np.zeros(1 << 16, np.bool_)
-    wanted[[i for i, name in enumerate(tables.ops) if name in names]] = True
-    return np.asarray(wanted[rows["op"]], np.bool_)
+    return np.asarray(ids_named(tables.ops, names)[rows["op"]], np.bool_)
 
 
 def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
@@ -424,7 +431,7 @@ def _last_site(tables: RankTables) -> Site | None:
 
 def spans_named(tables: RankTables, spans: Array, *names: str) -> Array:
     """Return the spans of these names."""
-    return select(spans, _are_named(tables, spans, *names)) if len(spans) else spans
+    return select(spans, are_named(tables, spans, *names)) if len(spans) else spans
 
 
 def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:

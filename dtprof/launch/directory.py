@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -66,13 +67,26 @@ def output_error(path: Path, error: OSError) -> OutputError:
     return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what run.json of a directory holds; nothing where that is no object.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        document = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
 def taken_error(path: Path) -> OutputError:
     """Return the error for a directory that something is in."""
     try:
-        is_recorded = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8")).get("ended_realtime_ns") == 0
-    except (OSError, ValueError, AttributeError):
-        is_recorded = False
-    if is_recorded:
+        document = read_manifest(path)
+    except OSError:
+        document = {}
+    if document.get("ended_realtime_ns") == 0:
         return OutputError(
             f"{path} holds a run that has not ended; give another directory, --join on every host where it is one job "
             "of several, or --force to replace what was left by a launcher that is gone"

@@ -4,7 +4,6 @@ A job of several hosts has a `dtprof run` on each. With one directory that all s
 others join it: where the environment says that they are of one job, or where --join asks for it.
 """
 
-import json
 import os
 import time
 from pathlib import Path
@@ -52,7 +51,7 @@ def enter(path: Path, *, force: bool, join: bool) -> bool:
             if claimed:
                 return True
             _wait_for_manifest(path)
-        _check(path, _manifest(path), join=join)
+        _check(path, directory.read_manifest(path), join=join)
         (path / paths.node_folder_name(writer.host_name())).mkdir(exist_ok=True)
     except OSError as error:
         raise directory.output_error(path, error) from error
@@ -67,7 +66,7 @@ def _goes_on(path: Path) -> bool:
     """
     if not (path / paths.MANIFEST).is_file():
         return False
-    document = _manifest(path)
+    document = directory.read_manifest(path)
     if document.get("ended_realtime_ns") != 0 or not _is_running(path, document):
         return False
     if job_key() is None or document.get("job") != job_key():
@@ -103,14 +102,6 @@ def _wait_for_manifest(path: Path) -> None:
                 "give another directory"
             )
         time.sleep(LOOK_EVERY_S)
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))
-    except ValueError:
-        document = None
-    return document if isinstance(document, dict) else {}
 
 
 def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:

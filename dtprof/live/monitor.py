@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtprof.analysis.endings import STOPPED
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.summary import summarise
@@ -16,7 +17,6 @@ from dtprof.live.window import LiveWindow
 from dtprof.run_format import writer
 from dtprof.run_format.follow import Growth
 
-STOPPED = "killed by SIGTERM"
 MIN_STILL_S = 10.0
 STILL_STEPS = 10
 """Nothing moves: for so long, and for so many times the median step."""

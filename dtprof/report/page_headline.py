@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dtprof.analysis.endings import STOPPED
 from dtprof.analysis.results import PARTS, RankResult, Summary
 from dtprof.diagnosis.findings import Verdict
 from dtprof.figures.quantities import format_duration, format_share
@@ -16,7 +17,6 @@ MOST = 0.7
 ENDED_WELL = ("finished", "running", "unknown")
 BROKEN = {"hang": "Hang", "crash": "Crash"}
 """Outcomes of the diagnosis that come before everything else."""
-STOPPED = "killed by SIGTERM"
 _MAX_NAMED_RANKS = 4
 _LOSSES = {
     "bubble": ("in pipeline bubbles", "More microbatches or an interleaved schedule make them smaller."),

@@ -5,19 +5,18 @@ a closer look (damage, a call that failed), nothing is said of the past, and the
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof import events
 from dtprof.run_format import archive, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE
-from dtprof.run_format.segments import Records, count_at_most, read_segment
-from dtprof.tables import UNKNOWN_NS, Array, Past, select
+from dtprof.run_format.segments import Records, count_at_most, find_fault, read_segment, sound_rows
+from dtprof.tables import UNKNOWN_NS, Array, Past, ids_named, select
 
 _P2P = schema.KIND["p2p"]
 _SPAN = schema.KIND["span"]
@@ -28,14 +27,6 @@ _KINDS = ("state", "kind")
 _COUNTED = (*_KINDS, "op", "group", "flags", "step", "issued_ns")
 _POSITIONS = (*_KINDS, "group", "seq")
 _MESSAGES = (*_KINDS, "op", "group", "peer", "tag")
-_EXPECTED = {
-    "magic": schema.MAGIC,
-    "format_version": schema.FORMAT_VERSION,
-    "byte_order": schema.BYTE_ORDER_MARK,
-    "record_size": schema.RECORD_SIZE,
-}
-_IS_KIND = np.zeros(256, np.bool_)
-_IS_KIND[list(schema.KIND.values())] = True
 _KEPT_SPANS = (events.NEW_GROUP, events.CHECKPOINT, events.COMPILE)
 """Spans that are kept wherever they lie: they are few."""
 
@@ -90,8 +81,8 @@ class _Counter:
 
     def __init__(self, newest: Array, names: Sequence[str]) -> None:
         self.spans: list[Array] = []
-        self._is = {name: _ids(names, (name,)) for name in (events.DATA, events.FORWARD)}
-        self._is_kept = _ids(names, _KEPT_SPANS)
+        self._is = {name: ids_named(names, (name,)) for name in (events.DATA, events.FORWARD)}
+        self._is_kept = ids_named(names, _KEPT_SPANS)
         p2p = newest["kind"] == _P2P
         self._known = np.zeros(1 << 17, np.bool_)
         self._known[newest["group"].astype(np.int64) * 2 + p2p] = True
@@ -184,13 +175,6 @@ class _Counter:
         return True
 
 
-def _ids(names: Sequence[str], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Return a table that says of each id whether it has one of the names."""
-    table = np.zeros(1 << 16, np.bool_)
-    table[[i for i, name in enumerate(names) if name in wanted]] = True
-    return table
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
     header: dict[str, Any]
@@ -205,9 +189,10 @@ def _read(file: Path, columns: Sequence[str]) -> _Segment | None:
         except FileNotFoundError:  # archived since the folder was listed
             file = paths.archive_of(file)
             data = file.read_bytes()
-        head = data[: schema.HEADER_SIZE]
-        header = schema.unpack_header(head) if len(head) == schema.HEADER_SIZE else {}
-        if [header.get(name) for name in _EXPECTED] != [*_EXPECTED.values()]:
+        if len(data) < schema.HEADER_SIZE:
+            return None
+        header = schema.unpack_header(data[: schema.HEADER_SIZE])
+        if find_fault(header, file):
             return None
         if paths.is_archive(file):
             rows = archive.unpack_columns(data, np.dtype([(name, RECORD_DTYPE[name]) for name in columns]))
@@ -216,6 +201,5 @@ def _read(file: Path, columns: Sequence[str]) -> _Segment | None:
             rows = np.frombuffer(data, RECORD_DTYPE, count, schema.HEADER_SIZE)
     except (OSError, ValueError):
         return None
-    rows = rows if rows["state"].all() else select(rows, rows["state"] != 0)
-    sound = (rows["state"] < len(schema.STATES)) & _IS_KIND[rows["kind"]]
-    return _Segment(header=header, rows=rows) if sound.all() else None
+    rows, _, damaged = sound_rows(rows)
+    return None if damaged else _Segment(header=header, rows=rows)

@@ -152,15 +152,8 @@ def _take(
         problems.append(f"{where} is cut after {len(head)} bytes, inside its header: its events are lost")
         return None
     header = schema.unpack_header(head)
-    if header["magic"] != schema.MAGIC:
-        problems.append(f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged")
-        return None
-    refuse_newer(header["format_version"], where)
-    if header["byte_order"] != schema.BYTE_ORDER_MARK or header["record_size"] != schema.RECORD_SIZE:
-        problems.append(
-            f"{where} has byte order {header['byte_order']:#x} and records of {header['record_size']} bytes; "
-            f"expected {schema.BYTE_ORDER_MARK:#x} and {schema.RECORD_SIZE}"
-        )
+    if fault := find_fault(header, where):
+        problems.append(fault)
         return None
     if size < schema.SEGMENT_SIZE:
         problems.append(f"{where} is cut after {size} of {schema.SEGMENT_SIZE} bytes: later events are lost")
@@ -171,6 +164,23 @@ def _take(
     if damaged:
         problems.append(f"{where} holds {damaged} damaged records, left out")
     return header
+
+
+def find_fault(header: dict[str, Any], where: Path | str) -> str:
+    """Return why records behind a header cannot be read; nothing where they can.
+
+    Raises:
+        NewerFormatError: they were written by a newer dtprof.
+    """
+    if header["magic"] != schema.MAGIC:
+        return f"{where} does not start with {schema.MAGIC!r}: it is not a segment, or was damaged"
+    refuse_newer(header["format_version"], where)
+    if header["byte_order"] != schema.BYTE_ORDER_MARK or header["record_size"] != schema.RECORD_SIZE:
+        return (
+            f"{where} has byte order {header['byte_order']:#x} and records of {header['record_size']} bytes; "
+            f"expected {schema.BYTE_ORDER_MARK:#x} and {schema.RECORD_SIZE}"
+        )
+    return ""
 
 
 def refuse_newer(version: object, where: Path | str) -> None:
@@ -188,15 +198,7 @@ def refuse_newer(version: object, where: Path | str) -> None:
 
 def take_rows(rows: Array, records: Records) -> int:
     """Add records as they lie in a segment; return how many are damaged."""
-    # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
-    state = np.ascontiguousarray(rows["state"])
-    if not state.all():
-        rows, state = select(rows, state != 0), state[state != 0]
-    kind = np.ascontiguousarray(rows["kind"])
-    sound = (state < _NUM_STATES) & _IS_KIND[kind]
-    damaged = len(rows) - int(np.count_nonzero(sound))
-    if damaged:
-        rows, kind = select(rows, sound), kind[sound]
+    rows, kind, damaged = sound_rows(rows)
     is_operation = kind <= schema.KIND["p2p"]
     if count := int(np.count_nonzero(is_operation)):
         table = records.operations.add(count)
@@ -215,6 +217,20 @@ def take_rows(rows: Array, records: Records) -> int:
             if into is not records.device_times:
                 records.last_ns.append(last_time(into[-1]))
     return damaged
+
+
+def sound_rows(rows: Array) -> tuple[Array, npt.NDArray[np.uint8], int]:
+    """Return the records that were written and are sound, the kind of each, and how many are damaged."""
+    # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
+    state = np.ascontiguousarray(rows["state"])
+    if not state.all():
+        rows, state = select(rows, state != 0), state[state != 0]
+    kind = np.ascontiguousarray(rows["kind"])
+    sound = (state < _NUM_STATES) & _IS_KIND[kind]
+    damaged = len(rows) - int(np.count_nonzero(sound))
+    if damaged:
+        rows, kind = select(rows, sound), kind[sound]
+    return rows, kind, damaged
 
 
 def last_time(table: Array) -> int:

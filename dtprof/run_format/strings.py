@@ -20,6 +20,9 @@ from dtprof.tables import UNKNOWN_NS, Group, Site
 MAX_MEMBERS = 1 << 20
 """Members that a group can have."""
 ENTRY_ERRORS = (KeyError, TypeError, ValueError, OverflowError)
+_CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
+"""What torch.compile puts where code that it has rewritten calls one of its graphs."""
+_COMPILED_GRAPH = "compiled graph"
 _ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
@@ -309,11 +312,6 @@ def _site(row: dict[str, Any]) -> Site:
 def _known_site(file: str, line: int, function: str, api: str) -> Site:
     """Return a site, the same object for all ranks that tell of it."""
     return Site(file=file, line=line, function=function, api=_COMPILED_GRAPH if api == _CALLS_COMPILED else api)
-
-
-_CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
-"""What torch.compile puts where code that it has rewritten calls one of its graphs."""
-_COMPILED_GRAPH = "compiled graph"
 
 
 def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
