@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{given} says what to take of a running job; expected --now as well")
     timeout_s = _seconds(arguments.timeout)
     engine = engines.chosen_engine(arguments)
-    opened = open_run(arguments.run_directory)
+    opened = open_run(arguments.run_directory) if arguments.now else engines.open_run(arguments.run_directory, engine)
     chosen = _choose(opened, arguments.ranks)
     status = 0
     if arguments.now:
@@ -105,9 +105,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         request = None
     with engines.executor_for(engine, opened) as executor:
-        found = list(
-            map_tasks(executor, read_part, [WindowsTask(run=opened, rank=one, request=request) for one in chosen])
-        )
+        tasks = [WindowsTask(run=opened.part([one]), rank=one, request=request) for one in chosen]
+        found = [
+            replace(one, folder=str(opened.path / Path(one.folder).name))  # as the run was named
+            for one in map_tasks(executor, read_part, tasks)
+        ]
     _print(opened, found, arguments, request)
     return status
 

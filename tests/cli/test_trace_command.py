@@ -1,13 +1,17 @@
 """`dtprof trace` and the settings of profiler windows: what cannot be taken, and what is said of it."""
 
+import contextlib
 import gzip
 import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from dtprof import settings
 from dtprof.capture.window_files import TooLargeError, TracedStep, pack
+from dtprof.cli import engines
 from dtprof.cli.main import main
 from dtprof.errors import UsageError
 from dtprof.run_format import paths, trace_requests
@@ -95,6 +99,30 @@ def test_workers_read_the_windows_that_this_process_does(run: Path, capsys: pyte
         assert main(["trace", str(run), "--json", "--jobs", jobs]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
+
+
+def test_workers_elsewhere_find_a_run_that_was_named_from_here(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere:
+        """Works in another folder, as a Dask worker may."""
+
+        at_once = 1
+
+        def submit(self, work: Callable[[object], object], task: object) -> "Future[object]":
+            done: Future[object] = Future()
+            with contextlib.chdir("/"):
+                done.set_result(work(task))
+            return done
+
+    @contextlib.contextmanager
+    def elsewhere(*_: object) -> Iterator[Elsewhere]:
+        yield Elsewhere()
+
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setattr(engines, "executor_for", elsewhere)
+    assert main(["trace", run.name, "--json"]) == 0
+    assert [row["first"] for row in json.loads(capsys.readouterr().out)["windows"]] == [2, 5]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """Every executor gives the same results, to the last bit, and the same errors; none leaves a process behind."""
 
+import json
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -124,6 +128,29 @@ def test_a_worker_that_is_killed_is_told_with_the_way_out(*, forked: bool) -> No
 def test_a_lost_dask_worker_is_told(dask: DaskWorkers) -> None:
     with pytest.raises(WorkerLostError, match="Dask"):
         list(map_tasks(dask, signal.raise_signal, [signal.SIGKILL]))
+
+
+def test_when_no_dask_worker_is_left_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "LOOK_S", 0.1)
+    with DaskWorkers(scheduler="", num=1) as workers:
+        monkeypatch.setattr(dask_cluster, "WORKERS_S", 0)
+        workers._client.retire_workers()
+        with pytest.raises(WorkerLostError, match=r"all workers of Dask ended .* none came back"):
+            list(map_tasks(workers, abs, [1]))
+
+
+def test_work_longer_than_the_time_between_two_looks_is_waited_for(
+    dask: DaskWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "LOOK_S", 0.01)
+    monkeypatch.setattr(dask_cluster, "WORKERS_S", 0)
+    assert list(map_tasks(dask, time.sleep, [0.3])) == [None]
+    with pytest.raises(TimeoutError, match="of the work"):
+        list(map_tasks(dask, time_out, ["of the work"]))
+
+
+def time_out(said: str) -> None:
+    raise TimeoutError(said)
 
 
 @FORKED_OR_NOT
@@ -257,3 +284,44 @@ def test_a_scheduler_that_does_not_answer_is_said_so(address: str, monkeypatch: 
     monkeypatch.setattr(dask_cluster, "CONNECT_S", 1)
     with pytest.raises(SchedulerError, match=f"no Dask scheduler answers at {address}"):
         DaskWorkers(scheduler=address, num=0).__enter__()
+
+
+def test_an_address_at_which_something_else_listens_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_cluster, "CONNECT_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # its backlog takes the connection; nobody answers
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SchedulerError, match=f"no Dask scheduler answers at {address}"):
+            DaskWorkers(scheduler=address, num=0).__enter__()
+
+
+def test_the_address_of_a_worker_is_said_to_be_one(dask: DaskWorkers) -> None:
+    worker = next(iter(dask._client.scheduler_info()["workers"]))
+    with pytest.raises(SchedulerError, match=r"what answers is a (Worker|Nanny)"):
+        DaskWorkers(scheduler=worker, num=0).__enter__()
+
+
+def test_a_scheduler_without_workers_is_told_with_the_command_that_starts_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import distributed
+
+    monkeypatch.setattr(dask_cluster, "WORKERS_S", 0.1)
+    make: Any = distributed.LocalCluster
+    with make(n_workers=0, host="127.0.0.1", dashboard_address=None) as cluster:
+        with pytest.raises(SchedulerError, match=rf"no workers after .*: dask worker {cluster.scheduler_address}$"):
+            DaskWorkers(scheduler=cluster.scheduler_address, num=0).__enter__()
+        named = tmp_path / "scheduler.json"
+        named.write_text(json.dumps({"address": cluster.scheduler_address}))
+        with pytest.raises(SchedulerError, match=rf"no workers after .*: dask worker --scheduler-file {named}$"):
+            DaskWorkers(scheduler=str(named), num=0).__enter__()
+
+
+def test_a_program_in_which_dask_can_start_no_worker_is_told_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    import distributed
+
+    def fail(**_: object) -> None:
+        raise RuntimeError("Nanny failed to start.")
+
+    monkeypatch.setattr(distributed, "LocalCluster", fail)
+    with pytest.raises(SchedulerError, match=r"Nanny failed to start.*below `if __name__ == '__main__':`"):
+        DaskWorkers(scheduler="", num=1).__enter__()
