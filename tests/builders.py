@@ -14,7 +14,7 @@ the same on disk as real segment files of the current format:
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -311,6 +311,10 @@ class MemoryRun:
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Return the tables of one rank."""
         return self._tables[rank, self.folders[rank][-1][0] if attempt is None else attempt]
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Return the tables of ranks."""
+        return map(self.load, ranks)
 
 
 def write_run(

@@ -108,8 +108,8 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     """Return the sums over some ranks, and the figures of each."""
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
-    for rank in task.steps:
-        figures = _measure_rank(task.load(rank), task, sums)
+    for rank, tables in zip(task.steps, task.load_each(), strict=True):
+        figures = _measure_rank(tables, task, sums)
         for figure, series in figures.items():
             estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
             sums.add(figure, series)

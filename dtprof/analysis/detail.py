@@ -167,8 +167,8 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
 
 
 def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
-    for rank, own in task.steps.items():
-        yield _describe(time_rank(task.load(rank), own, task.meetings, task.errors), task, task.facts)
+    for own, tables in zip(task.steps.values(), task.load_each(), strict=True):
+        yield _describe(time_rank(tables, own, task.meetings, task.errors), task, task.facts)
 
 
 def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail:

@@ -100,8 +100,8 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
 
 def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
     """Read and place one rank after the other."""
-    for rank, own in task.steps.items():
-        yield place_used(task.load(rank), own, task.used, task.meetings, task.pipeline_windows[rank])
+    for (rank, own), tables in zip(task.steps.items(), task.load_each(), strict=True):
+        yield place_used(tables, own, task.used, task.meetings, task.pipeline_windows[rank])
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:

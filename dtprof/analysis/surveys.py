@@ -1,6 +1,6 @@
 """The first map of all ranks: what is known of each, the steps, and who met whom, on one clock where that is known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,9 @@ class RankRecords(Protocol):
 
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Read one rank; its last attempt unless another is named."""
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Read the last attempts of ranks, in this order."""
 
 
 class Run(RankRecords, Protocol):
@@ -115,6 +118,10 @@ class RankTask:
         """Read one rank, on the clock of the reference as far as clocks are aligned."""
         return self.clocks.align(self.records.load(rank))
 
+    def load_each(self) -> Iterator[RankTables]:
+        """Read these ranks, in order, as `load` does."""
+        return map(self.clocks.align, self.records.load_each(self.steps))
+
 
 def newest_ranks(run: Run) -> list[int]:
     """Return the ranks of the newest attempt, ascending."""
@@ -161,8 +168,7 @@ def _survey_on(run: Run, ranks: Sequence[int], executor: Executor, clocks: Clock
 def survey_ranks(task: SurveyTask) -> Surveys:
     """Survey some ranks, one after the other."""
     surveys = Surveys(clocks=task.clocks)
-    for rank in task.ranks:
-        tables = task.records.load(rank)
+    for rank, tables in zip(task.ranks, task.records.load_each(task.ranks), strict=True):
         seen = survey(task.clocks.align(tables), several_clocks=task.several_clocks)
         surveys.facts.append(seen.facts)
         surveys.steps[rank] = seen.steps

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,10 @@ class RecentRecords:
         if attempt not in (None, found.attempt):
             raise KeyError(f"attempt {attempt} of rank {rank}: only attempt {found.attempt} is followed")
         return found
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Return the records of ranks."""
+        return map(self.load, ranks)
 
 
 class _Recent:
@@ -221,6 +225,10 @@ class LiveWindow:
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Return the newest records of a rank, those included that are still open."""
         return self.part([rank]).load(rank, attempt)
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Return the newest records of ranks."""
+        return map(self.load, ranks)
 
     def part(self, ranks: Sequence[int]) -> RecentRecords:
         """Return the newest records of some ranks."""

@@ -18,7 +18,7 @@ from dtprof.errors import NewerFormatError
 from dtprof.run_format import archive, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.rank_processes import header_of, newest_header
-from dtprof.run_format.segments import Records, refuse_newer, take_rows
+from dtprof.run_format.segments import Records, refuse_newer
 from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
 from dtprof.tables import Array, RankTables, join, select
 
@@ -384,7 +384,7 @@ class _Window:
 def _take(rows: Array, chosen: npt.NDArray[np.bool_], into: Records) -> None:
     """Add some records to those taken before."""
     if chosen.any():
-        take_rows(select(rows, chosen), into)
+        into.take(select(rows, chosen))
 
 
 def _is_final(rows: Array, step: int) -> npt.NDArray[np.bool_]:

@@ -1,5 +1,6 @@
 """A run whose ranks are read once and kept, for what looks through all of them several times in one process."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 from dtprof.run_format.reader import Run
@@ -27,6 +28,10 @@ class KeptRun(Run):
                     table.flags.writeable = False
                 self.kept[rank] = found
         return found
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Return ranks, each as `load` does."""
+        return map(self.load, ranks)
 
     def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
         """Return one rank as it is kept, or else the newest of it, which is not kept."""

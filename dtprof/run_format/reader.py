@@ -26,12 +26,14 @@ from dtprof.run_format.segments import (
     ITEM_SIZES,
     OperationRows,
     Records,
+    Taker,
     by_time,
     count_at_most,
     last_time,
     read_segment,
     refuse_newer,
 )
+from dtprof.run_format.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.run_format.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
@@ -67,6 +69,10 @@ class Run:
         """Read one rank; its last attempt unless another is named."""
         attempt, folder = self._folder(rank, attempt)
         return read_rank(folder, rank=rank, attempt=attempt)
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Read ranks, in this order, as `load` does; those with short logs several at a time."""
+        return read_ranks((rank, *self._folder(rank, None)) for rank in ranks)
 
     def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
         """Read one rank, of a long log only the newest operations; the rest is counted (`RankTables.past`).
@@ -256,6 +262,53 @@ def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
     return _tables(folder, records, headers, read_strings(folder, problems), problems, rank=rank, attempt=attempt)
 
 
+def read_ranks(folders: Iterable[tuple[int, int, Path]]) -> Iterator[RankTables]:
+    """Read rank folders, each given as rank, attempt and path, in this order; short logs several at a time.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    waiting: list[_Waiting] = []
+    num_records = 0
+    for rank, attempt, folder in folders:
+        files = paths.segment_files(folder)
+        count = count_at_most(files)
+        if waiting and (count > MOST_SHORT or num_records + count > MOST_TOGETHER):
+            yield from _read_together(waiting)
+            waiting, num_records = [], 0
+        if count > MOST_SHORT:
+            yield read_rank(folder, rank=rank, attempt=attempt)
+        else:
+            waiting.append(_Waiting(rank=rank, attempt=attempt, folder=folder, files=files))
+            num_records += count
+    yield from _read_together(waiting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """A rank folder with a short log."""
+
+    rank: int
+    attempt: int
+    folder: Path
+    files: list[Path]
+
+
+def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
+    logs = [ShortLog() for _ in ranks]
+    problems: list[list[str]] = [[] for _ in ranks]
+    headers = [_read_headers(one.files, log, own) for one, log, own in zip(ranks, logs, problems, strict=True)]
+    decoded = decode_logs(logs)
+    if decoded is None:
+        for one in ranks:
+            yield read_rank(one.folder, rank=one.rank, attempt=one.attempt)
+        return
+    for one, records, told, own in zip(ranks, decoded, headers, problems, strict=True):
+        _note_gaps(one.folder, told, own)
+        strings = read_strings(one.folder, own)
+        yield _tables(one.folder, records, told, strings, own, rank=one.rank, attempt=one.attempt)
+
+
 def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int) -> RankTables | None:
     """Read the newest operations of a rank folder whose log is long, and count the rest.
 
@@ -287,8 +340,13 @@ def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: 
 def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records, list[dict[str, Any]]]:
     """Return the records of segments, and the headers of those that have one."""
     records = Records(operations=OperationRows(count_at_most(files)))
-    headers = (read_segment(file, records, problems) for file in files)
-    return records, [header for header in headers if header is not None]
+    return records, _read_headers(files, records, problems)
+
+
+def _read_headers(files: Iterable[Path], taker: Taker, problems: list[str]) -> list[dict[str, Any]]:
+    """Give away the records of segments; return the headers of those that have one."""
+    headers = (read_segment(file, taker, problems) for file in files)
+    return [header for header in headers if header is not None]
 
 
 def _tables(

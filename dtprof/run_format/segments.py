@@ -4,11 +4,12 @@ Part of the reader. Damaged records are left out and told of; records that were 
 """
 
 import errno
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -56,9 +57,21 @@ class OperationRows:
         self._used += count
         return self._block[self._used - count : self._used]
 
+    def put(self, rows: Array) -> None:
+        """Add rows that are filled in already."""
+        self._full = [*self.parts(), rows]
+        self._block, self._used = rows[:0], 0
+
     def parts(self) -> list[Array]:
         """Return all rows, in tables that follow one another."""
         return [*self._full, self._block[: self._used]] if self._used else self._full
+
+
+class Taker(Protocol):
+    """What records of segments are given to."""
+
+    def take(self, rows: Array) -> int:
+        """Take records as they lie in a segment, to be copied where they are kept; return how many are damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +84,28 @@ class Records:
     device_times: list[Array] = field(default_factory=list)  # as recorded
     last_ns: list[int] = field(default_factory=list)  # the last times of the tables, as they were taken
 
+    def take(self, rows: Array) -> int:
+        """Add records as they lie in a segment; return how many are damaged."""
+        rows, kind, damaged = sound_rows(rows)
+        is_operation = kind <= schema.KIND["p2p"]
+        if count := int(np.count_nonzero(is_operation)):
+            table = self.operations.add(count)
+            fill_operations(table, rows if count == len(rows) else select(rows, is_operation))
+            self.last_ns.append(last_time(table))
+        if count == len(rows):
+            return damaged
+        for name, into, convert in (
+            ("span", self.spans, to_spans),
+            ("sample", self.samples, to_samples),
+            ("device_time", self.device_times, np.copy),
+        ):
+            chosen = kind == schema.KIND[name]
+            if np.count_nonzero(chosen):
+                into.append(convert(select(rows, chosen)))
+                if into is not self.device_times:
+                    self.last_ns.append(last_time(into[-1]))
+        return damaged
+
     def joined(self) -> tuple[Array, Array, Array, Array]:
         """Return the operations, spans, samples and device times."""
         return (
@@ -81,8 +116,8 @@ class Records:
         )
 
 
-def read_segment(path: Path, records: Records, problems: list[str]) -> dict[str, Any] | None:
-    """Add the records of a segment, or of its archive, to those read before; return its header, None without one.
+def read_segment(path: Path, taker: Taker, problems: list[str]) -> dict[str, Any] | None:
+    """Give away the records of a segment, or of its archive; return its header, None without one.
 
     Raises:
         NewerFormatError: it was written by a newer dtprof.
@@ -94,7 +129,7 @@ def read_segment(path: Path, records: Records, problems: list[str]) -> dict[str,
                 with path.open("rb", buffering=0) as file:
                     head = file.read(schema.HEADER_SIZE)
                     size = os.fstat(file.fileno()).st_size
-                    return _take(head, size, _read_chunks(file.fileno()), where, records, problems)
+                    return _take(head, size, _read_chunks(file.fileno()), where, taker, problems)
             except FileNotFoundError:  # archived since the folder was listed
                 path = paths.archive_of(path)
         data = archive.unpack(path.read_bytes())
@@ -106,7 +141,7 @@ def read_segment(path: Path, records: Records, problems: list[str]) -> dict[str,
         return None
     body = np.frombuffer(data, np.uint8, offset=schema.HEADER_SIZE)
     chunks = (body[i : i + _CHUNK_BYTES] for i in range(0, len(body), _CHUNK_BYTES))
-    return _take(data[: schema.HEADER_SIZE], schema.SEGMENT_SIZE, chunks, where, records, problems)
+    return _take(data[: schema.HEADER_SIZE], schema.SEGMENT_SIZE, chunks, where, taker, problems)
 
 
 _CHUNK_BYTES = RECORDS_AT_ONCE * schema.RECORD_SIZE
@@ -145,9 +180,9 @@ def _next_hole(file: int, at: int) -> int:
 
 
 def _take(
-    head: bytes, size: int, chunks: Iterator[Bytes], where: str, records: Records, problems: list[str]
+    head: bytes, size: int, chunks: Iterator[Bytes], where: str, taker: Taker, problems: list[str]
 ) -> dict[str, Any] | None:
-    """Check the header of a segment of `size` bytes and add its records."""
+    """Check the header of a segment of `size` bytes and give away its records."""
     if len(head) < schema.HEADER_STRUCT.size:
         problems.append(f"{where} is cut after {len(head)} bytes, inside its header: its events are lost")
         return None
@@ -158,7 +193,7 @@ def _take(
     if size < schema.SEGMENT_SIZE:
         problems.append(f"{where} is cut after {size} of {schema.SEGMENT_SIZE} bytes: later events are lost")
     damaged = sum(
-        take_rows(chunk[: len(chunk) // schema.RECORD_SIZE * schema.RECORD_SIZE].view(RECORD_DTYPE), records)
+        taker.take(chunk[: len(chunk) // schema.RECORD_SIZE * schema.RECORD_SIZE].view(RECORD_DTYPE))
         for chunk in chunks
     )
     if damaged:
@@ -196,29 +231,6 @@ def refuse_newer(version: object, where: Path | str) -> None:
         )
 
 
-def take_rows(rows: Array, records: Records) -> int:
-    """Add records as they lie in a segment; return how many are damaged."""
-    rows, kind, damaged = sound_rows(rows)
-    is_operation = kind <= schema.KIND["p2p"]
-    if count := int(np.count_nonzero(is_operation)):
-        table = records.operations.add(count)
-        _fill_operations(table, rows if count == len(rows) else select(rows, is_operation))
-        records.last_ns.append(last_time(table))
-    if count == len(rows):
-        return damaged
-    for name, into, convert in (
-        ("span", records.spans, _spans),
-        ("sample", records.samples, _samples),
-        ("device_time", records.device_times, np.copy),
-    ):
-        chosen = kind == schema.KIND[name]
-        if np.count_nonzero(chosen):
-            into.append(convert(select(rows, chosen)))
-            if into is not records.device_times:
-                records.last_ns.append(last_time(into[-1]))
-    return damaged
-
-
 def sound_rows(rows: Array) -> tuple[Array, npt.NDArray[np.uint8], int]:
     """Return the records that were written and are sound, the kind of each, and how many are damaged."""
     # Not the head but the state says what was written: a segment starts as zeros, and claims may pass each other.
@@ -236,6 +248,11 @@ def sound_rows(rows: Array) -> tuple[Array, npt.NDArray[np.uint8], int]:
 def last_time(table: Array) -> int:
     """Return the last time that a table of operations, spans or samples holds."""
     return max(int(table[name].max()) for name in _TIMES[table.dtype])
+
+
+def last_times(table: Array) -> npt.NDArray[np.int64]:
+    """Return the last time that each row of such a table holds."""
+    return functools.reduce(np.maximum, (table[name] for name in _TIMES[table.dtype]))
 
 
 def count_at_most(files: Iterable[Path]) -> int:
@@ -270,7 +287,7 @@ def _after(records: Array, column: str, known: npt.NDArray[np.bool_]) -> npt.NDA
     return times if known.all() else np.where(known, times, UNKNOWN_NS)
 
 
-def _fill_operations(table: Array, records: Array) -> None:
+def fill_operations(table: Array, records: Array) -> None:
     for name in _SAME_IN_OPERATIONS:
         table[name] = records[name]
     state = records["state"]
@@ -283,7 +300,7 @@ def _fill_operations(table: Array, records: Array) -> None:
     table["device_ns"] = UNKNOWN_NS
 
 
-def _spans(records: Array) -> Array:
+def to_spans(records: Array) -> Array:
     table = np.empty(len(records), tables.SPAN)
     for name in _SAME_IN_SPANS:
         table[name] = records[name]
@@ -294,7 +311,7 @@ def _spans(records: Array) -> Array:
     return table
 
 
-def _samples(records: Array) -> Array:
+def to_samples(records: Array) -> Array:
     table = np.empty(len(records), tables.SAMPLE)
     table["op"], table["step"] = records["op"], records["step"]
     table["t_ns"], table["value"] = records["issued_ns"], records["numel"]
