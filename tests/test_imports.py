@@ -48,6 +48,7 @@ ALLOWED_BESIDES = {
     "dtprof/run_format/past.py": {"numpy"},  # the same
     "dtprof/run_format/device_times.py": {"numpy"},  # part of the reader
     "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
+    "dtprof/run_format/short_logs.py": {"numpy"},  # the same
     "dtprof/run_format/remote.py": {"fsspec"},  # the extra `remote`, where a run is given as a URL
     "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
     "dtprof/run_format/follow.py": {"numpy"},  # part of the reader

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
-from dtprof.analysis.intervals import Column
-from dtprof.analysis.records import UNNAMED, is_any
+from dtprof.analysis.intervals import Column, Mask
+from dtprof.analysis.rank_batches import RankBatch
+from dtprof.analysis.records import UNNAMED
 from dtprof.events import POINT_TO_POINT
 from dtprof.members import Members, share
 from dtprof.tables import UNKNOWN_NS, Array, Group, RankTables, join, select
@@ -223,46 +225,96 @@ def split(rows: Array, families: Iterable[Family], like: Iterable[Array | Column
     return {family: rows[begin:end] for family, begin, end in zip(families, [0, *ends], ends, strict=False)}
 
 
-def match_operations(tables: RankTables, operations: Array) -> Matched:
-    """Place every operation of one rank in its family."""
-    families_met: list[Family] = []
-    rows: list[Column] = []
-    seqs: list[Column] = []
-    groups = np.ascontiguousarray(operations["group"])
-    is_p2p = operations["kind"] == codes.POINT_TO_POINT
-    seqs_seen = np.ascontiguousarray(operations["seq"])
-    families = find_families(tables.groups, set(np.flatnonzero(np.bincount(groups)).tolist()))
-    # Positions ascend with time but in damaged records: then a radix sort by group is all there is to do.
+def match_operations(batch: RankBatch) -> list[Matched]:
+    """Place every operation of each rank in its family; rows are counted from the first operation of the rank."""
+    operations = batch.operations
+    groups = np.ascontiguousarray(operations.table["group"])
+    is_p2p = operations.table["kind"] == codes.POINT_TO_POINT
+    seqs_seen = np.ascontiguousarray(operations.table["seq"])
+    key = _Key.pack(operations.place, is_p2p, groups)
+    # Positions ascend with time but in damaged records: then radix sorts of columns of 16 bits are all there is to do.
     order = groups.argsort(kind="stable")
     order = np.concatenate((order[~is_p2p[order]], order[is_p2p[order]]))
-    group = groups[order] | is_p2p[order].astype(np.int32) << 16
-    sorted_seqs = seqs_seen[order]
-    if ((sorted_seqs[1:] < sorted_seqs[:-1]) & (group[1:] == group[:-1])).any():
-        order = np.lexsort((seqs_seen, groups, is_p2p))
-        group = groups[order] | is_p2p[order].astype(np.int32) << 16
-    unmatched = 0
-    for begin, end in itertools.pairwise(_bounds(group)):
-        some = order[begin:end]
-        family = families.get(int(group[begin]) & 0xFFFF)
+    if len(batch.tables) > 1:
+        order = order[operations.place.astype(np.uint16)[order].argsort(kind="stable")]
+    keys, seqs = key[order], seqs_seen[order]
+    same = keys[1:] == keys[:-1]
+    if ((seqs[1:] < seqs[:-1]) & same).any():
+        order = np.lexsort((seqs_seen, key))
+        seqs = seqs_seen[order]  # of equal keys still equal ones
+    bounds = _bounds(keys)
+    chosen = [_Key.unpack(number) for number in keys[bounds[:-1]].tolist()]
+    rows = order - np.array(operations.bounds)[operations.place[order]]
+    repeated = same & (seqs[1:] == seqs[:-1])  # a position twice: damaged records
+    families = _families_of(batch.tables, chosen)
+    found = [_Placed() for _ in batch.tables]
+    messages: list[_Messages] = []
+    for one, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
+        family = families[one.place].get(one.group)
         if family is None:
-            unmatched += len(some)
-        elif group[begin] >> 16:
-            messages = _match_messages(tables, operations, family, some)
-            unmatched += messages.unmatched
-            families_met += messages.families
-            rows += messages.rows
-            seqs += messages.seqs
+            found[one.place].unmatched += end - begin
+        elif one.is_p2p:
+            messages.append(_Messages(place=one.place, family=family, rows=rows[begin:end]))
         else:
-            seq = seqs_seen[some]
-            repeated = seq[1:] == seq[:-1]  # a position twice: damaged records
-            if repeated.any():
-                unmatched += int(repeated.sum())
-                only = np.concatenate(([True], ~repeated))
-                some, seq = some[only], seq[only]
-            families_met.append(family)
-            rows.append(some)
-            seqs.append(seq)
-    return Matched(families=families_met, rows=rows, seqs=seqs, unmatched=unmatched)
+            own, own_seqs = rows[begin:end], seqs[begin:end]
+            if repeated[begin : end - 1].any():
+                only = np.concatenate(([True], ~repeated[begin : end - 1]))
+                found[one.place].unmatched += end - begin - int(np.count_nonzero(only))
+                own, own_seqs = own[only], own_seqs[only]
+            found[one.place].add(family, own, own_seqs)
+    _match_messages(batch, messages, found)
+    return [placed.matched() for placed in found]
+
+
+class _Key(NamedTuple):
+    """What the operations of one group and kind of one rank have in common, packed in one number to be sorted by."""
+
+    place: int
+    is_p2p: bool
+    group: int
+
+    @classmethod
+    def pack(cls, place: Column, is_p2p: Mask, group: npt.NDArray[np.uint16]) -> Column:
+        packed: Column = place << 17 | is_p2p.astype(np.int64) << 16 | group
+        return packed
+
+    @classmethod
+    def unpack(cls, number: int) -> "_Key":
+        return cls(number >> 17, bool(number >> 16 & 1), number & 0xFFFF)
+
+
+@dataclass
+class _Placed:
+    """The operations of one rank that are placed so far."""
+
+    families: list[Family] = field(default_factory=list)
+    rows: list[Column] = field(default_factory=list)
+    seqs: list[Column] = field(default_factory=list)
+    unmatched: int = 0
+
+    def add(self, family: Family, rows: Column, seqs: Column) -> None:
+        self.families.append(family)
+        self.rows.append(rows)
+        self.seqs.append(seqs)
+
+    def matched(self) -> Matched:
+        return Matched(families=self.families, rows=self.rows, seqs=self.seqs, unmatched=self.unmatched)
+
+
+class _Messages(NamedTuple):
+    """The messages of one rank in one group."""
+
+    place: int  # of the rank
+    family: Family  # of the collectives of the group
+    rows: Column
+
+
+def _families_of(tables: Sequence[RankTables], chosen: Iterable[_Key]) -> list[dict[int, Family]]:
+    """Return the families of each rank by id of the group, of those that occur."""
+    occur: list[set[int]] = [set() for _ in tables]
+    for one in chosen:
+        occur[one.place].add(one.group)
+    return [find_families(own.groups, groups) for own, groups in zip(tables, occur, strict=True)]
 
 
 def _bounds(sorted_values: Column) -> list[int]:
@@ -288,33 +340,47 @@ def find_families(groups: Mapping[int, Group], chosen: Container[int] | None = N
     return families
 
 
-def _match_messages(tables: RankTables, operations: Array, group: Family, some: Column) -> Matched:
-    """Place sends and receives of one group by pair of ranks, tag and order."""
-    own = group.ranks.place_of(tables.rank)
-    if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
-        return Matched(families=(), rows=(), seqs=(), unmatched=len(some))
-    families: list[Family] = []
-    rows: list[Column] = []
-    seqs: list[Column] = []
-    is_send = is_any(operations["op"][some], [i for i, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]])
-    peer = operations["peer"][some].astype(np.int64)
-    tag = operations["tag"][some].astype(np.int64) & 0x7FFFFFFF
-    known = (peer >= 0) & (peer < group.size) & (peer != own)
-    pair_key = (is_send.astype(np.int64) << 32) | peer
-    order = np.lexsort((some, tag, pair_key))
+def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[_Placed]) -> None:
+    """Place sends and receives by pair of ranks, tag and order."""
+    placed: list[_Messages] = []
+    members: list[int] = []
+    for one in every:
+        tables = batch.tables[one.place]
+        own = one.family.ranks.place_of(tables.rank)
+        if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
+            found[one.place].unmatched += len(one.rows)
+        else:
+            placed.append(one)
+            members.append(own)
+    if not placed:
+        return
+    lengths = [len(one.rows) for one in placed]
+    which = np.repeat(np.arange(len(placed)), lengths)
+    rows = np.concatenate([one.rows for one in placed])
+    in_table = rows + np.repeat([batch.operations.bounds[one.place] for one in placed], lengths)
+    operations = batch.operations.table
+    is_send = batch.operations.is_named(POINT_TO_POINT[:1])[in_table]
+    peer = operations["peer"][in_table].astype(np.int64)
+    tag = operations["tag"][in_table].astype(np.int64) & 0x7FFFFFFF
+    sizes = np.repeat([one.family.size for one in placed], lengths)
+    known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
+    for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
+        found[one.place].unmatched += unknown
+    pair_key = which << 33 | is_send.astype(np.int64) << 32 | peer
+    order = np.lexsort((rows, tag, pair_key))
     order = order[known[order]]
-    for begin, end in itertools.pairwise(_bounds(pair_key[order])):
-        chosen = order[begin:end]
-        tags = tag[chosen]
-        place = np.arange(len(tags))
-        first = np.where(tags[1:] != tags[:-1], place[1:], 0)
-        count = place - np.concatenate((place[:1], np.maximum.accumulate(first)))
-        other = int(peer[chosen[0]])
-        sender, receiver = (own, other) if is_send[chosen[0]] else (other, own)
-        families.append(group._replace(sender=sender, receiver=receiver))
-        rows.append(some[chosen])
-        seqs.append((tags << 32) | count)
-    return Matched(families=families, rows=rows, seqs=seqs, unmatched=len(some) - int(np.count_nonzero(known)))
+    pair_key, tag, rows = pair_key[order], tag[order], rows[order]
+    place = np.arange(len(order))
+    begins = np.flatnonzero((pair_key[1:] != pair_key[:-1]) | (tag[1:] != tag[:-1])) + 1
+    first = np.zeros(len(order), np.int64)
+    first[begins] = begins
+    seqs = tag << 32 | (place - np.maximum.accumulate(first))
+    bounds = _bounds(pair_key)
+    for number, begin, end in zip(pair_key[bounds[:-1]].tolist(), bounds, bounds[1:], strict=False):
+        one, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF
+        sender, receiver = (own, other) if number >> 32 & 1 else (other, own)
+        family = one.family._replace(sender=sender, receiver=receiver)
+        found[one.place].add(family, rows[begin:end], seqs[begin:end])
 
 
 def duration_of(operations: Array) -> Column:
@@ -330,37 +396,46 @@ def duration_of(operations: Array) -> Column:
     return duration
 
 
-def describe_operations(tables: RankTables, operations: Array, apis: Apis, matched: Matched) -> RankMeetings:
-    """Describe the operations of one rank for the meeting with the other ranks."""
-    if not matched.rows:
-        return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows={})
-    some = matched.every_row
-    neutral = _NEUTRAL.copy()
-    neutral["num_seen"] = 1
-    neutral["last_rank"] = neutral["first_rank"] = tables.rank
-    neutral["host"] = 0
+def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequence[Matched]) -> list[RankMeetings]:
+    """Describe the operations of each rank for the meeting with the other ranks."""
+    operations, tables = batch.operations.table, batch.tables
+    lengths = [len(one.every_row) for one in matched]
+    of_each = functools.partial(np.repeat, repeats=lengths)
+    some = np.concatenate([one.every_row for one in matched]) + of_each(batch.operations.bounds[:-1])
+    ranks = of_each([one.rank for one in tables])
     duration = duration_of(operations)
     duration[operations["done_ns"] == UNKNOWN_NS] = FAR
     start = operations["issued_ns"][some]
     columns = {
-        "seq": np.concatenate(matched.seqs),
+        "seq": np.concatenate([seqs for one in matched for seqs in one.seqs] or [np.zeros(0, np.int64)]),
         "first_start": start,
         "last_start": start,
         "min_duration": duration[some],
-        "op": np.minimum(operations["op"][some], len(tables.ops)),
-        "api": apis.of_operation[some],
+        "op": np.minimum(operations["op"][some], of_each([len(one.ops) for one in tables])),
+        "api": np.concatenate([one.of_operation for one in apis])[some],
+        "first_rank": ranks,
+        "last_rank": ranks,
     }
+    neutral = _NEUTRAL.copy()
+    neutral["num_seen"] = 1
+    neutral["host"] = 0
     rows = np.empty(len(some), MEETING)
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[begin : begin + _ROWS_AT_ONCE]
         part.view(_WHOLE)[:] = neutral.view(_WHOLE)
         for name, column in columns.items():
             part[name] = column[begin : begin + _ROWS_AT_ONCE]
-    by_family = split(rows, matched.families, matched.rows)
-    is_p2p = matched.of_each(family.is_p2p for family in matched.families) > 0
-    if ((operations["peer"][some] >= 0) & ~is_p2p).any():
-        _describe_roots(tables.rank, operations, matched, by_family)
-    return RankMeetings(boot_id=tables.boot_id, ops=(*tables.ops, UNNAMED), apis=apis.names, rows=by_family)
+    has_root = operations["peer"][some] >= 0
+    described = []
+    ends = itertools.accumulate(lengths)
+    for i, (one, own, end) in enumerate(zip(tables, matched, ends, strict=True)):
+        begin = end - lengths[i]
+        by_family = split(rows[begin:end], own.families, own.rows)
+        is_p2p = own.of_each(family.is_p2p for family in own.families) > 0
+        if (has_root[begin:end] & ~is_p2p).any():
+            _describe_roots(one.rank, batch.operations.of(i), own, by_family)
+        described.append(RankMeetings(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_family))
+    return described
 
 
 def _describe_roots(rank: int, operations: Array, matched: Matched, by_family: Mapping[Family, Array]) -> None:

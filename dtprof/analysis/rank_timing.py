@@ -1,5 +1,6 @@
 """The operations of one rank, placed, and their blocked time split by who was waited for: what all maps begin with."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Matched, Meetings, match_operations
 from dtprof.analysis.operation_timing import Timing, time_operations
 from dtprof.analysis.phases import find_phases
-from dtprof.analysis.records import sound_operations, sound_spans
+from dtprof.analysis.rank_batches import RankBatch, batch_ranks
 from dtprof.analysis.steps import RankSteps
 from dtprof.tables import Array, RankTables
 
@@ -35,24 +36,25 @@ class RankTiming(PlacedRank):
     timing: Timing
 
 
-def place_rank(tables: RankTables, own: RankSteps, meetings: Meetings) -> PlacedRank:
-    """Place the operations of one rank, given the meetings of all ranks."""
-    operations, spans = sound_operations(tables), sound_spans(tables)
-    phases = find_phases(tables, spans, own)
-    return PlacedRank(
-        tables=tables,
-        steps=own,
-        operations=operations,
-        spans=spans,
-        phases=phases,
-        matched=match_operations(tables, operations).met_in(meetings),
-        blocked=find_blocked(tables, operations, phases, own),
-    )
+def place_ranks(batch: RankBatch, steps: Mapping[int, RankSteps], meetings: Meetings) -> Iterator[PlacedRank]:
+    """Place the operations of some ranks, given the steps of each, by rank, and the meetings of all ranks."""
+    for i, (tables, matched) in enumerate(zip(batch.tables, match_operations(batch), strict=True)):
+        operations, spans, own = batch.operations.of(i), batch.spans.of(i), steps[tables.rank]
+        phases = find_phases(tables, spans, own)
+        yield PlacedRank(
+            tables=tables,
+            steps=own,
+            operations=operations,
+            spans=spans,
+            phases=phases,
+            matched=matched.met_in(meetings),
+            blocked=find_blocked(tables, operations, phases, own),
+        )
 
 
 def time_rank(tables: RankTables, own: RankSteps, meetings: Meetings, errors: ClockErrors) -> RankTiming:
     """Return what the operations of one rank took, given the meetings of all ranks and the errors of their clocks."""
-    placed = place_rank(tables, own, meetings)
+    (placed,) = place_ranks(batch_ranks([tables]), {tables.rank: own}, meetings)
     timing = time_operations(
         placed.operations,
         placed.matched,

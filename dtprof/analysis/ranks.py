@@ -5,7 +5,7 @@ The first, `survey`, finds the steps and describes the operations so that they c
 both; none is kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,10 +25,10 @@ from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split
 from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
 from dtprof.analysis.pipeline import RankPipeline, find_actions, find_pipeline
+from dtprof.analysis.rank_batches import RankBatch
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
-from dtprof.analysis.rank_timing import place_rank
+from dtprof.analysis.rank_timing import place_ranks
 from dtprof.analysis.rank_waits import RankWaits, collect_waits
-from dtprof.analysis.records import sound_operations, sound_spans
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.serialised import SerialKey, SerialSums, find_rows
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
@@ -118,25 +118,32 @@ class StackReduction:
     dropped: dict[RowKey, Array]  # of operations of which only sums are left
 
 
-def survey(tables: RankTables, *, several_clocks: bool = False) -> Survey:
-    """Look through the records of one rank."""
-    operations, spans = sound_operations(tables), sound_spans(tables)
-    matched = match_operations(tables, operations)
-    steps = find_steps(tables, spans)
-    pipeline = find_pipeline(tables, spans, steps)
-    return Survey(
-        facts=_state_facts(
-            tables,
-            share=find_share(tables, operations, pipeline),
-            unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
-            unmatched=matched.unmatched,
-        ),
-        steps=steps,
-        meetings=describe_operations(tables, operations, find_apis(tables, operations), matched),
-        pipeline=pipeline,
-        marks=collect_marks(tables, operations, matched) if several_clocks else {},
-        consumption=find_consumption(tables, steps),
-    )
+def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
+    """Look through the records of some ranks."""
+    matched = match_operations(batch)
+    apis = [find_apis(tables, batch.operations.of(i)) for i, tables in enumerate(batch.tables)]
+    described = describe_operations(batch, apis, matched)
+    found = []
+    for i, (tables, own, meetings) in enumerate(zip(batch.tables, matched, described, strict=True)):
+        operations, spans = batch.operations.of(i), batch.spans.of(i)
+        steps = find_steps(tables, spans)
+        pipeline = find_pipeline(tables, spans, steps)
+        found.append(
+            Survey(
+                facts=_state_facts(
+                    tables,
+                    share=find_share(tables, operations, pipeline),
+                    unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
+                    unmatched=own.unmatched,
+                ),
+                steps=steps,
+                meetings=meetings,
+                pipeline=pipeline,
+                marks=collect_marks(tables, operations, own) if several_clocks else {},
+                consumption=find_consumption(tables, steps),
+            )
+        )
+    return found
 
 
 def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatched: int) -> RankFacts:
@@ -175,18 +182,27 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
 
 
 def place_used(
-    tables: RankTables, own: RankSteps, used: UsedSteps, meetings: Meetings, pipeline_windows: Intervals
-) -> SteppedRank:
-    """Prepare one rank for `reduce_ranks`."""
-    placed = place_rank(tables, own, meetings)
-    numbers, windows = own.used(used.first, used.last)
-    return SteppedRank(
-        placed=placed,
-        numbers=numbers,
-        windows=windows,
-        pipeline_windows=pipeline_windows,
-        actions=find_actions(tables, placed.spans, pipeline_windows),
-    )
+    batch: RankBatch,
+    steps: Mapping[int, RankSteps],
+    used: UsedSteps,
+    meetings: Meetings,
+    windows: Mapping[int, Intervals],
+) -> Iterator[SteppedRank]:
+    """Prepare ranks for `reduce_ranks`.
+
+    Parameters:
+        steps: by rank. windows: of the pipeline, by rank.
+    """
+    for placed in place_ranks(batch, steps, meetings):
+        rank = placed.tables.rank
+        numbers, own = steps[rank].used(used.first, used.last)
+        yield SteppedRank(
+            placed=placed,
+            numbers=numbers,
+            windows=own,
+            pipeline_windows=windows[rank],
+            actions=find_actions(placed.tables, placed.spans, windows[rank]),
+        )
 
 
 def reduce_ranks(

@@ -21,11 +21,15 @@ ENDED = (codes.DONE, codes.FAILED)
 
 
 def sound_operations(tables: RankTables) -> Array:
-    """Return the operations whose times can be: issued first, everything else later or unknown.
+    """Return the operations of a rank whose times can be, as `those_sound` does."""
+    return those_sound(tables.operations)
+
+
+def those_sound(rows: Array) -> Array:
+    """Return the operations whose times can be: issued first, everything else later or unknown; the table if all can.
 
     An operation that failed has no completion: when it gave up says nothing about how long it takes.
     """
-    rows = tables.operations
     issued = np.ascontiguousarray(rows["issued_ns"])
     possible = _are_within(issued, 1) & _are_within(rows["wait_ns"], 0) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
     for column in ("returned_ns", "wait_begin_ns", "done_ns"):
@@ -44,8 +48,12 @@ def sound_operations(tables: RankTables) -> Array:
 
 
 def sound_spans(tables: RankTables) -> Array:
-    """Return the spans whose times can be."""
-    rows = tables.spans
+    """Return the spans of a rank whose times can be, as `those_possible` does."""
+    return those_possible(tables.spans)
+
+
+def those_possible(rows: Array) -> Array:
+    """Return the spans whose times can be; the table if all can."""
     ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
     possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)
     return rows if possible.all() else select(rows, possible)

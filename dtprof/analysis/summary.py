@@ -18,6 +18,7 @@ from dtprof.analysis.meetings import Family
 from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
 from dtprof.analysis.pipeline_slack import Slack
+from dtprof.analysis.rank_batches import batch_in_turn
 from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
 from dtprof.analysis.rank_timing import RankTiming
 from dtprof.analysis.ranks import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
@@ -100,8 +101,8 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
 
 def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
     """Read and place one rank after the other."""
-    for (rank, own), tables in zip(task.steps.items(), task.load_each(), strict=True):
-        yield place_used(tables, own, task.used, task.meetings, task.pipeline_windows[rank])
+    for batch in batch_in_turn(task.load_each()):
+        yield from place_used(batch, task.steps, task.used, task.meetings, task.pipeline_windows)
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:

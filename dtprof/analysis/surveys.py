@@ -11,6 +11,7 @@ from dtprof.analysis.execution import Executor, map_tasks, share_out
 from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
+from dtprof.analysis.rank_batches import batch_in_turn
 from dtprof.analysis.ranks import RankFacts, survey
 from dtprof.analysis.steps import RankSteps
 from dtprof.analysis.throughput import RankConsumption
@@ -166,17 +167,21 @@ def _survey_on(run: Run, ranks: Sequence[int], executor: Executor, clocks: Clock
 
 
 def survey_ranks(task: SurveyTask) -> Surveys:
-    """Survey some ranks, one after the other."""
+    """Survey some ranks."""
     surveys = Surveys(clocks=task.clocks)
-    for rank, tables in zip(task.ranks, task.records.load_each(task.ranks), strict=True):
-        seen = survey(task.clocks.align(tables), several_clocks=task.several_clocks)
-        surveys.facts.append(seen.facts)
-        surveys.steps[rank] = seen.steps
-        surveys.meetings.add(seen.meetings)
-        if seen.pipeline is not None:
-            surveys.pipelines[rank] = seen.pipeline
-        if seen.consumption is not None:
-            surveys.consumed[rank] = seen.consumption
-        surveys.boots[rank] = tables.boot_id
-        surveys.marks.add(tables.boot_id, seen.marks)
+
+    def align(tables: RankTables) -> RankTables:
+        surveys.boots[tables.rank] = tables.boot_id
+        return task.clocks.align(tables)
+
+    for batch in batch_in_turn(map(align, task.records.load_each(task.ranks))):
+        for tables, seen in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
+            surveys.facts.append(seen.facts)
+            surveys.steps[tables.rank] = seen.steps
+            surveys.meetings.add(seen.meetings)
+            if seen.pipeline is not None:
+                surveys.pipelines[tables.rank] = seen.pipeline
+            if seen.consumption is not None:
+                surveys.consumed[tables.rank] = seen.consumption
+            surveys.marks.add(surveys.boots[tables.rank], seen.marks)
     return surveys

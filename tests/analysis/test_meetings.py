@@ -16,15 +16,16 @@ from dtprof.analysis.meetings import (
     match_operations,
     merge,
 )
-from dtprof.analysis.records import sound_operations
+from dtprof.analysis.rank_batches import batch_ranks
 from dtprof.tables import Array
 from tests.builders import START_NS, RankBuilder
 
 
 def describe(builder: RankBuilder) -> RankMeetings:
-    tables = builder.tables()
-    operations = sound_operations(tables)
-    return describe_operations(tables, operations, find_apis(tables, operations), match_operations(tables, operations))
+    batch = batch_ranks([builder.tables()])
+    apis = [find_apis(batch.tables[0], batch.operations.of(0))]
+    (described,) = describe_operations(batch, apis, match_operations(batch))
+    return described
 
 
 def meet(builders: Sequence[RankBuilder]) -> Meetings:
@@ -81,8 +82,8 @@ def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
 def test_a_receive_from_any_source_is_counted_as_unmatched() -> None:
     rank = RankBuilder(0, world_size=2)
     rank.op("recv", 10, 20, peer=-1)
-    tables = rank.tables()
-    assert match_operations(tables, tables.operations).unmatched == 1
+    (matched,) = match_operations(batch_ranks([rank.tables()]))
+    assert matched.unmatched == 1
 
 
 def test_different_operations_at_one_position_are_marked() -> None:
@@ -97,8 +98,7 @@ def test_positions_that_do_not_ascend_with_time_are_put_in_order() -> None:
     rank = RankBuilder(0, world_size=2)
     for seq, begin in ((2, 10), (0, 20), (1, 30)):
         rank.op("all_reduce", begin, begin + 5, seq=seq)
-    tables = rank.tables()
-    matched = match_operations(tables, tables.operations)
+    (matched,) = match_operations(batch_ranks([rank.tables()]))
     assert [rows.tolist() for rows in matched.rows] == [[1, 2, 0]]
     assert [seqs.tolist() for seqs in matched.seqs] == [[0, 1, 2]]
 
