@@ -8,15 +8,16 @@ point-to-point. The four parts sum to the bubble; pipeline_replay.py has them. S
 rank warmed up (before its first gradient), while it drained (after its last forward), and steady, between.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dtprof import events
-from dtprof.analysis.intervals import NONE, Column, Intervals, pair, subtract, union
+from dtprof.analysis.intervals import NONE, Column, Intervals, Mask, pair, subtract, union
 from dtprof.analysis.pipeline_replay import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,10 +28,11 @@ from dtprof.analysis.pipeline_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.records import ENDED, is_among, is_any, list_ranks, spans_of, spans_of_any, stride_of, times_of
+from dtprof.analysis.rank_batches import RankBatch, Rows, batch_ranks, lay_out
+from dtprof.analysis.records import ENDED, is_among, is_any, list_ranks, spans_of_any, stride_of, times_of
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps import RankSteps, UsedSteps
-from dtprof.tables import Array, Pipeline, RankTables, join, select
+from dtprof.tables import UNKNOWN_NS, Array, Pipeline, RankTables, select
 
 MAX_REPLAYED, MIN_REPLAYED = 64, 4
 """Steps of which the single actions are kept, of many ranks fewer; windows are kept of all."""
@@ -89,36 +91,142 @@ class Window(NamedTuple):
     intervals: Intervals
 
 
-def find_pipeline(tables: RankTables, spans: Array, own: RankSteps) -> RankPipeline | None:
-    """Return what a rank did in its pipeline; of several schedules, in the one that ran most."""
-    runs = spans_of(spans, tables, events.PP_STEP, ENDED)
-    if not len(runs) or not len(own.windows):
+def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPipeline | None]:
+    """Return what each rank did in its pipeline; of several schedules, in the one that ran most.
+
+    Parameters:
+        steps: of each rank.
+    """
+    runs = batch.spans.chosen(_have_ended(batch.spans) & batch.spans.is_named((events.PP_STEP,)))
+    schedules = [
+        _find_schedule(tables, runs.of(i)) if len(own.windows) else None
+        for i, (tables, own) in enumerate(zip(batch.tables, steps, strict=True))
+    ]
+    if not any(schedules):
+        return [None for _ in schedules]
+    actions = _list_actions(batch.spans, [schedule is not None for schedule in schedules])
+    acted = np.diff(actions.bounds) > 0
+    runs = runs.chosen(acted[runs.place])  # those of other ranks have no place on the axis
+    shifts = _lay_out_actions(actions, runs, steps)
+    if shifts is None:  # only damaged records are so far apart
+        alone = [batch_ranks([tables]) for tables in batch.tables]
+        return [find_pipelines(one, [own])[0] for one, own in zip(alone, steps, strict=True)]
+    actions = actions.chosen(_are_in_runs(actions, runs, shifts))
+    actions.table["step"] = _step_of(actions, steps, shifts)
+    actions = actions.chosen(actions.table["step"] >= 0)
+    return _describe_pipelines(batch.tables, schedules, actions)
+
+
+def _have_ended(spans: Rows) -> Mask:
+    ended: Mask = is_any(spans.table["state"], ENDED) & (spans.table["end_ns"] != UNKNOWN_NS)
+    return ended
+
+
+def _find_schedule(tables: RankTables, runs: Array) -> Pipeline | None:
+    """Return the schedule that ran most on a rank."""
+    if not len(runs):
         return None
     ids, counts = np.unique(runs["microbatch"], return_counts=True)
     pipeline = tables.pipelines.get(int(ids[np.argmax(counts)]))
-    if pipeline is None or pipeline.num_stages < 1:
-        return None
-    actions = _actions(tables, spans, runs)
-    actions["step"] = _step_of(actions["begin"], own)
-    actions = select(actions, actions["step"] >= 0)
-    if not len(actions):
-        return None
-    steps, start = np.unique(actions["step"], return_index=True)
-    fill = _find_fill(actions, start)
-    num_kept = min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, tables.world_size)))
-    members = next((group.ranks for group in tables.groups.values() if group.name == pipeline.group), ())
-    return RankPipeline(
-        rank=tables.rank,
-        boot_id=tables.boot_id,
-        key=Key(pipeline.group, members),
-        pipeline=pipeline,
-        steps=steps,
-        first=np.minimum.reduceat(actions["begin"], start),
-        last=np.maximum.reduceat(actions["end"], start),
-        busy=np.add.reduceat(actions["end"] - actions["begin"], start),
-        fill=fill,
-        actions=select(actions, actions["step"] % stride_of(len(steps), num_kept) == 0),
-    )
+    return pipeline if pipeline is not None and pipeline.num_stages >= 1 else None
+
+
+def _list_actions(spans: Rows, wanted: Sequence[bool]) -> Rows:
+    """Return the actions of some ranks by begin, without their steps; those that begin together by kind."""
+    kind = np.full(len(spans.table), -1, np.int64)
+    for name, number in KINDS.items():
+        kind[spans.is_named((name,))] = number
+    chosen = (kind >= 0) & _have_ended(spans) & np.array(wanted)[spans.place]
+    found, kind = spans.chosen(chosen), kind[chosen]
+    rows = np.zeros(len(found.table), ACTION)
+    rows["kind"] = kind
+    rows["stage"], rows["microbatch"] = found.table["stage"], found.table["microbatch"]
+    rows["begin"], rows["end"] = found.table["begin_ns"], found.table["end_ns"]
+    begin, place = rows["begin"], found.place
+    unordered = (begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (kind[1:] < kind[:-1]))
+    if (unordered & (place[1:] == place[:-1])).any():
+        rows = select(rows, np.lexsort((kind, begin, place)))
+    return replace(found, table=rows)
+
+
+def _lay_out_actions(actions: Rows, runs: Rows, steps: Sequence[RankSteps]) -> Column | None:
+    """Return what is to be added to the times of each rank so that no rank's touch another's; None: there is no way."""
+    extents = []
+    for i, own in enumerate(steps):
+        acted, ran = actions.of(i), runs.of(i)
+        if len(acted):
+            firsts = int(acted["begin"].min()), int(ran["begin_ns"].min()), int(own.windows[0, 0])
+            lasts = int(acted["end"].max()), int(ran["end_ns"].max()), int(own.windows[-1, 1])
+            extents.append((min(firsts), max(lasts)))
+        else:
+            extents.append((0, 0))
+    return lay_out(extents)
+
+
+def _are_in_runs(actions: Rows, runs: Rows, shifts: Column) -> Mask:
+    """Say which actions were within steps of training."""
+    begin = actions.table["begin"] + shifts[actions.place]
+    run_shifts = shifts[runs.place]
+    run = np.searchsorted(runs.table["begin_ns"] + run_shifts, begin, side="right") - 1
+    inside: Mask = (run >= 0) & (begin <= (runs.table["end_ns"] + run_shifts)[run])
+    return inside
+
+
+def _step_of(actions: Rows, steps: Sequence[RankSteps], shifts: Column) -> Column:
+    """Return the number of the step within which each action begins; -1 for none."""
+    acted = [begin < end for begin, end in itertools.pairwise(actions.bounds)]
+    ranks = [(own, shift) for own, shift, any_ in zip(steps, shifts.tolist(), acted, strict=True) if any_]
+    if not ranks:
+        return np.zeros(0, np.int64)
+    windows = np.concatenate([own.windows + shift for own, shift in ranks])
+    numbers = np.concatenate([own.numbers for own, _ in ranks])
+    begin = actions.table["begin"] + shifts[actions.place]
+    at = np.searchsorted(windows[:, 0], begin, side="right") - 1
+    inside = (at >= 0) & (begin < windows[:, 1][at])
+    return np.where(inside, numbers[at], -1)
+
+
+def _describe_pipelines(
+    tables: Sequence[RankTables], schedules: Sequence[Pipeline | None], actions: Rows
+) -> list[RankPipeline | None]:
+    """Return what each rank did, given its actions within steps."""
+    rows, place = actions.table, actions.place
+    if not len(rows):
+        return [None for _ in tables]
+    is_first = np.concatenate(([True], (rows["step"][1:] != rows["step"][:-1]) | (place[1:] != place[:-1])))
+    start = np.flatnonzero(is_first)
+    fill = _find_fill(rows, start)
+    numbers = rows["step"][start]
+    first, last = np.minimum.reduceat(rows["begin"], start), np.maximum.reduceat(rows["end"], start)
+    busy = np.add.reduceat(rows["end"] - rows["begin"], start)
+    bounds = np.searchsorted(start, actions.bounds).tolist()
+    strides = [
+        stride_of(end - begin, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, one.world_size))))
+        for one, begin, end in zip(tables, bounds, bounds[1:], strict=False)
+    ]
+    kept = actions.chosen(rows["step"] % np.array(strides)[place] == 0)
+    found: list[RankPipeline | None] = []
+    for i, (one, schedule) in enumerate(zip(tables, schedules, strict=True)):
+        own = slice(bounds[i], bounds[i + 1])
+        if schedule is None or own.start == own.stop:
+            found.append(None)
+            continue
+        members = next((group.ranks for group in one.groups.values() if group.name == schedule.group), ())
+        found.append(
+            RankPipeline(
+                rank=one.rank,
+                boot_id=one.boot_id,
+                key=Key(schedule.group, members),
+                pipeline=schedule,
+                steps=numbers[own],
+                first=first[own],
+                last=last[own],
+                busy=busy[own],
+                fill=fill[own],
+                actions=kept.of(i),
+            )
+        )
+    return found
 
 
 def _find_fill(actions: Array, start: Column) -> Array:
@@ -152,32 +260,6 @@ def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Inte
     return shares / (len(members) * length)
 
 
-def _actions(tables: RankTables, spans: Array, runs: Array) -> Array:
-    """Return the actions within steps of training, by begin."""
-    parts = []
-    for name, kind in KINDS.items():
-        found = spans_of(spans, tables, name, ENDED)
-        if not len(found):
-            continue
-        rows = np.zeros(len(found), ACTION)
-        rows["kind"] = kind
-        rows["stage"], rows["microbatch"] = found["stage"], found["microbatch"]
-        rows["begin"], rows["end"] = found["begin_ns"], found["end_ns"]
-        parts.append(rows)
-    actions = join(parts) if parts else np.zeros(0, ACTION)
-    actions = select(actions, np.argsort(actions["begin"], kind="stable"))
-    run = np.searchsorted(runs["begin_ns"], actions["begin"], side="right") - 1
-    inside = (run >= 0) & (actions["begin"] <= runs["end_ns"][run])
-    return select(actions, inside)
-
-
-def _step_of(times: Column, own: RankSteps) -> Column:
-    """Return the number of the step within which each time lies; -1 for none."""
-    at = np.searchsorted(own.windows[:, 0], times, side="right") - 1
-    inside = (at >= 0) & (times < own.windows[:, 1][at])
-    return np.where(inside, own.numbers[at], -1)
-
-
 def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
     """Return the windows of every pipeline whose ranks are all there, on one clock, for the steps that all have."""
     windows = {}
@@ -209,12 +291,13 @@ def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]
 
 def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
     """Return when one rank was in a bubble: in a window of its pipeline and in no action."""
-    return subtract(union(windows), union(find_actions(tables, spans, windows)))
+    actions = times_of(spans_of_any(spans, tables, KINDS, ENDED)) if len(windows) else NONE
+    return subtract(union(windows), union(actions))
 
 
-def find_actions(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
-    """Return begin and end of the actions of one rank; none where its pipeline has no windows."""
-    return times_of(spans_of_any(spans, tables, KINDS, ENDED)) if len(windows) else NONE
+def find_actions(spans: Rows) -> Rows:
+    """Return which of these spans are actions that have ended."""
+    return spans.chosen(spans.is_named(KINDS) & _have_ended(spans))
 
 
 def measure_pipelines(

@@ -12,10 +12,12 @@ import numpy as np
 
 from dtprof.analysis.intervals import Column, Mask
 from dtprof.analysis.records import is_any, those_possible, those_sound
-from dtprof.tables import Array, RankTables, join
+from dtprof.tables import Array, RankTables, join, select
 
 MAX_ROWS = 1 << 14
 """Operations and spans of ranks taken together: columns of so many stay in the processor's cache."""
+MAX_AXIS_NS = 1 << 56
+"""Two years. Only damaged records claim more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,11 @@ class Rows:
         if len(self.bounds) == 2:
             return self.table
         return self.table[self.bounds[position] : self.bounds[position + 1]]
+
+    def chosen(self, mask: Mask) -> "Rows":
+        """Return some of the rows."""
+        before = np.concatenate(([0], np.cumsum(mask)))
+        return Rows(table=select(self.table, mask), bounds=before[self.bounds].tolist(), names=self.names)
 
     def is_named(self, wanted: Collection[str]) -> Mask:
         """Say which rows are of an operation or phase of one of these names."""
@@ -90,6 +97,25 @@ def batch_in_turn(ranks: Iterable[RankTables]) -> Iterator[RankBatch]:
         num_rows += rows
     if waiting:
         yield batch_ranks(waiting)
+
+
+def lay_out(extents: Sequence[tuple[int, int]]) -> Column | None:
+    """Return what is to be added to the times of each rank so that no rank's touch those of another.
+
+    Parameters:
+        extents: first and last time of each rank.
+
+    Returns:
+        None where that would take more than MAX_AXIS_NS; a single rank stays in place.
+    """
+    if len(extents) == 1:
+        return np.zeros(1, np.int64)
+    first, last = np.array(extents, np.int64).T
+    lengths = last - first + 1
+    if sum(lengths.tolist()) > MAX_AXIS_NS:
+        return None
+    shifts: Column = np.concatenate(([0], np.cumsum(lengths)[:-1])) - first
+    return shifts
 
 
 def _rows(tables: Sequence[RankTables], parts: Sequence[Array], those: Callable[[Array], Array]) -> Rows:

@@ -16,13 +16,12 @@ from dtprof.analysis.intervals import Column, Intervals, Mask
 from dtprof.analysis.meetings import Matched, Meetings
 from dtprof.analysis.operation_timing import Timing
 from dtprof.analysis.phases import BUSY
+from dtprof.analysis.rank_batches import MAX_AXIS_NS, lay_out
 from dtprof.analysis.rank_timing import PlacedRank, RankTiming
 from dtprof.tables import Array, join
 
 MAX_ROWS = 1 << 14
 """Operations of ranks taken together: columns of so many stay in the processor's cache."""
-MAX_AXIS_NS = 1 << 56
-"""Two years. Only damaged records claim more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +108,16 @@ class RankStack:
 def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
     """Put ranks side by side."""
     placed = [rank.placed for rank in ranks]
-    shifts, begins = _lay_out(ranks)
+    extents = [rank.extent() for rank in ranks] if len(ranks) > 1 else [(0, 0)]
+    shifts = lay_out(extents)
+    assert shifts is not None  # so few are put together
     lengths = [len(one.operations) for one in placed]
     bounds = [0, *itertools.accumulate(lengths)]
     matched = _join_matched([one.matched for one in placed], bounds)
     return RankStack(
         ranks=ranks,
         shifts=shifts,
-        begins=begins,
+        begins=shifts + np.array([first for first, _ in extents], np.int64),
         operations=join([one.operations for one in placed]),
         place=np.repeat(np.arange(len(ranks)), lengths),
         bounds=bounds,
@@ -153,15 +154,6 @@ def _length_ns(rank: SteppedRank) -> int:
         return MAX_AXIS_NS + 1  # what is blocked, and what a step is made of, is found otherwise
     first, last = rank.extent()
     return last - first + 1  # one apart: intervals of two ranks never touch
-
-
-def _lay_out(ranks: Sequence[SteppedRank]) -> tuple[Column, Column]:
-    """Return where time 0 of each rank lies on the axis, and where its stretch begins; a single one stays in place."""
-    if len(ranks) == 1:
-        return np.zeros(1, np.int64), np.zeros(1, np.int64)
-    first, last = np.array([rank.extent() for rank in ranks]).T
-    begins = np.concatenate(([0], np.cumsum(last - first + 1)[:-1]))
-    return begins - first, begins
 
 
 def _shift(shifts: Column, intervals: Sequence[Intervals]) -> Intervals:

@@ -16,7 +16,7 @@ from dtprof.analysis.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.analysis.collectives import RowKey, add_rows, sum_rows
 from dtprof.analysis.critical_path import RankPath, collect_paths
 from dtprof.analysis.dropped import sum_dropped
-from dtprof.analysis.intervals import Intervals, locate, share_out, subtract, union
+from dtprof.analysis.intervals import NONE, Intervals, locate, share_out, subtract, union
 from dtprof.analysis.meetings import Family, Meetings, RankMeetings, describe_operations, match_operations
 from dtprof.analysis.memory import find_categories, find_largest, find_peak
 from dtprof.analysis.memory_formulas import ModelShare, find_share
@@ -24,11 +24,12 @@ from dtprof.analysis.memory_growth import find_growth
 from dtprof.analysis.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked, time_operations
 from dtprof.analysis.partition import average, partition_phases, partition_steps
 from dtprof.analysis.phases import find_user_phases
-from dtprof.analysis.pipeline import RankPipeline, find_actions, find_pipeline
+from dtprof.analysis.pipeline import RankPipeline, find_actions, find_pipelines
 from dtprof.analysis.rank_batches import RankBatch
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
 from dtprof.analysis.rank_timing import place_ranks
 from dtprof.analysis.rank_waits import RankWaits, collect_waits
+from dtprof.analysis.records import times_of
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.serialised import SerialKey, SerialSums, find_rows
 from dtprof.analysis.steps import RankSteps, UsedSteps, find_steps
@@ -123,24 +124,24 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
     matched = match_operations(batch)
     apis = [find_apis(tables, batch.operations.of(i)) for i, tables in enumerate(batch.tables)]
     described = describe_operations(batch, apis, matched)
+    steps = find_steps(batch)
+    pipelines = find_pipelines(batch, steps)
     found = []
-    for i, (tables, own, meetings) in enumerate(zip(batch.tables, matched, described, strict=True)):
+    for i, (tables, own) in enumerate(zip(batch.tables, matched, strict=True)):
         operations, spans = batch.operations.of(i), batch.spans.of(i)
-        steps = find_steps(tables, spans)
-        pipeline = find_pipeline(tables, spans, steps)
         found.append(
             Survey(
                 facts=_state_facts(
                     tables,
-                    share=find_share(tables, operations, pipeline),
+                    share=find_share(tables, operations, pipelines[i]),
                     unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
                     unmatched=own.unmatched,
                 ),
-                steps=steps,
-                meetings=meetings,
-                pipeline=pipeline,
+                steps=steps[i],
+                meetings=described[i],
+                pipeline=pipelines[i],
                 marks=collect_marks(tables, operations, own) if several_clocks else {},
-                consumption=find_consumption(tables, steps),
+                consumption=find_consumption(tables, steps[i]),
             )
         )
     return found
@@ -193,7 +194,8 @@ def place_used(
     Parameters:
         steps: by rank. windows: of the pipeline, by rank.
     """
-    for placed in place_ranks(batch, steps, meetings):
+    actions = find_actions(batch.spans)
+    for i, placed in enumerate(place_ranks(batch, steps, meetings)):
         rank = placed.tables.rank
         numbers, own = steps[rank].used(used.first, used.last)
         yield SteppedRank(
@@ -201,7 +203,7 @@ def place_used(
             numbers=numbers,
             windows=own,
             pipeline_windows=windows[rank],
-            actions=find_actions(placed.tables, placed.spans, windows[rank]),
+            actions=times_of(actions.of(i)) if len(windows[rank]) else NONE,
         )
 
 

@@ -20,9 +20,10 @@ import numpy as np
 from dtprof import events
 from dtprof.analysis import codes
 from dtprof.analysis.intervals import NONE, Column, Intervals, pair
-from dtprof.analysis.records import ENDED, is_any, list_ranks, sound_operations, spans_of, times_of
+from dtprof.analysis.rank_batches import RankBatch, batch_ranks
+from dtprof.analysis.records import ENDED, is_any, list_ranks, spans_of, times_of
 from dtprof.analysis.steps_by_operations import find_period_ends
-from dtprof.tables import Array, RankTables
+from dtprof.tables import UNKNOWN_NS, Array, RankTables
 
 WARM_UP_FACTOR = 1.25
 BACKWARD = (events.BACKWARD, *events.PIPELINE_BACKWARD)
@@ -78,27 +79,43 @@ class UsedSteps:
         return self.first <= self.last
 
 
-def find_steps(tables: RankTables, spans: Array) -> RankSteps:
-    """Find the steps of one rank by the first rule that it meets."""
-    optimizer = spans_of(spans, tables, events.OPTIMIZER, ENDED)
-    marks = spans_of(spans, tables, events.STEP, _DONE)
+def find_steps(batch: RankBatch) -> list[RankSteps]:
+    """Find the steps of each rank by the first rule that it meets."""
+    spans = batch.spans
+    ended = is_any(spans.table["state"], ENDED) & (spans.table["end_ns"] != UNKNOWN_NS)
+    optimizer = spans.chosen(spans.is_named((events.OPTIMIZER,)) & ended)
+    marks = spans.chosen(spans.is_named((events.STEP,)) & ended & (spans.table["state"] == codes.DONE))
+    backward = spans.chosen(spans.is_named(BACKWARD))
+    return [
+        _find_steps(batch, i, optimizer=optimizer.of(i), marks=marks.of(i), backward=backward.of(i))
+        for i in range(len(batch.tables))
+    ]
+
+
+def find_steps_of(tables: RankTables) -> RankSteps:
+    """Find the steps of one rank."""
+    (found,) = find_steps(batch_ranks([tables]))
+    return found
+
+
+def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Array, backward: Array) -> RankSteps:
+    tables = batch.tables[position]
     if len(marks):
         marks = marks[np.argsort(marks["end_ns"], kind="stable")]
         # Optimizers may have ended steps before the program said that it marks them itself.
         numbers = marks["step"].astype(np.int64) - int(marks["step"][0]) + 1
         return _steps(tables, marks["end_ns"], numbers, rule=MARKS, threads=[marks["thread"], optimizer["thread"]])
-    is_backward = is_any(spans["op"], [i for i, name in enumerate(tables.ops) if name in BACKWARD])
-    ends, numbers = _bursts(optimizer, np.sort(spans["begin_ns"][is_backward]))
+    ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
     if len(ends):
         return _steps(tables, ends, numbers, rule=OPTIMIZER, threads=[optimizer["thread"]])
-    data = spans_of(spans, tables, events.DATA, _DONE)
+    data = spans_of(batch.spans.of(position), tables, events.DATA, _DONE)
     if len(data):
         threads, counts = np.unique(data["thread"], return_counts=True)
         data = data[data["thread"] == threads[np.argmax(counts)]]
     if len(data) >= FEWEST_BATCHES:
         ends = np.unique(data["begin_ns"])
         return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=DATA, threads=[data["thread"]])
-    ends, thread = find_period_ends(sound_operations(tables))
+    ends, thread = find_period_ends(batch.operations.of(position))
     return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=OPERATIONS, threads=[thread[: len(ends)]])
 
 

@@ -169,8 +169,7 @@ def read_part(task: WindowsTask) -> "RankWindows":
 
 def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "RankWindows":
     """Return the windows and snapshots of a rank, or those of one request only."""
-    from dtprof.analysis.records import sound_spans
-    from dtprof.analysis.steps import find_steps
+    from dtprof.analysis.steps import find_steps_of
     from dtprof.analysis.windows import RankWindows
 
     tables = opened.load(rank)
@@ -184,7 +183,7 @@ def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "Ra
             if request is None or window.request == request
         ),
         snapshots=tuple(one for one in tables.snapshots if request is None or one.request == request),
-        steps=find_steps(tables, sound_spans(tables)).count,
+        steps=find_steps_of(tables).count,
     )
 
 
@@ -202,12 +201,11 @@ def _join(file: Path, window: "Window", tables: "RankTables") -> "JoinedWindow":
 
 def closing_note(opened: "Run", first: "RankTables", shown: str) -> list[str]:
     """Return what `dtprof run` says at its end of the windows planned; `first` are the records of one rank."""
-    from dtprof.analysis.records import sound_spans
-    from dtprof.analysis.steps import find_steps
+    from dtprof.analysis.steps import find_steps_of
     from dtprof.analysis.windows import RankWindows, without_trace
     from dtprof.run_format.strings import read_strings
 
-    steps = find_steps(first, sound_spans(first)).count
+    steps = find_steps_of(first).count
     found = []
     for rank in opened.ranks:
         folder = opened.folders[rank][-1][1]

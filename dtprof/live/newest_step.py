@@ -12,6 +12,7 @@ from dtprof.analysis.intervals import subtract, union
 from dtprof.analysis.operation_timing import split_blocked, time_operations
 from dtprof.analysis.partition import average, partition_steps
 from dtprof.analysis.pipeline import find_windows, windows_of
+from dtprof.analysis.rank_batches import batch_in_turn
 from dtprof.analysis.rank_stacks import stack_in_turn
 from dtprof.analysis.ranks import place_used
 from dtprof.analysis.steps import UsedSteps, agree_on_rule
@@ -47,16 +48,12 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     durations, parts = {}, {}
     windows = find_windows(list(surveys.pipelines.values()))
     errors = state_errors(surveys.clocks, surveys.boots)
+    stepped = {rank: own for rank, own in steps.items() if own.count}
+    pipeline_windows = {rank: windows_of(surveys.pipelines.get(rank), windows) for rank in stepped}
     placed = (
-        place_used(
-            surveys.clocks.align(run.load(rank)),
-            own,
-            used,
-            surveys.meetings,
-            windows_of(surveys.pipelines.get(rank), windows),
-        )
-        for rank, own in steps.items()
-        if own.count
+        one
+        for batch in batch_in_turn(map(surveys.clocks.align, run.load_each(stepped)))
+        for one in place_used(batch, stepped, used, surveys.meetings, pipeline_windows)
     )
     for stack in stack_in_turn(placed, surveys.meetings):
         timing = time_operations(

@@ -3,7 +3,7 @@
 from dtprof.analysis.blocking import Blocked, find_blocked
 from dtprof.analysis.phases import find_phases
 from dtprof.analysis.records import sound_operations, sound_spans
-from dtprof.analysis.steps import find_steps
+from dtprof.analysis.steps import find_steps_of
 from dtprof.run_format import schema
 from tests.builders import START_NS, RankBuilder
 
@@ -11,7 +11,7 @@ from tests.builders import START_NS, RankBuilder
 def blocked_of(builder: RankBuilder) -> Blocked:
     tables = builder.tables()
     spans = sound_spans(tables)
-    steps = find_steps(tables, spans)
+    steps = find_steps_of(tables)
     return find_blocked(tables, sound_operations(tables), find_phases(tables, spans, steps), steps)
 
 

@@ -2,14 +2,14 @@
 
 from dtprof.analysis.phases import find_phases, find_user_phases
 from dtprof.analysis.records import sound_spans
-from dtprof.analysis.steps import find_steps
+from dtprof.analysis.steps import find_steps_of
 from tests.builders import START_NS, RankBuilder
 
 
 def phases_of(builder: RankBuilder) -> dict[str, list[list[int]]]:
     tables = builder.tables()
     spans = sound_spans(tables)
-    found = find_phases(tables, spans, find_steps(tables, spans))
+    found = find_phases(tables, spans, find_steps_of(tables))
     return {phase: (times - START_NS).tolist() for phase, times in found.items()}
 
 
@@ -116,7 +116,7 @@ def test_phases_of_the_users_own_nest_and_repeat() -> None:
     rank.span("optimizer", 60, 70)
     tables = rank.tables()
     spans = sound_spans(tables)
-    found = find_user_phases(tables, spans, find_steps(tables, spans))
+    found = find_user_phases(tables, spans, find_steps_of(tables))
     assert {name: (times - START_NS).tolist() for name, times in found.items()} == {
         "a": [[10, 40]],
         "b": [[25, 35]],
@@ -149,7 +149,7 @@ def test_a_step_whose_backward_is_seen_only_as_actions_of_a_pipeline_is_a_step()
         rank.span("pp_backward", begin + 40, begin + 60, stage=0)
         rank.span("optimizer", begin + 60, begin + 70)
     tables = rank.tables()
-    steps = find_steps(tables, sound_spans(tables))
+    steps = find_steps_of(tables)
     assert (steps.windows - START_NS).tolist() == [[70, 170], [170, 270]]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dtprof import events
-from dtprof.analysis import execution, rank_stacks
+from dtprof.analysis import execution, rank_batches, rank_stacks
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import NONE, Intervals
 from dtprof.analysis.meetings import Matched, Meetings
@@ -42,6 +42,7 @@ def test_ranks_side_by_side_give_what_each_gives_alone(
 
     def summarise_with(max_rows: int) -> Summary:
         monkeypatch.setattr(rank_stacks, "MAX_ROWS", max_rows)
+        monkeypatch.setattr(rank_batches, "MAX_ROWS", max_rows)
         return summarise(open_run(tmp_path / "run"))
 
     monkeypatch.setattr(execution, "PARTS", 1)

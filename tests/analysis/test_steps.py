@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis.records import sound_spans
-from dtprof.analysis.steps import RankSteps, agree_on_rule, choose_steps, find_steps
+from dtprof.analysis.steps import RankSteps, agree_on_rule, choose_steps, find_steps_of
 from tests.builders import START_NS, RankBuilder
 
 
 def steps_of(builder: RankBuilder) -> RankSteps:
     tables = builder.tables()
-    return find_steps(tables, sound_spans(tables))
+    return find_steps_of(tables)
 
 
 def windows(steps: RankSteps) -> list[list[int]]:

@@ -15,9 +15,10 @@ from dtprof.analysis.clock_errors import ONE_CLOCK
 from dtprof.analysis.codes import DONE
 from dtprof.analysis.meetings import Meetings
 from dtprof.analysis.operation_timing import EXACT
+from dtprof.analysis.rank_batches import batch_ranks
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.ranks import survey
-from dtprof.analysis.steps import find_steps
+from dtprof.analysis.steps import find_steps_of
 from dtprof.launch.metrics import Metrics, MetricsSettings
 from dtprof.metrics.node import NodeState
 from dtprof.run_format import writer
@@ -143,7 +144,7 @@ def hold(job: jobs.Job, url: str, *wanted: str) -> str:
 
 def waits(ranks: list[RankTables]) -> list[int]:
     """Return how long each rank waited for the other in collectives, as the summary reckons."""
-    surveys, meetings = [survey(tables) for tables in ranks], Meetings()
+    surveys, meetings = survey(batch_ranks(ranks)), Meetings()
     for seen in surveys:
         meetings.add(seen.meetings)
     found = []
@@ -167,7 +168,7 @@ def test_a_running_job_tells_what_its_records_say(tmp_path: Path) -> None:
         text = hold(job, url, *held, "dtprof_hang 1\n")
         told = {name: float(value) for name, value in re.findall(r"^(dtprof_\S+) (\S+)$", text, re.MULTILINE)}
         opened = open_run(tmp_path / "run")
-        ranks = [(tables, find_steps(tables, tables.spans)) for tables in opened.load_all()]
+        ranks = [(tables, find_steps_of(tables)) for tables in opened.load_all()]
         go.touch()
         assert job.wait() == 0
     total_ns = sum(int(np.diff(own.windows).sum()) for _, own in ranks)

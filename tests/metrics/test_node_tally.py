@@ -9,9 +9,10 @@ import pytest
 
 from dtprof.analysis.clock_errors import ONE_CLOCK
 from dtprof.analysis.meetings import Meetings
+from dtprof.analysis.rank_batches import batch_ranks
 from dtprof.analysis.rank_timing import RankTiming, time_rank
 from dtprof.analysis.ranks import survey
-from dtprof.analysis.steps import find_steps
+from dtprof.analysis.steps import find_steps_of
 from dtprof.metrics.tally import NodeTally, group_label
 from dtprof.run_format.follow import RunFollower
 from dtprof.run_format.reader import Run, open_run
@@ -52,7 +53,7 @@ def timed(run: Run) -> Iterator[tuple[RankTables, RankTiming]]:
     """Yield every rank with what the summary takes its figures from."""
     everyone = list(run.load_all())
     meetings = Meetings()
-    surveys = [survey(tables) for tables in everyone]
+    surveys = survey(batch_ranks(everyone))
     for seen in surveys:
         meetings.add(seen.meetings)
     for tables, seen in zip(everyone, surveys, strict=True):
@@ -68,7 +69,7 @@ def test_figures_equal_those_of_the_whole_run(run: Path, looks: int) -> None:
     phases = Counter[str]()
     for tables, timing in timed(open_run(run)):
         own = tally.ranks[tables.rank]
-        steps = find_steps(tables, tables.spans)
+        steps = find_steps_of(tables)
         counts, total_ns = own.steps.durations()
         assert own.steps.num_ended == steps.count == JOB.steps
         assert (sum(counts), total_ns) == (len(steps.numbers), int(np.diff(steps.windows).sum()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.analysis.steps import find_steps
+from dtprof.analysis.steps import find_steps_of
 from dtprof.launch.metrics import Metrics, MetricsSettings
 from dtprof.metrics.catalogue import METRICS
 from dtprof.metrics.collector import Collector
@@ -78,7 +78,7 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
             assert list(growing) == [None]
             server.wait_for(f'dtprof_rank_steps_total{{rank="1"}} == {NUM_STEPS}')
             opened = open_run(run)
-            steps = [find_steps(tables, tables.spans) for tables in opened.load_all()]
+            steps = [find_steps_of(tables) for tables in opened.load_all()]
             total_s = sum(int(np.diff(own.windows).sum()) for own in steps) / 1e9
             for expression, expected in (
                 ("dtprof_step_duration_seconds_sum", total_s),
