@@ -86,10 +86,12 @@ class Run:
         """Return what `dtprof compare` says of this run, A, and another, B.
 
         Raises:
-            UsageError: `at_least` lies outside 0 to 1.
+            UsageError: `other` is no run, or `at_least` lies outside 0 to 1.
         """
         from dtprof.analysis.comparison import compare_runs
 
+        if not isinstance(other, Run):
+            raise UsageError(f"other is {other!r}; expected a run as dtprof.open_run returns it")
         if not 0 <= at_least <= 1:
             raise UsageError(f"at_least is {at_least!r}; expected a share from 0 to 1, for example 0.01")
         return compare_runs(self._figures, other._figures, at_least=at_least)

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
         results.append(_judge_findings(arguments.run_directory, engine))
     failing = ("failed",) if arguments.allow_unknown else ("failed", "unknown")
     passed = not any(result.outcome in failing for result in results)
-    name = remote.shown(remote.url_of(arguments.run_directory) or str(arguments.run_directory))
+    name = remote.named(arguments.run_directory)
     if arguments.json:
         print(json.dumps(check_json(name, results, passed=passed, allow_unknown=arguments.allow_unknown), indent=1))
     else:
@@ -169,6 +169,7 @@ def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Pa
 
 def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
     from dtprof.analysis.limits import SLOWDOWN, Limit
+    from dtprof.run_format import remote
 
     baseline, text = arguments.max_slowdown_against, arguments.max_slowdown
     if baseline is None:
@@ -179,7 +180,7 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
         return None
     most = parse_share("--max-slowdown", text, most=math.inf) if text is not None else 0.0
     allowed = f" --max-slowdown {text}" if text is not None else ""
-    return Limit(option=f"--max-slowdown-against {baseline}{allowed}", figure=SLOWDOWN, bound=most)
+    return Limit(option=f"--max-slowdown-against {remote.named(baseline)}{allowed}", figure=SLOWDOWN, bound=most)
 
 
 def _judge(

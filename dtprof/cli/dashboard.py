@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.cli.inspection import diagnose_run
     from dtprof.cli.ports import parse_port
     from dtprof.report import page_dashboard, page_panels
+    from dtprof.run_format import remote
     from dtprof.run_format.reader import open_run
     from dtprof.serving.feed import Feed
     from dtprof.serving.server import Runs, is_loopback, listen, make_app
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
                 await asyncio.sleep(TICK_S)
 
     wanted = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
-    path: Path = arguments.path.resolve()
+    path = remote.folder_here(arguments.path, purpose="dtprof dashboard follows files as a job writes them").resolve()
     valid = page_panels.panel_names()
     named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in arguments.dashboard or ())
 

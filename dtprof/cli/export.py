@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
+from dtprof.cli.parsers import output_path
 from dtprof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +55,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--format", required=True, choices=FORMATS, help="what to write")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PATH", help=f"file to write; {_join(FOLDERS)}: folder"
+        "-o",
+        "--output",
+        type=output_path,
+        required=True,
+        metavar="PATH",
+        help=f"file to write; {_join(FOLDERS)}: folder",
     )
     parser.add_argument(
         "--steps",

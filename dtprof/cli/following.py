@@ -7,5 +7,8 @@ from pathlib import Path
 
 def say_next(*words: str | Path) -> None:
     """Print the next command on stderr, below the results."""
+    from dtprof.run_format import remote
+
     sys.stdout.flush()
-    print(f"next: {shlex.join(['dtprof', *map(str, words)])}", file=sys.stderr)
+    shown = [remote.named(word) if isinstance(word, Path) else word for word in words]
+    print(f"next: {shlex.join(['dtprof', *shown])}", file=sys.stderr)

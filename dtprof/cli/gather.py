@@ -5,6 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from dtprof.cli.parsers import output_path
+
 EPILOG = """\
 example:
   dtprof gather node-0/run node-1/run -o runs/whole
@@ -27,7 +29,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "node_directories", type=Path, nargs="+", metavar="NODE_DIR", help="run directory that one launcher has written"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="run directory to create")
+    parser.add_argument(
+        "-o", "--output", type=output_path, required=True, metavar="RUN", help="run directory to create"
+    )
     parser.add_argument(
         "--force",
         action="store_true",

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from dtprof.cli.parsers import output_path
+
 EPILOG = """\
 formats, recognised by what the files hold:
   torch.profiler (Kineto)   a .json or .json.gz of each rank
@@ -31,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files of one job, or directories of them")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="run directory to write")
+    parser.add_argument("-o", "--output", type=output_path, required=True, metavar="RUN", help="run directory to write")
     parser.add_argument("--force", action="store_true", help="write over a run")
     parser.set_defaults(run=run)
 

@@ -3,9 +3,13 @@
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
+
+_URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+:]+://")
 
 NAMED_APART = {
     ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
@@ -22,6 +26,13 @@ class _Unset:
 
     def __str__(self) -> str:
         return str(self.default)
+
+
+def output_path(text: str) -> Path:
+    """Return where to write; the type of an option, which refuses a URL: as a path it would be a folder here."""
+    if _URL.match(text):
+        raise argparse.ArgumentTypeError(f"{text} is a URL; expected a path of this machine, to be copied from")
+    return Path(re.sub(r"^(?:file|local):/+", "/", text))
 
 
 class CommandParser(argparse.ArgumentParser):

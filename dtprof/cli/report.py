@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.cli import engines
+from dtprof.cli.parsers import output_path
 
 if TYPE_CHECKING:
     from dtprof.figures.source import Source
@@ -39,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=output_path,
         metavar="FILE",
         help=f"file to write (default: RUN/{DEFAULT_FILE}; of a run at a URL NAME-{DEFAULT_FILE} here)",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
+from dtprof.cli.parsers import output_path
 from dtprof.cli.ports import parse_port
 from dtprof.errors import CommandNotFoundError, UsageError
 from dtprof.fence import fenced
@@ -85,14 +86,17 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
     def given(setting: settings.Setting, value: str | None) -> str:
         return value if value is not None else settings.from_environment(setting)
 
-    output = given(settings.OUTPUT, arguments.output)
+    try:
+        output = output_path(text) if (text := given(settings.OUTPUT, arguments.output)) else None
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{settings.OUTPUT.option} (or {settings.OUTPUT.env}): {error}") from None
     on_hang = given(settings.ON_HANG, arguments.on_hang)
     if on_hang not in ("report", "stop"):
         raise UsageError(f"--on-hang (or {settings.ON_HANG.env}) is {on_hang!r}; expected report or stop")
     max_log = given(settings.MAX_LOG_MB, arguments.max_log_mb)
     hang_after = given(settings.HANG_AFTER, arguments.hang_after)
     return job.JobSettings(
-        output=Path(output) if output else None,
+        output=output,
         force=arguments.force,
         join=arguments.join or settings.from_environment(settings.JOIN) not in ("", "0"),
         native=not (arguments.no_native or settings.from_environment(settings.NO_NATIVE) not in ("", "0")),

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         document, taken = opened.endings.all_stacks(), "kept"
         stacks = [stack for p in processes for stack in read_stacks(opened.endings.stacks_of(p.host), {p.pid: p.rank})]
     if not stacks:
-        raise UsageError(_nothing(opened.path, len(processes), kept=arguments.kept))
+        raise UsageError(_nothing(opened.name, len(processes), kept=arguments.kept))
     missing = sorted({process.rank for process in processes} - {stack.rank for stack in stacks})
     notes = _notes(missing, taken, arguments.run_directory)
     if arguments.json:
@@ -77,12 +77,12 @@ def _is_here(pid: int, boot_id: str, run_path: Path) -> bool:
     return boot_id == writer.boot_id() and is_alive(pid, run_path)
 
 
-def _nothing(path: Path, num_ranks: int, *, kept: bool) -> str:
+def _nothing(name: str, num_ranks: int, *, kept: bool) -> str:
     if not num_ranks:
-        return f"{path} holds no log of any rank; expected a run in which ranks have started"
+        return f"{name} holds no log of any rank; expected a run in which ranks have started"
     where = "no stacks were kept in it" if kept else "no rank of it runs on this host, and no stacks were kept in it"
     return (
-        f"{path}: {where}; `dtprof run --hang-after SECONDS` keeps them where a job makes no progress, and "
+        f"{name}: {where}; `dtprof run --hang-after SECONDS` keeps them where a job makes no progress, and "
         "`dtprof stacks` takes them while the job runs"
     )
 

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         for sentence in said:
             print(f"dtprof tensorboard: {sentence}", file=sys.stderr)
         print(f"http://localhost:{port}/", flush=True)
-        kept = shlex.join(["dtprof", "export", str(arguments.run_directory), "--format", "tensorboard", "-o", "DIR"])
+        kept = shlex.join(["dtprof", "export", opened.name, "--format", "tensorboard", "-o", "DIR"])
         print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
         with _following(arguments.run_directory, logs, live=not opened.manifest.ended_realtime_ns):
             return _serve(scratch, port)

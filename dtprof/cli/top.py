@@ -52,9 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from dtprof.live.monitor import Monitor
+    from dtprof.run_format import remote
 
     console = Console()
-    monitor = Monitor(arguments.run_directory)
+    monitor = Monitor(
+        remote.folder_here(arguments.run_directory, purpose="dtprof top follows files as a job writes them")
+    )
     try:
         # A dumb terminal cannot be redrawn.
         once = arguments.once or not sys.stdout.isatty() or console.is_dumb_terminal

@@ -84,6 +84,7 @@ def _seconds(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Print the windows, after taking one where that is asked for."""
     from dtprof.analysis.execution import map_tasks
+    from dtprof.run_format import remote
     from dtprof.run_format.reader import open_run
 
     if not arguments.now and (arguments.steps or arguments.memory):
@@ -91,7 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{given} says what to take of a running job; expected --now as well")
     timeout_s = _seconds(arguments.timeout)
     engine = engines.chosen_engine(arguments)
-    opened = open_run(arguments.run_directory) if arguments.now else engines.open_run(arguments.run_directory, engine)
+    if arguments.now:
+        opened = open_run(
+            remote.folder_here(arguments.run_directory, purpose="--now asks ranks by way of their folders")
+        )
+    else:
+        opened = engines.open_run(arguments.run_directory, engine)
     chosen = _choose(opened, arguments.ranks)
     status = 0
     if arguments.now:

@@ -133,7 +133,8 @@ def open_run(path: Path) -> Run:
     url = remote.url_of(path)
     if url is None:
         return _open(remote.plain(path))
-    return dataclasses.replace(_open(remote.fetch(path)), origin=remote.shown(url))
+    files = _find_files(url)
+    return _open(files.fetch(), origin=remote.shown(url))
 
 
 def open_piecemeal(path: Path) -> Run:
@@ -145,20 +146,27 @@ def open_piecemeal(path: Path) -> Run:
     url = remote.url_of(path)
     if url is None:
         return _open(remote.plain(path))
-    files = remote.find_files(url)
+    files = _find_files(url)
     lacking = files.of_ranks(are_wanted=True)
     place = files.of_ranks(are_wanted=False).fetch()
-    return dataclasses.replace(_open(place, lacking.files), origin=remote.shown(url), lacking=lacking)
+    return dataclasses.replace(_open(place, lacking.files, origin=remote.shown(url)), lacking=lacking)
 
 
-def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
+def _find_files(url: str) -> remote.RemoteFiles:
+    files = remote.find_files(url)
+    if files.is_file:
+        raise _not_a_folder(remote.shown(url))
+    return files
+
+
+def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str = "") -> Run:
     """Open a run directory; names of the folders of ranks where they are not there yet."""
     folders = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)
     if document is None and not folders:
         raise NotARunError(
-            f"{path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
+            f"{origin or path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
             "start one with `dtprof run -o DIR -- COMMAND`"
         )
     if document is None:
@@ -185,7 +193,12 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None) -> Run:
         endings=Endings(exits=exits, stacks=stacks),
         mismatches=tuple(mismatches),
         problems=tuple(problems),
+        origin=origin,
     )
+
+
+def _not_a_folder(name: str) -> NotARunError:
+    return NotARunError(f"{name} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders")
 
 
 def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
@@ -195,9 +208,7 @@ def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
     except FileNotFoundError as error:
         raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed") from error
     except NotADirectoryError as error:
-        raise NotARunError(
-            f"{path} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders"
-        ) from error
+        raise _not_a_folder(str(path)) from error
     except OSError as error:
         raise NotARunError(f"{path} cannot be read ({error.strerror}); expected a run directory") from error
 

@@ -7,15 +7,16 @@ when another run is fetched. Several processes may fetch into one copy.
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dtprof.errors import MissingDependencyError, NotARunError, OutputError
+from dtprof.errors import MissingDependencyError, NotARunError, OutputError, UsageError
 from dtprof.run_format import paths
 from dtprof.run_format.copies import dig_hole
 
@@ -48,6 +49,26 @@ def shown(url: str) -> str:
     return re.sub(r"//[^/@]*@", "//", url)
 
 
+def named(path: Path) -> str:
+    """Return how a path, or the URL that was given in its place, is named to the user."""
+    url = url_of(path)
+    return str(plain(path)) if url is None else shown(url)
+
+
+def folder_here(path: Path, *, purpose: str) -> Path:
+    """Return the folder that a path or a `file://` URL names, for what is no use with a copy.
+
+    Raises:
+        UsageError: it is another URL.
+    """
+    if url_of(path) is not None:
+        raise UsageError(
+            f"{named(path)} is a URL, and {purpose}: expected a run directory of this machine. "
+            f"What lies at the URL by now: dtprof summary {shlex.quote(named(path))}"
+        )
+    return plain(path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
     """A file at the source."""
@@ -64,6 +85,7 @@ class RemoteFiles:
     url: str
     root: str  # the URL without what names the file system
     files: Mapping[str, tuple[RemoteFile, ...]]  # by the folder of the run; a file of its own by its name
+    is_file: bool = False  # the URL names one file
 
     @property
     def place(self) -> Path:
@@ -114,7 +136,9 @@ def find_files(url: str) -> RemoteFiles:
         file_system, root = _open(url)
         root = str(root).rstrip("/")
         found = file_system.find(root, detail=True)
-    if list(found) == [root]:
+        if not found:
+            _ask(file_system, root)
+    if is_file := list(found) == [root]:
         root = root.rpartition("/")[0]  # a file
     files: dict[str, tuple[RemoteFile, ...]] = {}
     for name, info in sorted(found.items()):
@@ -125,7 +149,7 @@ def find_files(url: str) -> RemoteFiles:
             files[head] = (*files.get(head, ()), _describe(name, info))
     if not files:
         raise NotARunError(f"{shown(url)} does not exist, or is empty; expected a run directory")
-    remote = RemoteFiles(url=url, root=root, files=files)
+    remote = RemoteFiles(url=url, root=root, files=files, is_file=is_file)
     try:
         _make_room(remote.place)
         _forget_others(remote)
@@ -188,6 +212,12 @@ def _translated(url: str) -> Iterator[None]:
         raise NotARunError(
             f"{shown(url)} cannot be read ({said}); expected a run directory that fsspec can open"
         ) from error
+
+
+def _ask(file_system: Any, root: str) -> None:
+    """Raise why nothing is found at a path where that is not for want of it: a search passes over what fails."""
+    with suppress(FileNotFoundError):
+        file_system.ls(root, detail=False)
 
 
 def _describe(name: str, info: dict[str, Any]) -> RemoteFile:

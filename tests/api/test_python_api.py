@@ -168,6 +168,8 @@ def test_what_does_not_exist_is_refused_with_what_does(run: api.Run, folder: Pat
         run.table("operations")["bytes"]
     with pytest.raises(UsageError, match="at_least is 2"):
         run.compare(run, at_least=2)
+    with pytest.raises(UsageError, match=r"other is .runs/b.; expected a run as dtprof.open_run returns it"):
+        run.compare("runs/b")
     with pytest.raises(NotARunError):
         dtprof.open_run(folder / "nothing")
 

@@ -143,7 +143,6 @@ def test_work_longer_than_the_time_between_two_looks_is_waited_for(
     dask: DaskWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_cluster, "LOOK_S", 0.01)
-    monkeypatch.setattr(dask_cluster, "WORKERS_S", 0)
     assert list(map_tasks(dask, time.sleep, [0.3])) == [None]
     with pytest.raises(TimeoutError, match="of the work"):
         list(map_tasks(dask, time_out, ["of the work"]))

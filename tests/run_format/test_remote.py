@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -11,6 +11,7 @@ import pytest
 
 from dtprof.analysis.summary import summarise
 from dtprof.cli.main import main
+from dtprof.cli.parsers import output_path
 from dtprof.errors import MissingDependencyError, NotARunError, OutputError
 from dtprof.run_format import remote
 from dtprof.run_format.reader import open_piecemeal, open_run
@@ -62,6 +63,41 @@ def test_commands_take_a_url(run: Path, capsys: pytest.CaptureFixture[str], monk
         assert main([*command, str(URL)]) == 0, command
     assert "memory://runs/mine" in capsys.readouterr().out
     assert (run.parent / "mine-report.html").exists()
+
+
+def test_the_next_command_names_the_url_as_it_was_given(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.exists()
+    for command in ("diagnose", "check --max-wait 0"):
+        main([*command.split(), str(URL)])
+        assert capsys.readouterr().err.endswith(" memory://runs/mine\n")
+
+
+@pytest.mark.parametrize("command", ["top --once", "dashboard", "trace --now"])
+def test_what_deals_with_a_running_job_takes_no_url_but_that_of_a_path(
+    command: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *options = command.split()
+    assert run.exists()
+    assert main([name, str(URL), *options]) == 2
+    assert "memory://runs/mine is a URL, and " in (said := capsys.readouterr().err)
+    assert "dtprof summary memory://runs/mine" in said
+    assert main([name, f"file://{tmp_path}/none", *options]) == 2
+    assert f"{tmp_path}/none does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", ["gather {run}", "report {run}", "export {run} --format csv", "import x.json", "run -- true"]
+)
+def test_no_command_writes_to_a_url(
+    command: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)
+    monkeypatch.setenv("DTPROF_OUTPUT", "s3://bucket/x")
+    with pytest.raises(SystemExit, match="2"):
+        sys.exit(main(command.format(run=run).split()))
+    assert "s3://bucket/x is a URL; expected a path of this machine" in capsys.readouterr().err
+    assert not Path("s3:").exists()
+    assert output_path(f"file://{run}/x") == run / "x"
 
 
 def test_what_has_not_changed_is_not_fetched_again(run: Path, fetched: list[str]) -> None:
@@ -164,6 +200,22 @@ def test_what_cannot_be_read_is_said(url: str, said: str) -> None:
         open_run(Path(url))
 
 
+def test_a_source_that_does_not_answer_is_not_said_to_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("nobody listens")
+
+    monkeypatch.setattr(fsspec.filesystem("memory"), "ls", refuse)
+    with pytest.raises(NotARunError, match=r"cannot be read \(ConnectionRefusedError: nobody listens\)"):
+        open_run(Path("memory://runs/none"))
+
+
+@pytest.mark.parametrize("opened", [open_run, open_piecemeal])
+def test_one_file_of_a_run_is_no_run(run: Path, opened: Callable[[Path], object]) -> None:
+    assert run.exists()
+    with pytest.raises(NotARunError, match=r"memory://runs/mine/run.json is a file; expected a run directory"):
+        opened(URL / "run.json")
+
+
 def test_a_package_for_the_kind_of_url_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(MissingDependencyError, match="reading s3://bucket/run needs one more package: Install s3fs"):
@@ -173,5 +225,5 @@ def test_a_package_for_the_kind_of_url_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_a_folder_at_a_url_that_is_no_run_is_said_so(run: Path) -> None:
     fsspec.filesystem("memory").pipe_file("/runs/other/readme.txt", b"hello")
     assert run.exists()
-    with pytest.raises(NotARunError, match="holds no run"):
+    with pytest.raises(NotARunError, match=r"^memory://runs/other holds no run"):
         open_run(Path("memory://runs/other"))
