@@ -12,7 +12,7 @@
 
   function say(state, text, alarms) {
     place.dataset.state = state;
-    now.querySelector("summary").textContent = state === "gone" ? "As last seen" : "Now";
+    now.querySelector("summary").textContent = ["gone", "unknown"].includes(state) ? "As last seen" : "Now";
     place.querySelector(".live-text").textContent = text;
     const list = place.querySelector(".live-alarms");
     const fresh = alarms.map((alarm) => Object.assign(document.createElement("li"), { textContent: alarm }));
@@ -23,7 +23,17 @@
 
   function showNow(markup) {
     now.hidden = markup === null;
-    if (markup !== null && now.open) now.querySelector(".now-table").innerHTML = markup;
+    if (markup === null || !now.open) return;
+    const table = now.querySelector(".now-table");
+    const fresh = document.createElement("template");
+    fresh.innerHTML = markup;
+    const parts = [...fresh.content.children];
+    [...table.children].slice(parts.length).forEach((one) => one.remove());
+    parts.forEach((one, at) => {
+      // What scrolls stays: it keeps its place and the focus.
+      if (table.children[at]) table.children[at].innerHTML = one.innerHTML;
+      else table.append(one);
+    });
   }
 
   // Beside every title how old its figures are, once that is worth saying.

@@ -10,7 +10,7 @@ from dtprof.analysis.records import list_ranks
 from dtprof.analysis.results import StragglerResult, Summary
 from dtprof.analysis.summary import summarise
 from dtprof.diagnosis.told import ToldMismatch, list_told
-from dtprof.formatting import format_ns
+from dtprof.formatting import format_count, format_ns
 from dtprof.live.now import Present, RankNow
 from dtprof.live.pace import Pace
 from dtprof.live.window import LiveWindow
@@ -22,6 +22,8 @@ STILL_STEPS = 10
 """Nothing moves: for so long, and for so many times the median step."""
 MAX_TOLD = 2
 """Mismatches that are alarms of their own: the first is the cause of most that follow."""
+MAX_NAMED = 8
+"""Ranks that are told by number where they are all that are left."""
 SUMMARY_EVERY_S = 1.0
 SUMMARY_SHARE = 0.01
 """Of the time, that the summary may take."""
@@ -39,6 +41,7 @@ class Moment:
     told: Sequence[ToldMismatch]  # what the launcher has told of
     has_ended: bool
     exit_status: int | None
+    job_problem: str  # why it is not known whether the job goes on; empty where that is known
     alarms: Sequence[str]  # the worst first
 
     @property
@@ -95,7 +98,8 @@ class Monitor:
         if growths and self._summarises:
             self._summarise()
         still_s = _still_s(ranks, self._clock() - self._moved)
-        is_stuck = bool(ranks) and not has_ended and still_s >= _patience_s(self.summary)
+        is_over = has_ended or not any(rank.is_running for rank in ranks)
+        is_stuck = bool(ranks) and not is_over and still_s >= _patience_s(self.summary)
         return Moment(
             ranks=ranks,
             summary=self.summary,
@@ -103,9 +107,15 @@ class Monitor:
             still_s=still_s,
             has_ended=has_ended,
             exit_status=manifest.exit_status,
+            job_problem=self.window.job_problem,
             is_stuck=is_stuck,
             told=told,
-            alarms=tuple(_find_alarms(ranks, self.summary, growths, told, stuck_s=still_s if is_stuck else None)),
+            alarms=(
+                *([tell_damage(self.window.job_problem)] if self.window.job_problem else []),
+                *_find_alarms(
+                    ranks, self.summary, growths, told, stuck_s=still_s if is_stuck else None, is_over=is_over
+                ),
+            ),
         )
 
     def close(self) -> None:
@@ -120,6 +130,14 @@ class Monitor:
         self._has_news = False
         self.summary = summarise(self.window)
         self._pace.charge(self._clock() - began)
+
+
+def tell_damage(job_problem: str) -> str:
+    """Say of a run whose run.json cannot be read what is the matter, and what there is to do."""
+    return (
+        f"{job_problem}; expected the JSON object that `dtprof run` writes: put it back, or go by what the ranks "
+        "recorded"
+    )
 
 
 def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:
@@ -142,6 +160,7 @@ def _find_alarms(
     told: Sequence[ToldMismatch],
     *,
     stuck_s: float | None,
+    is_over: bool,
 ) -> list[str]:
     alarms = _tell_ends(ranks)
     if stuck_s is not None:
@@ -153,24 +172,28 @@ def _find_alarms(
     if stopped:
         alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
     if summary is not None:
-        alarms += [_slow(found) for found in summary.stragglers[:2]]
+        alarms += [_slow(found, is_over=is_over) for found in summary.stragglers[:2]]
     return alarms
 
 
 def _tell_ends(ranks: Sequence[RankNow]) -> list[str]:
-    """Say who did not end well; launchers send SIGTERM to those that are left, so they come last."""
+    """Say who did not end well, the few before the many; launchers send SIGTERM to those left, so they come last."""
     by_end: dict[str, list[int]] = {}
     for rank in ranks:
-        if rank.end.startswith(("killed", "exited")):
+        if rank.ended_badly:
             by_end.setdefault(rank.end, []).append(rank.rank)
-    stopped = by_end.pop(STOPPED, [])
-    told = []
-    for end, found in by_end.items():
-        verb = ("was " if len(found) == 1 else "were ") if end.startswith("killed") else ""
-        told.append(f"{list_ranks(found)} {verb}{end}")
-    if stopped:
-        named = f"all {len(ranks)} ranks" if len(stopped) == len(ranks) > 1 else list_ranks(stopped)
-        told.append(f"{'then ' if told else ''}{named} {'was' if len(stopped) == 1 else 'were'} stopped by SIGTERM")
+    told: list[str] = []
+    left = len(ranks)
+    for end, found in sorted(by_end.items(), key=lambda one: (one[0] == STOPPED, len(one[1]))):
+        named = list_ranks(found)
+        if len(found) == left > (MAX_NAMED if told else 1):
+            named = f"the other {format_count(left)} ranks" if told else f"all {format_count(left)} ranks"
+        left -= len(found)
+        was = "was" if len(found) == 1 else "were"
+        if end == STOPPED:
+            told.append(f"{'then ' if told else ''}{named} {was} stopped by SIGTERM")
+        else:
+            told.append(f"{named} {was} {end}" if end.startswith("killed") else f"{named} {end}")
     return told
 
 
@@ -179,6 +202,8 @@ def _mismatch(told: ToldMismatch) -> str:
     return f"mismatch{when}: {told.summary}"
 
 
-def _slow(found: StragglerResult) -> str:
+def _slow(found: StragglerResult, *, is_over: bool) -> str:
     cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step else ""
-    return f"rank {found.rank} is slow{cost}" + (f" {found.phase_words}" if found.phase else "")
+    return f"rank {found.rank} {'was' if is_over else 'is'} slow{cost}" + (
+        f" {found.phase_words}" if found.phase else ""
+    )

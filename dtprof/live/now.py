@@ -38,6 +38,11 @@ class RankNow:
         """Say whether it has not ended, as far as anything tells."""
         return self.end == RUNNING
 
+    @property
+    def ended_badly(self) -> bool:
+        """Say whether it ended in another way than by finishing."""
+        return self.end.startswith(("killed", "exited"))
+
 
 class Present:
     """Keeps what is known of every rank between looks."""

@@ -200,6 +200,11 @@ class LiveWindow:
         return self._opened.manifest
 
     @property
+    def job_problem(self) -> str:
+        """Why nothing is known of the job as a whole; empty where its run.json was read, or is not there."""
+        return self._opened.job_problem
+
+    @property
     def mismatches(self) -> tuple[dict[str, Any], ...]:
         """Calls that do not go together, as the launcher has told of them so far."""
         return self._opened.mismatches

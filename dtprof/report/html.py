@@ -81,8 +81,17 @@ def assemble_html(
     documents: Mapping[str, Document],
     *,
     live_version: int | None = None,
+    is_listed: bool = False,
 ) -> str:
-    """Return pages as one string; with a version as the beginning of a page that asks its server for changes."""
+    """Return pages as one string.
+
+    Args:
+        summary: of the run.
+        pages: to show.
+        documents: their panels.
+        live_version: of the beginning of a page that asks its server for changes; None for a page on its own.
+        is_listed: its server has a list of runs, to which a link leads.
+    """
     folder = dashboards_folder()
     is_live = live_version is not None
     scripts = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
@@ -94,7 +103,7 @@ def assemble_html(
         policy=_render_policy(script, may_ask=is_live),
         title=element("title", f"{_run_name(summary)} \u2013 {pages[0].title} \u2013 dtprof"),
         style=Markup(f"{_render_hues()}\n{(folder / 'style.css').read_text(encoding='utf-8')}"),
-        header=_render_header(summary),
+        header=join(link_to_list("../../") if is_listed else "", _render_header(summary)),
         live=_render_live(live_version) if is_live else "",
         now=_render_now_place() if is_live else "",
         tabs=_render_tabs(pages),
@@ -105,6 +114,11 @@ def assemble_html(
         hues=json.dumps({name: [hue.light, hue.dark] for name, hue in HUES.items()}),
         script=script,
     )
+
+
+def link_to_list(address: str) -> Markup:
+    """Return the link back to the list of runs."""
+    return element("p", element("a", "\u2190 All runs", href=address), class_="back")
 
 
 def _render_live(version: int | None) -> Markup:

@@ -31,6 +31,9 @@ def render_now(moment: Moment, newest: NewestStep | None) -> Markup:
                 element("tbody", *(_row(rank, newest, longest_ns) for rank in shown)),
             ),
             class_="scroll",
+            tabindex="0",
+            role="region",
+            aria_label="What each rank does",
         ),
         element("p", f"{format_count(rest)} more ranks, none of them in worse state", class_="hint") if rest else "",
     )
@@ -64,7 +67,7 @@ def _row(rank: RankNow, newest: NewestStep | None, longest_ns: int) -> Markup:
         _number(_share(parts, ("exposed_wait",))),
         _number(format_bytes(rank.memory_bytes)),
         _number(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN),
-        element("td", element("bdi", place), class_=None if rank.is_running else "now-ended"),
+        element("td", element("bdi", place), class_="now-bad" if rank.ended_badly else None),
     )
 
 

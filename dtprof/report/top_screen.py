@@ -46,6 +46,8 @@ def _head(moment: Moment, run: Path) -> list[Text]:
     state = "ended" if moment.has_ended else "running"
     if moment.has_ended and moment.exit_status is not None:
         state = f"ended with exit status {moment.exit_status}"
+    elif moment.job_problem:
+        state = "cannot tell whether it goes on"
     title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
     if summary is None:
         return [title, Text("no rank has recorded anything yet" if not moment.ranks else "")]
@@ -90,8 +92,7 @@ def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -
     least = min(rank.step for rank in ranks)
 
     def order(rank: RankNow) -> tuple[bool, bool, int, bool, int]:
-        bad = rank.end.startswith(("killed", "exited"))
-        return not bad, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
+        return not rank.ended_badly, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
 
     return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
 
@@ -110,7 +111,7 @@ def _table(ranks: Sequence[RankNow], summary: Summary | None) -> Table:
 def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:
     doing = rank.doing or ("between phases" if rank.is_running else "")
     place = f"  {rank.where}" if rank.where else ""
-    style = "" if rank.is_running else "red" if rank.end.startswith(("killed", "exited")) else "dim"
+    style = "" if rank.is_running else "red" if rank.ended_badly else "dim"
     is_long = rank.since_ns is not None and rank.since_ns >= LONG_NS
     return [
         Text(str(rank.rank)),

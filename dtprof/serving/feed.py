@@ -350,11 +350,15 @@ class Feed:
             end = f" with exit status {moment.exit_status}" if moment.exit_status is not None else ""
             return {"state": "ended", "text": f"ended{end}, {step}", "alarms": alarms, "age": ""}
         newest = f", no record for {moment.still_s:.0f} s" if moment.ranks and moment.still_s >= STILL_S else ""
+        state, told = "running", "running"
+        if moment.job_problem:
+            state, told = "unknown", "cannot tell whether it goes on"
         drawn, diagnosed = self._tell_age(self._drawn), self._tell_age(self._diagnosed)
-        told = f"; figures as of {drawn}" if drawn else ""
+        told += f", {step}{newest}"
+        told += f"; figures as of {drawn}" if drawn else ""
         if diagnosed and diagnosed != drawn:
             told += f", verdict as of {diagnosed}"
-        return {"state": "running", "text": f"running, {step}{newest}{told}", "alarms": alarms, "age": drawn}
+        return {"state": state, "text": told, "alarms": alarms, "age": drawn}
 
     def _tell_age(self, as_of: _AsOf | None) -> str:
         """Return of which step something is, and how old; empty before there is anything."""

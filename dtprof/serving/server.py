@@ -22,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dtprof.errors import DtprofError, UsageError
+from dtprof.live.monitor import tell_damage
 from dtprof.report import html
-from dtprof.report.run_list import RunEntry, render_run_list
+from dtprof.report.run_list import RunEntry, render_run_list, render_trouble
 from dtprof.run_format import paths
 from dtprof.run_format.reader import open_run
 from dtprof.serving.feed import Feed
@@ -126,21 +127,29 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
     def page(request: Request) -> Response:
         feed = runs.feed(request.path_params["name"])
         if feed is None:
-            return _not_found(request)
+            return trouble(request, _no_run(request), 404)
         source, pages, drawn, version = feed.first()
-        return HTMLResponse(html.assemble_html(source.summary, pages, drawn, live_version=version))
+        return HTMLResponse(
+            html.assemble_html(source.summary, pages, drawn, live_version=version, is_listed=not runs.is_one)
+        )
 
     def documents(request: Request) -> Response:
         feed = runs.feed(request.path_params["name"])
         if feed is None:
-            return _not_found(request)
+            return PlainTextResponse(_no_run(request), 404)
         given = request.query_params.get("since", "0")
         if not given.isascii() or not given.isdigit() or len(given) > 15:
             return PlainTextResponse(f"since={given!r}: expected the number of a version", 400)
         return JSONResponse(feed.since(int(given), request.query_params.get("page", "")))
 
-    def failed(_: Request, error: Exception) -> Response:
-        return PlainTextResponse(str(error), 503)
+    def trouble(request: Request, sentence: str, status: int) -> Response:
+        title = Path(request.path_params["name"]).name
+        return HTMLResponse(render_trouble(title, sentence, is_listed=not runs.is_one), status)
+
+    def failed(request: Request, error: Exception) -> Response:
+        if request.url.path.endswith("/documents"):  # what asks shows it in the page that it is of
+            return PlainTextResponse(str(error), 503)
+        return trouble(request, str(error), 503)
 
     return Starlette(
         routes=[
@@ -156,8 +165,8 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
     )
 
 
-def _not_found(request: Request) -> Response:
-    return PlainTextResponse(f"there is no run {request.path_params['name']} here (any more)", 404)
+def _no_run(request: Request) -> str:
+    return f"there is no run {request.path_params['name']} here (any more)"
 
 
 class Guard:
@@ -241,12 +250,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _entry(path: Path) -> RunEntry:
+    manifest, num_ranks = Manifest(), None
     try:
         run = open_run(path)
-    except DtprofError:  # moved since, or of a newer format
-        manifest, num_ranks = Manifest(), 0
+    except DtprofError as error:  # moved since, or of a newer format
+        trouble = str(error)
     else:
         manifest, num_ranks = run.manifest, len(run.ranks)
+        trouble = tell_damage(run.job_problem) if run.job_problem else ""
     return RunEntry(
         name=path.name,
         command=" ".join(manifest.command),
@@ -254,4 +265,5 @@ def _entry(path: Path) -> RunEntry:
         has_ended=bool(manifest.ended_realtime_ns),
         exit_status=manifest.exit_status,
         num_ranks=num_ranks,
+        trouble=trouble,
     )

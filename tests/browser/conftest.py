@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ FLAGS = (
     "--disable-sync",
     "--force-device-scale-factor=1",
 )
+AXE = files("axe_core_python") / "axe.min.js"
 DRAWN_WITHIN_S = 60
 
 
@@ -87,6 +89,21 @@ class Page:
             event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
         ]
         return [url for url in asked if not url.startswith(("data:", "blob:", "about:"))]
+
+
+def axe_findings(
+    page: Page, within: str = "html", *, impacts: Sequence[str] = ("serious", "critical")
+) -> list[list[str]]:
+    """Return what axe finds: the rule, the element and why."""
+    page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
+    found: list[list[str]] = page.driver.execute_async_script(
+        "const done = arguments[2]; axe.run(arguments[0]).then((r) => done(r.violations.filter("
+        "(v) => arguments[1].includes(v.impact))"
+        ".map((v) => [v.id, v.nodes[0].html, v.nodes[0].failureSummary])))",
+        within,
+        list(impacts),
+    )
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import pytest
 from selenium import webdriver
 
 from dtprof.run_format import paths
-from tests.browser.conftest import Page
+from tests import builders
+from tests.browser.conftest import Page, axe_findings
 from tests.builders import START_NS
 from tests.live.test_live_window import two_ranks
 from tests.live.test_top import running
@@ -94,6 +95,37 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
     page.wait_for(f"{STATUS}.includes('does not answer')")
     page.driver.get("about:blank")
     page.complaints()
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_axe_finds_nothing_in_live_pages_nor_in_the_list(
+    width: int, chromium: webdriver.Chrome, tmp_path: Path
+) -> None:
+    run = running(two_ranks(30), tmp_path / "run")
+    damaged = builders.write_run(tmp_path / "damaged", two_ranks(4))
+    (damaged / paths.MANIFEST).write_text("{not json")
+    with served(tmp_path) as connection:
+        page = opened(chromium, run, connection.port)
+        page.emulate(width=width)
+        page.wait_for("return document.querySelectorAll('#now .now-bar').length === 2")
+        assert axe_findings(page, impacts=("moderate", "serious", "critical")) == []
+        page.run(
+            "document.querySelector('#now .scroll').focus(); document.querySelector('#now .scroll').scrollLeft = 40"
+        )
+        begun = page.run("return document.querySelector('#now .scroll').scrollLeft")
+        assert (begun > 0) == (width < 500)
+        page.run("document.querySelector('#now td').textContent = 'of the look before'")
+        page.wait_for("return !document.querySelector('#now td').textContent.startsWith('of')")
+        assert page.run("return document.querySelector('#now .scroll').scrollLeft") == begun
+        assert page.run("return document.activeElement.className") == "scroll"
+        page.run("document.querySelector('.back a').click()")
+        page.wait_for("return document.title.startsWith('Runs')")
+        assert axe_findings(page, impacts=("moderate", "serious", "critical")) == []
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert page.complaints() == []
+    page.driver.get("about:blank")
+    page.complaints()
+    page.emulate()
 
 
 def test_a_page_that_comes_up_while_another_is_open_leaves_that_as_it_is(

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -15,14 +14,13 @@ from dtprof.figures.source import Source
 from dtprof.report.page_dashboard import load_report
 from dtprof.report.page_documents import render_documents
 from dtprof.report.page_panels import panel_names
-from tests.browser.conftest import Page
+from tests.browser.conftest import Page, axe_findings
 from tests.figures.example_closeups import hang_of, source_of
 from tests.figures.example_summaries import MS, empty_summary, summary_of
 
 pytestmark = pytest.mark.browser
 
 Show = Callable[..., Page]
-AXE = files("axe_core_python") / "axe.min.js"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)><b>&lt;i&gt;</b> $x$ %{y} '\""
 
 
@@ -378,7 +376,7 @@ def test_of_many_ranks_the_grid_is_one_canvas_that_keys_and_the_pointer_reach(sh
     page.run("dtprof.select(null)")
     assert not frame.is_displayed()
     page.run("document.body.replaceChildren(document.querySelector('.mosaic-place'))")  # axe reads all there is
-    assert serious_findings(page, ".mosaic-place") == []
+    assert axe_findings(page, ".mosaic-place") == []
     assert page.complaints() == []
 
 
@@ -480,23 +478,11 @@ def test_documents_that_arrive_later_keep_zoom_and_selection(show: Show) -> None
     assert page.complaints() == []
 
 
-def serious_findings(page: Page, within: str = "html") -> list[list[str]]:
-    """Return what axe finds: the rule, the element and why."""
-    page.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE.read_text(encoding="utf-8")})
-    found: list[list[str]] = page.driver.execute_async_script(
-        "const done = arguments[1]; axe.run(arguments[0]).then((r) => done(r.violations.filter("
-        "(v) => ['serious', 'critical'].includes(v.impact))"
-        ".map((v) => [v.id, v.nodes[0].html, v.nodes[0].failureSummary])))",
-        within,
-    )
-    return found
-
-
 def test_no_serious_finding_of_axe(show: Show) -> None:
     page = show(source_of(verdict=hang_of()))
     for name in ("overview", "hang", "timeline", "pipeline", "collectives", "memory", "stragglers", "measurement"):
         page.open(f"#page-{name}")
-        assert serious_findings(page) == [], name
+        assert axe_findings(page) == [], name
 
 
 def test_a_browser_that_cannot_unpack_shows_the_tables_and_says_so(show: Show) -> None:

@@ -125,14 +125,41 @@ def test_those_that_the_launcher_stopped_come_after_the_one_that_died(tmp_path: 
         ((-15, -15, -9, -15), ("rank 2 was killed by SIGKILL", "then ranks 0, 1, 3 were stopped by SIGTERM")),
         ((-15, -15, -15, -15), ("all 4 ranks were stopped by SIGTERM",)),
         ((None, -15, 1, 1), ("ranks 2, 3 exited 1", "then rank 1 was stopped by SIGTERM")),
+        ((1,) * 20, ("all 20 ranks exited 1",)),
+        ((1, -9, *(1,) * 9), ("rank 1 was killed by SIGKILL", "the other 10 ranks exited 1")),
+        (
+            (1, -9, *(-15,) * 9),
+            ("rank 0 exited 1", "rank 1 was killed by SIGKILL", "then the other 9 ranks were stopped by SIGTERM"),
+        ),
     ):
-        ranks = [RankBuilder(number, 4) for number in range(4)]
+        ranks = [RankBuilder(number, len(statuses)) for number in range(len(statuses))]
         for rank in ranks:
             rank.op("barrier", 0, MS)
         ended = [(rank, status) for rank, status in zip(ranks, statuses, strict=True) if status is not None]
         exits = [ProcessExit(pid=rank.pid, status=status, t_ns=1) for rank, status in ended]
-        run = builders.write_run(tmp_path / str(len(told)) / str(statuses[0]), ranks, exits=exits)
+        run = builders.write_run(tmp_path / told[-1], ranks, exits=exits)
         assert Monitor(run).look().alarms == told
+
+
+def test_a_slow_rank_of_a_job_that_is_over_was_slow(tmp_path: Path) -> None:
+    assert (
+        Monitor(running(two_ranks(20), tmp_path / "on")).look().alarms[0].startswith("rank 0 is slow: 20.0 ms a step")
+    )
+    over = builders.write_run(tmp_path / "over", two_ranks(20))
+    assert Monitor(over).look().alarms[0].startswith("rank 0 was slow: 20.0 ms a step")
+
+
+def test_damaged_description_of_a_job_is_told_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
+    run = builders.write_run(tmp_path / "run", two_ranks(4))
+    (run / "run.json").write_text("[1]")
+    clock = iter([0.0, *[1000.0] * 10])
+    moment = Monitor(run, clock=lambda: next(clock)).look()
+    assert moment.alarms[0] == (
+        f"{run}/run.json holds list, not an object; expected the JSON object that `dtprof run` writes: put it back, or "
+        "go by what the ranks recorded"
+    )
+    assert "nothing has moved" not in str(moment.alarms)  # all ranks have ended
+    assert screen(moment, run)[0] == "run  cannot tell whether it goes on"
 
 
 def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> None:

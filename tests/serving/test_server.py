@@ -77,6 +77,37 @@ def test_runs_of_a_folder_are_listed_and_shown(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> None:
+    damaged = builders.write_run(tmp_path / "damaged", two_ranks(4))
+    (damaged / "run.json").write_text("{not json")
+    newer = builders.write_run(tmp_path / "newer", two_ranks(4))
+    document = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps(document | {"format_version": 999}))
+    of_newer = (
+        "newer/run.json is of format 999; this dtprof reads formats up to 1: read it with the dtprof that wrote it"
+    )
+    of_damaged = "damaged/run.json cannot be read (Expecting property name"
+    with served(tmp_path) as connection:
+        _, page, _ = get(connection, "/")
+        assert "running" not in page.partition("<main")[2]
+        assert page.count("cannot tell") == 2
+        assert of_newer in page
+        assert of_damaged in page
+        status, page, _ = get(connection, "/run/newer/")
+        assert (status, of_newer in page) == (503, True)
+        assert '<a href="../../">' in page
+        status, text, _ = get(connection, "/run/newer/documents")
+        assert (status, of_newer in text, text.startswith("/")) == (503, True, True)
+        status, page, _ = get(connection, "/run/damaged/")
+        assert (status, '<a href="../../">' in page) == (200, True)
+        told = json.loads(get(connection, "/run/damaged/documents?since=0")[1])["status"]
+        assert told["state"] == "unknown"
+        assert told["text"].startswith("cannot tell whether it goes on, step 4")
+        assert of_damaged in told["alarms"][0]
+    with served(damaged) as connection:
+        assert '<a href="../../">' not in get(connection, "/run/damaged/")[1]  # there is no list
+
+
 @pytest.mark.parametrize(
     ("path", "method", "status", "words"),
     [
