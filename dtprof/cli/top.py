@@ -85,17 +85,21 @@ def _watch(monitor: "Monitor", console: "Console") -> "Moment":
     from rich.live import Live
 
     from dtprof.errors import NotARunError
-    from dtprof.report.top_screen import render_screen
+    from dtprof.report.top_screen import render_reading, render_screen
 
     def draw(moment: "Moment") -> None:
-        live.update(render_screen(moment, monitor.run, height=console.height - 1), refresh=True)
+        screen = render_screen(moment, monitor.run, height=console.height - 1, width=console.width)
+        live.update(screen, refresh=True)
 
-    moment = monitor.look()
     with (
         _in_order_at_sigterm(),
         _keys() as wait_for_key,
         Live(console=console, auto_refresh=False, screen=True) as live,
     ):
+        live.update(render_reading(monitor.run, monitor.num_ranks), refresh=True)
+        moment = monitor.look(summarises=False)
+        draw(moment)  # what the ranks do is known long before the means
+        moment = monitor.look()
         draw(moment)
         while not moment.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
             try:
@@ -103,7 +107,8 @@ def _watch(monitor: "Monitor", console: "Console") -> "Moment":
             except NotARunError:  # it was moved or deleted: what was seen last stays
                 break
             draw(moment)
-    console.print(render_screen(moment, monitor.run, height=console.height - 1, keys=""))
+    last = render_screen(moment, monitor.run, height=console.height - 1, width=console.width, keys="")
+    console.print(last)
     return moment
 
 

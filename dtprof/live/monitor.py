@@ -81,8 +81,16 @@ class Monitor:
         """The run directory."""
         return self.window.path
 
-    def look(self) -> Moment:
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that had a log when the run was opened or last changed."""
+        return self.window.num_ranks
+
+    def look(self, *, summarises: bool = True) -> Moment:
         """Look once.
+
+        Args:
+            summarises: work out the summary where it is due; it takes longest where there are many ranks.
 
         Raises:
             NotARunError: the run has been moved or deleted.
@@ -95,7 +103,7 @@ class Monitor:
         if has_moved:
             self._moved, self._has_news = self._clock(), True
         ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
-        if growths and self._summarises:
+        if growths and self._summarises and summarises:
             self._summarise()
         still_s = _still_s(ranks, self._clock() - self._moved)
         is_over = has_ended or not any(rank.is_running for rank in ranks)

@@ -200,6 +200,11 @@ class LiveWindow:
         return self._opened.manifest
 
     @property
+    def num_ranks(self) -> int:
+        """Ranks that had a log when the run was opened, or last changed."""
+        return len(self._opened.folders)
+
+    @property
     def job_problem(self) -> str:
         """Why nothing is known of the job as a whole; empty where its run.json was read, or is not there."""
         return self._opened.job_problem

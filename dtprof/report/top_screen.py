@@ -20,25 +20,38 @@ MAX_ALARM_LINES = 3
 """Of one alarm."""
 LONG_NS = 1_000_000_000
 """For which a rank is shown to be at one thing in another colour."""
+LEAST_DOING = 14
+"""Columns of the terminal that are left for what a rank does; where it is narrow, other things go for that."""
 _COLUMNS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
+_LEFT_OUT_FIRST = ("comm", "memory", "wait", "step time", "for", "step")
 
 
-def render_screen(moment: Moment, run: Path, *, height: int, keys: str = "q quits") -> Group:
-    """Return what to show on a terminal of 80 columns and so many lines.
+def render_reading(run: Path, num_ranks: int) -> Group:
+    """Return what to show before the records have been read."""
+    title = Text.assemble((run.name or str(run), "bold"), no_wrap=True, overflow="ellipsis")
+    return Group(title, Text(f"reading {format_count(num_ranks)} rank{'' if num_ranks == 1 else 's'} ..."))
+
+
+def render_screen(moment: Moment, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
+    """Return what to show on a terminal of so many lines.
 
     Args:
         moment: what the last look gave.
         run: the run directory.
         height: lines there are.
+        width: columns there are; no more than 80 are used.
         keys: what the last line says of keys; empty where there is nobody to press them.
     """
-    head = [*_head(moment, run), *_alarms(moment, run)]
+    width = min(width, WIDTH)
+    head = [*_head(moment, run), *_alarms(moment, run, width)]
     room = max(FEWEST_RANKS, height - len(head) - 3)
     shown = choose_ranks(moment.ranks, moment.summary, room)
     rest = len(moment.ranks) - len(shown)
     foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
     foot = "  ".join(filter(None, (foot, keys)))
-    return Group(*head, _table(shown, moment.summary), Text(foot, style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(
+        *head, _table(shown, moment.summary, width), Text(foot, style="dim", no_wrap=True, overflow="ellipsis")
+    )
 
 
 def _head(moment: Moment, run: Path) -> list[Text]:
@@ -50,10 +63,14 @@ def _head(moment: Moment, run: Path) -> list[Text]:
         state = "cannot tell whether it goes on"
     title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
     if summary is None:
-        return [title, Text("no rank has recorded anything yet" if not moment.ranks else "")]
+        known = (
+            f"{format_count(len(moment.ranks))} ranks, step {format_count(moment.step)}; working out their means ..."
+        )
+        return [title, Text(known if moment.ranks else "no rank has recorded anything yet")]
     hosts = len({rank.host for rank in moment.ranks})
     facts = [
-        f"{len(moment.ranks)} of {summary.world_size} ranks on {hosts} host{'' if hosts == 1 else 's'}",
+        f"{format_count(len(moment.ranks))} of {format_count(summary.world_size)} ranks "
+        f"on {hosts} host{'' if hosts == 1 else 's'}",
         summary.backend or "",
         f"step {format_count(moment.step)}",
     ]
@@ -73,15 +90,15 @@ def _step_facts(summary: Summary) -> list[str]:
     return facts
 
 
-def _alarms(moment: Moment, run: Path) -> list[Text]:
-    lines = [Text(line, style="bold red") for alarm in moment.alarms for line in _wrap(f"! {alarm}")]
+def _alarms(moment: Moment, run: Path, width: int) -> list[Text]:
+    lines = [Text(line, style="bold red") for alarm in moment.alarms for line in _wrap(f"! {alarm}", width)]
     if lines:
         lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
     return lines
 
 
-def _wrap(alarm: str) -> list[str]:
-    return textwrap.wrap(alarm, WIDTH, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
+def _wrap(alarm: str, width: int) -> list[str]:
+    return textwrap.wrap(alarm, width, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
 
 
 def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
@@ -97,15 +114,27 @@ def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -
     return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
 
 
-def _table(ranks: Sequence[RankNow], summary: Summary | None) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", width=WIDTH, pad_edge=False)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("does now", no_wrap=True, overflow="ellipsis", ratio=1)
+def _table(ranks: Sequence[RankNow], summary: Summary | None, width: int) -> Table:
     measured = {rank.rank: rank for rank in summary.ranks} if summary is not None else {}
-    for rank in ranks:
-        table.add_row(*_cells(rank, measured.get(rank.rank)))
+    rows = [_cells(rank, measured.get(rank.rank)) for rank in ranks]
+    shown = _choose_columns(rows, width - LEAST_DOING)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", width=width, pad_edge=False)
+    for at in shown:
+        table.add_column(_COLUMNS[at], justify="right", no_wrap=True)
+    table.add_column("does now", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        table.add_row(*(row[at] for at in shown), row[-1])
     return table
+
+
+def _choose_columns(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """Return the columns of numbers that have room, from left to right; always that of the ranks."""
+    widths = [1 + max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(_COLUMNS)]
+    shown = list(range(len(_COLUMNS)))
+    for name in _LEFT_OUT_FIRST:
+        if sum(widths[at] for at in shown) > room:
+            shown.remove(_COLUMNS.index(name))
+    return shown
 
 
 def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:

@@ -1,5 +1,6 @@
 """What `dtprof top` shows: what each rank does, what is wrong, within 80 columns."""
 
+import dataclasses
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from dtprof import events
 from dtprof.live.monitor import Moment, Monitor
-from dtprof.report.top_screen import render_screen
+from dtprof.report.top_screen import render_reading, render_screen
 from dtprof.run_format import paths, writer
 from dtprof.tables import ProcessExit
 from tests import builders
@@ -46,10 +47,10 @@ def tell_mismatch(run: Path, seq: int, *, after_s: float) -> str:
     return summary
 
 
-def screen(moment: Moment, run: Path, height: int = 24) -> list[str]:
+def screen(moment: Moment, run: Path, height: int = 24, width: int = 80) -> list[str]:
     """Return the lines of the screen."""
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(render_screen(moment, run, height=height))
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render_screen(moment, run, height=height, width=width))
     return console.export_text().splitlines()
 
 
@@ -108,6 +109,44 @@ def test_mismatch_is_an_alarm_as_soon_as_the_launcher_tells_of_it(tmp_path: Path
     assert all(len(line) <= 80 for line in lines)
     assert f"! {told[0]}" in " ".join(line.strip() for line in lines)
     assert len(screen(moment, run, height=16)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [
+        (80, "rank step step time comm wait   memory   for does now"),
+        # 5 + 5 + 10 + 5 + 5 + 9 + 6 columns and 14 for what a rank does: 59
+        (59, "rank step step time comm wait   memory   for does now"),
+        (58, "rank step step time wait   memory   for does now"),
+        (40, "rank step step time   for does now"),
+        (20, "rank does now"),
+    ],
+)
+def test_narrow_terminals_show_what_a_rank_does_and_leave_out_numbers(width: int, head: str, tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    ranks[1].op("all_reduce", 900 * MS)
+    run = running(ranks, tmp_path / "run")
+    moment = Monitor(run).look()
+    moment = dataclasses.replace(
+        moment, alarms=(), ranks=[dataclasses.replace(rank, since_ns=12 * 10**8) for rank in moment.ranks]
+    )
+    lines = screen(moment, run, width=width)
+    at = next(at for at, line in enumerate(lines) if line.startswith("rank"))
+    assert lines[at].rstrip() == head
+    assert "all_reduce" in lines[at + 2]
+    assert max(map(len, lines)) <= width
+
+
+def test_what_ranks_do_is_shown_before_their_means(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    monitor = Monitor(run)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_reading(run, monitor.num_ranks))
+    assert console.export_text().splitlines() == ["run", "reading 2 ranks ..."]
+    first = monitor.look(summarises=False)
+    assert screen(first, run)[1] == "2 ranks, step 8; working out their means ..."
+    assert [rank.step for rank in first.ranks] == [8, 8]
+    assert screen(monitor.look(), run)[1].startswith("2 of 2 ranks on 1 host")
 
 
 def test_rates_have_a_line_of_80_columns(tmp_path: Path) -> None:
