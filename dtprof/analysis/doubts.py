@@ -83,20 +83,20 @@ def _of_records(
         doubts.append("run: no rank left a log")
     unknown = [rank for rank in missing if rank not in stale]
     if unknown and facts:
-        doubts.append(f"run: {list_ranks(unknown)} left no log; what they did is not known")
+        doubts.append(f"run: {list_ranks(unknown)} left no log; what was done there is not known")
     if restarts:
         doubts.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
     if stale:
-        doubts.append(f"run: {list_ranks(stale)} took no part in the last attempt and are left out")
+        doubts.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
     problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]
     doubts += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        doubts.append(f"run: {len(problems) - MAX_PROBLEMS} more problems with its files")
+        doubts.append(f"run: {_count(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
     for sentence, ranks in (
         ("stopped recording early (disk full?)", [fact.rank for fact in facts if fact.truncated]),
         ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
         ("could not record some events", [fact.rank for fact in facts if fact.errors]),
-        ("hold records with impossible times, left out", [fact.rank for fact in facts if fact.unsound]),
+        ("had records with impossible times, left out", [fact.rank for fact in facts if fact.unsound]),
         ("did not close the log: killed, or still running", [fact.rank for fact in facts if not fact.closed]),
     ):
         if ranks:
@@ -125,8 +125,8 @@ def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], in_dou
     if in_doubt:
         error = format_ns(worst_error_ns(clocks, boots.values()))
         doubts.append(
-            f"wait_ns: {in_doubt:,} waits across hosts are smaller than the error of the clocks, up to {error}: who "
-            "came last there is not known; the shortest duration seen stands for the transfer"
+            f"wait_ns: {_count(in_doubt, 'wait')} across hosts came below the error of the clocks, up to {error}: "
+            "who came last there is not known; the shortest duration seen stands for the transfer"
         )
     return doubts
 
@@ -149,50 +149,54 @@ def _of_operations(
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:
         doubts.append(
-            f"collectives: completion of {unobserved:,} operations is not observed (device tensors, or a back end "
-            "other than gloo); their durations and the partition of these steps are not known"
+            f"collectives: completion of {_count(unobserved, 'operation')} is not observed (device tensors, or a back "
+            "end other than gloo); how long that took and the partition of the steps around it are not known"
         )
     mixed = sum(reduction.mixed for reduction in reductions)
     if mixed:
         doubts.append(
-            f"collectives: {mixed:,} operations met a different operation at the same position of their group; "
-            "waits of these are not known. Run dtprof diagnose"
+            f"collectives: {_count(mixed, 'operation')} met a different operation at the same position of the group; "
+            "waits there are not known. Run dtprof diagnose"
         )
     if impossible := [reduction for reduction in reductions if reduction.impossible]:
         most = max(reduction.most_impossible_ns for reduction in impossible)
         ranks = list_ranks([reduction.rank for reduction in impossible])
         doubts.append(
-            f"clock_error_ns: {sum(one.impossible for one in impossible):,} operations of {ranks} were done before "
-            f"another rank began them, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
-            "The shortest duration seen stands for their transfer"
+            f"clock_error_ns: {_count(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
+            f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
+            "The shortest duration seen stands for the transfer there"
         )
     estimated = sum(one.estimated - one.in_doubt - one.impossible for one in reductions)
     if estimated:
         doubts.append(
-            f"wait_ns: for {estimated:,} operations not every member's arrival is known on one clock; the shortest "
-            "duration seen stands for the transfer"
+            f"wait_ns: for {_count(estimated, 'operation')} not every member's arrival is known on one clock; the "
+            "shortest duration seen stands for the transfer"
         )
     not_known = sum(reduction.not_known for reduction in reductions)
     if not_known:
         doubts.append(
-            f"wait_ns: of {not_known:,} operations the other members' records are missing; all their exposed time "
-            "counts as exposed_wait"
+            f"wait_ns: of {_count(not_known, 'operation')} the other members' records are missing; all exposed time of "
+            "such counts as exposed_wait"
         )
     dropped = sum(row.dropped_records for row in collectives)
     if dropped:
         doubts.append(
-            f"collectives: of {dropped:,} records only sums are left (--max-log-mb); they are in count and bytes, also "
-            "those outside the used steps, and in no time"
+            f"collectives: of {_count(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
+            "bytes, also those outside the used steps, and in no time"
         )
     unmatched = sum(fact.unmatched for fact in facts)
     if unmatched:
         doubts.append(
-            f"collectives: {unmatched:,} operations could not be matched (receives from any source, messages after "
-            "dropped events, groups without a record) and are left out"
+            f"collectives: {_count(unmatched, 'operation')} could not be matched (receives from any source, messages "
+            "after dropped events, groups without a record): left out"
         )
     if any(row.op in NO_BUSBW for row in collectives):
         doubts.append("busbw_gb_per_s: not defined for gather and scatter")
     return doubts
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _of_memory(facts: Sequence[RankFacts]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from dtprof.analysis.comparison_series import BUBBLE_FRACTION, JOB, STEP, Figure, RunFigures
+from dtprof.analysis.comparison_series import BUBBLE, BUBBLE_FRACTION, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.records import list_ranks
 from dtprof.analysis.throughput import RATES
@@ -74,6 +74,8 @@ FIGURES: dict[str, tuple[str, Callable[[RunFigures], Estimate | str]]] = {
     **{name: (unit, partial(_rate, name)) for name, unit in RATES.items()},
 }
 """Figures with a value at each step: unit, and where the mean comes from, or why there is none."""
+WITH_UNKNOWN_BUBBLE = ("exposed_fraction", "wait_fraction")
+"""Figures that hold the bubble where it is not known: upper bounds then, of which only a limit that is kept is sure."""
 PEAK, SLOWDOWN, FINDINGS = "peak_bytes", "slowdown", "findings"
 
 
@@ -88,7 +90,12 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
     interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.bound)
     is_above = found.mean > limit.bound
     is_beyond = found.mean < limit.bound if limit.is_least else is_above
+    bubble = run.unknown.get(Figure(JOB, BUBBLE)) if limit.figure in WITH_UNKNOWN_BUBBLE else None
+    if bubble and is_beyond:
+        return _unknown(limit, unit, f"{bubble}, and counts as exposed wait")
     reasons = [] if interval else [f"fewer than {MIN_STEPS} steps: how sure is not known"]
+    if bubble:
+        reasons.append("the bubble, which is not known, is in it")
     if run.missing_ranks:
         reasons.append(f"without {list_ranks(run.missing_ranks)}, whose records are missing")
     return LimitResult(

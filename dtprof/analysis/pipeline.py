@@ -282,6 +282,11 @@ def windows_of(own: RankPipeline | None, windows: Mapping[Key, Window]) -> Inter
     return window.intervals if window is not None else NONE
 
 
+def ranks_without_window(ranks: Iterable[RankPipeline], windows: Mapping[Key, Window]) -> tuple[int, ...]:
+    """Return the ranks whose bubble is not known: nobody knows when their pipeline ran."""
+    return tuple(sorted(one.rank for one in ranks if one.key not in windows))
+
+
 def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
     found: dict[Key, list[RankPipeline]] = {}
     for rank in ranks:
@@ -317,8 +322,10 @@ def measure_pipelines(
     pipelines = _by_pipeline(ranks)
     if len(windows) < len(pipelines):
         left_out = f"{len(pipelines) - len(windows)} of {len(pipelines)}"
-        what = "bubbles are those of the others" if windows else "bubble is 0, its time is in exposed_wait"
-        doubts.append(f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; {what}")
+        doubts.append(
+            f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; the bubble of "
+            f"{list_ranks(ranks_without_window(ranks, windows))} is not known, it is 0 and its time is in exposed_wait"
+        )
     fractions: list[npt.NDArray[np.float64]] = []
     by_time: list[npt.NDArray[np.float64]] = []
     replayed: list[tuple[list[Array], Column]] = []

@@ -369,6 +369,7 @@ class Summary:
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     left_out_ranks: tuple[int, ...] = ()  # that took part in an earlier attempt only
+    unknown_bubble_ranks: tuple[int, ...] = ()  # their part bubble is 0, and its time in exposed_wait
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from dtprof.analysis.execution import THIS_PROCESS, Executor, map_tasks
 from dtprof.analysis.intervals import Column
 from dtprof.analysis.meetings import Family
 from dtprof.analysis.memory_formulas import compare_with_formula, find_headroom, list_assumptions
-from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, windows_of
+from dtprof.analysis.pipeline import RankPipeline, find_windows, measure_pipelines, ranks_without_window, windows_of
 from dtprof.analysis.pipeline_slack import Slack
 from dtprof.analysis.rank_batches import batch_in_turn
 from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
@@ -192,6 +192,7 @@ def summarise_closely(
         complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
         missing_ranks=missing,
         left_out_ranks=stale,
+        unknown_bubble_ranks=ranks_without_window(pipelines.values(), windows),
         dropped_events=sum(fact.dropped_events for fact in facts),
         events=sum(fact.events for fact in facts),
         clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,

@@ -129,7 +129,7 @@ def late_by_less_than_the_error(offset_ns: int = 0) -> MemoryRun:
 def test_what_is_smaller_than_the_error_blames_nobody_and_is_said() -> None:
     found = summarise(late_by_less_than_the_error())
     assert {waiter.rank for s in found.stragglers for waiter in s.waiters} <= {2}  # it shares the clock
-    assert any("smaller than the error of the clocks" in doubt for doubt in found.cannot_tell)
+    assert any("below the error of the clocks" in doubt for doubt in found.cannot_tell)
 
 
 def test_comparison_doubts_what_the_summary_doubts() -> None:

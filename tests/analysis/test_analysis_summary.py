@@ -127,7 +127,7 @@ def test_a_rank_that_is_only_in_an_earlier_attempt_is_left_out() -> None:
     second[0].attempt = 1
     summary = summarise(MemoryRun([*first, second[0]]))
     assert [rank.rank for rank in summary.ranks] == [0]
-    assert told(summary, "rank 1 took no part in the last attempt")
+    assert told(summary, "run: rank 1 took no part in the last attempt: left out")
     assert not told(summary, "rank 1 left no log")
     assert summary.lost_ranks == ()
     assert "incomplete: 1 rank not in the last attempt" in " ".join(summary_text(summary).split())

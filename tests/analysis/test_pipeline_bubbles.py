@@ -136,8 +136,10 @@ def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
     assert summary.pipeline is None
     assert [doubt for doubt in summary.cannot_tell if doubt.startswith("pipeline")] == [
         "pipeline: left out for want of a rank, or of aligned clocks of its hosts: 1 of 1; "
-        "bubble is 0, its time is in exposed_wait"
+        "the bubble of rank 0 is not known, it is 0 and its time is in exposed_wait"
     ]
+    assert summary.unknown_bubble_ranks == (0,)
+    assert summary_of(GPIPE).unknown_bubble_ranks == ()
 
 
 def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:

@@ -9,6 +9,7 @@ import pytest
 from dtprof.cli.main import main
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
+from tests.synthetic import Job, generate
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "gate-in-ci.md"
 
@@ -84,6 +85,26 @@ def test_a_figure_without_some_ranks_says_which_are_missing(runs: Path, capsys: 
     assert document["limits"][0]["reason"] == "without ranks 1, 3, whose records are missing"
     _, document = check(runs, "wider", "--max-step-ms", "13", capsys=capsys)
     assert document["limits"][0]["reason"] is None
+
+
+def test_an_exposed_share_that_may_be_bubble_fails_no_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Ranks 0 and 2 are one pipeline, 1 and 3 another, of which 3 left no log. Theory: 1 / 5 of a step is bubble.
+    generate(tmp_path / "run", Job(dp=2, pp=2, steps=12, microbatches=4, lost=frozenset({3})))
+    status, document = check(tmp_path, "run", "--max-exposed", "5%", "--max-wait", "5%", capsys=capsys)
+    assert status == 1
+    assert [one["outcome"] for one in document["limits"]] == ["unknown"] * 2
+    assert "its bubble is not known, and counts as exposed wait" in document["limits"][0]["reason"]
+    status, document = check(tmp_path, "run", "--max-exposed", "90%", capsys=capsys)
+    assert (status, document["limits"][0]["outcome"]) == (0, "passed")
+    assert "the bubble, which is not known, is in it; without rank 3" in document["limits"][0]["reason"]
+
+    assert main(["summary", str(tmp_path / "run")]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    column = next(line for line in table if line[0] == "ms/step").index("bubble")
+    shown = {" ".join(line[:2]): line[column + 1] for line in table if line[0] == "rank"}
+    assert shown.pop("rank 1") == "-"
+    assert all(float(value) > 1 for value in shown.values())
+    assert len(shown) == 2
 
 
 def test_what_is_not_known_fails_unless_it_is_allowed_to(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
