@@ -1,5 +1,6 @@
 """Which format a file is of, by what it holds; names say nothing."""
 
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 from dtprof.errors import NotATraceError
 from dtprof.importers.flight_recorder import looks_like_dump
 from dtprof.importers.trace_stream import read_head
+from dtprof.run_format import paths as run_paths
+from dtprof.run_format import remote
 
 KINETO = "torch.profiler traces"
 FLIGHT_RECORDER = "Flight Recorder dumps"
@@ -38,7 +41,11 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     """
     found: dict[str, list[Path]] = {}
     left_out: list[str] = []
-    for path in dict.fromkeys(paths):
+    for path in dict.fromkeys(map(remote.plain, paths)):
+        if remote.url_of(path) is not None:
+            raise NotATraceError(
+                f"{remote.named(path)} is a URL. Expected files of this machine: copy them here first."
+            )
         if not path.exists():
             raise NotATraceError(f"{path} does not exist. Expected {_wanted()}.")
         for file in _files(path) if path.is_dir() else (path,):
@@ -50,6 +57,8 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
             else:
                 raise NotATraceError(f"{file} is of no format that can be imported: {begins}. Expected {_wanted()}.")
     if not found:
+        if runs := [str(path) for path in paths if (path / run_paths.MANIFEST).is_file()]:
+            raise NotATraceError(f"{runs[0]} is a run, which needs no import: dtprof summary {shlex.quote(runs[0])}")
         held = f"{len(left_out)} files of no known format" if left_out else "no file"
         raise NotATraceError(f"{', '.join(map(str, paths))} holds {held}. Expected {_wanted()}.")
     if len(found) > 1:

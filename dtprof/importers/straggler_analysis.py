@@ -101,7 +101,7 @@ def _read(path: Path) -> Rows:
             for name in COLUMNS
         }
     except (OSError, ValueError, TypeError, arrow.ArrowException) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__
         raise NotATraceError(
             f"{path} cannot be read: {reason}. Expected a whole parquet table; copy it again."
         ) from None

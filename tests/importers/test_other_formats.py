@@ -10,7 +10,7 @@ import pytest
 from dtprof.analysis.results import Summary
 from dtprof.analysis.summary import summarise
 from dtprof.cli import inputs
-from dtprof.errors import DtprofError, NotARunError
+from dtprof.errors import DtprofError, NotARunError, NotATraceError
 from dtprof.importers.files import import_files
 from dtprof.importers.run_directory import write_imported
 from dtprof.run_format.reader import open_run
@@ -206,6 +206,16 @@ def straggler_table(path: Path, **changes: Any) -> Path:
     } | changes
     parquet.write_table(arrow.table({key: value for key, value in table.items() if value is not None}), path)
     return path
+
+
+def test_a_run_or_a_url_is_told_as_such_by_import(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(NotATraceError, match=r"is a run, which needs no import: dtprof summary /"):
+        import_files([tmp_path])
+    with pytest.raises(NotATraceError, match=r"s3://bucket/x is a URL. Expected files of this machine"):
+        import_files([Path("s3://bucket/x")])
+    with pytest.raises(NotATraceError, match=rf"^{tmp_path}/none does not exist"):
+        import_files([Path(f"file://{tmp_path}/none")])
 
 
 def test_a_straggler_table_gives_the_bubble_of_its_pipeline(tmp_path: Path) -> None:
