@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dtprof.analysis.alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.execution import Executor, map_tasks, share_out
+from dtprof.analysis.execution import PARTS, Executor, map_tasks, share_out
 from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
@@ -135,11 +135,19 @@ def newest_attempt(run: Run) -> int:
     return max((attempts[-1][0] for attempts in run.folders.values()), default=0)
 
 
-def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
-    """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did."""
+def survey_run(run: Run, ranks: Sequence[int], executor: Executor, *, num_parts: int = PARTS) -> Surveys:
+    """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
+
+    Parameters:
+        run: whose ranks.
+        ranks: to survey.
+        executor: what surveys the parts.
+        num_parts: parts to survey them in; fewer are cheaper where one process surveys them all.
+    """
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1
-    found = _survey_on(run, ranks, executor, find_measured(measured), several_clocks=several)
+    parts = share_out(ranks, num_parts)
+    found = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
     if len(set(found.boots.values())) < 2:
         return found
     spans: dict[str, tuple[int, int]] = {}
@@ -149,12 +157,13 @@ def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
             spans[found.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
     clocks = tighten(found.clocks, found.marks, spans)
     if clocks.corrections:
-        return _survey_on(run, ranks, executor, clocks, several_clocks=False)
+        return _survey_on(run, parts, executor, clocks, several_clocks=False)
     return replace(found, clocks=clocks)
 
 
-def _survey_on(run: Run, ranks: Sequence[int], executor: Executor, clocks: Clocks, *, several_clocks: bool) -> Surveys:
-    parts = share_out(ranks)
+def _survey_on(
+    run: Run, parts: Sequence[Sequence[int]], executor: Executor, clocks: Clocks, *, several_clocks: bool
+) -> Surveys:
     tasks = (
         SurveyTask(records=run.part(part), ranks=part, clocks=clocks, several_clocks=several_clocks) for part in parts
     )
