@@ -67,7 +67,7 @@ def map_tasks(executor: Executor, work: Callable[[Task], Result], tasks: Iterabl
         yield pending.popleft().result()
 
 
-def share_out(ranks: Sequence[int], num_parts: int = PARTS) -> list[Sequence[int]]:
-    """Return the ranks in so many parts, or more where those would be large, in order."""
-    size = min(MOST_RANKS_A_PART, -(-len(ranks) // num_parts))
+def share_out(ranks: Sequence[int], num_parts: int | None = None) -> list[Sequence[int]]:
+    """Return the ranks in parts, in order; in so many, or more where those would be large."""
+    size = min(MOST_RANKS_A_PART, -(-len(ranks) // (num_parts or PARTS)))
     return [ranks[i : i + size] for i in range(0, len(ranks), max(1, size))]

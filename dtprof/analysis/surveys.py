@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dtprof.analysis.alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
 from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.execution import PARTS, Executor, map_tasks, share_out
+from dtprof.analysis.execution import Executor, map_tasks, share_out
 from dtprof.analysis.intervals import Intervals
 from dtprof.analysis.meetings import Family, Meetings
 from dtprof.analysis.pipeline import RankPipeline
@@ -135,14 +135,14 @@ def newest_attempt(run: Run) -> int:
     return max((attempts[-1][0] for attempts in run.folders.values()), default=0)
 
 
-def survey_run(run: Run, ranks: Sequence[int], executor: Executor, *, num_parts: int = PARTS) -> Surveys:
+def survey_run(run: Run, ranks: Sequence[int], executor: Executor, *, num_parts: int | None = None) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
 
     Parameters:
         run: whose ranks.
         ranks: to survey.
         executor: what surveys the parts.
-        num_parts: parts to survey them in; fewer are cheaper where one process surveys them all.
+        num_parts: parts to survey them in, None: as many as are worth it; fewer are cheaper where one process surveys them all.
     """
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1

@@ -208,6 +208,7 @@ def test_a_command_with_threads_does_not_fork(run: Run) -> None:
 def test_ranks_are_shared_out_in_order_whoever_works() -> None:
     assert share_out([]) == []
     assert [list(part) for part in share_out([0, 2, 5, 6, 7])] == [[0, 2], [5, 6], [7]]
+    assert share_out([0, 2, 5], 1) == [[0, 2, 5]]
     parts = share_out(range(16_384))
     assert {len(part) for part in parts} == {execution.MOST_RANKS_A_PART}
     assert [rank for part in parts for rank in part] == list(range(16_384))
