@@ -162,8 +162,8 @@ def _find_comparable(a: RunFigures, b: RunFigures) -> tuple[set[str], list[str]]
         reasons.append(f"ranks: {'; '.join(missing)}; figures of the job are means of the ranks that are there")
     if a.world_size != b.world_size:
         reasons.append(
-            f"world size: A has {a.world_size} ranks, B {b.world_size}; ranks are not compared one by one, and figures "
-            "of the job are means of a rank in each"
+            f"world size: A has {a.world_size} rank{'s' * (a.world_size != 1)}, B {b.world_size}; ranks are not "
+            "compared one by one, and figures of the job are means of a rank in each"
         )
         comparable.discard(RANKS)
     elif not _same_parts(a, b):

@@ -35,12 +35,11 @@ def _peak_lines(ranks: Sequence[RankResult]) -> list[str]:
     if not peaks:
         return []
     (most, rank), (least, _) = max(peaks), min(peaks)
+    lowest = f", least {format_bytes(least)}" if len(peaks) > 1 else ""
     held = next(result.memory_categories for result in ranks if result.rank == rank)
     parts = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in held.items() if size]
     what = f": {', '.join(parts)}" if parts else ""
-    return labelled(
-        "peak memory", f"{format_bytes(most)} on rank {rank}, least {format_bytes(least)}{what}", max_lines=3
-    )
+    return labelled("peak memory", f"{format_bytes(most)} on rank {rank}{lowest}{what}", max_lines=3)
 
 
 def _formula_lines(ranks: Sequence[RankResult]) -> list[str]:

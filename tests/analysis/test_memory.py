@@ -49,6 +49,7 @@ def test_memory_that_grows_by_a_mebibyte_a_step_leaks_by_that_much() -> None:
     [
         [500 * MIB + NOISE[step] for step in range(60)],  # noise
         [500 * MIB + min(step, 20) * 10 * MIB for step in range(60)],  # grows for a third of the run, then stays
+        [500 * MIB + min(step, 36) * 10 * MIB for step in range(60)],  # for more than half: most slopes rise
         [500 * MIB + (step % 5) * 50 * MIB for step in range(60)],  # up and down
         [500 * MIB + step * 4096 for step in range(60)],  # by 240 KiB all in all
         [500 * MIB + 100 * MIB * (step > 40) for step in range(60)],  # once
