@@ -3,7 +3,8 @@
 Steps in which all ranks act in the same order, also those of other replicas, are replayed side by side.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,10 @@ PARTS = ("schedule", "imbalance", "exposed_p2p", "jitter")
 Floats = npt.NDArray[np.float64]
 _MAX_DURATIONS = 1 << 20
 """Of actions that are replayed side by side: times three, 24 MB."""
+_MAX_ROWS = 1 << 17
+"""Actions of pipelines that are gone through in one go."""
+_KINDS = 8
+"""No fewer than there are."""
 _DURATIONS = 3
 """Of each action: equal for all stages, the mean of its stage, its own."""
 
@@ -49,9 +54,9 @@ def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[s
     """
     total, count = np.zeros(len(PARTS)), 0
     waiting: dict[Plan, list[tuple[Floats, float]]] = {}
-    plans: dict[tuple[bytes, ...], Plan] = {}
-    for per_rank, steps in pipelines:
-        for plan, durations, bubble in _list_steps(per_rank, steps, plans):
+    plans: dict[tuple[bytes, bytes], Plan] = {}
+    for some in _some_at_once(pipelines):
+        for plan, durations, bubble in _list_steps(some, plans):
             alike = waiting.setdefault(plan, [])
             alike.append((durations, bubble))
             if durations.size * len(alike) > _DURATIONS * _MAX_DURATIONS:
@@ -63,40 +68,80 @@ def split_bubbles(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> dict[s
     return dict(zip(PARTS, (total / count).tolist(), strict=True)) if count else None
 
 
+class _Acted(NamedTuple):
+    """What the ranks of one pipeline did in the steps to look at: the actions of one rank after those of another."""
+
+    actions: Array
+    lengths: list[int]  # how many are of each rank
+
+
+def _some_at_once(pipelines: Iterable[tuple[Sequence[Array], Column]]) -> Iterator[list[_Acted]]:
+    """Yield pipelines, several in one go; without those in which a rank did nothing."""
+    waiting: list[_Acted] = []
+    num_rows = 0
+    for per_rank, steps in pipelines:
+        actions = join(per_rank)
+        chosen = is_among(actions["step"], steps)
+        before = np.concatenate(([0], np.cumsum(chosen)))
+        lengths = np.diff(before[np.cumsum([0, *map(len, per_rank)])]).tolist()
+        if not all(lengths):
+            continue
+        waiting.append(_Acted(select(actions, chosen), lengths))
+        num_rows += len(waiting[-1].actions)
+        if num_rows > _MAX_ROWS:
+            yield waiting
+            waiting, num_rows = [], 0
+    if waiting:
+        yield waiting
+
+
 def _list_steps(
-    per_rank: Sequence[Array], steps: Column, plans: dict[tuple[bytes, ...], Plan]
-) -> Iterable[tuple[Plan, Floats, float]]:
-    """Yield the plan of each step of one pipeline, its durations of shape (actions, 3), and its bubble."""
-    per_rank = [select(actions, is_among(actions["step"], steps)) for actions in per_rank]
-    if not all(len(actions) for actions in per_rank):
-        return
-    everything = join(per_rank)
+    pipelines: Sequence[_Acted], plans: dict[tuple[bytes, bytes], Plan]
+) -> Iterator[tuple[Plan, Floats, float]]:
+    """Yield the plan of each step of these pipelines, its durations of shape (actions, 3), and its bubble."""
+    everything = join([own.actions for own in pipelines])
+    sizes = [len(own.lengths) for own in pipelines]
+    pipeline = np.repeat(np.arange(len(pipelines)), [len(own.actions) for own in pipelines])
+    member = np.repeat(
+        np.concatenate([np.arange(size) for size in sizes]), [length for own in pipelines for length in own.lengths]
+    )
     took = (everything["end"] - everything["begin"]).astype(np.float64)
     kind = everything["kind"]
     durations = np.stack(
         (
-            np.where(kind == LOSS, 0.0, _mean_by(kind, took)),
-            _mean_by(kind * 2**32 + everything["stage"], took),
+            np.where(kind == LOSS, 0.0, _mean_by(pipeline * _KINDS + kind, took)),
+            _mean_by((pipeline * _KINDS + kind) * 2**32 + everything["stage"], took),
             took,
         ),
         axis=1,
     )
-    present = np.unique(everything["step"])
-    ends = np.cumsum([len(actions) for actions in per_rank])
-    bounds = [
-        np.searchsorted(actions["step"], (present, present + 1)) + end - len(actions)
-        for actions, end in zip(per_rank, ends.tolist(), strict=True)
-    ]
-    plan_rows = np.ascontiguousarray(np.stack([everything[name] for name in Act._fields], axis=1))
-    for number in range(len(present)):
-        parts = [slice(int(bound[0, number]), int(bound[1, number])) for bound in bounds]
-        key = tuple(plan_rows[part].tobytes() for part in parts)
+    # Step by step of each pipeline, and of each rank in its order.
+    order = np.lexsort((member, everything["step"], pipeline))
+    durations, took, member = durations[order], took[order], member[order]
+    step, pipeline = everything["step"][order], pipeline[order]
+    acts = np.ascontiguousarray(np.stack([everything[name][order] for name in Act._fields], axis=1))
+    begins = np.flatnonzero(np.concatenate(([True], (step[1:] != step[:-1]) | (pipeline[1:] != pipeline[:-1]))))
+    bounds = [*begins.tolist(), len(step)]
+    windows = np.maximum.reduceat(everything["end"][order], begins) - np.minimum.reduceat(
+        everything["begin"][order], begins
+    )
+    busy = np.add.reduceat(took, begins)
+    most = max(sizes)
+    which = np.repeat(np.arange(len(begins)), np.diff(bounds))
+    lengths = np.bincount(which * most + member, minlength=len(begins) * most).reshape(-1, most)
+    size_of_step = np.array(sizes)[pipeline[begins]].tolist()
+    for number, size in enumerate(size_of_step):
+        window = int(windows[number])
+        if window <= 0:
+            continue
+        some = slice(bounds[number], bounds[number + 1])
+        key = acts[some].tobytes(), lengths[number, :size].tobytes()
         if key not in plans:
-            plans[key] = tuple(tuple(Act(*row) for row in plan_rows[part].tolist()) for part in parts)
-        rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
-        window = int(everything["end"][rows].max() - everything["begin"][rows].min())
-        if window > 0:
-            yield plans[key], durations[rows], 1 - float(took[rows].sum()) / (len(per_rank) * window)
+            rows = iter(acts[some].tolist())
+            plans[key] = tuple(
+                tuple(Act(*row) for row in itertools.islice(rows, length)) for length in lengths[number, :size].tolist()
+            )
+        yield plans[key], durations[some], 1 - float(busy[number]) / (size * window)
 
 
 def _mean_by(keys: Column, values: Floats) -> Floats:

@@ -197,23 +197,32 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
     """Put all ranks side by side and pass waits back to their causes."""
     ranks = np.array([own.rank for own in waits], np.int64)
     num_ranks = len(ranks)
+    steps = np.concatenate([own.steps for own in waits])  # of each rank bin by bin
+    lengths = np.array([len(own.steps) for own in waits])
+    first = np.cumsum(lengths) - lengths
+    known = np.flatnonzero(steps)
+    at = np.repeat(np.arange(num_ranks), lengths)[known]
+    cell = known - first[at], at
     work, blocked, unclear = np.full((3, num_bins, num_ranks), np.nan)
-    waiters, culprits, waited = [], [], []
-    for at, own in enumerate(waits):
-        known = np.flatnonzero(own.steps)
-        work[known, at] = own.work[known] / own.steps[known]
-        blocked[known, at] = own.blocked[known] / own.steps[known]
-        unclear[known, at] = own.unclear[known] / own.steps[known]
-        culprit = np.minimum(np.searchsorted(ranks, own.culprits), num_ranks - 1)
-        there = ranks[culprit] == own.culprits
-        waiters.append((own.bins * num_ranks + at)[there])
-        culprits.append((own.bins * num_ranks + culprit)[there])
-        waited.append((own.waited / np.maximum(own.steps[own.bins], 1))[there])
+    for table, columns in (
+        (work, [own.work for own in waits]),
+        (blocked, [own.blocked for own in waits]),
+        (unclear, [own.unclear for own in waits]),
+    ):
+        table[cell] = np.concatenate(columns)[known] / steps[known]
+    waiter = np.repeat(np.arange(num_ranks), [len(own.bins) for own in waits])
+    bins, culprits, waited = (
+        np.concatenate(columns)
+        for columns in zip(*((own.bins, own.culprits, own.waited) for own in waits), strict=True)
+    )
+    culprit = np.minimum(np.searchsorted(ranks, culprits), num_ranks - 1)
+    there = ranks[culprit] == culprits
+    waited = waited / np.maximum(steps[first[waiter] + bins], 1)
     excess = find_excess(work)
     graph = WaitGraph(
-        waiter=np.concatenate(waiters),
-        culprit=np.concatenate(culprits),
-        waited=np.concatenate(waited),
+        waiter=(bins * num_ranks + waiter)[there],
+        culprit=(bins * num_ranks + culprit)[there],
+        waited=waited[there],
         excess=excess.ravel(),
     )
     shape = (num_bins, num_ranks)
