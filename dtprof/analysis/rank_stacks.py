@@ -34,8 +34,9 @@ class SteppedRank:
     pipeline_windows: Intervals
     actions: Intervals  # of pipeline stages; none without such windows
 
+    @functools.cached_property
     def extent(self) -> tuple[int, int]:
-        """Return the first and the last time of any of its intervals."""
+        """The first and the last time of any of its intervals."""
         placed = self.placed
         every = (placed.blocked.call, placed.blocked.wait, self.windows, self.pipeline_windows, self.actions)
         some = [intervals for intervals in (*every, *placed.phases.values()) if len(intervals)]
@@ -108,7 +109,7 @@ class RankStack:
 def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
     """Put ranks side by side."""
     placed = [rank.placed for rank in ranks]
-    extents = [rank.extent() for rank in ranks] if len(ranks) > 1 else [(0, 0)]
+    extents = [rank.extent for rank in ranks] if len(ranks) > 1 else [(0, 0)]
     shifts = lay_out(extents)
     assert shifts is not None  # so few are put together
     lengths = [len(one.operations) for one in placed]
@@ -152,7 +153,7 @@ def _length_ns(rank: SteppedRank) -> int:
     """Return how long a stretch a rank needs; more than there is where it is to be alone."""
     if any(len(rank.placed.phases[busy]) for busy in BUSY):
         return MAX_AXIS_NS + 1  # what is blocked, and what a step is made of, is found otherwise
-    first, last = rank.extent()
+    first, last = rank.extent
     return last - first + 1  # one apart: intervals of two ranks never touch
 
 

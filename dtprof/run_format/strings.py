@@ -23,6 +23,10 @@ ENTRY_ERRORS = (KeyError, TypeError, ValueError, OverflowError)
 _CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
 """What torch.compile puts where code that it has rewritten calls one of its graphs."""
 _COMPILED_GRAPH = "compiled graph"
+_MOST_KNOWN, _MOST_KNOWN_BYTES = 4096, 512
+"""Lines that are kept once they were decoded, and of how many bytes: all ranks tell of the same operations and lines of
+code."""
+_known: dict[bytes, dict[str, Any]] = {}
 _ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
 
 
@@ -186,7 +190,7 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
     file = folder / paths.STRINGS
     strings = Strings()
     damaged = 0
-    rows = json_lines(file, problems)
+    rows = json_lines(file, problems, known=_known)
     if not rows and not file.exists():
         problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
     for row in rows:
@@ -314,8 +318,14 @@ def _known_site(file: str, line: int, function: str, api: str) -> Site:
     return Site(file=file, line=line, function=function, api=_COMPILED_GRAPH if api == _CALLS_COMPILED else api)
 
 
-def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    """Return the objects of a file of JSON lines; a last line cut short by a kill is nothing to speak of."""
+def json_lines(
+    path: Path, problems: list[str], *, known: dict[bytes, dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; a last line cut short by a kill is nothing to speak of.
+
+    Parameters:
+        known: objects of lines that were decoded before, which are given again; and to which others are added.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -324,32 +334,43 @@ def json_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         problems.append(f"{path} cannot be read ({error.strerror})")
         return []
     lines = list(filter(None, lines[:-1]))
-    rows = _objects_at_once(lines)
-    if rows is not None:
-        return rows
-    rows, damaged = [], 0
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            damaged += 1
-    if damaged:
-        problems.append(f"{path.parent.name}/{path.name} holds {damaged} damaged lines, left out")
+    rows = _decode(lines) if known is None else _decode_new(lines, known)
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        problems.append(f"{path.parent.name}/{path.name} holds {len(rows) - len(found)} damaged lines, left out")
+    return found
+
+
+def _decode_new(lines: list[bytes], known: dict[bytes, dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the object of each line, decoding those that are not known."""
+    rows = [known.get(line) for line in lines]
+    unknown = [i for i, row in enumerate(rows) if row is None]
+    for i, row in zip(unknown, _decode([lines[i] for i in unknown]), strict=True):
+        rows[i] = row
+        if row is not None and len(known) < _MOST_KNOWN and len(lines[i]) <= _MOST_KNOWN_BYTES:
+            known[lines[i]] = row
     return rows
 
 
-def _objects_at_once(lines: list[bytes]) -> list[dict[str, Any]] | None:
-    """Return the objects of all lines, which takes half the time; None where any is damaged."""
+def _decode(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """Return the object of each line; None where it is damaged."""
     try:
-        # A line feed cannot be inside a string, and what is damaged otherwise changes how many objects there are.
+        # All at once takes half the time. A line feed cannot be inside a string, and what is damaged otherwise changes
+        # how many objects there are.
         rows = json.loads(b"[" + b"\n,".join(lines) + b"]")
+        if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows):
+            return list(rows)
+    except ValueError:
+        pass
+    return list(map(_decode_alone, lines))
+
+
+def _decode_alone(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
     except ValueError:
         return None
-    return rows if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows) else None
+    return row if isinstance(row, dict) else None
 
 
 def int_or_0(value: object) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from segments import fill_up, overwrite, record, write_rank
 
-from dtprof.run_format import reader, schema
+from dtprof.run_format import paths, reader, schema
 from dtprof.run_format.archive import archive_segment
 from dtprof.run_format.reader import open_run
 from dtprof.tables import RankTables
@@ -117,3 +117,18 @@ def test_archives_and_long_logs_between_short_ones_keep_their_place(
 def test_no_ranks_are_no_tables(tmp_path: Path) -> None:
     fill_up(write_rank(tmp_path, [record()], rank=0))
     assert list(open_run(tmp_path).load_each([])) == []
+
+
+def test_lines_that_many_ranks_tell_are_each_rank_s_own(tmp_path: Path) -> None:
+    line = b'{"k": "op", "id": 0, "name": "allreduce_"}\n'
+    damaged = b'{"k": "op", "id": 1, "na\n'
+    for rank, told in enumerate((line, line + damaged, line + line, damaged + b'{"k": "note", "text": "hello"}\n')):
+        segment = write_rank(tmp_path, [record()], rank=rank)
+        fill_up(segment)
+        segment.with_name(paths.STRINGS).write_bytes(told)
+    for _ in range(2):  # as read for the first time, and as known
+        found = list(open_run(tmp_path).load_each(range(4)))
+        assert [tables.raw_ops for tables in found] == [("allreduce_",)] * 3 + [()]
+        assert [tables.notes for tables in found] == [()] * 3 + [("hello",)]
+        assert [len(tables.problems) for tables in found] == [0, 1, 0, 1]
+        assert found[1].problems[0] == f"rank-00001.0/{paths.STRINGS} holds 1 damaged lines, left out"
