@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dtprof.analysis import codes
 from dtprof.analysis.apis import Apis
-from dtprof.analysis.intervals import Column, Mask
+from dtprof.analysis.intervals import Column
 from dtprof.analysis.rank_batches import RankBatch
 from dtprof.analysis.records import UNNAMED
 from dtprof.events import POINT_TO_POINT
@@ -231,11 +230,14 @@ def match_operations(batch: RankBatch) -> list[Matched]:
     groups = np.ascontiguousarray(operations.table["group"])
     is_p2p = operations.table["kind"] == codes.POINT_TO_POINT
     seqs_seen = np.ascontiguousarray(operations.table["seq"])
-    key = _Key.pack(operations.place, is_p2p, groups)
+    several = len(batch.tables) > 1
+    key = is_p2p.astype(np.int32) << 16 | groups
+    if several:
+        key = operations.place << 17 | key
     # Positions ascend with time but in damaged records: then radix sorts of columns of 16 bits are all there is to do.
     order = groups.argsort(kind="stable")
     order = np.concatenate((order[~is_p2p[order]], order[is_p2p[order]]))
-    if len(batch.tables) > 1:
+    if several:
         order = order[operations.place.astype(np.uint16)[order].argsort(kind="stable")]
     keys, seqs = key[order], seqs_seen[order]
     same = keys[1:] == keys[:-1]
@@ -244,7 +246,7 @@ def match_operations(batch: RankBatch) -> list[Matched]:
         seqs = seqs_seen[order]  # of equal keys still equal ones
     bounds = _bounds(keys)
     chosen = [_Key.unpack(number) for number in keys[bounds[:-1]].tolist()]
-    rows = order - np.array(operations.bounds)[operations.place[order]]
+    rows = order - np.array(operations.bounds)[operations.place[order]] if several else order
     repeated = same & (seqs[1:] == seqs[:-1])  # a position twice: damaged records
     families = _families_of(batch.tables, chosen)
     found = [_Placed() for _ in batch.tables]
@@ -267,19 +269,15 @@ def match_operations(batch: RankBatch) -> list[Matched]:
 
 
 class _Key(NamedTuple):
-    """What the operations of one group and kind of one rank have in common, packed in one number to be sorted by."""
+    """What the operations of one group and kind of one rank have in common."""
 
     place: int
     is_p2p: bool
     group: int
 
     @classmethod
-    def pack(cls, place: Column, is_p2p: Mask, group: npt.NDArray[np.uint16]) -> Column:
-        packed: Column = place << 17 | is_p2p.astype(np.int64) << 16 | group
-        return packed
-
-    @classmethod
     def unpack(cls, number: int) -> "_Key":
+        """Return the key that is packed in a number."""
         return cls(number >> 17, bool(number >> 16 & 1), number & 0xFFFF)
 
 

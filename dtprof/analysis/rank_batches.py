@@ -41,8 +41,11 @@ class Rows:
 
     def chosen(self, mask: Mask) -> "Rows":
         """Return some of the rows."""
+        table = select(self.table, mask)
+        if len(self.bounds) == 2 or not len(table):
+            return Rows(table=table, bounds=[0] * (len(self.bounds) - 1) + [len(table)], names=self.names)
         before = np.concatenate(([0], np.cumsum(mask)))
-        return Rows(table=select(self.table, mask), bounds=before[self.bounds].tolist(), names=self.names)
+        return Rows(table=table, bounds=before[self.bounds].tolist(), names=self.names)
 
     def is_named(self, wanted: Collection[str]) -> Mask:
         """Say which rows are of an operation or phase of one of these names."""
