@@ -8,6 +8,9 @@ globalThis.dtprof = { selected: null };
   const hues = JSON.parse(document.getElementById("hues").textContent);
   const printing = window.matchMedia("print");
   const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
+  const NARROW_PX = 480;
+  const LEAST_CELL_PX = 46;
+  const BESIDE_CELLS_PX = 130;
   const lines = new Map(Object.entries({ ink: "--text", rank: "--faint", band: "--band", edge: "--band" }));
 
   function isDark() {
@@ -99,6 +102,8 @@ globalThis.dtprof = { selected: null };
         ...(trace.meta === "scale" && {
           colorscale: [[0, get("--surface")], [0.0001, get("--scale-low")], [1, get("--scale-high")]],
           textfont: { color: get("--text"), size: 11 },
+          // Values of narrow cells would lie over each other; hovering and the table have them.
+          ...(plot.clientWidth < trace.x.length * LEAST_CELL_PX + BESIDE_CELLS_PX && { texttemplate: null }),
           colorbar: { ...trace.colorbar, tickfont: { color: get("--muted") }, tickcolor: get("--line") },
         }),
       };
@@ -111,6 +116,14 @@ globalThis.dtprof = { selected: null };
       tickfont: { color: get("--muted") },
     };
     const { title, ...rest } = figure.layout;
+    const isNarrow = plot.clientWidth < NARROW_PX;
+    // In two lines where one would be cut on a phone.
+    const titleOf = (name) => {
+      const given = figure.layout[name].title;
+      const middle = given?.text && name.startsWith("x") && isNarrow && given.text.length > 24
+        ? given.text.indexOf(" ", given.text.length / 2 - 3) : -1;
+      return middle < 0 ? given : { ...given, text: `${given.text.slice(0, middle)}<br>${given.text.slice(middle + 1)}` };
+    };
     const axes = Object.keys(figure.layout).filter((name) => /^[xy]axis\d*$/.test(name));
     const layout = {
       ...rest,
@@ -121,7 +134,7 @@ globalThis.dtprof = { selected: null };
       plot_bgcolor: "rgba(0,0,0,0)",
       margin: { ...figure.layout.margin, t: zooms || figure.layout.annotations ? 34 : 8 },
       font: { ...figure.layout.font, color: get("--text") },
-      ...Object.fromEntries(axes.map((name) => [name, { ...figure.layout[name], ...axis }])),
+      ...Object.fromEntries(axes.map((name) => [name, { ...figure.layout[name], ...axis, title: titleOf(name) }])),
       hoverlabel: {
         ...figure.layout.hoverlabel,
         bgcolor: get("--raised"),

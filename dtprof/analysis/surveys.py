@@ -142,7 +142,7 @@ def survey_run(run: Run, ranks: Sequence[int], executor: Executor, *, num_parts:
         run: whose ranks.
         ranks: to survey.
         executor: what surveys the parts.
-        num_parts: parts to survey them in, None: as many as are worth it; fewer are cheaper where one process surveys them all.
+        num_parts: parts to survey them in; None: as many as are worth it. Fewer are cheaper for one process.
     """
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1

@@ -478,6 +478,24 @@ def test_documents_that_arrive_later_keep_zoom_and_selection(show: Show) -> None
     assert page.complaints() == []
 
 
+def test_no_title_of_an_axis_is_cut_on_a_phone(show: Show) -> None:
+    page = show(source_of())
+    page.emulate(width=375)
+    try:
+        for name in ("overview", "timeline", "collectives"):
+            page.open(f"#page-{name}")
+            cut = page.run(
+                "return [...document.querySelectorAll('.page:not([hidden]) .js-plotly-plot')].flatMap((plot) => {"
+                "const { left, right } = plot.getBoundingClientRect();"
+                "return [...plot.querySelectorAll('.xtitle')].filter((one) =>"
+                " one.getBoundingClientRect().left < left - 1"
+                "|| one.getBoundingClientRect().right > right + 1).map((one) => one.textContent)})"
+            )
+            assert cut == [], name
+    finally:
+        page.emulate()
+
+
 def test_no_serious_finding_of_axe(show: Show) -> None:
     page = show(source_of(verdict=hang_of()))
     for name in ("overview", "hang", "timeline", "pipeline", "collectives", "memory", "stragglers", "measurement"):
