@@ -1,8 +1,8 @@
 """What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
 
 The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
-`reduce_ranks`, knows the steps chosen and the meetings, and sums up, several ranks side by side. Each rank is read for
-both; none is kept.
+`reduce_ranks`, knows the steps chosen and the meetings, and sums up. Both take several ranks side by side. Each rank is
+read for both; none is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

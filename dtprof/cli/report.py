@@ -62,15 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the pages and print where they lie."""
     engine = engines.chosen_engine(arguments)
     named = _load_named(arguments.dashboard) if arguments.dashboard else []
+    chosen: Path | None = arguments.output
+    if chosen is not None and "--output" in arguments.from_environment and chosen.is_dir():
+        chosen = None  # DTPROF_OUTPUT is that of `dtprof run`
+    if chosen is not None and chosen.exists():
+        from dtprof.report.html import refuse_taken  # before anything is worked out for it
+
+        refuse_taken(chosen, force=arguments.force)
     source = read_source(arguments.run_directory, engine, against=arguments.against)
     from dtprof.report import html, page_dashboard, page_panels
 
     pages = page_dashboard.name_apart(named) or page_dashboard.load_report(
         page_panels.panel_names(), available=source.available
     )
-    chosen: Path | None = arguments.output
-    if chosen is not None and "--output" in arguments.from_environment and chosen.is_dir():
-        chosen = None  # DTPROF_OUTPUT is that of `dtprof run`
     output = chosen or _beside(arguments.run_directory)
     is_ours = chosen is None and html.is_own_report(output)
     html.write_html(source, pages, output, force=arguments.force or is_ours)

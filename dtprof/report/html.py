@@ -33,16 +33,25 @@ GZIP_LEVEL = 6
 _HEAD_BYTES = 2048
 
 
+def refuse_taken(output: Path, *, force: bool) -> None:
+    """Say so where a page cannot be written to this path because of what is there.
+
+    Raises:
+        OutputError: it is a directory, or a file and `force` is not given.
+    """
+    if output.is_dir():
+        raise OutputError(f"{output} is a directory; expected a file to write, for example {output / 'report.html'}")
+    if output.exists() and not force:
+        raise OutputError(f"{output} exists; give --force to overwrite it, or another file with -o FILE")
+
+
 def write_html(source: Source, pages: Sequence[Dashboard], output: Path, *, force: bool) -> None:
     """Write the pages to a file, whole or not at all.
 
     Raises:
         OutputError: the file exists and `force` is not given, or it cannot be written.
     """
-    if output.is_dir():
-        raise OutputError(f"{output} is a directory; expected a file to write, for example {output / 'report.html'}")
-    if output.exists() and not force:
-        raise OutputError(f"{output} exists; give --force to overwrite it, or another file with -o FILE")
+    refuse_taken(output, force=force)
     page = render_html(source, pages).encode("utf-8", "backslashreplace")
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:

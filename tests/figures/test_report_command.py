@@ -66,6 +66,15 @@ def test_a_file_that_was_asked_for_is_never_overwritten_without_force(run_direct
     assert call(run_directory, "-o", output, "--force") == 0
 
 
+def test_a_file_in_the_way_is_told_before_the_run_is_read(tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    output.write_text("mine")
+    with pytest.raises(OutputError, match=r"page\.html exists; give --force"):
+        call(tmp_path / "no run at all", "-o", output)
+    with pytest.raises(OutputError, match="is a directory; expected a file"):
+        call(tmp_path / "no run at all", "-o", tmp_path, "--force")
+
+
 def test_a_page_of_ones_own(run_directory: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text('title = "Mine"\n[[panels]]\npanel = "collectives"\n')
