@@ -38,6 +38,6 @@ class UserMarks:
     def _declare(self, name: str) -> str:
         if len(self._names) >= MOST_NAMES:
             return events.USER_PHASE + OTHERS
-        short = str(name)[:LONGEST_NAME]
+        short = str(name)[:LONGEST_NAME].encode("utf-8", "backslashreplace").decode()  # of a name that is no valid text
         self._names[name] = short if short in events.PHASES else events.USER_PHASE + short
         return self._names[name]
