@@ -193,6 +193,19 @@ def test_bandwidths_are_named_in_the_unit_that_suits_them(gb_per_s: float, name:
     assert _name_speed(gb_per_s) == name
 
 
+def test_a_send_that_was_only_handed_over_is_not_the_fastest_unless_there_is_nothing_else() -> None:
+    summary = source_of().summary
+    (reduced,) = (one for one in summary.collectives if one.busbw_gb_per_s)
+    sent = replace(reduced, op="send", bytes=2**20, busbw_gb_per_s=211.4)
+    handed_over = "A send is over once its message is handed over"
+    both = draw("bandwidth", Source(summary=replace(summary, collectives=(reduced, sent)))).sentence
+    assert "2 kinds of operations; the fastest is all_reduce of 25.0\u00a0MiB with 3.90 GB/s." in both
+    assert handed_over in both
+    alone = draw("bandwidth", Source(summary=replace(summary, collectives=(sent,)))).sentence
+    assert "the fastest is send of 1.00\u00a0MiB" in alone
+    assert handed_over not in draw("bandwidth", source_of()).sentence
+
+
 def test_lateness_is_a_bar_over_most_operations_with_the_median_and_the_slowest_hundredth_marked() -> None:
     # 10 %: 1 ms, median 2, 90 %: 5, 99 %: 9.
     most, median, slowest = draw("lateness", source_of()).figure.data
