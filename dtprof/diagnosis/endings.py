@@ -4,9 +4,10 @@ import re
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
+from dtprof.diagnosis.known_errors import find_advice, first_words
 from dtprof.diagnosis.waits import absent_members
 from dtprof.formatting import format_bytes
-from dtprof.tables import UNKNOWN_NS, ProcessExit, Site
+from dtprof.tables import UNKNOWN_NS, ExceptionRecord, ProcessExit, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How back ends begin what they say of arguments that they do not take."""
@@ -198,16 +199,18 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
     ]
     culprits = tuple(sorted(rank.rank for rank in alike))
     sites = {r.rank: r.own_exception.frame for r in alike if r.own_exception and r.own_exception.frame}
-    message = error.message.strip().splitlines()
-    text = f"{error.type}: {message[0][:160]}" if message else error.type
+    message = first_words(error.message)
+    text = f"{error.type}: {message}" if message else error.type
     others = [r.rank for r in crashed if r not in alike]
     facts = [f"rank {first.rank}: {text}{at_line(error.frame)}"]
     if others:
         facts.append(f"{rank_list(others)} raised later, with another exception or at another line")
+    facts += _exhausted_words(first, error)
     lost = [r.rank for r in evidence.ranks.values() if r.transport_exception is not None]
     if lost:
         facts.append(f"{rank_list(lost)} failed afterwards because the peer was gone: a consequence")
     name = capitalised(culprits)
+    known = find_advice(error.type, error.message)
     return _finding(
         "rank-crashed",
         f"{name} raised {text}{at_line(error.frame)}",
@@ -216,8 +219,18 @@ def _crashed_finding(first: RankEvidence, crashed: list[RankEvidence], evidence:
         evidence,
         confidence=0.97,
         evidence=tuple(facts),
-        advice=(f"Mend the {error.type} in {rank_list(culprits)}; errors on the other ranks follow from it.",),
+        advice=(known or f"Mend the {error.type} in {rank_list(culprits)}; errors on the other ranks follow from it.",),
     )
+
+
+def _exhausted_words(rank: RankEvidence, error: ExceptionRecord) -> list[str]:
+    """Say what a rank held, where the exception says that its memory ran out."""
+    found = next((one for one in rank.out_of_memory if one.message[:200] == error.message[:200]), None)
+    if found is None or not any(found.held_bytes.values()):
+        return []
+    held = sorted(((nbytes, name) for name, nbytes in found.held_bytes.items() if nbytes), reverse=True)
+    words = ", ".join(f"{format_bytes(nbytes)} {name.replace('_', ' ')}" for nbytes, name in held)
+    return [f"rank {rank.rank} held on {found.device}: {words}"]
 
 
 def seen_at(rank: RankEvidence) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.stack_groups import RankStack
-from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, Pipeline, ProcessExit, Site
+from dtprof.tables import UNKNOWN_NS, Array, ExceptionRecord, Group, Manifest, OutOfMemory, Pipeline, ProcessExit, Site
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
@@ -209,6 +209,7 @@ class RankEvidence:
     counts: dict[tuple[GroupKey, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
+    out_of_memory: tuple[OutOfMemory, ...] = ()
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
     last_ns: int

@@ -139,6 +139,7 @@ def rank_evidence(
         counts=_count_operations(rows, keys, past),
         groups=groups,
         exceptions=tables.exceptions,
+        out_of_memory=tables.out_of_memory,
         exit=exit,
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,

@@ -4,30 +4,9 @@ import signal
 
 from dtprof.diagnosis.endings import END_IN_ORDER, LATE_THREAD
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.known_errors import HOST_MEMORY, SHARED_MEMORY, find_advice, first_words
 from dtprof.diagnosis.logs.facts import Note, Trace
 from dtprof.diagnosis.logs.job import TERMINATED, Job, operation, simple_type
-
-HOST_MEMORY = "The host ran out of memory: lower what each rank holds in host memory (loader workers), or ask for more."
-SHARED_MEMORY = (
-    "SIGBUS: a mapped file shrank, or shared memory ran out: look at `df /dev/shm`, give the container a larger one "
-    "(docker run --shm-size, an emptyDir with medium Memory)."
-)
-DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
-
-KNOWN = (
-    (
-        "Expected to have finished reduction in the prior iteration",
-        "Let every parameter take part in the loss, or give DistributedDataParallel find_unused_parameters=True.",
-    ),
-    (
-        "device-side assert triggered",
-        "Run once with CUDA_LAUNCH_BLOCKING=1: the line is that of the assert then, most often an index out of range.",
-    ),
-    ("is killed by signal: Bus error", SHARED_MEMORY),
-    ("is killed by signal: Killed", HOST_MEMORY),
-    ("Too many open files", "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')."),
-)
-"""What helps against exceptions whose text alone says too little: words of the message, advice."""
 
 
 def find_crash(job: Job) -> Finding | None:
@@ -38,7 +17,8 @@ def find_crash(job: Job) -> Finding | None:
     first_rank, first = min(failed, key=lambda item: item[1].order)
     alike = [rank for rank, trace in failed if _same(trace, first)]
     culprits = tuple(sorted(rank for rank in alike if rank >= 0))
-    text = f"{simple_type(first)}: {first.message[:160]}" if first.message else simple_type(first)
+    message = first_words(first.message)
+    text = f"{simple_type(first)}: {message}" if message else simple_type(first)
     who = capitalised(culprits) if culprits else "A rank that the log does not name"
     facts = [f"{'rank ' + str(first_rank) if first_rank >= 0 else 'a rank'}: {text}{at_line(first.site)}"]
     later = sorted(rank for rank, trace in job.own.items() if not _same(trace, first))
@@ -68,14 +48,8 @@ def _same(one: Trace, other: Trace) -> bool:
 
 
 def _advice(trace: Trace) -> str:
-    if _device_memory(trace):
-        return DEVICE_MEMORY
-    known = next((advice for words, advice in KNOWN if words in trace.message), None)
+    known = find_advice(trace.type, trace.message)
     return known or f"Mend the {simple_type(trace)}; the rest follows from it."
-
-
-def _device_memory(trace: Trace) -> bool:
-    return "OutOfMemory" in trace.type or "CUDA out of memory" in trace.message or "HIP out of memory" in trace.message
 
 
 def _death_of_loader(job: Job) -> list[str]:

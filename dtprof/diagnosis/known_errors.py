@@ -1,0 +1,46 @@
+"""Exceptions whose text alone says too little of what helps, wherever it is read: in records or in logs."""
+
+HOST_MEMORY = "The host ran out of memory: lower what each rank holds in host memory (loader workers), or ask for more."
+SHARED_MEMORY = (
+    "SIGBUS: a mapped file shrank, or shared memory ran out: look at `df /dev/shm`, give the container a larger one "
+    "(docker run --shm-size, an emptyDir with medium Memory)."
+)
+DEVICE_MEMORY = "Lower what the rank holds on its device: batch, sequence length, activations; see what grew before."
+NO_SUCH_MEMORY = (
+    "The host had no such memory left: ask for less at that line, lower what each rank holds (loader workers), or give "
+    "it more."
+)
+
+KNOWN = (
+    (
+        "Expected to have finished reduction in the prior iteration",
+        "Let every parameter take part in the loss, or give DistributedDataParallel find_unused_parameters=True.",
+    ),
+    (
+        "device-side assert triggered",
+        "Run once with CUDA_LAUNCH_BLOCKING=1: the line is that of the assert then, most often an index out of range.",
+    ),
+    ("is killed by signal: Bus error", SHARED_MEMORY),
+    ("is killed by signal: Killed", HOST_MEMORY),
+    ("Too many open files", "Raise `ulimit -n`, or torch.multiprocessing.set_sharing_strategy('file_system')."),
+)
+"""What helps against exceptions whose text alone says too little: words of the message, advice."""
+
+_MOST_SHOWN = 160
+_ON_DEVICE = ("CUDA out of memory", "HIP out of memory")
+_ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+def find_advice(type_name: str, message: str) -> str | None:
+    """Return what helps against an exception; None where only its own text tells."""
+    if "OutOfMemory" in type_name or any(words in message for words in _ON_DEVICE):
+        return DEVICE_MEMORY
+    if type_name == "MemoryError" or any(words in message for words in _ON_HOST):
+        return NO_SUCH_MEMORY
+    return next((advice for words, advice in KNOWN if words in message), None)
+
+
+def first_words(message: str) -> str:
+    """Return the first words of the message of an exception, on one line."""
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 3].rstrip()}..."
