@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.intervals import Column, Mask
-from dtprof.analysis.records import is_any, those_possible, those_sound
+from dtprof.analysis.records import is_any, sound_operations, sound_spans
 from dtprof.tables import Array, RankTables, join, select
 
 MAX_ROWS = 1 << 14
@@ -82,8 +82,8 @@ def batch_ranks(tables: Sequence[RankTables]) -> RankBatch:
     """Put ranks side by side; one at least."""
     return RankBatch(
         tables=tables,
-        operations=_rows(tables, [one.operations for one in tables], those_sound),
-        spans=_rows(tables, [one.spans for one in tables], those_possible),
+        operations=_rows(tables, [one.operations for one in tables], sound_operations),
+        spans=_rows(tables, [one.spans for one in tables], sound_spans),
     )
 
 
@@ -121,10 +121,11 @@ def lay_out(extents: Sequence[tuple[int, int]]) -> Column | None:
     return shifts
 
 
-def _rows(tables: Sequence[RankTables], parts: Sequence[Array], those: Callable[[Array], Array]) -> Rows:
+def _rows(tables: Sequence[RankTables], parts: Sequence[Array], sound: Callable[[Array], Array]) -> Rows:
     table = join(parts)
-    if those(table) is not table:
-        parts = [those(part) for part in parts]
+    found = sound(table)
+    if found is not table:
+        parts = [sound(part) for part in parts] if len(parts) > 1 else [found]
         table = join(parts)
     bounds = [0, *itertools.accumulate(map(len, parts))]
     return Rows(table=table, bounds=bounds, names=[one.ops for one in tables])

@@ -20,12 +20,7 @@ ENDED = (codes.DONE, codes.FAILED)
 """States of spans that are over, however they ended."""
 
 
-def sound_operations(tables: RankTables) -> Array:
-    """Return the operations of a rank whose times can be, as `those_sound` does."""
-    return those_sound(tables.operations)
-
-
-def those_sound(rows: Array) -> Array:
+def sound_operations(rows: Array) -> Array:
     """Return the operations whose times can be: issued first, everything else later or unknown; the table if all can.
 
     An operation that failed has no completion: when it gave up says nothing about how long it takes.
@@ -47,12 +42,7 @@ def those_sound(rows: Array) -> Array:
     return sound
 
 
-def sound_spans(tables: RankTables) -> Array:
-    """Return the spans of a rank whose times can be, as `those_possible` does."""
-    return those_possible(tables.spans)
-
-
-def those_possible(rows: Array) -> Array:
+def sound_spans(rows: Array) -> Array:
     """Return the spans whose times can be; the table if all can."""
     ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
     possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)

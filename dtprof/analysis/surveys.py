@@ -115,12 +115,8 @@ class RankTask:
     meetings: Meetings
     errors: ClockErrors
 
-    def load(self, rank: int) -> RankTables:
-        """Read one rank, on the clock of the reference as far as clocks are aligned."""
-        return self.clocks.align(self.records.load(rank))
-
     def load_each(self) -> Iterator[RankTables]:
-        """Read these ranks, in order, as `load` does."""
+        """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
         return map(self.clocks.align, self.records.load_each(self.steps))
 
 

@@ -10,9 +10,9 @@ from tests.builders import START_NS, RankBuilder
 
 def blocked_of(builder: RankBuilder) -> Blocked:
     tables = builder.tables()
-    spans = sound_spans(tables)
+    spans = sound_spans(tables.spans)
     steps = find_steps_of(tables)
-    return find_blocked(tables, sound_operations(tables), find_phases(tables, spans, steps), steps)
+    return find_blocked(tables, sound_operations(tables.operations), find_phases(tables, spans, steps), steps)
 
 
 def stretches(blocked: Blocked) -> list[list[list[int]]]:
