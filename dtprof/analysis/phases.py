@@ -46,12 +46,16 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
     for number, name in enumerate(tables.ops):
         numbers.setdefault(name, []).append(number)
 
+    ops, times, is_done = np.ascontiguousarray(ended["op"]), times_of(ended), ended["state"] == codes.DONE
+
     def intervals(phase: str) -> Intervals:
-        chosen = is_any(ended["op"], numbers.get(phase, ()))
+        chosen = is_any(ops, numbers.get(phase, ()))
         if phase in _OF_MODELS:
-            chosen &= ended["state"] == codes.DONE
+            chosen &= is_done
         actions = [number for action in ACTIONS.get(phase, ()) for number in numbers.get(action, ())]
-        return union(times_of(select(ended, chosen | is_any(ended["op"], actions))))
+        if actions:
+            chosen |= is_any(ops, actions)
+        return union(times[chosen])
 
     told = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
     found = {phase: intervals(phase) if phase in told else NONE for phase in (*ORDER, *BUSY)}

@@ -102,9 +102,9 @@ def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Arr
     tables = batch.tables[position]
     if len(marks):
         marks = marks[np.argsort(marks["end_ns"], kind="stable")]
-        # Optimizers may have ended steps before the program said that it marks them itself.
-        numbers = marks["step"].astype(np.int64) - int(marks["step"][0]) + 1
-        return _steps(tables, marks["end_ns"], numbers, rule=MARKS, threads=[marks["thread"], optimizer["thread"]])
+        return _steps(
+            tables, marks["end_ns"], number_marks(marks), rule=MARKS, threads=[marks["thread"], optimizer["thread"]]
+        )
     ends, numbers = _bursts(optimizer, np.sort(backward["begin_ns"]))
     if len(ends):
         return _steps(tables, ends, numbers, rule=OPTIMIZER, threads=[optimizer["thread"]])
@@ -117,6 +117,18 @@ def _find_steps(batch: RankBatch, position: int, *, optimizer: Array, marks: Arr
         return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=DATA, threads=[data["thread"]])
     ends, thread = find_period_ends(batch.operations.of(position))
     return _steps(tables, ends, np.arange(1, len(ends) + 1), rule=OPERATIONS, threads=[thread[: len(ends)]])
+
+
+def number_marks(marks: Array) -> Column:
+    """Return the number of the step that each mark of the program ends, given the marks in order of time.
+
+    Optimizers may have ended steps before the program said that it marks them itself. A mark says how many there have
+    been; where that is not recorded (imported runs, older ones), the first that is there is the first.
+    """
+    numbers = marks["microbatch"].astype(np.int64)
+    if (numbers[:1] > 0).all() and (np.diff(numbers) > 0).all():
+        return numbers
+    return marks["step"].astype(np.int64) - int(marks["step"][0]) + 1
 
 
 def _steps(tables: RankTables, ends: Column, numbers: Column, *, rule: str, threads: Sequence[Column]) -> RankSteps:

@@ -73,6 +73,18 @@ class Spans:
             fence.report("the begin of a phase", error)
             return 0
 
+    def mark(self, phase: str, number: int) -> None:
+        """Record a moment: a span that ends where it begins, and how many of them there have been.
+
+        Raises:
+            Exception: it could not be recorded; whoever calls has a fence.
+        """
+        recorder = self.recorder(phase in TRAINING)
+        if recorder is not None:
+            if self.pauses:
+                self._record_pauses(recorder)
+            recorder.end_span(recorder.begin_span(self.id_of(recorder, phase), False, -1, number), False, 0, False)
+
     def end(self, span: int | None, *, failed: bool = False, flags: int = 0, is_backward: bool = False) -> None:
         """End a span."""
         try:

@@ -30,7 +30,9 @@ class Steps:
         self._forward = forward
         self._memory = memory
         self._windows = windows
-        self._marked = False
+        self._counted = 0
+        self._before_marks = 0  # steps that were counted before the program said that it marks them itself
+        self._marks = 0
         self._backward_since_step = False
         self._told_consumption = False
         self._stepping = _Stepping()
@@ -85,31 +87,33 @@ class Steps:
         self._seen += 1
         if self._backward_since_step:
             self._backward_since_step = self._told_consumption = False
-            if not self._marked:
+            if not self._marks:
                 self._end()
 
     def _tell_consumption(self) -> None:
         """Tell what was fed before the end of the step is recorded: the time then says to which step it belongs."""
-        if self._backward_since_step and not self._marked and not self._told_consumption:
+        if self._backward_since_step and not self._marks and not self._told_consumption:
             self._told_consumption = True
             self._forward.consumption.end_step()
 
     @fence.fenced("the end of a step")
     def mark(self, tokens: object = None) -> None:
         """Count a step where the program says so; from now on only these count."""
-        self._marked = True
+        if not self._marks:
+            self._before_marks = self._counted
+        self._marks += 1
         self._forward.consumption.end_step(tokens)
-        self._spans.end(self._spans.begin(events.STEP))
+        self._spans.mark(events.STEP, self._marks)
         self._end()
 
     @fence.fenced("the end of a step")
     def _end(self) -> None:
         recorder = self._spans.recorder(True)
         if recorder is not None:
-            ended = recorder.advance_step()
+            self._counted = recorder.advance_step()
             self._memory.at_step_end(recorder)
             self._forward.roots.forget()
-            self._windows.at_step_end(ended)
+            self._windows.at_step_end(self._counted - self._before_marks)
 
     @fence.fenced("steps that a GradScaler skips")
     def _hook_scaler(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from dtprof import events
 from dtprof.analysis.endings import describe_end
+from dtprof.analysis.steps import number_marks
 from dtprof.run_format import schema
 from dtprof.run_format.follow import Growth
 from dtprof.tables import Array, ProcessExit, RankTables
@@ -51,6 +52,7 @@ class Present:
         """Know no rank."""
         self._newest_ns: dict[int, int] = {}
         self._steps: dict[int, int] = {}
+        self._before_marks: dict[int, int] = {}  # steps that were counted before the program marked them itself
         self._memory: dict[int, int] = {}
         self._attempts: dict[int, int] = {}
 
@@ -76,7 +78,7 @@ class Present:
             known = growth.tables
             if self._attempts.get(rank) != known.attempt:
                 self._attempts[rank] = known.attempt
-                for values in (self._newest_ns, self._steps, self._memory):
+                for values in (self._newest_ns, self._steps, self._before_marks, self._memory):
                     values.pop(rank, None)
             self._update(rank, growth)
             end = describe_end(
@@ -93,7 +95,7 @@ class Present:
                     rank=rank,
                     host=known.host,
                     end=end,
-                    step=self._steps.get(rank, 0),
+                    step=self._steps.get(rank, 0) - self._before_marks.get(rank, 0),
                     doing=doing,
                     blocks=blocks,
                     where=where,
@@ -117,6 +119,10 @@ class Present:
         steps = [int(rows["step"].max()) for rows, _ in parts if len(rows)]
         self._newest_ns[rank] = max([self._newest_ns.get(rank, known.first_ns), *times])
         self._steps[rank] = max([self._steps.get(rank, 0), *steps])
+        if rank not in self._before_marks and events.STEP in known.ops:
+            marks = known.spans[known.spans["op"] == known.ops.index(events.STEP)]
+            if len(marks):
+                self._before_marks[rank] = int(marks["step"][0]) - int(number_marks(marks)[0]) + 1
         for name in MEMORY_SAMPLES:
             if name in known.ops and len(rows := known.samples[known.samples["op"] == known.ops.index(name)]):
                 self._memory[rank] = int(rows["value"][-1])

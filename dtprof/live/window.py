@@ -1,5 +1,6 @@
 """The newest steps of a run that is still written, as analysis sees a run: bounded, however long the job goes on."""
 
+import bisect
 import copy
 import dataclasses
 import os
@@ -42,64 +43,107 @@ class RecentRecords:
         return map(self.load, ranks)
 
 
+class _Rows:
+    """Rows of one table, in the parts in which they came."""
+
+    def __init__(self) -> None:
+        self.parts: list[Array] = []
+        self.newest: list[int] = []  # the newest step in each part and all before it
+        self.count = 0
+
+    def take(self, rows: Array) -> None:
+        """Take in rows that have come."""
+        if len(rows):
+            self.parts.append(rows)
+            self.newest.append(max(int(rows["step"].max()), self.newest_step))
+            self.count += len(rows)
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step of any row; 0 where there is none."""
+        return self.newest[-1] if self.newest else 0
+
+    def replace(self, rows: Array) -> None:
+        """Keep these rows instead."""
+        self.parts, self.newest, self.count = [], [], 0
+        self.take(rows)
+
+    def since(self, first: int) -> "_Rows":
+        """Return the rows of a step and of later ones."""
+        found = _Rows()
+        begin = bisect.bisect_left(self.newest, first)  # what came before holds none of these steps
+        for rows in self.parts[begin:]:
+            chosen = rows["step"] >= first
+            found.take(rows if chosen.all() else select(rows, chosen))
+        return found
+
+    def copy(self) -> "_Rows":
+        """Return the same rows; what this one takes in later is not among them."""
+        found = _Rows()
+        found.parts, found.newest, found.count = [*self.parts], [*self.newest], self.count
+        return found
+
+
 class _Recent:
     """What is kept of one rank."""
 
-    def __init__(self) -> None:
-        self.growth: Growth
-        self.parts: tuple[list[Array], list[Array], list[Array]] = ([], [], [])  # operations, spans, samples
+    def __init__(self, growth: Growth) -> None:
+        self.growth = growth
+        self.tables: tuple[_Rows, _Rows, _Rows] = (_Rows(), _Rows(), _Rows())  # operations, spans, samples
         self.oldest_step = self.newest_step = 0
 
     @property
     def num_rows(self) -> int:
-        return sum(len(rows) for part in self.parts for rows in part)
+        return sum(rows.count for rows in self.tables)
 
     def take(self, growth: Growth) -> None:
         """Take in what the rank has gained."""
         self.growth = growth
         found = growth.tables
-        for part, rows in zip(self.parts, (found.operations, found.spans, found.samples), strict=True):
-            if len(rows):
-                part.append(rows)
-                self.newest_step = max(self.newest_step, int(rows["step"].max()))
+        for rows, gained in zip(self.tables, (found.operations, found.spans, found.samples), strict=True):
+            rows.take(gained)
+            self.newest_step = max(self.newest_step, rows.newest_step)
 
     def keep_from(self, step: int) -> None:
         """Drop the steps before this one."""
         self.oldest_step = step
-        for part in self.parts:
-            kept = join(part) if part else None
-            part[:] = [] if kept is None else [select(kept, kept["step"] >= step)]
+        for rows in self.tables:
+            if rows.parts:
+                kept = join(rows.parts)
+                rows.replace(select(kept, kept["step"] >= step))
 
     def halve(self) -> None:
         """Drop the older half of what there is."""
-        for part in self.parts:
-            if part:
-                rows = join(part)
-                part[:] = [rows[(len(rows) + 1) // 2 :]]
+        for rows in self.tables:
+            if rows.parts:
+                kept = join(rows.parts)
+                rows.replace(kept[(len(kept) + 1) // 2 :])
 
-    def newest(self, first: int | None) -> "_Recent":
-        """Return what is kept as it is now, from a step on; what this one takes in later does not change it."""
-        found = _Recent()
-        found.growth, found.oldest_step, found.newest_step = self.growth, self.oldest_step, self.newest_step
-        for part, kept in zip(self.parts, found.parts, strict=True):
-            kept += part if first is None else _from_step(part, first)
+    def copy(self) -> "_Recent":
+        """Return what is kept as it is now; what this one takes in later does not change it."""
+        operations, spans, samples = self.tables
+        return self._with(operations.copy(), spans.copy(), samples.copy())
+
+    def newest(self, first: int) -> "_Recent":
+        """Return the operations and spans of a step and of later ones; what this one takes in later changes nothing."""
+        operations, spans, _ = self.tables
+        return self._with(operations.since(first), spans.since(first), _Rows())
+
+    def _with(self, operations: _Rows, spans: _Rows, samples: _Rows) -> "_Recent":
+        found = _Recent(self.growth)
+        found.oldest_step, found.newest_step = self.oldest_step, self.newest_step
+        found.tables = operations, spans, samples
         return found
 
-    def tables(self) -> RankTables:
+    def as_rank(self) -> RankTables:
         """Return what is kept, with what is still open."""
-        growth, (operations, spans, samples) = self.growth, self.parts
+        growth, (operations, spans, samples) = self.growth, self.tables
         return dataclasses.replace(
             growth.tables,
-            operations=by_time([*operations, growth.open_operations], tables.OPERATION, "issued_ns"),
-            spans=by_time([*spans, growth.open_spans], tables.SPAN, "begin_ns"),
-            samples=by_time(samples, tables.SAMPLE, "t_ns"),
+            operations=by_time([*operations.parts, growth.open_operations], tables.OPERATION, "issued_ns"),
+            spans=by_time([*spans.parts, growth.open_spans], tables.SPAN, "begin_ns"),
+            samples=by_time(samples.parts, tables.SAMPLE, "t_ns"),
         )
-
-
-def _from_step(part: Sequence[Array], first: int) -> list[Array]:
-    """Return the rows of a step and of later ones."""
-    chosen = [rows["step"] >= first for rows in part]
-    return [select(rows, those) for rows, those in zip(part, chosen, strict=True) if those.any()]
 
 
 def _stamp(run: Path) -> tuple[tuple[int, int, int], ...]:
@@ -165,7 +209,7 @@ class LiveWindow:
         for rank, growth in growths.items():
             recent = self._recent.get(rank)
             if recent is None or recent.growth.tables.attempt != growth.tables.attempt:
-                recent = self._recent[rank] = _Recent()
+                recent = self._recent[rank] = _Recent(growth)
             recent.take(growth)
         self._drop()
         return growths
@@ -178,13 +222,15 @@ class LiveWindow:
         """Return what is kept as it is now, or its newest steps: it may be read while this one looks, and never looks.
 
         Parameters:
-            num_steps: steps to keep behind the newest one that all ranks have ended.
+            num_steps: steps to keep behind the newest one that all ranks have ended, without samples; None: all.
         """
         found = copy.copy(self)
-        least = min((recent.newest_step for recent in self._recent.values()), default=0)
-        first = None if num_steps is None else least - num_steps
-        found._recent = {rank: recent.newest(first) for rank, recent in self._recent.items()}
         found._loaded = {}
+        if num_steps is None:
+            found._recent = {rank: recent.copy() for rank, recent in self._recent.items()}
+        else:
+            first = min((recent.newest_step for recent in self._recent.values()), default=0) - num_steps
+            found._recent = {rank: recent.newest(first) for rank, recent in self._recent.items()}
         return found
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------
@@ -246,9 +292,9 @@ class LiveWindow:
 
     def _tables(self, rank: int) -> RankTables:
         if self._loaded is None:
-            return self._recent[rank].tables()
+            return self._recent[rank].as_rank()
         if rank not in self._loaded:
-            self._loaded[rank] = self._recent[rank].tables()
+            self._loaded[rank] = self._recent[rank].as_rank()
         return self._loaded[rank]
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:

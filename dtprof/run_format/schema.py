@@ -73,7 +73,8 @@ RECORD = _fields(
             "i",
             "",
             "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
-            "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry",
+            "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry; spans `step`: how many there have "
+            "been, with this one",
         ),
         ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
         ("step", "I", "count", "optimizer steps this rank had ended when the event was issued"),

@@ -36,7 +36,7 @@ TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
 DIAGNOSE_SHARE = 0.0025
 DIAGNOSE_EVERY_S = 10.0
-NEWEST_SHARE = 0.006
+NEWEST_SHARE = 0.01
 """Of the time, that the parts of the newest step may take."""
 NEWEST_EVERY_S = 0.9
 AT_ONCE_S = 0.1
@@ -238,7 +238,9 @@ class Feed:
 
     def _measure_newest_step(self, moment: Moment) -> None:
         """Begin to measure it where that is due and would say something new; take what has been measured."""
-        if self._measuring is None and self._has_moved and not moment.has_ended and self._newest_pace.is_due:
+        is_newest = self._newest is not None and self._newest.number == moment.step
+        is_new = self._has_moved and not is_newest and not moment.has_ended
+        if self._measuring is None and is_new and self._newest_pace.is_due:
             self._has_moved = False
             records = self._monitor.window.frozen(num_steps=STEPS_READ)
             self._measuring = self._begin(lambda: self._measure(records))

@@ -165,6 +165,21 @@ def test_where_the_program_marks_its_steps_only_its_marks_count() -> None:
     assert windows(steps) == [[90, 190], [190, 290]]
 
 
+def test_marks_that_say_how_many_there_were_number_the_steps_whatever_was_dropped_before() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for i in (41, 42, 43):
+        rank.span("step", 100 * i, 100 * i, step=i + 1, microbatch=i)
+    steps = steps_of(rank)
+    assert (steps.count, steps.numbers.tolist()) == (43, [42, 43])
+
+
+def test_marks_whose_numbers_cannot_be_are_counted() -> None:
+    rank = RankBuilder(0, world_size=1)
+    for i, number in enumerate((41, 7, 43)):
+        rank.span("step", 100 * i, 100 * i, step=i + 1, microbatch=number)
+    assert steps_of(rank).numbers.tolist() == [2, 3]
+
+
 def test_two_optimizers_with_a_backward_pass_each_make_a_step_each_without_marks() -> None:
     rank = RankBuilder(0, world_size=1)
     for begin in (0, 50, 100, 150):

@@ -78,6 +78,21 @@ def test_run_that_is_deleted_is_told(tmp_path: Path) -> None:
         LiveWindow(run)
 
 
+def test_newest_steps_hold_what_settled_late_and_what_came_before_it(tmp_path: Path) -> None:
+    live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(12)))
+    live.look()
+    operations = live._recent[0].tables[0]
+    rows = operations.parts[0]
+    operations.replace(rows[:0])
+    for first, last in ((0, 3), (4, 11), (11, 12), (3, 4)):  # an operation of step 3 settled last, alone
+        operations.take(rows[first:last])
+    newest = live.frozen(num_steps=2)
+    assert newest.load(0).operations["step"].tolist() == [10, 11]  # 12 has begun
+    assert len(newest.load(0).samples) == 0
+    assert live.frozen().load(0).operations["step"].tolist() == list(range(12))
+    assert len(live.frozen().load(0).samples) == 12
+
+
 def test_what_is_frozen_stays_as_it_is(tmp_path: Path) -> None:
     live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(12)))
     live.look()

@@ -37,6 +37,17 @@ def test_step_is_one_that_the_slowest_rank_has_ended(tmp_path: Path) -> None:
     assert found.number == 10
 
 
+def test_step_that_the_program_marks_has_the_number_that_it_has_in_the_run(tmp_path: Path) -> None:
+    ranks = two_ranks(40)
+    for rank in ranks:
+        for number in range(1, 41):  # the optimizer ended a step before the first mark
+            rank.span("step", number * STEP - MS, number * STEP - MS, step=number, microbatch=number)
+    live = watch(builders.write_run(tmp_path / "run", ranks))
+    found = measure_newest_step(live.frozen(num_steps=STEPS_READ))
+    assert found is not None
+    assert found.number == 40
+
+
 def test_ranks_without_steps_have_no_newest_one(tmp_path: Path) -> None:
     ranks = [RankBuilder(number, 2) for number in range(2)]
     for rank in ranks:

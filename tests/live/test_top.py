@@ -21,7 +21,7 @@ from dtprof.run_format import paths, writer
 from dtprof.tables import ProcessExit
 from tests import builders
 from tests.builders import RankBuilder
-from tests.live.test_live_window import MS, two_ranks
+from tests.live.test_live_window import MS, STEP, two_ranks
 
 
 def running(ranks: list[RankBuilder], folder: Path) -> Path:
@@ -74,6 +74,15 @@ def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None
     assert any(line.startswith("100 ms a step") for line in lines)
     row = next(line.split() for line in lines if line.strip().startswith("1 "))
     assert row[:7] == ["1", "8", "100", "ms", "25", "%", "20"]
+
+
+def test_steps_are_those_that_the_program_marks(tmp_path: Path) -> None:
+    ranks = two_ranks(12)
+    for rank in ranks:
+        for number in range(1, 11):  # the optimizers ended two steps before the first mark
+            rank.span("step", (number + 2) * STEP - MS, (number + 2) * STEP - MS, step=number + 1, microbatch=number)
+    moment = Monitor(running(ranks, tmp_path / "run")).look()
+    assert (moment.step, [rank.step for rank in moment.ranks]) == (10, [10, 10])
 
 
 def test_alarm_comes_when_nothing_moves_and_goes_when_it_does(tmp_path: Path) -> None:

@@ -12,14 +12,17 @@ from dtprof.diagnosis.findings import Verdict
 from dtprof.errors import DtprofError
 from dtprof.figures.source import Source
 from dtprof.live.monitor import MIN_STILL_S
+from dtprof.live.newest_step import NewestStep, measure_newest_step
 from dtprof.live.pace import Pace
+from dtprof.live.window import LiveWindow
 from dtprof.report.page_dashboard import Dashboard, load_report
 from dtprof.report.page_documents import Document, render_page
 from dtprof.report.page_panels import panel_names
 from dtprof.serving import feed as feed_module
 from dtprof.serving.feed import DRAW_SHARE, Feed
 from tests import builders
-from tests.live.test_live_window import MS, two_ranks
+from tests.builders import RankBuilder
+from tests.live.test_live_window import MS, STEP, two_ranks
 from tests.live.test_top import running, tell_mismatch
 
 Result = TypeVar("Result")
@@ -62,7 +65,12 @@ def feed_of(
 
 def grow(run: Path, num_steps: int, scratch: Path) -> None:
     """Let the run go on to so many steps."""
-    grown = running(two_ranks(num_steps), scratch)
+    rewrite(run, two_ranks(num_steps), scratch)
+
+
+def rewrite(run: Path, ranks: Sequence[RankBuilder], scratch: Path) -> None:
+    """Let the run hold what these ranks recorded."""
+    grown = running(ranks, scratch)
     for rank in ("rank-00000.0", "rank-00001.0"):
         with (run / rank / "events.00000").open("r+b") as file:
             file.write((grown / rank / "events.00000").read_bytes())
@@ -250,6 +258,34 @@ def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: p
     assert news["version"] == version + 1
     assert news["status"]["age"] == "step 9 (1 s ago)"
     assert "Step 9, the newest" in news["now"]
+
+
+def test_newest_step_is_measured_when_another_has_ended_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def measure(records: LiveWindow) -> NewestStep | None:
+        found = measure_newest_step(records)
+        measured.append(found.number if found is not None else 0)
+        return found
+
+    monkeypatch.setattr(feed_module, "measure_newest_step", measure)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    feed.since(0)
+    ranks = two_ranks(8)
+    for rank in ranks:
+        rank.sample("rss_bytes", 9 * STEP, 1 << 30)
+    rewrite(run, ranks, tmp_path / "sampled")
+    for _ in range(3):
+        clock.now += 10
+        feed.since(0)
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 10
+    feed.since(0)
+    assert measured == [8, 9]
 
 
 def test_table_of_this_moment_shows_names_as_text(tmp_path: Path) -> None:
