@@ -66,10 +66,15 @@ def _to_wandb(wandb: ModuleType, summary: Summary) -> None:
 
 
 def _to_mlflow(mlflow: ModuleType, summary: Summary) -> None:
-    if mlflow.active_run() is None:
+    active = mlflow.active_run()
+    if active is None:
         raise UsageError("mlflow has no active run; call mlflow.start_run() first")
-    mlflow.log_params(describe(summary))
     mlflow.log_metrics(measure(summary))
+    layout = describe(summary)
+    mlflow.set_tags(layout)
+    # A job that was restarted may go on with its run of MLflow, which refuses to change a parameter.
+    known = mlflow.get_run(active.info.run_id).data.params
+    mlflow.log_params({name: value for name, value in layout.items() if name not in known})
 
 
 def measure(summary: Summary) -> dict[str, float]:

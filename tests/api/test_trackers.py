@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,16 +73,47 @@ def test_the_schedule_of_a_pipeline_goes_to_the_configuration(run: Path) -> None
     assert (told["dtprof/schedule"], told["dtprof/microbatches"]) == ("1F1B", 4)
 
 
-def test_mlflow_gets_metrics_and_parameters(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, dict[str, Any]] = {}
-    module: Any = ModuleType("mlflow")
-    module.active_run = lambda: object()
-    module.log_metrics = lambda metrics: given.update(metrics=metrics)
-    module.log_params = lambda params: given.update(params=params)
+class Mlflow(ModuleType):
+    """Stands for mlflow with one run, which refuses to change a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.metrics: dict[str, float] = {}
+        self.params: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+
+    def active_run(self) -> SimpleNamespace:
+        return self.get_run("7")
+
+    def get_run(self, run_id: str) -> SimpleNamespace:
+        assert run_id == "7"
+        return SimpleNamespace(info=SimpleNamespace(run_id="7"), data=SimpleNamespace(params=dict(self.params)))
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        self.metrics |= metrics
+
+    def log_params(self, params: dict[str, object]) -> None:
+        for name, value in params.items():
+            if self.params.setdefault(name, str(value)) != str(value):
+                raise RuntimeError(f"Changing param values is not allowed: {name}")
+
+    def set_tags(self, tags: dict[str, object]) -> None:
+        self.tags |= {name: str(value) for name, value in tags.items()}
+
+
+def test_mlflow_gets_metrics_and_parameters_and_of_a_job_that_was_restarted_new_metrics(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Mlflow()
     monkeypatch.setitem(sys.modules, "mlflow", module)
     assert dtprof.log_to("mlflow", run)
-    assert given["metrics"]["dtprof/dropped_events"] == 0.0
-    assert given["params"]["dtprof/run"] == str(run)
+    assert module.metrics["dtprof/dropped_events"] == 0.0
+    assert module.params["dtprof/run"] == str(run)
+    module.metrics.clear()
+    again = write_run(tmp_path / "again", build_ranks(1))
+    assert dtprof.log_to("mlflow", again)
+    assert module.metrics["dtprof/dropped_events"] == 0.0
+    assert (module.params["dtprof/run"], module.tags["dtprof/run"]) == (str(run), str(again))
 
 
 def test_in_a_job_nothing_is_raised(

@@ -34,6 +34,14 @@ def check_metrics(text: str) -> str:
     return (result.stdout + result.stderr).strip()
 
 
+def run_unit_tests(file: Path) -> None:
+    """Run promtool's unit tests of a file."""
+    result = subprocess.run(
+        [find("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @contextmanager
 def scraping(folder: Path, target: str, *, rules: Path | None = None) -> Iterator["Server"]:
     """Run a server that scrapes HOST:PORT each 200 ms."""

@@ -27,6 +27,16 @@ GRAFANA = sorted((DASHBOARDS / "grafana").glob("*.json"))
 MS = 1_000_000
 HOSTILE = 'eval "50%"\\{a="b"}\n# naïve 名前'
 NUM_STEPS = 12
+UNITS = {
+    r"_celsius\b": "celsius",
+    r"_watts\b": "watt",
+    r"^topk.*_memory_bytes\b|_held_bytes\b": "bytes",
+    r"_operation_bytes_total\b": "Bps",
+    r"_operations_\w*total\b": "ops",
+    r"_events_total\b": "cps",
+    r"_throttled\b": "none",
+}
+"""Of what panels ask: Grafana's ids of units."""
 
 
 def state() -> NodeState:
@@ -156,7 +166,7 @@ def _look_at_rules(server: prometheus.Server) -> None:
     for rule in rules:
         compared = re.sub(r" (>|==) ", r" \1 bool ", rule["query"])  # answers where it does not hold, too
         assert " bool " in compared
-        _answer(server, compared.replace(" offset 1h", ""))  # an hour ago there was no server
+        _answer(server, re.sub(r" offset \w+", "", compared))  # an hour ago there was no server
 
 
 def test_the_alert_rules_pass_their_unit_tests(tmp_path: Path) -> None:
@@ -164,16 +174,27 @@ def test_the_alert_rules_pass_their_unit_tests(tmp_path: Path) -> None:
     subprocess.run([promtool, "check", "rules", str(ALERTS)], check=True, timeout=60)
     tests = Path(__file__).with_name("alerts_test.yml").read_text(encoding="utf-8")
     (tmp_path / "tests.yml").write_text(tests.replace("RULES", str(ALERTS)), encoding="utf-8")
-    result = subprocess.run(
-        [promtool, "test", "rules", str(tmp_path / "tests.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    prometheus.run_unit_tests(tmp_path / "tests.yml")
     told = set(re.findall(r"alert: (\w+)", ALERTS.read_text(encoding="utf-8")))
     assert told == set(re.findall(r"Dtprof\w+", tests)), "every rule has a test"
+
+
+def test_memory_of_each_kind_is_shown_though_one_kind_is_largest_on_all_ranks(tmp_path: Path) -> None:
+    expression = dict(asked_by_panels())["Memory of ranks: rank {{rank}} {{kind}}"]
+    held = {(rank, kind): number + rank for number, kind in ((10, "rss"), (100, "device")) for rank in range(9)}
+    labels = {key: f'dtprof_rank_memory_bytes{{instance="a",kind="{key[1]}",rank="{key[0]}"}}' for key in held}
+    expected = [{"labels": labels[key], "value": value} for key, value in held.items() if key[0] > 0]  # 8 of each
+    document = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": labels[key], "values": str(value)} for key, value in held.items()],
+                "promql_expr_test": [{"expr": expression, "eval_time": "0m", "exp_samples": expected}],
+            }
+        ]
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(document), encoding="utf-8")
+    prometheus.run_unit_tests(tmp_path / "tests.yml")
 
 
 @pytest.mark.parametrize("file", ["grafana/dtprof.json", "alerts/dtprof.yml"])
@@ -198,3 +219,19 @@ def test_a_dashboard_has_a_place_for_each_panel() -> None:
     assert len(set(taken)) == len(taken)
     assert max(x for x, _ in taken) == 23
     assert all(panel["description"] for panel in panels if panel["type"] != "row")
+
+
+def test_what_a_panel_draws_has_its_own_unit() -> None:
+    document = json.loads((DASHBOARDS / "grafana" / "dtprof.json").read_text(encoding="utf-8"))
+    found = {}
+    for panel in document["panels"]:
+        for target in panel.get("targets", ()):
+            unit = panel["fieldConfig"]["defaults"]["unit"]
+            for override in panel["fieldConfig"]["overrides"]:
+                if override["matcher"] == {"id": "byFrameRefID", "options": target["refId"]}:
+                    unit = next((one["value"] for one in override["properties"] if one["id"] == "unit"), unit)
+            for asked, expected in UNITS.items():
+                if re.search(asked, target["expr"]):
+                    assert unit == expected, (panel["title"], target["expr"])
+                    found[asked] = unit
+    assert found == UNITS
