@@ -7,9 +7,10 @@ ones. An operation that will never be seen to complete settles once the rank has
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from dtprof.run_format import archive, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.rank_processes import header_of, newest_header
 from dtprof.run_format.segments import Records, refuse_newer
+from dtprof.run_format.short_logs import MOST_TOGETHER, ShortLog, decode_each, decode_log
 from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
 from dtprof.tables import Array, RankTables, join, select
 
@@ -83,6 +85,7 @@ class LogFollower:
         self._strings_at = 0
         self._step = 0
         self._lost = self._newest_ns = 0
+        self._is_whole = True
         self._header: dict[str, Any] = {}
         self._capture_ns: dict[int, int] = {}
         self._names: dict[str, Any] = {}
@@ -93,7 +96,16 @@ class LogFollower:
         Raises:
             NewerFormatError: the log was written by a newer dtprof.
         """
-        settled = Records()
+        gained = self.read()
+        return self.grow(*map(decode_log, gained))
+
+    def read(self) -> tuple[ShortLog, ShortLog]:
+        """Read what there is since the last look: what has settled and what is open, as it lies in the segments.
+
+        Raises:
+            NewerFormatError: the log was written by a newer dtprof.
+        """
+        settled = ShortLog()
         self._newest_ns = 0
         self._skip_to_end()
         unsettled = self._read_windows(settled)
@@ -102,7 +114,12 @@ class LogFollower:
             unsettled = self._read_windows(settled)
             opened += 1
         self._passes_over = False
+        self._is_whole = opened != self._at_most
         self._read_strings()  # after the records: an entry is written before its id is used
+        return settled, unsettled
+
+    def grow(self, settled: Records, unsettled: Records) -> Growth:
+        """Return what was read last, given its records."""
         operations, spans, samples, _ = settled.joined()
         open_operations, open_spans, _, _ = unsettled.joined()
         return Growth(
@@ -111,7 +128,7 @@ class LogFollower:
             open_operations=open_operations,
             open_spans=open_spans,
             lost=self._lost,
-            is_whole=opened != self._at_most,
+            is_whole=self._is_whole,
         )
 
     def close(self) -> None:
@@ -152,9 +169,9 @@ class LogFollower:
         self._next += 1
         return True
 
-    def _read_windows(self, settled: Records) -> Records:
+    def _read_windows(self, settled: ShortLog) -> ShortLog:
         """Add what has settled, note the newest that is new; return what is open."""
-        kept, unsettled = [], Records()
+        kept, unsettled = [], ShortLog()
         for at, window in enumerate(self._windows):
             rows = window.read()
             if rows is None:  # another segment has taken its place
@@ -272,14 +289,22 @@ class RunFollower:
         self._find_ranks()
         self._from_end = False
         growths: dict[int, Growth] = {}
+        waiting: list[_Read] = []
+        num_rows = 0
         for rank, log in sorted(self._logs.items()):
             if rank in self.problems:
                 continue
             try:
-                growths[rank] = log.look()
+                read = _Read(rank, log, *log.read())
             except (NewerFormatError, OSError) as error:
                 self.problems[rank] = str(error)
-        return growths
+                continue
+            if num_rows + read.num_rows > MOST_TOGETHER:
+                growths |= _grow(waiting)
+                waiting, num_rows = [], 0
+            waiting.append(read)
+            num_rows += read.num_rows
+        return growths | _grow(waiting)
 
     def close(self) -> None:
         """Close all files."""
@@ -324,6 +349,25 @@ class RunFollower:
             self._elsewhere.add(folder)
             return False
         return True
+
+
+class _Read(NamedTuple):
+    """What was read of one rank."""
+
+    rank: int
+    log: LogFollower
+    settled: ShortLog
+    unsettled: ShortLog
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.settled) + len(self.unsettled)
+
+
+def _grow(read: Sequence[_Read]) -> dict[int, Growth]:
+    """Return what ranks have gained; of few records each they are decoded together."""
+    found = iter(decode_each([log for one in read for log in (one.settled, one.unsettled)]))
+    return {one.rank: one.log.grow(next(found), next(found)) for one in read}
 
 
 class _Window:
@@ -381,7 +425,7 @@ class _Window:
         return os.pread(self._file, length, at)
 
 
-def _take(rows: Array, chosen: npt.NDArray[np.bool_], into: Records) -> None:
+def _take(rows: Array, chosen: npt.NDArray[np.bool_], into: ShortLog) -> None:
     """Add some records to those taken before."""
     if chosen.any():
         into.take(select(rows, chosen))

@@ -72,6 +72,20 @@ def decode_logs(logs: Sequence[ShortLog]) -> list[Records] | None:
     return found
 
 
+def decode_each(logs: Sequence[ShortLog]) -> list[Records]:
+    """Return the records of each log, without those that are damaged."""
+    together = decode_logs(logs) if sum(map(len, logs)) <= MOST_TOGETHER else None
+    return together if together is not None else [decode_log(log) for log in logs]
+
+
+def decode_log(log: ShortLog) -> Records:
+    """Return the records of one log, without those that are damaged."""
+    records = Records()
+    for rows in log.parts:
+        records.take(rows.view(RECORD_DTYPE))
+    return records
+
+
 def _count_before(chosen: Mask, bounds: Sequence[int]) -> list[int]:
     """Return how many rows are chosen before each of these positions."""
     counts: list[int] = np.concatenate(([0], np.cumsum(chosen)))[bounds].tolist()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dtprof import tables
-from dtprof.run_format import archive, follow, paths, schema
-from dtprof.run_format.follow import LogFollower, RunFollower
+from dtprof.run_format import archive, follow, paths, schema, short_logs
+from dtprof.run_format.follow import Growth, LogFollower, RunFollower
 from dtprof.run_format.reader import open_run
 from tests import builders
 from tests.builders import RankBuilder
@@ -239,6 +239,40 @@ def test_newer_format_is_told_once_and_the_other_ranks_go_on(tmp_path: Path) -> 
     follower = RunFollower(tmp_path / "run")
     assert list(follower.look()) == [0]
     assert "format 99" in follower.problems[1]
+
+
+def as_lists(growth: Growth) -> list[object]:
+    """Return all rows of what a rank has gained."""
+    known = growth.tables
+    rows = (known.operations, known.spans, known.samples, growth.open_operations, growth.open_spans)
+    return [growth.newest_ns, growth.is_whole, *(table.tolist() for table in rows)]
+
+
+@pytest.mark.parametrize("most_together", [1 << 14, 8])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_ranks_followed_together_gain_what_each_gains_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_together: int, damaged: bool
+) -> None:
+    for module in (follow, short_logs):
+        monkeypatch.setattr(module, "MOST_TOGETHER", most_together)
+    run = tmp_path / "run"
+    together = RunFollower(run)
+    alone: dict[int, LogFollower] = {}
+    for look in range(3):
+        for number in range(4):
+            rank = job(look * (number + 1), last_is_open=number % 2 == 0)
+            rank.rank = number
+            folder = put(run, rank, tmp_path / f"{look}-{number}")
+            alone.setdefault(number, LogFollower(folder, rank=number, attempt=0))
+        if damaged and look == 1:
+            with (run / "rank-00002.0/events.00000").open("r+b") as file:
+                file.seek(schema.HEADER_SIZE + schema.OFFSET["kind"])
+                file.write(b"\x63")
+        found = together.look()
+        assert {rank: as_lists(growth) for rank, growth in found.items()} == {
+            rank: as_lists(log.look()) for rank, log in alone.items()
+        }
+    assert len(found[3].tables.operations) > 0
 
 
 def test_any_cut_of_the_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
