@@ -280,7 +280,7 @@ class RunFollower:
         self._boot_id = boot_id
         self._from_end = from_end
         self._logs: dict[int, LogFollower] = {}
-        self._elsewhere: set[Path] = set()
+        self._passed: set[str] = set()  # names in the run directory that need no second look: most of many hosts are
         self.problems: dict[int, str] = {}
         """Ranks that cannot be followed, and why."""
 
@@ -310,20 +310,28 @@ class RunFollower:
         """Close all files."""
         for log in self._logs.values():
             log.close()
-        self._logs = {}
+        self._logs, self._passed = {}, set()
 
     def _find_ranks(self) -> None:
         try:
-            names = sorted(child.name for child in self._run.iterdir())
+            with os.scandir(self._run) as found:
+                names = {one.name for one in found}
         except OSError:
             return
-        for name in names:
+        for name in sorted(names - self._passed):
             parsed = paths.parse_rank_folder(name)
             if parsed is None:
+                self._passed.add(name)
                 continue
             (rank, attempt), folder = parsed, self._run / name
             known = self._logs.get(rank)
-            if (known is not None and known.attempt >= attempt) or not self._is_ours(folder):
+            if known is not None and known.attempt >= attempt:
+                self._passed.add(name)
+                continue
+            is_ours = self._is_ours(folder)
+            if is_ours is not None:
+                self._passed.add(name)
+            if not is_ours:
                 continue
             if known is not None:
                 known.close()
@@ -337,18 +345,12 @@ class RunFollower:
             )
             self.problems.pop(rank, None)
 
-    def _is_ours(self, folder: Path) -> bool:
+    def _is_ours(self, folder: Path) -> bool | None:
+        """Say whether a rank is of the host that is followed; None: that is not known yet."""
         if self._boot_id is None:
             return True
-        if folder in self._elsewhere:
-            return False
         header = newest_header(folder)
-        if header is None:
-            return False
-        if header["boot_id"] != self._boot_id[:39]:
-            self._elsewhere.add(folder)
-            return False
-        return True
+        return None if header is None else bool(header["boot_id"] == self._boot_id[:39])
 
 
 class _Read(NamedTuple):

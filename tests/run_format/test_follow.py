@@ -217,6 +217,28 @@ def test_ranks_of_another_host_are_left_alone(tmp_path: Path) -> None:
     assert list(RunFollower(tmp_path / "run", boot_id="boot-a").look()) == [0]
 
 
+def test_names_in_a_run_of_many_hosts_are_made_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_out: list[str] = []
+    parse = paths.parse_rank_folder
+
+    def noted(name: str) -> tuple[int, int] | None:
+        made_out.append(name)
+        return parse(name)
+
+    monkeypatch.setattr(paths, "parse_rank_folder", noted)
+    run = tmp_path / "run"
+    builders.write_run(run, [RankBuilder(rank, 3, boot_id=f"boot-{rank}") for rank in range(3)])
+    (run / paths.rank_folder_name(3, 0)).mkdir()  # has no header yet: nobody knows whose it is
+    follower = RunFollower(run, boot_id="boot-1")
+    assert list(follower.look()) == [1]
+    assert set(made_out) >= {paths.rank_folder_name(rank, 0) for rank in range(4)}
+    made_out.clear()
+    assert list(follower.look()) == [1]
+    assert made_out == [paths.rank_folder_name(3, 0)]
+    put(run, RankBuilder(3, 4, boot_id="boot-1", closed=False), tmp_path / "scratch")
+    assert list(follower.look()) == [1, 3]
+
+
 def test_records_far_behind_settle_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MAX_OPEN", 10)
     rank = RankBuilder(0, 1, closed=False)
