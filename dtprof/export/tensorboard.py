@@ -8,6 +8,7 @@ and the layout as hyperparameters.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, TypeVar
@@ -50,6 +51,9 @@ MAX_RANKS = 64
 MAX_TRACE_EVENTS = 40_000
 """Of all ranks: torch-tb-profiler takes about a second for 20,000."""
 MAX_TRACED_RANKS = 16
+NO_PLUGIN = (
+    "the tab of the traces needs torch-tb-profiler, which is not installed here; pip install 'dtprof[tensorboard]'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +199,8 @@ def write_tensorboard(
     if is_traced:
         write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)
         said = window.describe()
+        if find_spec("torch_tb_profiler") is None:
+            said.append(NO_PLUGIN)
     else:
         said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
     said += logs.append(detail, series)

@@ -198,3 +198,18 @@ def test_without_tensorboard_the_extra_is_named(detail: RunDetail, out: Path, mo
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     with pytest.raises(MissingDependencyError, match=r"dtprof\[tensorboard\]"):
         write_tensorboard(detail, out)
+
+
+def test_without_the_plugin_the_extra_is_named_and_all_is_written(
+    detail: RunDetail, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, said = write_tensorboard(detail, out / "with")
+    logs.close()
+    assert said == []
+    monkeypatch.setattr("dtprof.export.tensorboard.find_spec", {"torch_tb_profiler": None}.get)
+    logs, said = write_tensorboard(detail, out / "without")
+    logs.close()
+    assert [sentence for sentence in said if "pip install 'dtprof[tensorboard]'" in sentence] == said
+    assert len(said) == 1
+    names = [{file.name for file in (out / kind / "traces").iterdir()} for kind in ("with", "without")]
+    assert names[0] == names[1] != set()
