@@ -140,7 +140,8 @@ def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: ar
     option = f"--metrics-port (or {settings.METRICS_PORT.env})"
     return MetricsSettings(
         port=parse_port(port, option=option, example=9400) if port else None,
-        address=given(settings.METRICS_ADDRESS, arguments.metrics_address),
+        # Without this an empty one, of a variable that is not set, would open the port to all networks.
+        address=given(settings.METRICS_ADDRESS, arguments.metrics_address) or settings.METRICS_ADDRESS.default,
         file=Path(file).absolute() if file else None,
     )
 

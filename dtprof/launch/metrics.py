@@ -1,5 +1,6 @@
 """Tell the metrics of this node while a job runs: over HTTP, in a file, or both; in threads of the launcher."""
 
+import errno
 import itertools
 import os
 import threading
@@ -98,9 +99,15 @@ def _serve(chosen: MetricsSettings, say: Callable[[str], None]) -> "MetricsServe
     try:
         server = MetricsServer(chosen.address, chosen.port)
     except OSError as error:
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        instead = (
+            "another --metrics-port, 0 for any that is free"
+            if is_port
+            else "as --metrics-address an address of this host, 0.0.0.0 for all it has"
+        )
         say(
             f"metrics cannot be served on {chosen.address}, port {chosen.port} ({error.strerror}): the job goes on "
-            "without them; give another --metrics-port, 0 for any that is free"
+            f"without them; give {instead}"
         )
         return None
     say(f"metrics of this node are at {server.url}")

@@ -205,6 +205,14 @@ def test_force_replaces_the_run_before(tmp_path: Path) -> None:
     assert (opened.ranks, opened.manifest.command) == ([], ("true",))
 
 
+def test_empty_address_of_the_metrics_does_not_open_the_port_to_all_networks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-o", str(tmp_path / "run"), "--metrics-port=0", "--metrics-address="]
+    assert main(["run", *options, "--", "true"]) == 0
+    assert "metrics of this node are at http://127.0.0.1:" in capfd.readouterr().err
+
+
 # Refusals: one sentence, the documented status, and nothing left behind.
 
 

@@ -98,6 +98,15 @@ def test_a_port_that_is_taken_is_told_and_nothing_else_happens(start: Start, tmp
 def test_an_address_of_another_host_is_told(start: Start) -> None:
     _, said = start(MetricsSettings(port=0, address="192.0.2.1"))
     assert "metrics cannot be served on 192.0.2.1" in said[0]
+    assert said[0].endswith("give as --metrics-address an address of this host, 0.0.0.0 for all it has")
+
+
+def test_a_port_that_is_taken_is_not_put_down_to_the_address(start: Start) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        _, said = start(MetricsSettings(port=other.getsockname()[1]))
+    assert said[0].endswith("give another --metrics-port, 0 for any that is free")
 
 
 def test_a_file_is_whole_while_the_job_runs_and_gone_afterwards(start: Start, tmp_path: Path) -> None:
