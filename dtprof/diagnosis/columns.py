@@ -53,27 +53,30 @@ def sweep(
         forwards_before: forward passes begun before the first of `forwards_ns`.
         steppers: threads that make steps; where there are none, all are taken to be in step.
     """
-    newest = rows[first:]
-    table = np.zeros(len(newest), SWEPT)
+    chosen = first + np.flatnonzero(rows["kind"][first:] != codes.POINT_TO_POINT)
+    seq, group_ids = rows["seq"][chosen], rows["group"][chosen]
+    order = np.lexsort((seq, group_ids))
+    chosen, group_ids = chosen[order], group_ids[order]
+    newest = select(rows, chosen)
+    table = np.empty(len(newest), SWEPT)
     for name in COPIED:
         table[name] = newest[name]
-    table["row"] = np.arange(first, len(rows))
+    table["row"] = chosen
     table["forwards"] = forwards_before + np.searchsorted(forwards_ns, newest["issued_ns"])
-    table["in_step"] = (newest["flags"] & codes.INFERRED_SITE) != 0
+    in_step = (newest["flags"] & codes.INFERRED_SITE) != 0
     if len(steppers) == 1:  # as a rule
-        table["in_step"] |= newest["thread"] == steppers[0]
+        in_step |= newest["thread"] == steppers[0]
     else:
-        table["in_step"] |= np.isin(newest["thread"], steppers) if len(steppers) else True
+        in_step |= np.isin(newest["thread"], steppers) if len(steppers) else True
+    table["in_step"] = in_step
     table["op"] = np.array([crc32(name.encode()) for name in tables.ops] or [0], np.uint32)[newest["op"]]
-    places = {n: crc32(f"{site.file}:{site.line}:{site.function}".encode()) for n, site in tables.sites.items()}
-    lines = {n: crc32(f"{site.file}:{site.line}".encode()) for n, site in tables.sites.items()}
     sites, at = np.unique(newest["site"], return_inverse=True)
-    table["place"] = np.array([places.get(n, 0) for n in sites.tolist()], np.uint32)[at]
-    table["line"] = np.array([lines.get(n, 0) for n in sites.tolist()], np.uint32)[at]
+    known = [tables.sites.get(n) for n in sites.tolist()]
+    lines = [f"{site.file}:{site.line}" if site is not None else "" for site in known]
+    places = [f"{line}:{site.function}" if site is not None else "" for line, site in zip(lines, known, strict=True)]
+    for name, texts in (("line", lines), ("place", places)):
+        table[name] = np.array([crc32(text.encode()) for text in texts], np.uint32)[at]
     groups = {}
-    chosen = np.flatnonzero(newest["kind"] != codes.POINT_TO_POINT)
-    chosen = chosen[np.lexsort((newest["seq"][chosen], newest["group"][chosen]))]
-    table, group_ids = select(table, chosen), newest["group"][chosen]
     bounds = [0, *(np.flatnonzero(np.diff(group_ids)) + 1).tolist(), len(chosen)]
     for begin, end in itertools.pairwise(bounds):
         key = keys.get(int(group_ids[begin])) if begin < end else None
