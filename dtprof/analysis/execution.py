@@ -1,7 +1,7 @@
 """Where work on ranks is done: what an executor is, the one that is this process, and how ranks are shared out.
 
-Ranks are mapped part by part. What the parts are depends on the ranks alone and results are taken in order, so that
-every executor gives the same bits.
+Ranks are mapped part by part, and results are taken in order. What is found of a rank, and of all of them, does not
+depend on what the parts are: every executor gives the same bits.
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ def map_tasks(executor: Executor, work: Callable[[Task], Result], tasks: Iterabl
         yield pending.popleft().result()
 
 
-def share_out(ranks: Sequence[int], num_parts: int | None = None) -> list[Sequence[int]]:
-    """Return the ranks in parts, in order; in so many, or more where those would be large."""
-    size = min(MOST_RANKS_A_PART, -(-len(ranks) // (num_parts or PARTS)))
+def share_out(ranks: Sequence[int], executor: Executor) -> list[Sequence[int]]:
+    """Return the ranks in parts, in order: large ones for an executor that does one at a time, which costs least."""
+    size = MOST_RANKS_A_PART if executor.at_once == 1 else min(MOST_RANKS_A_PART, -(-len(ranks) // PARTS))
     return [ranks[i : i + size] for i in range(0, len(ranks), max(1, size))]

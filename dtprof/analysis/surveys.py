@@ -131,18 +131,17 @@ def newest_attempt(run: Run) -> int:
     return max((attempts[-1][0] for attempts in run.folders.values()), default=0)
 
 
-def survey_run(run: Run, ranks: Sequence[int], executor: Executor, *, num_parts: int | None = None) -> Surveys:
+def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
 
     Parameters:
         run: whose ranks.
         ranks: to survey.
         executor: what surveys the parts.
-        num_parts: parts to survey them in; None: as many as are worth it. Fewer are cheaper for one process.
     """
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1
-    parts = share_out(ranks, num_parts)
+    parts = share_out(ranks, executor)
     found = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
     if len(set(found.boots.values())) < 2:
         return found

@@ -83,7 +83,9 @@ def read_ranks(
         newest: operations of all ranks together that are compared; None for MAX_SWEPT.
     """
     of_all = MAX_SWEPT if newest is None else newest
-    tasks = (_Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks))
+    tasks = (
+        _Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks, executor)
+    )
     for part in map_tasks(executor, _read_part, tasks):
         yield from part
 

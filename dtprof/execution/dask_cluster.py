@@ -96,7 +96,7 @@ class DaskWorkers:
                     timeout_s = None
                     continue
                 now_s = time.monotonic()
-                lost_s = None if self._client.scheduler_info()["workers"] else lost_s or now_s
+                lost_s = None if self._has_workers() else lost_s or now_s
                 if lost_s is not None and now_s - lost_s >= WORKERS_S:
                     raise self._all_lost() from None
             except self._distributed.CancelledError:
@@ -109,6 +109,13 @@ class DaskWorkers:
                     "workers of Dask ended before their work was done, several times: killed, or out of memory "
                     f"({error}). Give them more memory each, or use fewer"
                 ) from None
+
+    def _has_workers(self) -> bool:
+        """Say whether there are workers, as far as the scheduler tells: where it is gone, what waits is told so."""
+        try:
+            return bool(self._client.scheduler_info()["workers"])
+        except OSError:  # it is too busy to answer
+            return True
 
     def _connect(self) -> Any:
         try:

@@ -37,7 +37,7 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     Parameters:
         run: the newest records of a run; more steps than needed cost time.
     """
-    surveys = survey_run(run, newest_ranks(run), THIS_PROCESS, num_parts=1)
+    surveys = survey_run(run, newest_ranks(run), THIS_PROCESS)
     steps = agree_on_rule(surveys.steps)
     stepping = [own for own in steps.values() if own.count]
     common = set.intersection(*(set(own.numbers.tolist()) for own in stepping)) if stepping else set()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dtprof import events
-from dtprof.analysis import execution, rank_batches, rank_stacks
+from dtprof.analysis import rank_batches, rank_stacks
 from dtprof.analysis.blocking import Blocked
 from dtprof.analysis.intervals import NONE, Intervals
 from dtprof.analysis.meetings import Matched, Meetings
@@ -45,7 +45,6 @@ def test_ranks_side_by_side_give_what_each_gives_alone(
         monkeypatch.setattr(rank_batches, "MAX_ROWS", max_rows)
         return summarise(open_run(tmp_path / "run"))
 
-    monkeypatch.setattr(execution, "PARTS", 1)
     alone = summarise_with(0)
     assert repr(summarise_with(1 << 20)) == repr(alone)
     assert repr(summarise_with(400)) == repr(alone)  # some of them

@@ -148,6 +148,16 @@ def test_work_longer_than_the_time_between_two_looks_is_waited_for(
         list(map_tasks(dask, time_out, ["of the work"]))
 
 
+def test_scheduler_too_busy_to_say_who_works_is_waited_for(dask: DaskWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise TimeoutError("too busy")
+
+    monkeypatch.setattr(dask_cluster, "LOOK_S", 0.01)
+    monkeypatch.setattr(dask_cluster, "WORKERS_S", 0)
+    monkeypatch.setattr(dask._client, "scheduler_info", refuse)
+    assert list(map_tasks(dask, time.sleep, [0.3])) == [None]
+
+
 def time_out(said: str) -> None:
     raise TimeoutError(said)
 
@@ -206,12 +216,14 @@ def test_a_command_with_threads_does_not_fork(run: Run) -> None:
 
 
 def test_ranks_are_shared_out_in_order_whoever_works() -> None:
-    assert share_out([]) == []
-    assert [list(part) for part in share_out([0, 2, 5, 6, 7])] == [[0, 2], [5, 6], [7]]
-    assert share_out([0, 2, 5], 1) == [[0, 2, 5]]
-    parts = share_out(range(16_384))
-    assert {len(part) for part in parts} == {execution.MOST_RANKS_A_PART}
-    assert [rank for part in parts for rank in part] == list(range(16_384))
+    several = LocalProcesses(2)
+    assert [list(part) for part in share_out([0, 2, 5, 6, 7], several)] == [[0, 2], [5, 6], [7]]
+    assert share_out([0, 2, 5, 6, 7], THIS_PROCESS) == [[0, 2, 5, 6, 7]]
+    for executor in (several, THIS_PROCESS):
+        assert share_out([], executor) == []
+        parts = share_out(range(16_384), executor)
+        assert {len(part) for part in parts} == {execution.MOST_RANKS_A_PART}
+        assert [rank for part in parts for rank in part] == list(range(16_384))
 
 
 def test_workers_are_used_where_they_pay(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
