@@ -252,7 +252,7 @@ class LiveWindow:
 
     @property
     def job_problem(self) -> str:
-        """Why nothing is known of the job as a whole; empty where its run.json was read, or is not there."""
+        """Why nothing is known of the job as a whole; empty where its run.json was read."""
         return self._opened.job_problem
 
     @property

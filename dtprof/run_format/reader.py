@@ -52,7 +52,7 @@ class Run:
     endings: Endings  # what launchers saw of their processes
     mismatches: tuple[dict[str, Any], ...] = ()  # told of while the job ran
     problems: tuple[str, ...] = ()
-    job_problem: str = ""  # the one of these that keeps its run.json from being read
+    job_problem: str = ""  # the one of these that says why nothing of its run.json is known
     origin: str = ""  # the URL that `path` is a copy of
     lacking: remote.RemoteFiles | None = None  # what of the copy is fetched as ranks are read
 
@@ -165,7 +165,6 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
     folders = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)
-    job_problem = "".join(problems)
     if document is None and not folders:
         raise NotARunError(
             f"{origin or path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
@@ -173,6 +172,7 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
         )
     if document is None:
         problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
+    job_problem = "".join(problems)
     exits: dict[str, dict[int, tuple[ProcessExit, ...]]] = {}
     processes: list[dict[str, Any]] = []
     stacks: dict[str, dict[str, Any]] = {}

@@ -77,6 +77,19 @@ def test_runs_of_a_folder_are_listed_and_shown(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_without_run_json_is_not_called_running(tmp_path: Path) -> None:
+    lost = builders.write_run(tmp_path / "lost", two_ranks(4))
+    (lost / "run.json").unlink()
+    with served(tmp_path) as connection:
+        _, page, _ = get(connection, "/")
+        assert "running" not in page.partition("<main")[2]
+        assert "<td>cannot tell" in page
+        assert "run.json is missing: the command, the start and the exit status are not known; expected" in page
+        _, text, _ = get(connection, "/run/lost/documents?since=0")
+        state = json.loads(text)["status"]
+        assert (state["state"], state["text"][:30]) == ("unknown", "cannot tell whether it goes on")
+
+
 def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> None:
     damaged = builders.write_run(tmp_path / "damaged", two_ranks(4))
     (damaged / "run.json").write_text("{not json")
