@@ -12,7 +12,8 @@ TICKS = ("10 %", "median", "90 %", "99 %")
 
 def draw_lateness(source: Source) -> Drawing | Nothing:
     """Draw, a row a group, the time from the first arrival to the last: most of it, median, slowest hundredth."""
-    groups = source.closeup.traffic.lateness[:MAX_GROUPS] if source.closeup else ()
+    known_groups = source.closeup.traffic.lateness if source.closeup else ()
+    groups = known_groups[:MAX_GROUPS]
     if not groups:
         return Nothing(
             why="It is not known when ranks arrived.",
@@ -85,7 +86,8 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
         figure=figure,
         sentence=f"In group {groups[0].group} half of the operations have all ranks within "
         f"{format_duration(groups[0].spread_ns[1])}, the slowest hundredth "
-        f"within {format_duration(groups[0].spread_ns[3])}.",
+        f"within {format_duration(groups[0].spread_ns[3])}."
+        + (f" {len(groups)} of {len(known_groups):,} groups are drawn." if len(known_groups) > len(groups) else ""),
         columns=("group", "ranks", "operations", *TICKS, "most often last"),
         rows=tuple(rows),
     )

@@ -20,6 +20,8 @@ KINDS = {
 }
 """Hue and meaning of each kind of action."""
 ROW_PX = 34
+LEAST_LABEL_PX = 8
+"""A number of a microbatch that had to be smaller is left out."""
 MAX_NAMED = 512
 """Actions up to which each bears the number of its microbatch."""
 NO_PIPELINE = Nothing(
@@ -136,6 +138,8 @@ def _name_rows(figure: Any, chart: PipelineChart, shown: Sequence[tuple[str, Seq
             stage = f"stage {stages[0]}" if len(stages) == 1 else f"stages {', '.join(map(str, stages))}"
             names.append(f"{stage}  <b>rank {rank}</b>")
     bottom = max(places) + 0.55
+    # On a narrow screen Plotly would shrink each label for itself, some to a speck.
+    figure.update_layout(uniformtext={"mode": "hide", "minsize": LEAST_LABEL_PX})
     figure.update_layout(barmode="overlay", bargap=0, hovermode="closest", dragmode="zoom")
     figure.update_yaxes(
         tickmode="array",

@@ -1,6 +1,7 @@
 """Stacked bars, one a rank: shared by the parts and the phases of a step."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import plotly.graph_objects as go
@@ -14,10 +15,22 @@ MAX_LYING_BARS = 16
 
 
 def draw_stacks(
-    *, title: str, names: Sequence[str], stacks: Mapping[int, Mapping[str, int]], steps: Mapping[int, int]
+    *,
+    title: str,
+    names: Sequence[str],
+    stacks: Mapping[int, Mapping[str, int]],
+    steps: Mapping[int, int],
+    unknown: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Drawing:
-    """Draw one stacked bar a rank; `stacks` gives nanoseconds by rank and name, `steps` the whole step."""
+    """Draw one stacked bar a rank; `stacks` gives nanoseconds by rank and name, `steps` the whole step.
+
+    `unknown` names the ranks of which a part is not known: the 0 that stands for it is not told as a measurement.
+    """
     ranks = sorted(stacks)
+    stacks = {
+        rank: {name: stack.get(name, 0) for name in names if rank not in unknown.get(name, ())}
+        for rank, stack in stacks.items()
+    }
     shown = [name for name in names if any(stacks[rank].get(name, 0) > 0 for rank in ranks)]
     unit = choose_unit(steps.values(), DURATIONS)
     lying = len(ranks) <= MAX_LYING_BARS
@@ -39,7 +52,7 @@ def draw_stacks(
         figure.update_xaxes(showgrid=False, tickmode="auto", nticks=33)
     return Drawing(
         figure=figure,
-        sentence=f"{title}: {_describe_extremes(steps)}",
+        sentence=" ".join((f"{title}: {_describe_extremes(steps)}", *_describe_unknown(unknown, ranks))),
         columns=("rank", f"step ({unit.name})", *(f"{hue_of(name).label} ({unit.name})" for name in shown)),
         rows=_rows(ranks, shown, stacks, steps, unit),
     )
@@ -66,9 +79,7 @@ def _bars(
         marker=marker(name),
         hoverinfo="text",
         hovertext=[
-            f"<b>rank {rank}: {hue.label}</b><br>{format_duration(stacks[rank].get(name, 0))}, "
-            f"{format_share(stacks[rank].get(name, 0) / steps[rank])} of a step of {format_duration(steps[rank])}"
-            f"<br>{hue.meaning}"
+            f"<b>rank {rank}: {hue.label}</b><br>{_tell_length(stacks[rank].get(name), steps[rank])}<br>{hue.meaning}"
             for rank in ranks
         ],
         textposition="none",
@@ -87,6 +98,23 @@ def _describe_extremes(steps: Mapping[int, int]) -> str:
     )
 
 
+def _tell_length(ns: int | None, step_ns: int) -> str:
+    of_step = f"of a step of {format_duration(step_ns)}"
+    return (
+        f"{format_duration(ns)}, {format_share(ns / step_ns)} {of_step}" if ns is not None else f"not known, {of_step}"
+    )
+
+
+def _describe_unknown(unknown: Mapping[str, Sequence[int]], ranks: Sequence[int]) -> list[str]:
+    found = {name: [rank for rank in ranks if rank in some] for name, some in unknown.items()}
+    return [
+        f"Not known on {'every rank' if len(some) == len(ranks) else f'{len(some):,} of {len(ranks):,} ranks'}: "
+        f"{hue_of(name).label}."
+        for name, some in found.items()
+        if some
+    ]
+
+
 def _rows(
     ranks: Sequence[int],
     names: Sequence[str],
@@ -99,7 +127,7 @@ def _rows(
         (
             str(rank),
             f"{steps[rank] / unit.size:.{decimals}f}",
-            *(f"{stacks[rank].get(name, 0) / unit.size:.{decimals}f}" for name in names),
+            *(f"{stacks[rank][name] / unit.size:.{decimals}f}" if name in stacks[rank] else "\u2013" for name in names),
         )
         for rank in ranks
     )

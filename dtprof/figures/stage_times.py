@@ -49,7 +49,9 @@ def draw_stage_times(source: Source) -> Drawing | Nothing:
     slowest, fastest = totals.index(max(totals)), totals.index(min(totals))
     return Drawing(
         figure=figure,
-        sentence=f"A microbatch takes from {format_duration(totals[fastest])} on {names[fastest]} to "
+        sentence=f"A microbatch takes {format_duration(totals[slowest])} on every stage."
+        if format_duration(totals[fastest]) == format_duration(totals[slowest])
+        else f"A microbatch takes from {format_duration(totals[fastest])} on {names[fastest]} to "
         f"{format_duration(totals[slowest])} on {names[slowest]}; the slowest stage sets the pace.",
         columns=("stage", "ranks", *(f"{meaning} ({unit.name})" for _, meaning in KINDS.values())),
         rows=tuple(

@@ -175,7 +175,7 @@ def _render_hues() -> str:
 def _render_header(summary: Summary) -> Markup:
     num = summary.world_size
     facts = [
-        f"{num} rank{'' if num == 1 else 's'}",
+        f"{num:,} rank{'' if num == 1 else 's'}",
         f"{len(summary.hosts)} host{'' if len(summary.hosts) == 1 else 's'}" if summary.hosts else "",
         summary.backend or "",
         f"torch {summary.torch}" if summary.torch else "",

@@ -102,7 +102,10 @@ def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -
     blame = {one.rank: float(one.blame_ns_per_step or 0) for one in summary.stragglers}
 
     def part(name: str) -> _Value:
-        return lambda rank: None if rank.partition_ns is None else float(rank.partition_ns.get(name, 0))
+        lacks = frozenset(summary.unknown_bubble_ranks if name == "bubble" else ())
+        return lambda rank: (
+            None if rank.partition_ns is None or rank.rank in lacks else float(rank.partition_ns.get(name, 0))
+        )
 
     found = [
         _metric("step", "step time", [rank.step_ns for rank in ranks], format_duration),
@@ -153,6 +156,8 @@ def _metric(
 
 
 def _describe(axes: Sequence[str], num_ranks: int) -> str:
+    if num_ranks == 1:
+        return "One rank. Choose it to mark it in every figure below and on the other pages."
     if len(axes) > 1:
         return (
             f"{num_ranks:,} ranks: {axes[0]} goes down, {' and '.join(axes[1:])} to the right. "

@@ -94,3 +94,17 @@ def test_phases_sum_to_the_step_too() -> None:
     bars = lengths(drawing.figure)
     assert [sum(column) for column in zip(*bars.values(), strict=True)] == pytest.approx([200] * 4)
     assert bars["backward"] == [120] * 4
+
+
+def test_a_bubble_that_is_not_known_is_not_told_as_zero() -> None:
+    summary = summary_of(num_ranks=2)
+    known, unknown = summary.ranks
+    parts = {**(known.partition_ns or {})}
+    parts["compute"], parts["bubble"] = parts["compute"] - 1_000_000, 1_000_000
+    drawing = drawn(replace(summary, ranks=(replace(known, partition_ns=parts), unknown), unknown_bubble_ranks=(1,)))
+    bubble = drawing.columns.index("pipeline bubble (ms)")
+    assert [row[bubble] for row in drawing.rows] == ["1", "\u2013"]
+    (bars,) = [bar for bar in drawing.figure.data if bar.meta == "bubble"]
+    assert "not known, of a step of" in bars.hovertext[1]
+    assert drawing.sentence.endswith("Not known on 1 of 2 ranks: pipeline bubble.")
+    assert sum(1 for cell in drawing.rows[1] if cell == "\u2013") == 1

@@ -228,3 +228,44 @@ def test_critical_path_lists_the_longest_of_each_kind_first_and_says_what_groups
     places = [page.index(text) for text in ("forward", "data wait", "tp group 7", "work of rank 1", "work of rank 0")]
     assert places == sorted(places)
     assert "backward" not in page
+
+
+def test_stages_that_take_the_same_time_are_not_told_as_a_range() -> None:
+    source = source_of()
+    assert source.closeup is not None
+    assert source.closeup.pipeline is not None
+    chart = source.closeup.pipeline
+    even = replace(chart, stage_times=tuple(replace(chart.stage_times[0], stage=stage) for stage in range(2)))
+    drawing = draw("stage_times", replace(source, closeup=replace(source.closeup, pipeline=even)))
+    assert "on every stage." in drawing.sentence
+
+
+def test_lateness_says_how_many_groups_it_leaves_out() -> None:
+    source = source_of()
+    assert source.closeup is not None
+    traffic = source.closeup.traffic
+    many = replace(traffic, lateness=traffic.lateness[:1] * 17)
+    drawing = draw("lateness", replace(source, closeup=replace(source.closeup, traffic=many)))
+    assert drawing.sentence.endswith(" 16 of 17 groups are drawn.")
+
+
+def test_microbatch_numbers_are_left_out_where_they_could_not_be_read() -> None:
+    assert draw("pipeline", source_of()).figure.layout.uniformtext.to_plotly_json() == {"mode": "hide", "minsize": 8}
+
+
+def test_the_grid_leaves_a_bubble_that_is_not_known_open() -> None:
+    summary = source_of(num_ranks=2).summary
+    ranks = tuple(
+        replace(rank, partition_ns={**(rank.partition_ns or {}), "bubble": (1 - number) * MS})
+        for number, rank in enumerate(summary.ranks)
+    )
+    grid = grid_of(Source(summary=replace(summary, ranks=ranks, unknown_bubble_ranks=(1,))))
+    (bubble,) = [one for one in grid["metrics"] if one["key"] == "bubble"]
+    assert (bubble["values"], bubble["texts"][1]) == ([MS, None], "not known")
+
+
+def test_the_grid_of_one_rank_speaks_of_one() -> None:
+    drawn = render_rank_grid(PANEL, source_of(num_ranks=1))
+    assert not isinstance(drawn, Nothing)
+    assert "One rank. Choose it" in drawn[0]
+    assert "1 ranks" not in drawn[0]
