@@ -57,7 +57,7 @@ class JobConsumption:
 
 def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
     """Return what a rank consumed step by step; None where that was not recorded."""
-    if not len(own.numbers):
+    if not len(own.numbers) or not len(tables.samples):
         return None
     taken = [samples_of(tables, name) for name in events.CONSUMED]
     values = np.stack([_held(rows, own.windows[:, 1], taken) for rows in taken], axis=1)

@@ -223,7 +223,11 @@ def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int
     if not run.manifest.ended_realtime_ns:
         sampled = newest_samples(run.path)
         last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
-    return find_stop(ranks, last_seen)
+    stop = find_stop(ranks, last_seen)
+    if stop is not None and stop.by_kill:
+        hung = any(map(_is_held_up, ranks)) and (stop.stood_still or _was_told(run, ranks))
+        return stop if hung and not run.job_facts.get("oom_kills") else None
+    return stop
 
 
 def _is_stalled(
@@ -233,14 +237,18 @@ def _is_stalled(
     if not any(map(_is_held_up, ranks)):
         return False
     if stop is not None:
-        detected_ns = run.job_facts.get("hang_detected_ns")
-        seen = isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
-        return stop.stood_still or seen
+        return stop.stood_still or _was_told(run, ranks)
     if run.manifest.ended_realtime_ns:
         return run.manifest.exit_status != 0
     if not same_boot or not any(rank.alive for rank in ranks):
         return True  # killed together with dtprof: this is where it stood
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC) - last_ns > QUIET_NS
+
+
+def _was_told(run: reader.Run, ranks: list[facts.RankEvidence]) -> bool:
+    """Say whether `dtprof run` told of a hang after which nothing went on."""
+    detected_ns = run.job_facts.get("hang_detected_ns")
+    return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
 
 
 def _is_held_up(rank: facts.RankEvidence) -> bool:

@@ -1,10 +1,12 @@
 """Ranks that ended first: by an exception, by a signal, or with status 0 while others wait."""
 
 import re
+import signal
 
 from dtprof.diagnosis.evidence import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
 from dtprof.diagnosis.known_errors import find_advice, first_words
+from dtprof.diagnosis.standstill import stop_ns
 from dtprof.diagnosis.waits import absent_members
 from dtprof.formatting import format_bytes
 from dtprof.tables import UNKNOWN_NS, ExceptionRecord, ProcessExit, Site
@@ -79,8 +81,18 @@ def _killed(rank: RankEvidence, evidence: Evidence) -> bool:
         return False  # a rank whose exception came first may well abort afterwards
     if rank.stopped_politely and not _stopped_alone(rank.exit, evidence):
         return False
+    if rank.exit.status == -signal.SIGKILL and _is_last_resort(rank.exit, rank.host, evidence):
+        return False
     stopped = evidence.stopped_on_hang_ns
     return stopped is None or rank.exit.t_ns < stopped
+
+
+def _is_last_resort(end: ProcessExit, host: str, evidence: Evidence) -> bool:
+    """Say whether a rank was killed as the job was stopped: together with all others, or since it did not end."""
+    if evidence.stop is not None and evidence.stop.by_kill:
+        return True
+    asked = [stop_ns(rank) for rank in evidence.ranks.values() if rank.host == host]
+    return any(t_ns is not None and t_ns < end.t_ns - OUTLIVED_NS for t_ns in asked)
 
 
 def _stopped_alone(end: ProcessExit, evidence: Evidence) -> bool:

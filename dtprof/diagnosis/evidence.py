@@ -326,6 +326,12 @@ class Stop:
 
     quiet_ns: int  # nothing had begun or ended for so long
     usual_ns: int  # the longest that a rank had begun nothing before
+    by_kill: bool = False  # all its ranks were killed together by SIGKILL; else somebody asked them to end
+
+    @property
+    def signals(self) -> str:
+        """Return what it was stopped by."""
+        return "SIGKILL of all ranks together" if self.by_kill else "SIGINT or SIGTERM"
 
     @property
     def stood_still(self) -> bool:

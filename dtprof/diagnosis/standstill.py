@@ -5,7 +5,7 @@ or ended for much longer than ever before in that job (`Stop.stood_still`).
 """
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +54,11 @@ def find_stop(ranks: Iterable[RankEvidence], last_seen_ns: Mapping[str, int]) ->
     ranks = tuple(ranks)
     ends: dict[str, int] = {}
     for rank in ranks:
-        end = _stop_ns(rank)
+        end = stop_ns(rank)
         if end is not None:
             ends[rank.host] = min(end, ends.get(rank.host, end))
+    if by_kill := not ends and _killed_together(ranks):
+        ends = {host: min(_end_ns(rank) for rank in ranks if rank.host == host) for host in {r.host for r in ranks}}
     if not ends:
         newest = {host: _newest_ns(ranks, host) for host in last_seen_ns}
         ends = {host: max(t, newest[host]) for host, t in last_seen_ns.items() if t >= newest[host] - SEEN_NS}
@@ -67,14 +69,30 @@ def find_stop(ranks: Iterable[RankEvidence], last_seen_ns: Mapping[str, int]) ->
         for rank in ranks
         if (end := ends.get(rank.host)) is not None
     ]
-    return Stop(quiet_ns=max(0, min(quiet)), usual_ns=max(rank.longest_gap_ns for rank in ranks))
+    usual_ns = max(rank.longest_gap_ns for rank in ranks)
+    return Stop(quiet_ns=max(0, min(quiet)), usual_ns=usual_ns, by_kill=by_kill)
 
 
 def _newest_ns(ranks: Iterable[RankEvidence], host: str) -> int:
     return max((rank.moments[-1] for rank in ranks if rank.host == host and rank.moments), default=0)
 
 
-def _stop_ns(rank: RankEvidence) -> int | None:
+def _killed_together(ranks: Sequence[RankEvidence]) -> bool:
+    """Say whether all ranks, of which there are several, were killed by SIGKILL within a second: nobody died first."""
+    killed = [rank for rank in ranks if rank.exit is not None and rank.exit.status == -signal.SIGKILL]
+    times = list(map(_end_ns, killed))
+    return (
+        1 < len(killed) == len(ranks)
+        and max(times) - min(times) <= SOON_NS
+        and not any(rank.exceptions for rank in ranks)
+    )
+
+
+def _end_ns(rank: RankEvidence) -> int:
+    return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+
+
+def stop_ns(rank: RankEvidence) -> int | None:
     """Return when a rank was told to end."""
     if rank.interruption is not None:
         return rank.interruption.t_ns

@@ -57,7 +57,7 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
 def _rest_words(evidence: Evidence, at_rest_s: float) -> str:
     ended = evidence.stop is not None
     return (
-        f"{'the job was stopped from outside (SIGINT or SIGTERM) after ' if ended else ''}"
+        f"{f'the job was stopped from outside ({evidence.stop.signals}) after ' if evidence.stop is not None else ''}"
         f"nothing was recorded for {at_rest_s:.0f} s and every rank {'slept' if ended else 'sleeps'} outside any "
         f"collective: {_places(evidence)}. They {'waited' if ended else 'wait'} for input, a file, a lock or another "
         f"process{'' if ended else ', which may yet come'}"
@@ -217,10 +217,11 @@ def _unknown_wait(evidence: Evidence) -> str:
 
 def _stop_words(evidence: Evidence) -> str:
     stop = evidence.stop
+    signals = stop.signals if stop is not None else "SIGINT or SIGTERM"
     if stop is None or stop.quiet_ns <= QUIET_NS:
-        return "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that"
+        return f"the job was stopped from outside ({signals}); nothing wrong was seen before that"
     return (
-        f"the job was stopped from outside (SIGINT or SIGTERM) when nothing had been recorded for "
+        f"the job was stopped from outside ({signals}) when nothing had been recorded for "
         f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once began nothing for "
         f"{stop.usual_ns / 1e9:.0f} s): it may have stood still. {_places(evidence)}"
     )

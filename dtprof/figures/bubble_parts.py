@@ -12,6 +12,8 @@ from dtprof.figures.source import Source
 
 CAUSES = ("schedule", "imbalance", "exposed_p2p", "jitter")
 TIMES = ("warm_up", "steady", "drain")
+LEAST_GAIN = 0.0005
+"""Of the window: what is shown as 0.0 % is not spoken of."""
 
 
 def draw_bubble_parts(source: Source) -> Drawing | Nothing:
@@ -43,10 +45,12 @@ def draw_bubble_parts(source: Source) -> Drawing | Nothing:
             x=100 * result.theory_fraction, y=1, yref="paper", yanchor="bottom", xanchor="left", showarrow=False,
             text=f"theory {format_share(result.theory_fraction)}", font={"size": 11},
         )  # fmt: skip
+    gains = [hue_of(part).label for part in CAUSES if (result.parts or {}).get(part, 0.0) < -LEAST_GAIN]
+    gain = f" Left of 0 is what makes it smaller: {' and '.join(gains)}." if gains else ""
     theory = f", {format_share(result.theory_fraction)} by theory" if result.theory_fraction is not None else ""
     return Drawing(
         figure=figure,
-        sentence=f"The bubble is {format_share(result.bubble_fraction)} of the window{theory}.",
+        sentence=f"The bubble is {format_share(result.bubble_fraction)} of the window{theory}.{gain}",
         columns=("split", "part", "share of the window (%)"),
         rows=tuple(
             (name, hue_of(part).label, f"{100 * values.get(part, 0.0):.2f}")

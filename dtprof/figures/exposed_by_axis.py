@@ -44,7 +44,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
         )
     figure.add_trace(
         go.Bar(
-            name="of it exposed",
+            name="exposed",
             meta="other",
             orientation="h",
             offsetgroup="exposed",
@@ -68,7 +68,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
         figure=figure,
         sentence=f"Most time goes to {top.axis}: {format_duration(top.wait_ns)} of wait and "
         f"{format_duration(top.transfer_ns)} of transfer a rank and step, "
-        f"{format_duration(top.exposed_ns)} of it exposed.",
+        f"{format_duration(top.exposed_ns)} in which the rank did nothing else.",
         columns=(
             "axis",
             "groups",

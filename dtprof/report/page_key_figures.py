@@ -161,7 +161,9 @@ def _bubble(summary: Summary) -> KeyFigure:
     if pipeline is None:
         return KeyFigure(key="bubble", name=name, value="none", beside="no pipeline ran")
     theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
-    beside = f"{theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
+    beside = (
+        f"of its window; {theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
+    )
     return KeyFigure(key="bubble", name=name, value=format_share(pipeline.bubble_fraction), beside=beside)
 
 

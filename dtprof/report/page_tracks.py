@@ -46,7 +46,7 @@ def _describe(tracks: Tracks, source: Source) -> str:
     left = f" {format_count(tracks.left_out)} of the shortest are left out." if tracks.left_out else ""
     return (
         f"{format_duration(tracks.end_ns)} of {num} rank{'' if num == 1 else 's'}{clock}, "
-        f"{format_count(bars)} bars.{left} Where bars are narrower than a pixel, its colour is that of the longest "
+        f"{format_count(bars)} bars.{left} Where bars are narrower than a pixel, the colour is that of the longest "
         "and its strength the share of the time that is covered."
     )
 

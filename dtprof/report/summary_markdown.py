@@ -21,7 +21,7 @@ def summary_markdown(summary: Summary) -> str:
     """Return the Markdown, without a line feed at its end."""
     sections = [
         _headline(summary),
-        _rank_table(summary.ranks),
+        _rank_table(summary),
         _collective_table(summary.collectives),
         _notes(summary),
         _doubts(tell_shortly(summary.cannot_tell)),
@@ -54,8 +54,8 @@ def _headline(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _rank_table(ranks: Sequence[RankResult]) -> str:
-    measured = [rank for rank in ranks if rank.step_ns is not None and rank.partition_ns is not None]
+def _rank_table(summary: Summary) -> str:
+    measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
     if not measured:
         return ""
     parts = [part for part in PARTS if any((rank.partition_ns or {})[part] for rank in measured)]
@@ -63,14 +63,22 @@ def _rank_table(ranks: Sequence[RankResult]) -> str:
     by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
     shown = measured if len(measured) <= MAX_RANKS else [*by_wait[: MAX_RANKS // 2], *by_wait[-MAX_RANKS // 2 :]]
     for rank in shown:
-        partition = rank.partition_ns or {}
-        rows.append([str(rank.rank), format_ns(rank.step_ns), *(format_ns(partition[part]) for part in parts)])
+        lacks = rank.rank in summary.unknown_bubble_ranks
+        rows.append([str(rank.rank), format_ns(rank.step_ns), *(_cell(rank, part, lacks=lacks) for part in parts)])
     total = sum(rank.step_ns or 0 for rank in measured)
     sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in parts]
-    rows.append(["**share**", "100 %", *(format_fraction(value / total if total else 0.0) for value in sums)])
+    shares = [format_fraction(value / total if total else 0.0) for value in sums]
+    if summary.unknown_bubble_ranks and "bubble" in parts:
+        shares[parts.index("bubble")] = UNKNOWN
+    rows.append(["**share**", "100 %", *shares])
     more = len(measured) - len(shown)
     note = f"\n\n{more} more ranks; shown are those that wait least and most." if more else ""
     return _table(rows) + note
+
+
+def _cell(rank: RankResult, part: str, *, lacks: bool) -> str:
+    """Return the time of a part; the bubble of a rank that lacks it is not known."""
+    return UNKNOWN if lacks and part == "bubble" else format_ns((rank.partition_ns or {})[part])
 
 
 def _collective_table(collectives: Sequence[CollectiveResult]) -> str:

@@ -29,14 +29,14 @@ from dtprof.report.page_now import render_now
 from dtprof.run_format.reader import Run, open_run
 
 LOOK_EVERY_S = 0.5
-DRAW_SHARE = 0.004
+DRAW_SHARE = 0.003
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
 TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
-DIAGNOSE_SHARE = 0.0025
+DIAGNOSE_SHARE = 0.002
 DIAGNOSE_EVERY_S = 10.0
-NEWEST_SHARE = 0.01
+NEWEST_SHARE = 0.012
 """Of the time, that the parts of the newest step may take."""
 NEWEST_EVERY_S = 0.9
 AT_ONCE_S = 0.1

@@ -99,6 +99,45 @@ def test_ctrl_c_is_no_crash_and_shows_where_it_found_a_rank(tmp_path: Path, afte
         assert finding.evidence == ("rank 1: Ctrl-C (SIGINT) found it at /home/me/train.py:31 (main)",)
 
 
+def test_ranks_killed_together_after_they_stood_still_did_not_die_of_that(tmp_path: Path) -> None:
+    verdict = stop(tmp_path / "run", held_up(), 12 * SECOND, signal.SIGKILL)
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-stuck", (1,))
+
+
+def test_ranks_killed_together_after_dtprof_run_told_of_a_hang_hung(tmp_path: Path) -> None:
+    seen = {"hang_detected_ns": START_NS + LAST + 11 * SECOND}
+    verdict = stop(tmp_path / "run", held_up(pause_s=9), 12 * SECOND, signal.SIGKILL, **seen)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-stuck")
+
+
+@pytest.mark.parametrize(
+    ("after_s", "facts", "waits"), [(0.3, {}, True), (12, {"oom_kills": 2}, True), (12, {}, False)]
+)
+def test_ranks_killed_together_while_they_went_on_or_for_want_of_memory_were_killed(
+    tmp_path: Path, after_s: float, facts: dict[str, Any], waits: bool
+) -> None:
+    verdict = stop(tmp_path / "run", held_up(waits=waits), int(after_s * SECOND), signal.SIGKILL, **facts)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("crash", "rank-killed")
+
+
+@pytest.mark.parametrize(("after_s", "outcome"), [(0, "unknown"), (12, "hang")])
+def test_a_rank_that_is_killed_as_it_does_not_end_when_asked_did_not_die_first(
+    tmp_path: Path, after_s: int, outcome: str
+) -> None:
+    """A rank inside a wait does not see SIGINT; launchers kill it half a minute later."""
+    ranks = held_up()
+    ranks[1].exception(LAST + after_s * SECOND, "KeyboardInterrupt", "", line=31)
+    asked_ns = START_NS + LAST + after_s * SECOND + 10**6
+    exits = [ProcessExit(pid=ranks[1].pid, status=-2, t_ns=asked_ns)]
+    exits.append(ProcessExit(pid=ranks[0].pid, status=-9, t_ns=asked_ns + 30 * SECOND))
+    verdict = diagnose_run(write_run(tmp_path / "run", ranks, exit_status=1, exits=exits))
+    assert (verdict.outcome, [finding.kind for finding in verdict.findings]) == (
+        outcome,
+        ["rank-stuck"] if outcome == "hang" else [],
+    )
+
+
 def test_a_rank_that_waited_for_too_long_was_not_stopped_though_its_peers_were(tmp_path: Path) -> None:
     ranks = held_up()
     ranks[0].exception(LAST + 2 * SECOND, "RuntimeError", "[gloo] Timed out waiting 2000ms for recv", line=20)

@@ -92,6 +92,16 @@ def test_the_parts_of_the_bubble_are_drawn_by_cause_and_by_time() -> None:
     assert sum(float(row[2]) for row in rows if row[0] == "by time") == pytest.approx(100 / 3, abs=0.02)
 
 
+def test_a_cause_that_makes_the_bubble_smaller_is_named() -> None:
+    source = source_of()
+    pipeline = source.summary.pipeline
+    assert pipeline is not None
+    assert "Left of 0" not in draw("bubble_parts", source).sentence
+    gained = replace(pipeline, parts={"schedule": 0.3, "imbalance": 0.0, "exposed_p2p": 0.05, "jitter": -0.01})
+    sentence = draw("bubble_parts", replace(source, summary=replace(source.summary, pipeline=gained))).sentence
+    assert sentence.endswith(" Left of 0 is what makes it smaller: jitter.")
+
+
 def test_devices_have_lines_of_their_own_and_say_why_there_is_no_gpu() -> None:
     drawn = draw("devices", source_of())
     assert [trace.name for trace in drawn.figure.data if trace.yaxis == "y"] == ["host-0 host", "host-1 host"]

@@ -39,6 +39,17 @@ def test_tables_hold_the_figures_of_the_summary(summary: Summary) -> None:
     assert f"<strong>{format_ns(summary.steps.duration_ns.median)} a step</strong>" in html
 
 
+def test_a_bubble_that_is_not_known_is_not_0(summary: Summary) -> None:
+    known, unknown = (
+        replace(rank, partition_ns={**(rank.partition_ns or {}), "bubble": bubble})
+        for rank, bubble in zip(summary.ranks, (7_000_000, 0), strict=False)
+    )
+    half = replace(summary, ranks=(known, unknown), unknown_bubble_ranks=(unknown.rank,))
+    lines = [line.split("|") for line in summary_markdown(half).splitlines() if line.startswith("| ")]
+    column = [cell.strip() for cell in lines[0]].index("bubble")
+    assert [line[column].strip() for line in lines[2:5]] == ["7.00 ms", "-", "-"]
+
+
 def test_hostile_names_neither_become_tags_nor_break_the_table(summary: Summary) -> None:
     rows = tuple(replace(row, group=HOSTILE, op=HOSTILE, api=HOSTILE) for row in summary.collectives)
     hostile = replace(
