@@ -63,7 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.off or os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
         return _run_bare(command)
 
-    from dtprof.launch import child, job
+    from dtprof.launch import child
+
+    with child.signals_held():  # numpy starts threads where it is first imported
+        from dtprof.launch import job
 
     chosen = _settings(arguments)
     end = job.run_job(command, chosen, _diagnose, compare=_compare)

@@ -26,7 +26,10 @@ SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal, which the child 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Start threads before the command with this: a signal that one of them took would end dtprof, not the command."""
+    """Start threads before the command with this: a signal that one of them took would end dtprof, not the command.
+
+    That goes for libraries that start some when they are imported.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED, signal.SIGCHLD])
     try:
         yield
