@@ -96,13 +96,6 @@ class Names:
             self.names.append(name)
         return known
 
-    def begin_with(self, names: Sequence[str]) -> bool:
-        """Say whether names have the numbers that are their positions; where there are none yet, give them these."""
-        if not self.names:
-            for name in names:
-                self.number(name)
-        return self.names[: len(names)] == [*names]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
@@ -193,10 +186,12 @@ class Meetings:
         self, tables: Mapping[Family, Array], ops: Sequence[str], apis: Sequence[str], hosts: Sequence[str]
     ) -> None:
         """Take in rows whose `op`, `api` and `host` are positions in these names."""
-        others = {
+        numbers = {
             column: np.array([own.number(name) for name in names], np.int32)
             for column, own, names in (("op", self.ops, ops), ("api", self.apis, apis), ("host", self.hosts, hosts))
-            if not own.begin_with(names)
+        }
+        others = {
+            column: number for column, number in numbers.items() if not np.array_equal(number, np.arange(len(number)))
         }
         if others and tables:
             rows = join([*tables.values(), np.zeros(0, MEETING)])

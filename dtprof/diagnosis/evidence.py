@@ -329,11 +329,6 @@ class Stop:
     by_kill: bool = False  # all its ranks were killed together by SIGKILL; else somebody asked them to end
 
     @property
-    def signals(self) -> str:
-        """Return what it was stopped by."""
-        return "SIGKILL of all ranks together" if self.by_kill else "SIGINT or SIGTERM"
-
-    @property
     def stood_still(self) -> bool:
         """Say whether that was longer than the job is known to take."""
         return self.quiet_ns > max(QUIET_NS, LONGER * self.usual_ns)

@@ -52,13 +52,10 @@ def find_stop(ranks: Iterable[RankEvidence], last_seen_ns: Mapping[str, int]) ->
         last_seen_ns: by host, when it was last looked at: for ranks of which nobody saw the end.
     """
     ranks = tuple(ranks)
-    ends: dict[str, int] = {}
-    for rank in ranks:
-        end = stop_ns(rank)
-        if end is not None:
-            ends[rank.host] = min(end, ends.get(rank.host, end))
-    if by_kill := not ends and _killed_together(ranks):
-        ends = {host: min(_end_ns(rank) for rank in ranks if rank.host == host) for host in {r.host for r in ranks}}
+    ends = _earliest((rank.host, stop_ns(rank)) for rank in ranks)
+    by_kill = not ends and _killed_together(ranks)
+    if by_kill:
+        ends = _earliest((rank.host, _killed_ns(rank)) for rank in ranks)
     if not ends:
         newest = {host: _newest_ns(ranks, host) for host in last_seen_ns}
         ends = {host: max(t, newest[host]) for host, t in last_seen_ns.items() if t >= newest[host] - SEEN_NS}
@@ -77,19 +74,24 @@ def _newest_ns(ranks: Iterable[RankEvidence], host: str) -> int:
     return max((rank.moments[-1] for rank in ranks if rank.host == host and rank.moments), default=0)
 
 
+def _earliest(times: Iterable[tuple[str, int | None]]) -> dict[str, int]:
+    """Return the earliest of these times on each host; None is no time."""
+    found: dict[str, int] = {}
+    for host, t_ns in times:
+        if t_ns is not None:
+            found[host] = min(t_ns, found.get(host, t_ns))
+    return found
+
+
 def _killed_together(ranks: Sequence[RankEvidence]) -> bool:
     """Say whether all ranks, of which there are several, were killed by SIGKILL within a second: nobody died first."""
-    killed = [rank for rank in ranks if rank.exit is not None and rank.exit.status == -signal.SIGKILL]
-    times = list(map(_end_ns, killed))
-    return (
-        1 < len(killed) == len(ranks)
-        and max(times) - min(times) <= SOON_NS
-        and not any(rank.exceptions for rank in ranks)
-    )
+    times = [t_ns for rank in ranks if not rank.exceptions and (t_ns := _killed_ns(rank)) is not None]
+    return 1 < len(times) == len(ranks) and max(times) - min(times) <= SOON_NS
 
 
-def _end_ns(rank: RankEvidence) -> int:
-    return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+def _killed_ns(rank: RankEvidence) -> int | None:
+    """Return when SIGKILL ended a rank; None where it did not."""
+    return rank.exit.t_ns if rank.exit is not None and rank.exit.status == -signal.SIGKILL else None
 
 
 def stop_ns(rank: RankEvidence) -> int | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dtprof.diagnosis import divergence, endings, stalls
 from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
-from dtprof.diagnosis.evidence import QUIET_NS, Evidence, RankEvidence
+from dtprof.diagnosis.evidence import QUIET_NS, Evidence, RankEvidence, Stop
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
 from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
 from dtprof.diagnosis.handlers import find_handled
@@ -57,7 +57,7 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
 def _rest_words(evidence: Evidence, at_rest_s: float) -> str:
     ended = evidence.stop is not None
     return (
-        f"{f'the job was stopped from outside ({evidence.stop.signals}) after ' if evidence.stop is not None else ''}"
+        f"{f'{_stopped(evidence.stop)} after ' if ended else ''}"
         f"nothing was recorded for {at_rest_s:.0f} s and every rank {'slept' if ended else 'sleeps'} outside any "
         f"collective: {_places(evidence)}. They {'waited' if ended else 'wait'} for input, a file, a lock or another "
         f"process{'' if ended else ', which may yet come'}"
@@ -215,13 +215,17 @@ def _unknown_wait(evidence: Evidence) -> str:
     return "ranks wait, and the records do not show for whom: take stacks (py-spy dump) of every rank"
 
 
+def _stopped(stop: Stop | None) -> str:
+    signals = "SIGKILL of all ranks together" if stop is not None and stop.by_kill else "SIGINT or SIGTERM"
+    return f"the job was stopped from outside ({signals})"
+
+
 def _stop_words(evidence: Evidence) -> str:
     stop = evidence.stop
-    signals = stop.signals if stop is not None else "SIGINT or SIGTERM"
     if stop is None or stop.quiet_ns <= QUIET_NS:
-        return f"the job was stopped from outside ({signals}); nothing wrong was seen before that"
+        return f"{_stopped(stop)}; nothing wrong was seen before that"
     return (
-        f"the job was stopped from outside ({signals}) when nothing had been recorded for "
+        f"{_stopped(stop)} when nothing had been recorded for "
         f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once began nothing for "
         f"{stop.usual_ns / 1e9:.0f} s): it may have stood still. {_places(evidence)}"
     )

@@ -77,12 +77,6 @@ class _Rows:
             found.take(rows if chosen.all() else select(rows, chosen))
         return found
 
-    def copy(self) -> "_Rows":
-        """Return the same rows; what this one takes in later is not among them."""
-        found = _Rows()
-        found.parts, found.newest, found.count = [*self.parts], [*self.newest], self.count
-        return found
-
 
 class _Recent:
     """What is kept of one rank."""
@@ -119,20 +113,12 @@ class _Recent:
                 kept = join(rows.parts)
                 rows.replace(kept[(len(kept) + 1) // 2 :])
 
-    def copy(self) -> "_Recent":
-        """Return what is kept as it is now; what this one takes in later does not change it."""
-        operations, spans, samples = self.tables
-        return self._with(operations.copy(), spans.copy(), samples.copy())
-
-    def newest(self, first: int) -> "_Recent":
-        """Return the operations and spans of a step and of later ones; what this one takes in later changes nothing."""
-        operations, spans, _ = self.tables
-        return self._with(operations.since(first), spans.since(first), _Rows())
-
-    def _with(self, operations: _Rows, spans: _Rows, samples: _Rows) -> "_Recent":
+    def since(self, first: int, *, with_samples: bool) -> "_Recent":
+        """Return what is kept of a step and of later ones; what this one takes in later does not change it."""
         found = _Recent(self.growth)
         found.oldest_step, found.newest_step = self.oldest_step, self.newest_step
-        found.tables = operations, spans, samples
+        operations, spans, samples = self.tables
+        found.tables = operations.since(first), spans.since(first), samples.since(first) if with_samples else _Rows()
         return found
 
     def as_rank(self) -> RankTables:
@@ -226,11 +212,11 @@ class LiveWindow:
         """
         found = copy.copy(self)
         found._loaded = {}
-        if num_steps is None:
-            found._recent = {rank: recent.copy() for rank, recent in self._recent.items()}
-        else:
-            first = min((recent.newest_step for recent in self._recent.values()), default=0) - num_steps
-            found._recent = {rank: recent.newest(first) for rank, recent in self._recent.items()}
+        is_all = num_steps is None
+        first = (
+            0 if num_steps is None else min((one.newest_step for one in self._recent.values()), default=0) - num_steps
+        )
+        found._recent = {rank: recent.since(first, with_samples=is_all) for rank, recent in self._recent.items()}
         return found
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from html import escape
 
 from dtprof.analysis.doubts import tell_shortly
-from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, Summary
+from dtprof.analysis.results import PARTS, CollectiveResult, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, shorten
+from dtprof.report.summary_text import without_bubble
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -63,22 +64,15 @@ def _rank_table(summary: Summary) -> str:
     by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
     shown = measured if len(measured) <= MAX_RANKS else [*by_wait[: MAX_RANKS // 2], *by_wait[-MAX_RANKS // 2 :]]
     for rank in shown:
-        lacks = rank.rank in summary.unknown_bubble_ranks
-        rows.append([str(rank.rank), format_ns(rank.step_ns), *(_cell(rank, part, lacks=lacks) for part in parts)])
+        cells = [format_ns(rank.step_ns), *(format_ns((rank.partition_ns or {})[part]) for part in parts)]
+        rows.append([str(rank.rank), *without_bubble(cells, parts, unknown=rank.rank in summary.unknown_bubble_ranks)])
     total = sum(rank.step_ns or 0 for rank in measured)
     sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in parts]
-    shares = [format_fraction(value / total if total else 0.0) for value in sums]
-    if summary.unknown_bubble_ranks and "bubble" in parts:
-        shares[parts.index("bubble")] = UNKNOWN
-    rows.append(["**share**", "100 %", *shares])
+    cells = ["100 %", *(format_fraction(value / total if total else 0.0) for value in sums)]
+    rows.append(["**share**", *without_bubble(cells, parts, unknown=bool(summary.unknown_bubble_ranks))])
     more = len(measured) - len(shown)
     note = f"\n\n{more} more ranks; shown are those that wait least and most." if more else ""
     return _table(rows) + note
-
-
-def _cell(rank: RankResult, part: str, *, lacks: bool) -> str:
-    """Return the time of a part; the bubble of a rank that lacks it is not known."""
-    return UNKNOWN if lacks and part == "bubble" else format_ns((rank.partition_ns or {})[part])
 
 
 def _collective_table(collectives: Sequence[CollectiveResult]) -> str:

@@ -131,20 +131,20 @@ def _rank_lines(summary: Summary) -> list[str]:
     rows = [[f"{unit}/step", "step", *(_PART_NAMES.get(part, part) for part in columns)]]
     for name, rank in _rows_to_show(measured):
         cells = [_number(value, divisor) for value in _values(rank, columns)]
-        rows.append([name, *_without_bubble(cells, columns, unknown=rank.rank in summary.unknown_bubble_ranks)])
+        rows.append([name, *without_bubble(cells, columns, unknown=rank.rank in summary.unknown_bubble_ranks)])
     is_unknown = bool(summary.unknown_bubble_ranks)
     middle = [median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
     if len(measured) > MAX_RANKS:
         cells = [_number(value, divisor) for value in middle]
-        rows.append([f"median of {len(measured)}", *_without_bubble(cells, columns, unknown=is_unknown)])
+        rows.append([f"median of {len(measured)}", *without_bubble(cells, columns, unknown=is_unknown)])
     total = sum(rank.step_ns or 0 for rank in measured)
     sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in columns]
     cells = ["100 %", *(format_fraction(value / total if total else 0.0) for value in sums)]
-    rows.append(["share", *_without_bubble(cells, columns, unknown=is_unknown)])
+    rows.append(["share", *without_bubble(cells, columns, unknown=is_unknown)])
     return format_table(rows)
 
 
-def _without_bubble(cells: list[str], columns: list[str], *, unknown: bool) -> list[str]:
+def without_bubble(cells: list[str], columns: list[str], *, unknown: bool) -> list[str]:
     """Return the cells of a row, the step's before those of the columns, without the bubble where it is not known."""
     return [
         UNKNOWN if unknown and part == "bubble" else cell for part, cell in zip(("step", *columns), cells, strict=True)

@@ -20,7 +20,7 @@ from dtprof.run_format import archive, paths, schema
 from dtprof.run_format.archive import RECORD_DTYPE
 from dtprof.run_format.rank_processes import header_of, newest_header
 from dtprof.run_format.segments import Records, refuse_newer
-from dtprof.run_format.short_logs import MOST_TOGETHER, ShortLog, decode_each, decode_log
+from dtprof.run_format.short_logs import MOST_TOGETHER, ShortLog, decode_each
 from dtprof.run_format.strings import ENTRY_ERRORS, Strings, names_in_tables
 from dtprof.tables import Array, RankTables, join, select
 
@@ -89,15 +89,6 @@ class LogFollower:
         self._header: dict[str, Any] = {}
         self._capture_ns: dict[int, int] = {}
         self._names: dict[str, Any] = {}
-
-    def look(self) -> Growth:
-        """Return what there is since the last look.
-
-        Raises:
-            NewerFormatError: the log was written by a newer dtprof.
-        """
-        gained = self.read()
-        return self.grow(*map(decode_log, gained))
 
     def read(self) -> tuple[ShortLog, ShortLog]:
         """Read what there is since the last look: what has settled and what is open, as it lies in the segments.

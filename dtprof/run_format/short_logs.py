@@ -75,10 +75,10 @@ def decode_logs(logs: Sequence[ShortLog]) -> list[Records] | None:
 def decode_each(logs: Sequence[ShortLog]) -> list[Records]:
     """Return the records of each log, without those that are damaged."""
     together = decode_logs(logs) if sum(map(len, logs)) <= MOST_TOGETHER else None
-    return together if together is not None else [decode_log(log) for log in logs]
+    return together if together is not None else [_decode_alone(log) for log in logs]
 
 
-def decode_log(log: ShortLog) -> Records:
+def _decode_alone(log: ShortLog) -> Records:
     """Return the records of one log, without those that are damaged."""
     records = Records()
     for rows in log.parts:

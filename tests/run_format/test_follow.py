@@ -10,6 +10,7 @@ from dtprof import tables
 from dtprof.run_format import archive, follow, paths, schema, short_logs
 from dtprof.run_format.follow import Growth, LogFollower, RunFollower
 from dtprof.run_format.reader import open_run
+from dtprof.run_format.short_logs import decode_each
 from tests import builders
 from tests.builders import RankBuilder
 
@@ -34,6 +35,11 @@ def put(run: Path, rank: RankBuilder, scratch: Path) -> Path:
     return folder
 
 
+def look(follower: LogFollower) -> Growth:
+    """Return what a rank has gained since the last look."""
+    return follower.grow(*decode_each(follower.read()))
+
+
 def job(num_steps: int, *, last_is_open: bool = False) -> RankBuilder:
     """Return a rank after some steps: an all_reduce that is waited for later, a barrier, spans and a sample each."""
     rank = RankBuilder(0, 2, closed=False)
@@ -56,7 +62,7 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
     given: list[tables.RankTables] = []
     for n in range(1, 6):
         put(tmp_path / "run", job(n), tmp_path / str(n))
-        grown = follower.look()
+        grown = look(follower)
         assert [len(grown.open_operations), len(grown.open_spans)] == [0, 0]
         assert grown.newest_ns == builders.START_NS + (10 * n - 1) * MS
         given.append(grown.tables)
@@ -64,7 +70,7 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
         assert grown.tables.groups[0].ranks == (0, 1)
         assert grown.tables.sites[int(grown.tables.operations["site"][0])].api == "ddp"
         assert grown.tables.world_size == 2
-    assert len(follower.look().tables.operations) == 0
+    assert len(look(follower).tables.operations) == 0
     whole = open_run(tmp_path / "run").load(0)
     for name in ("operations", "spans", "samples"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in given]), getattr(whole, name))
@@ -73,15 +79,15 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
 def test_what_is_open_is_given_as_open_until_it_has_settled(tmp_path: Path) -> None:
     folder = put(tmp_path / "run", job(2, last_is_open=True), tmp_path / "0")
     follower = LogFollower(folder, rank=0, attempt=0)
-    first = follower.look()
+    first = look(follower)
     assert [len(first.tables.operations), len(first.tables.spans)] == [2, 2]
     assert first.newest_ns == builders.START_NS + 11 * MS
-    for again in (first, follower.look()):
+    for again in (first, look(follower)):
         assert again.open_operations["step"].tolist() == [1]
         assert again.open_spans["begin_ns"].tolist() == [builders.START_NS + 10 * MS]
         assert again.open_spans["end_ns"].tolist() == [tables.UNKNOWN_NS]
     put(tmp_path / "run", job(2), tmp_path / "1")
-    last = follower.look()
+    last = look(follower)
     assert [len(last.tables.operations), len(last.tables.spans)] == [2, 2]
     assert last.newest_ns == builders.START_NS + 19 * MS
     assert not len(last.open_operations)
@@ -92,12 +98,12 @@ def test_handle_that_nobody_waits_for_settles_with_the_next_step(tmp_path: Path)
     rank = RankBuilder(0, 1, closed=False)
     rank.op("all_reduce", 0, MS, is_async=True)
     follower = LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0)
-    assert [len(follower.look().tables.operations), len(follower.look().open_operations)] == [0, 1]
+    assert [len(look(follower).tables.operations), len(look(follower).open_operations)] == [0, 1]
     rank.span("backward", 2 * MS, 3 * MS)
     rank.span("optimizer", 3 * MS, 4 * MS)
     rank.op("barrier", 5 * MS, 6 * MS)
     put(tmp_path / "run", rank, tmp_path / "1")
-    assert len(follower.look().tables.operations) == 2
+    assert len(look(follower).tables.operations) == 2
 
 
 def test_operation_without_completion_settles_with_the_next_step(tmp_path: Path) -> None:
@@ -105,7 +111,7 @@ def test_operation_without_completion_settles_with_the_next_step(tmp_path: Path)
     rank.op("all_reduce", 0, returned=1000, flags=schema.FLAG["device"], step=0)
     rank.op("all_reduce", MS, returned=MS + 1000, flags=schema.FLAG["device"], step=1)
     follower = LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0)
-    grown = follower.look()
+    grown = look(follower)
     assert grown.tables.operations["step"].tolist() == [0]
     assert grown.open_operations["step"].tolist() == [1]
 
@@ -128,10 +134,10 @@ def test_segments_are_followed_one_after_the_other_archived_or_not(
                 )
                 segment.unlink()
             monkeypatch.setattr(builders, "write_run", _without_first_segments(builders.write_run))
-        counts.append([len(follower.look().tables.operations) for follower in followers])
+        counts.append([len(look(follower).tables.operations) for follower in followers])
     assert [row[0] for row in counts] == [14, *[2] * 7]
     assert [row[1] for row in counts if len(row) == 2] == [20, *[2] * 4]
-    assert all(follower.look().lost == 0 for follower in followers)
+    assert all(look(follower).lost == 0 for follower in followers)
     for follower in followers:
         assert len(follower._windows) <= 2
         follower.close()
@@ -152,7 +158,7 @@ def test_dropped_segments_are_counted_as_lost(tmp_path: Path, monkeypatch: pytes
     folder = put(tmp_path / "run", job(12), tmp_path / "0")  # 60 records: segments 0 to 7
     for number in (2, 3):
         (folder / paths.segment_name(number)).unlink()
-    grown = LogFollower(folder, rank=0, attempt=0).look()
+    grown = look(LogFollower(folder, rank=0, attempt=0))
     assert grown.lost == 16
     assert len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples) == 44
 
@@ -161,13 +167,13 @@ def test_reused_segment_is_not_taken_for_the_old_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 8)
     folder = put(tmp_path / "run", job(2, last_is_open=True), tmp_path / "0")
     follower = LogFollower(folder, rank=0, attempt=0)
-    assert len(follower.look().open_operations) == 1
+    assert len(look(follower).open_operations) == 1
     put(tmp_path / "run", job(3), tmp_path / "1")  # 15 records: segments 0 and 1
     (folder / paths.segment_name(1)).replace(tmp_path / "segment-1")
     with (folder / paths.segment_name(0)).open("r+b") as file:  # in place, as the recorder does
         file.write((tmp_path / "segment-1").read_bytes())
     (folder / paths.segment_name(0)).rename(folder / paths.segment_name(1))
-    grown = follower.look()
+    grown = look(follower)
     assert grown.lost > 0
     assert set(grown.tables.operations["step"].tolist()) <= {1, 2}
 
@@ -190,11 +196,11 @@ def test_only_so_many_of_the_records_that_are_there_are_given(
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 8)
     folder = put(tmp_path / "run", job(6), tmp_path / "0")  # 30 records: 6 in the newest segment
     follower = LogFollower(folder, rank=0, attempt=0, newest=newest)
-    grown = follower.look()
+    grown = look(follower)
     assert len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples) == min(newest, 14)
     assert grown.lost == 0
     put(tmp_path / "run", job(7), tmp_path / "1")
-    assert len(follower.look().tables.operations) == 2
+    assert len(look(follower).tables.operations) == 2
 
 
 def test_ranks_come_up_later_and_with_a_new_attempt(tmp_path: Path) -> None:
@@ -245,7 +251,7 @@ def test_records_far_behind_settle_as_they_are(tmp_path: Path, monkeypatch: pyte
     rank.span("user", 0)
     for i in range(20):
         rank.op("barrier", i * 1000, i * 1000 + 1)
-    grown = LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0).look()
+    grown = look(LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0))
     assert len(grown.tables.spans) == 1
     assert len(grown.open_spans) == 0
 
@@ -280,19 +286,19 @@ def test_ranks_followed_together_gain_what_each_gains_alone(
     run = tmp_path / "run"
     together = RunFollower(run)
     alone: dict[int, LogFollower] = {}
-    for look in range(3):
+    for turn in range(3):
         for number in range(4):
-            rank = job(look * (number + 1), last_is_open=number % 2 == 0)
+            rank = job(turn * (number + 1), last_is_open=number % 2 == 0)
             rank.rank = number
-            folder = put(run, rank, tmp_path / f"{look}-{number}")
+            folder = put(run, rank, tmp_path / f"{turn}-{number}")
             alone.setdefault(number, LogFollower(folder, rank=number, attempt=0))
-        if damaged and look == 1:
+        if damaged and turn == 1:
             with (run / "rank-00002.0/events.00000").open("r+b") as file:
                 file.seek(schema.HEADER_SIZE + schema.OFFSET["kind"])
                 file.write(b"\x63")
         found = together.look()
         assert {rank: as_lists(growth) for rank, growth in found.items()} == {
-            rank: as_lists(log.look()) for rank, log in alone.items()
+            rank: as_lists(look(log)) for rank, log in alone.items()
         }
     assert len(found[3].tables.operations) > 0
 
@@ -303,6 +309,6 @@ def test_any_cut_of_the_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = segment.read_bytes()[: schema.HEADER_SIZE + 6 * schema.RECORD_SIZE]
     for size in itertools.chain(range(0, 200, 7), range(schema.HEADER_SIZE - 3, len(whole), 13)):
         segment.write_bytes(whole[:size])
-        grown = LogFollower(folder, rank=0, attempt=0).look()
+        grown = look(LogFollower(folder, rank=0, attempt=0))
         given = len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples)
         assert given == max(0, min(5, (size - schema.HEADER_SIZE) // schema.RECORD_SIZE))
