@@ -118,7 +118,8 @@ def test_ctrl_c_in_a_terminal_reaches_the_command_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=60)
     finally:
-        process.kill()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # the command too, which would outlive dtprof
         process.wait(30)
         os.close(ours)
         os.close(theirs)
