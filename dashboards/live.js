@@ -39,7 +39,8 @@
   // Beside every title how old its figures are, once that is worth saying.
   function showAge(age) {
     for (const title of document.querySelectorAll(".panel > h2")) {
-      if (age) title.dataset.age = `as of ${age}`;
+      const step = dtprof.plots.stepOf(title.closest(".panel").id);
+      if (age) title.dataset.age = step ? `to step ${step.toLocaleString("en")}; words and table as of ${age}` : `as of ${age}`;
       else delete title.dataset.age;
     }
   }
@@ -50,7 +51,9 @@
     const since = versions[page] ?? firstVersion;
     let news;
     try {
-      const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}`);
+      const reached = dtprof.plots.reached();
+      const after = reached === null ? "" : `&after=${reached}`;
+      const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}${after}`);
       if (!answer.ok) {
         say("gone", `what was seen last stays: ${await answer.text()}`, []);
         return;
@@ -62,7 +65,6 @@
     }
     say(news.status.state, news.status.text, news.status.alarms);
     showNow(news.now);
-    showAge(news.status.age);
     if (news.version < newest) {
       location.reload(); // the server was started anew
       return;
@@ -75,6 +77,8 @@
     versions[page] = newest = news.version;
     place.dataset.version = newest;
     if (Object.keys(news.documents).length) await dtprof.update(news.documents);
+    await dtprof.plots.goOn(news.course);
+    showAge(news.status.age);
   }
 
   function explain(error) {

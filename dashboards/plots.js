@@ -4,13 +4,14 @@ globalThis.dtprof = { selected: null };
 (() => {
   "use strict";
   const root = document.documentElement;
-  const plots = new Map(); // anchor of the panel -> {figure as it came, look it was drawn in}
+  const plots = new Map(); // anchor of the panel -> {figure as it came, as it has been continued, look it was drawn in}
   const hues = JSON.parse(document.getElementById("hues").textContent);
   const printing = window.matchMedia("print");
   const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
   const NARROW_PX = 480;
   const LEAST_CELL_PX = 46;
   const BESIDE_CELLS_PX = 130;
+  const MOST_MARKERS = 60;
   const lines = new Map(Object.entries({ ink: "--text", rank: "--faint", band: "--band", edge: "--band" }));
 
   function isDark() {
@@ -151,7 +152,8 @@ globalThis.dtprof = { selected: null };
       responsive: true,
       displaylogo: false,
       displayModeBar: Boolean(plot.dataset.zooms),
-      modeBarButtons: [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"], ["toImage"]],
+      modeBarButtons: [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", homeButton(plot)], ["toImage"]],
+      ...(plot.dataset.zooms && { doubleClick: false }), // it goes home, which Plotly takes to be where it was first
       toImageButtonOptions: { filename: plot.id, scale: 2 },
       typesetMath: false,
       scrollZoom: false,
@@ -164,7 +166,7 @@ globalThis.dtprof = { selected: null };
     for (const [anchor, known] of plots) {
       const plot = document.getElementById(`plot-${anchor}`);
       if (!plot?.offsetParent) continue;
-      if (known.isDark !== isDark()) react(anchor, plot, known.figure);
+      if (known.isDark !== isDark()) react(anchor, plot, known.figure, known.shown);
       else if (known.rank !== dtprof.selected) {
         known.rank = dtprof.selected;
         mark(plot);
@@ -172,14 +174,14 @@ globalThis.dtprof = { selected: null };
     }
   }
 
-  async function react(anchor, plot, figure) {
-    const { data, layout } = themed(figure, plot);
+  async function react(anchor, plot, figure, shown = figure) {
+    const { data, layout } = themed(shown, plot);
     plot.style.height = `${figure.layout.height}px`;
     if (plot.dataset.zooms && plot.dataset.moved) {
       layout.xaxis.range = plot.layout.xaxis.range.slice();
       if (!layout.yaxis.fixedrange) layout.yaxis.range = plot.layout.yaxis.range.slice();
     }
-    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
+    plots.set(anchor, { figure, shown, isDark: isDark(), rank: dtprof.selected });
     await Plotly.react(plot, data, layout, settings(plot));
     if (plot.dataset.legend !== legendOf(figure)) addLegend(plot, figure);
   }
@@ -197,14 +199,17 @@ globalThis.dtprof = { selected: null };
     }
     const { data, layout } = themed(figure, plot);
     await Plotly.newPlot(plot, data, layout, settings(plot));
-    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
+    plots.set(anchor, { figure, shown: figure, isDark: isDark(), rank: dtprof.selected });
     markAnew(plot);
     plot.on("plotly_afterplot", () => markAnew(plot));
     plot.style.height = `${figure.layout.height}px`; // what Plotly fills when the window changes
     plot.style.minHeight = "";
     addLegend(plot, figure);
     if (plot.dataset.zooms) addZoom(plot);
-    plot.on("plotly_relayout", () => (plot.dataset.moved = "yes"));
+    plot.on("plotly_relayout", () => {
+      if (isHome(plot)) delete plot.dataset.moved;
+      else plot.dataset.moved = "yes";
+    });
     plot.on("plotly_click", (event) => {
       const rank = event.points[0]?.customdata;
       if (typeof rank === "number") dtprof.select(rank === dtprof.selected ? null : rank);
@@ -275,8 +280,30 @@ globalThis.dtprof = { selected: null };
     moveTo(plot, middle - (middle - begin) * factor, middle + (end - middle) * factor);
   }
 
+  function homeOf(plot) {
+    const { layout } = plots.get(plot.id.slice("plot-".length)).shown;
+    return { "xaxis.range": layout.xaxis.range, ...(layout.yaxis.range && { "yaxis.range": layout.yaxis.range }) };
+  }
+
+  function isHome(plot) {
+    const home = homeOf(plot);
+    return ["xaxis", "yaxis"].every((name) => {
+      const there = home[`${name}.range`];
+      return !there || there.every((end, i) => end === plot.layout[name].range?.[i]);
+    });
+  }
+
+  function goHome(plot) {
+    const home = homeOf(plot);
+    Plotly.relayout(plot, { ...home, ...(!home["yaxis.range"] && { "yaxis.autorange": true }) });
+  }
+
+  function homeButton(plot) {
+    return { name: "home", title: "Go back", icon: Plotly.Icons.home, click: () => goHome(plot) };
+  }
+
   function addZoom(plot) {
-    const home = plot.layout.xaxis.range.slice();
+    plot.on("plotly_doubleclick", () => goHome(plot));
     plot.addEventListener("keydown", (event) => {
       if (event.target !== plot || event.ctrlKey || event.metaKey || event.altKey) return;
       const [begin, end] = plot.layout.xaxis.range;
@@ -285,7 +312,7 @@ globalThis.dtprof = { selected: null };
       else if (event.key === "ArrowRight") moveTo(plot, begin + stride, end + stride);
       else if (event.key === "+" || event.key === "=") scale(plot, 0.6, 0.5);
       else if (event.key === "-") scale(plot, 1 / 0.6, 0.5);
-      else if (event.key === "0" || event.key === "Home") moveTo(plot, home[0], home[1]);
+      else if (event.key === "0" || event.key === "Home") goHome(plot);
       else return;
       event.preventDefault();
     });
@@ -306,7 +333,72 @@ globalThis.dtprof = { selected: null };
     plot.after(hint);
   }
 
+  // ---- going on with the steps that end, between two drawings
+
+  const arrays = { i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array, f4: Float32Array, f8: Float64Array };
+
+  // Returns a column of a figure as an array of its own; Plotly packs columns of numbers.
+  function unpacked(column) {
+    if (!column?.bdata) return [...column];
+    const bytes = Uint8Array.from(atob(column.bdata), (letter) => letter.charCodeAt(0));
+    return Array.from(new arrays[column.dtype](bytes.buffer));
+  }
+
+  // Returns to which step the chart of step times goes on the page in view; null where there is none.
+  function reached() {
+    for (const [anchor, { figure, shown }] of plots) {
+      if (!figure.layout.meta?.continues || !document.getElementById(`plot-${anchor}`)?.offsetParent) continue;
+      return shown.last ?? lastOf(figure);
+    }
+    return null;
+  }
+
+  // Returns to which step a figure has been continued since it was drawn; undefined where it has not.
+  function stepOf(anchor) {
+    return plots.get(anchor)?.shown.last;
+  }
+
+  function lastOf(figure) {
+    return unpacked(figure.data.find((trace) => trace.meta === "ink").x).at(-1);
+  }
+
+  // Returns the figure with more points, each {step, edge, band, ink, text, ranks} in ns; all of them are later.
+  function continued(figure, points) {
+    const unit = figure.layout.meta.continues;
+    const steps = points.map((point) => point.step);
+    const data = figure.data.map((trace) => {
+      const values = trace.meta === "rank"
+        ? points.map(({ ranks }) => ranks.find(([rank]) => rank === ranksOf(trace)[0])?.[1] / unit)
+        : points.map((point) => point[trace.meta] / unit);
+      const grown = { ...trace, x: [...unpacked(trace.x), ...steps], y: [...unpacked(trace.y), ...values] };
+      if (trace.hovertext) grown.hovertext = [...trace.hovertext, ...points.map(({ text }) => text)];
+      if (trace.mode === "lines+markers" && grown.x.length > MOST_MARKERS) grown.mode = "lines";
+      return grown;
+    });
+    const { xaxis, yaxis } = figure.layout;
+    const highest = Math.max(...points.map(({ band }) => band)) / unit;
+    const layout = {
+      ...figure.layout,
+      xaxis: { ...xaxis, range: [xaxis.range[0], steps.at(-1) + 0.5] },
+      yaxis: { ...yaxis, range: [0, Math.max(yaxis.range[1], 1.12 * highest)] },
+    };
+    return { data, layout, last: steps.at(-1), points };
+  }
+
+  // Goes on with the chart of step times; not under the pointer, where what it tells would vanish at every step.
+  async function goOn(points) {
+    for (const [anchor, { figure, shown }] of plots) {
+      const plot = document.getElementById(`plot-${anchor}`);
+      if (!figure.layout.meta?.continues || !plot?.offsetParent || plot.matches(":hover")) continue;
+      const last = lastOf(figure);
+      const known = (shown.points ?? []).filter(({ step }) => step < (points[0]?.step ?? Infinity));
+      const all = [...known, ...points].filter(({ step }) => step > last);
+      if (!all.length || JSON.stringify(all.at(-1)) === JSON.stringify(shown.points?.at(-1))) continue;
+      await react(anchor, plot, figure, continued(figure, all));
+    }
+  }
+
   systemDark.addEventListener("change", () => dtprof.refresh());
   printing.addEventListener("change", () => dtprof.refresh());
-  Object.assign(dtprof, { plots: { show, refresh }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
+  Object.assign(dtprof, { plots: { show, refresh, reached, stepOf, goOn }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
 })();

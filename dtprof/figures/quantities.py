@@ -1,12 +1,14 @@
 """Numbers as a page shows them: as dtprof.formatting writes them, with a space that does not break."""
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtprof import formatting
 
 NBSP = "\u00a0"
+_QUANTITY = re.compile(r"(?<=\d) (?=(?:ns|us|ms|s|[KMGT]?i?B|%)(?!\w))")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +59,19 @@ def format_number(value: float, decimals: int) -> str:
     return f"{value:,.{max(decimals, needed)}f}"
 
 
+def typeset(text: str) -> str:
+    """Return a sentence written for a terminal with the quantities in it as a page shows them."""
+    return _QUANTITY.sub(NBSP, text).replace(f"{NBSP}us", f"{NBSP}\u00b5s")
+
+
 def format_duration(ns: float) -> str:
     """Return a duration such as 212 ms."""
-    return formatting.format_ns(ns).replace(" us", " \u00b5s").replace(" ", NBSP)
+    return typeset(formatting.format_ns(ns))
 
 
 def format_bytes(nbytes: float) -> str:
     """Return a size such as 1.50 GiB."""
-    return formatting.format_bytes(nbytes).replace(" ", NBSP)
+    return typeset(formatting.format_bytes(nbytes))
 
 
 def format_share(share: float) -> str:

@@ -15,6 +15,8 @@ from dtprof.figures.quantities import DURATIONS, Unit, choose_decimals, choose_u
 MAX_POINTS = 1500
 """More steps than this share points: a screen shows no more."""
 MAX_RANK_LINES = 8
+CONTINUES = "continues"
+"""In the figure's meta, its unit in ns: live pages go on with it, step by step, until it is drawn anew."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,6 +61,7 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     _add_middle(figure, points, unit, len(series))
     _mark_left_out(figure, summary, lanes)
     _set_scale(figure, summary, lanes, unit)
+    figure.update_layout(meta={CONTINUES: unit.size})
     return Drawing(
         figure=figure,
         sentence=_describe(summary, lanes),
@@ -66,6 +69,36 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
         rows=_rows(points, unit),
         zooms=True,
     )
+
+
+def continue_step_times(series: Sequence[StepSeries]) -> list[dict[str, Any]]:
+    """Return what the figure is continued with while the job goes on, a point a step: durations in ns.
+
+    `step`; `edge`, `band` and `ink`: the fastest, the slowest and the middle rank, as traces are named in their meta;
+    `text`: what hovering tells; `ranks`: (rank, duration) of each where there is a line for each.
+
+    Parameters:
+        series: of the same steps of every rank.
+    """
+    if not series:
+        return []
+    lanes = _align(series)
+    points = _reduce(lanes)
+    has_lines = len(series) <= MAX_RANK_LINES
+    columns = (points.last, points.low, points.high, points.middle)
+    return [
+        {
+            "step": step,
+            "edge": low,
+            "band": high,
+            "ink": middle,
+            "text": text,
+            "ranks": list(zip(lanes.ranks, own, strict=True)) if has_lines else [],
+        }
+        for step, low, high, middle, text, own in zip(
+            *(column.tolist() for column in columns), _explain(points), lanes.durations.T.tolist(), strict=True
+        )
+    ]
 
 
 def _align(series: Sequence[StepSeries]) -> _Lanes:
@@ -139,13 +172,6 @@ def _add_rank_lines(figure: Any, lanes: _Lanes, unit: Unit) -> None:
 
 
 def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
-    texts = []
-    for first, last, low, middle, high, rank in zip(
-        points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
-    ):
-        name = f"<b>step {last}</b>" if first == last else f"<b>steps {first} to {last}</b>"
-        spread = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
-        texts.append(f"{name}<br>median {format_duration(middle)}{spread if low != high else ''}")
     figure.add_trace(
         go.Scatter(
             x=points.last,
@@ -156,9 +182,21 @@ def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> Non
             name="median of the ranks" if num_ranks > 1 else "step time",
             meta="ink",
             hoverinfo="text",
-            hovertext=texts,
+            hovertext=_explain(points),
         )
     )
+
+
+def _explain(points: _Points) -> list[str]:
+    """Return what hovering tells of each point."""
+    texts = []
+    for first, last, low, middle, high, rank in zip(
+        points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
+    ):
+        name = f"<b>step {last}</b>" if first == last else f"<b>steps {first} to {last}</b>"
+        spread = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
+        texts.append(f"{name}<br>median {format_duration(middle)}{spread if low != high else ''}")
+    return texts
 
 
 def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:

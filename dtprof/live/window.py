@@ -4,12 +4,15 @@ import bisect
 import copy
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dtprof import tables
+from dtprof.analysis.records import is_any
 from dtprof.run_format import paths, reader
 from dtprof.run_format.clocks import HostClock
 from dtprof.run_format.follow import Growth, RunFollower
@@ -22,6 +25,7 @@ MAX_ROWS = 1 << 20
 """Records kept, of all ranks together; with more than that a step less is kept."""
 MIN_ROWS = 1 << 10
 """Records kept of each rank, however many ranks there are."""
+_NO_OPERATIONS, _NO_SAMPLES = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SAMPLE)
 _BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.STACKS)
 
 
@@ -217,6 +221,21 @@ class LiveWindow:
             0 if num_steps is None else min((one.newest_step for one in self._recent.values()), default=0) - num_steps
         )
         found._recent = {rank: recent.since(first, with_samples=is_all) for rank, recent in self._recent.items()}
+        return found
+
+    def spans_since(self, first: int, names: Collection[str]) -> list[RankTables]:
+        """Return the ended spans of some names, of a step and of later ones, and nothing else of every rank."""
+        found = []
+        for recent in self._recent.values():
+            known = recent.growth.tables
+            ids = [number for number, name in enumerate(known.ops) if name in names]
+            parts = recent.tables[1].since(first).parts
+            spans = [select(rows, is_any(rows["op"], ids)) for rows in parts]
+            found.append(
+                dataclasses.replace(
+                    known, operations=_NO_OPERATIONS, spans=by_time(spans, tables.SPAN, "begin_ns"), samples=_NO_SAMPLES
+                )
+            )
         return found
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------

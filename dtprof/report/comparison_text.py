@@ -134,8 +134,12 @@ def _weight(change: Change, step: Change | None) -> tuple[int, float]:
     return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
 
 
-def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
-    """Return name, A, B, difference, its interval, and from which difference on one would have been seen."""
+def describe_change(change: Change, *, name_width: int | None = None) -> tuple[str, str, str, str, str, str]:
+    """Return name, A, B, difference, its interval, and from which difference on one would have been seen.
+
+    Parameters:
+        name_width: letters that the name may take; None: as many as it has.
+    """
     between, seen = "", ""
     if change.low is not None and change.high is not None:
         low, high = _signed(change.low, change), _signed(change.high, change)
@@ -145,15 +149,15 @@ def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
         seen = _format(change.detectable, change.figure)
     difference = UNKNOWN if change.difference is None else _signed(change.difference, change)
     a, b = (UNKNOWN if value is None else _format(value, change.figure) for value in (change.a, change.b))
-    return _name(change.figure), a, b, difference, between, seen
+    return _name(change.figure, name_width), a, b, difference, between, seen
 
 
 def _cells(change: Change) -> tuple[str, ...]:
-    name, *rest = describe_change(change)
+    name, *rest = describe_change(change, name_width=NAME_WIDTH)
     return (("* " if change.differs else "  ") + name, *rest)
 
 
-def _name(figure: Figure) -> str:
+def _name(figure: Figure, width: int | None) -> str:
     plain = figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
     if figure.name == PEAK:
         plain = "peak memory"
@@ -162,7 +166,8 @@ def _name(figure: Figure) -> str:
     if figure.table == COLLECTIVES:
         called = f" ({figure.api})" if figure.api and figure.api not in figure.op else ""
         group = "world" if figure.group == "default_pg" else figure.group
-        return shorten(f"{figure.op}{called} {group}", NAME_WIDTH - len(plain) - 2) + f": {plain}"
+        whole = f"{figure.op}{called} {group}"
+        return (shorten(whole, width - len(plain) - 2) if width is not None else whole) + f": {plain}"
     return plain
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dtprof.analysis.comparison import Change
 from dtprof.analysis.comparison_series import COLLECTIVES, JOB, RANKS
 from dtprof.figures.drawing import Nothing
+from dtprof.figures.quantities import typeset
 from dtprof.figures.source import Source
 from dtprof.report.comparison_text import describe_change, step_sentence
 from dtprof.report.page_dashboard import Dashboard, Panel
@@ -44,7 +45,7 @@ def render_comparison(_panel: Panel, source: Source, _: Sequence[Dashboard]) -> 
         for name, side in (("A", result.a), ("B", result.b))
     ]
     return join(
-        element("p", f"Steps: {step_sentence(result)}.", class_="sentence small"),
+        element("p", typeset(f"Steps: {step_sentence(result)}."), class_="sentence small"),
         element("ul", *sides, class_="sentences"),
         *tables,
         *(element("p", reason, class_="nothing") for reason in result.cannot_compare),
@@ -52,5 +53,5 @@ def render_comparison(_panel: Panel, source: Source, _: Sequence[Dashboard]) -> 
 
 
 def _row(change: Change) -> tuple[str, ...]:
-    name, a, b, difference, between, seen = describe_change(change)
-    return name, a, b, difference, between, seen, WORDS[change.verdict]
+    name, *cells = describe_change(change)
+    return name, *map(typeset, cells), WORDS[change.verdict]

@@ -80,8 +80,8 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
         return Headline(
             verdict="good",
             label="Healthy",
-            sentence=f"{_who_spends(summary, shares['compute'] + shares['optimizer'])} computing; "
-            f"nothing else takes more than {format_share(losses[largest])}.",
+            sentence=f"{_who_spends(summary, shares['compute'] + shares['optimizer'])} computing (forward, "
+            f"backward, optimizer); nothing else takes more than {format_share(losses[largest])}.",
             evidence="step_parts",
         )
     if largest == "communication":

@@ -14,19 +14,23 @@ from dtprof.analysis.closeup import Closeup, examine
 from dtprof.analysis.device_course import follow_devices, samples_each
 from dtprof.analysis.execution import THIS_PROCESS
 from dtprof.analysis.results import Summary
+from dtprof.analysis.surveys import newest_attempt
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.told import list_told
 from dtprof.errors import DtprofError, NotARunError
 from dtprof.figures.source import Source
+from dtprof.figures.step_times import continue_step_times
 from dtprof.formatting import format_age, format_count
 from dtprof.live.monitor import Moment, Monitor
 from dtprof.live.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.live.pace import Pace
+from dtprof.live.step_course import ENDS, STEPS_BEFORE, find_course
 from dtprof.live.window import LiveWindow
 from dtprof.report.page_dashboard import Dashboard
 from dtprof.report.page_documents import Document, render_page
 from dtprof.report.page_now import render_now
 from dtprof.run_format.reader import Run, open_run
+from dtprof.tables import RankTables
 
 LOOK_EVERY_S = 0.5
 DRAW_SHARE = 0.003
@@ -39,6 +43,8 @@ DIAGNOSE_EVERY_S = 10.0
 NEWEST_SHARE = 0.012
 """Of the time, that the parts of the newest step may take."""
 NEWEST_EVERY_S = 0.9
+MAX_COURSE = 1000
+"""Newest steps with which the chart of step times is continued between two drawings."""
 AT_ONCE_S = 0.1
 """For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
 WATCHED_S = 5.0
@@ -76,6 +82,16 @@ class _Drawing:
     verdict: Verdict | None  # None: nobody asked for one
     taken_s: float  # processor time, without that for the verdict
     diagnosed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What is measured of the newest steps each time that one has ended."""
+
+    newest: NewestStep | None
+    course: list[dict[str, Any]]  # of figures.step_times.continue_step_times
+    attempt: int
+    taken_s: float  # processor time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +155,9 @@ class Feed:
         self._has_moved = False
         self._how: tuple[object, ...] = ()
         self._drawing: Future[_Drawing] | None = None
-        self._measuring: Future[tuple[NewestStep | None, float]] | None = None
+        self._measuring: Future[_Measured] | None = None
+        self._course: list[dict[str, Any]] = []
+        self._attempt = 0  # that the course is of
         self._begun = _AsOf(step=0, at=0.0)
         self._drawn: _AsOf | None = None
         self._diagnosed: _AsOf | None = None
@@ -148,12 +166,13 @@ class Feed:
         self.pages: Sequence[Dashboard] = ()
         self.asked = clock()
 
-    def since(self, version: int, page: str = "") -> dict[str, Any]:
+    def since(self, version: int, page: str = "", *, after: int | None = None) -> dict[str, Any]:
         """Return what changed on a page after a version, the newest version, and how the job stands.
 
         Parameters:
             version: of the page.
             page: its name; the first one where there is none of that name.
+            after: the step to which its chart of step times goes, which is continued from there; None: it has none.
         """
         with self._lock:
             self.asked = self._clock()
@@ -172,6 +191,7 @@ class Feed:
                 "pages": [page.name for page in self.pages],
                 "status": self._status(),
                 "now": self._now(),
+                "course": self._continue(after, is_drawn_anew=bool(changed)),
                 "documents": {
                     anchor: {"markup": found.markup, "drawing": found.drawing} for anchor, found in changed.items()
                 },
@@ -242,20 +262,48 @@ class Feed:
         is_new = self._has_moved and not is_newest and not moment.has_ended
         if self._measuring is None and is_new and self._newest_pace.is_due:
             self._has_moved = False
-            records = self._monitor.window.frozen(num_steps=STEPS_READ)
-            self._measuring = self._begin(lambda: self._measure(records))
+            window = self._monitor.window
+            records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window)
+            first = self._course[-1]["step"] if self._course else self._last_drawn()
+            first = first if attempt == self._attempt else 0
+            spans = [one for one in window.spans_since(first - STEPS_BEFORE, ENDS) if one.attempt == attempt]
+            self._measuring = self._begin(lambda: self._measure(records, spans, first, attempt))
         if self._measuring is None:
             return
         wait([self._measuring], AT_ONCE_S)
         if self._measuring.done():
-            measured, self._measuring = self._measuring, None
-            self._newest, taken_s = measured.result()
-            self._newest_pace.charge(taken_s)
+            finished, self._measuring = self._measuring, None
+            found = finished.result()
+            self._newest = found.newest
+            self._newest_pace.charge(found.taken_s)
+            self._take_course(found)
 
-    def _measure(self, records: LiveWindow) -> tuple[NewestStep | None, float]:
+    def _measure(self, records: LiveWindow, spans: Sequence[RankTables], first: int, attempt: int) -> _Measured:
         began = self._cpu()
-        found = measure_newest_step(records)
-        return found, self._cpu() - began
+        newest = measure_newest_step(records)
+        course = continue_step_times(find_course(spans, first=first))
+        return _Measured(newest=newest, course=course, attempt=attempt, taken_s=self._cpu() - began)
+
+    def _take_course(self, found: _Measured) -> None:
+        """Go on with the steps that have ended; the last of those known may have been longer than it was then."""
+        if found.attempt != self._attempt:
+            self._course, self._attempt = [], found.attempt
+        if found.course:
+            first = found.course[0]["step"]
+            known = [point for point in self._course if point["step"] < first]
+            self._course = (known + found.course)[-MAX_COURSE:]
+
+    def _continue(self, after: int | None, *, is_drawn_anew: bool) -> list[dict[str, Any]]:
+        """Return the steps with which a chart that goes to a step is continued, that step included."""
+        if after is None:
+            return []
+        first = min(after, self._last_drawn()) if is_drawn_anew else after
+        return [point for point in self._course if point["step"] >= first]
+
+    def _last_drawn(self) -> int:
+        """Return the last step that is drawn; 0 where there is none."""
+        series = self.source.summary.step_series if self.source is not None else ()
+        return max((one.steps[-1] for one in series if len(one.steps)), default=0)
 
     # ---- the pages -----------------------------------------------------------------------------------------------
 

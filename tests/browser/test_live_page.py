@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver import ActionChains
 
 from dtprof.run_format import paths
 from tests import builders
@@ -93,6 +94,65 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         assert page.run(heading) == "As last seen"
         assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
     page.wait_for(f"{STATUS}.includes('does not answer')")
+    page.driver.get("about:blank")
+    page.complaints()
+
+
+CHART = """
+    const plot = document.getElementById('plot-step-times');
+    const named = (one) => one.meta === 'rank' ? one.customdata[0] : one.meta;
+    const traces = Object.fromEntries(plot.data.map((one) => [named(one), one]));
+    const column = (name, axis) => Array.from(traces[name][axis]).slice(-2);
+    return {
+      steps: column('ink', 'x'), ink: column('ink', 'y'), band: column('band', 'y'), edge: column('edge', 'y'),
+      rank: column(1, 'y'), told: traces.ink.hovertext?.at(-1) ?? '', range: plot.layout.xaxis.range,
+      age: document.querySelector('#step-times > h2').dataset.age ?? '',
+    };
+"""
+
+
+def test_chart_of_steps_goes_on_step_by_step(
+    chromium: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 1e-9)  # drawn once
+    run = running(two_ranks(30), tmp_path / "run")
+    with served(run) as connection:
+        page = opened(chromium, run, connection.port)
+        page.wait_for("return document.documentElement.dataset.drawn")
+        first = page.run(CHART)["range"]
+        grow(run, 34, tmp_path / "grown")
+        page.wait_for("return document.querySelector('#step-times > h2').dataset.age?.startsWith('to step 34')")
+        seen = page.run(CHART)
+        assert {name: seen[name] for name in ("steps", "ink", "band", "edge", "rank")} == {
+            "steps": [33, 34],
+            "ink": [100, 100],
+            "band": [100, 100],
+            "edge": [100, 100],
+            "rank": [100, 100],
+        }
+        assert seen["told"].startswith("<b>step 34</b>")
+        assert seen["range"] == [first[0], 34.5]
+        assert "; words and table as of step 30" in seen["age"]
+
+        page.run("Plotly.relayout('plot-step-times', {'xaxis.range': [10, 20]})")
+        grow(run, 37, tmp_path / "more")
+        page.wait_for("return document.querySelector('#step-times > h2').dataset.age?.startsWith('to step 37')")
+        seen = page.run(CHART)
+        assert (seen["steps"], seen["range"]) == ([36, 37], [10, 20])  # what is zoomed stays
+        page.run("document.getElementById('plot-step-times').focus()")
+        page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true}))")
+        assert page.wait_for(f"{CHART.replace('return {', 'const seen = {')} return seen.range[1] === 37.5") is True
+
+        # Under the pointer it waits, so that what is told stays; then it has all of them.
+        chart = chromium.find_element("css selector", "#plot-step-times .nsewdrag")
+        ActionChains(chromium).move_to_element(chart).perform()
+        grow(run, 40, tmp_path / "under")
+        page.wait_for(f"{STATUS}.startsWith('running, step 40')")
+        assert page.run(CHART)["steps"] == [36, 37]
+        ActionChains(chromium).move_to_element(chromium.find_element("css selector", "h1")).perform()
+        page.wait_for("return document.querySelector('#step-times > h2').dataset.age?.startsWith('to step 40')")
+        assert page.run(CHART)["range"] == [first[0], 40.5]
+        assert page.complaints() == []
     page.driver.get("about:blank")
     page.complaints()
 

@@ -11,6 +11,7 @@ from dtprof.figures.quantities import (
     format_duration,
     format_number,
     format_share,
+    typeset,
 )
 
 
@@ -24,6 +25,12 @@ def test_durations_have_three_digits_and_a_space_that_does_not_break(ns: int, te
 
 def test_sizes_are_binary() -> None:
     assert format_bytes(25 * 2**20) == f"25.0{NBSP}MiB"
+
+
+def test_sentences_of_the_terminal_have_the_signs_of_a_page() -> None:
+    said = "B - A is between -12.5 us and +3 ms (1.2 %) in 64 steps of 8 sites; 25 MiB, 3 B, us"
+    expected = "B - A is between -12.5_\u00b5s and +3_ms (1.2_%) in 64 steps of 8 sites; 25_MiB, 3_B, us"
+    assert typeset(said) == expected.replace("_", NBSP)
 
 
 @pytest.mark.parametrize(

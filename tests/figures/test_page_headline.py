@@ -72,7 +72,8 @@ def test_a_job_that_computes_is_healthy() -> None:
     headline = write_headline(with_parts(data=4, optimizer=10))
     assert headline.verdict == "good"
     assert headline.sentence.replace("\u00a0", " ") == (
-        "Ranks spend 98 % of a step of 200 ms computing; nothing else takes more than 2.0 %."
+        "Ranks spend 98 % of a step of 200 ms computing (forward, backward, optimizer); "
+        "nothing else takes more than 2.0 %."
     )
 
 

@@ -288,6 +288,62 @@ def test_newest_step_is_measured_when_another_has_ended_and_not_before(
     assert measured == [8, 9]
 
 
+def test_chart_of_steps_is_continued_between_two_drawings(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock, cpu = Clock(), Clock()
+    feed = feed_of(run, clock, cpu)
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)  # a second of drawing
+    grow(run, 11, tmp_path / "grown")
+    clock.now += 1
+    news = feed.since(version, after=8)
+    assert (news["version"], news["documents"]) == (version, {})
+    assert [point["step"] for point in news["course"]] == [8, 9, 10, 11]
+    assert news["course"][-1] == {
+        "step": 11,
+        "edge": STEP,
+        "band": STEP,
+        "ink": STEP,
+        "text": "<b>step 11</b><br>median 100\u00a0ms",
+        "ranks": [(0, STEP), (1, STEP)],
+    }
+    assert [point["step"] for point in feed.since(version, after=10)["course"]] == [10, 11]
+    assert feed.since(version)["course"] == []  # to a page without the chart
+    clock.now += 1.0 / DRAW_SHARE  # drawn anew, from where that ends
+    news = feed.since(version, after=11)
+    assert "step-times" in news["documents"]
+    assert [point["step"] for point in news["course"]] == [11]
+
+
+def test_course_of_steps_begins_anew_with_an_attempt(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    ranks = two_ranks(4)
+    for rank in ranks:
+        rank.attempt = 1
+    again = running(ranks, tmp_path / "again")
+    for folder in ("rank-00000.1", "rank-00001.1"):
+        (again / folder).rename(run / folder)
+    clock.now += 1
+    feed.since(version)
+    assert [point["step"] for point in feed._course] == [2, 3, 4]
+
+
+def test_steps_that_the_chart_is_continued_with_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_COURSE", 5)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    for steps in range(9, 30, 3):
+        clock.now += 1
+        grow(run, steps, tmp_path / f"grown-{steps}")
+        feed.since(0)
+    assert [point["step"] for point in feed._course] == [23, 24, 25, 26, 27]
+
+
 def test_table_of_this_moment_shows_names_as_text(tmp_path: Path) -> None:
     ranks = two_ranks(8)
     for rank in ranks:

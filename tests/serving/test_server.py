@@ -130,6 +130,7 @@ def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> N
         ("/run/no-run/documents", "GET", 404, "no run"),
         ("/run/one/documents?since=-1", "GET", 400, "since='-1': expected the number of a version"),
         ("/run/one/documents?since=" + "9" * 400, "GET", 400, "expected"),
+        ("/run/one/documents?since=1&after=x", "GET", 400, "after='x': expected the number of a step"),
         ("/", "POST", 405, "only GET and HEAD"),
         ("/run/one/", "DELETE", 405, "only GET and HEAD"),
         ("/run/one/events.00000", "GET", 404, ""),
