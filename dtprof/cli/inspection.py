@@ -21,6 +21,7 @@ from dtprof.diagnosis.recorded import RankRead, read_ranks
 from dtprof.diagnosis.restarts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.standstill import find_stop
+from dtprof.diagnosis.starting import find_starting
 from dtprof.diagnosis.told import seconds_after_start
 from dtprof.diagnosis.verdict import decide
 from dtprof.run_format import reader, writer
@@ -163,6 +164,12 @@ def collect(
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_handlers=functools.cache(lambda file: _find_handlers(Path(file), run.manifest.started_realtime_ns)),
         problems=tuple(problems),
+        starting=find_starting(
+            run.endings.stacks.values(),
+            known={rank.rank for rank in ranks},
+            world_size=world_size,
+            is_user=_is_user_file,
+        ),
         at_rest_s=_time_at_rest(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
 

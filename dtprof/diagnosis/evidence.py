@@ -366,6 +366,7 @@ class Evidence:
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     problems: tuple[str, ...] = ()
+    starting: Mapping[int, RankEvidence] = field(default_factory=dict)  # of those missing: the process was seen
     at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
 
     @property

@@ -79,8 +79,8 @@ def _absent_finding(absent: list[RankEvidence], waiting: tuple[int, ...], place:
 
 def _what_it_does(rank: RankEvidence) -> tuple[str, str, str, float]:
     stack = rank.stack
-    if stack is not None and stack.state in FROZEN:
-        return "rank-frozen", f"is frozen (process state {stack.state})", "Find out who stopped the process.", 0.95
+    if frozen := _frozen_words(rank):
+        return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases and (phase != events.EVALUATION or _works(rank)):
             return "long-operation", f"is in a long {phase}", advice, 0.8
@@ -131,16 +131,44 @@ def find_never_joined(evidence: Evidence) -> Finding | None:
 
 
 def _without_record(evidence: Evidence, waiting: tuple[int, ...]) -> Finding:
+    """Tell of ranks without a record; of those whose processes were seen, what these do instead of joining."""
+    seen = [evidence.starting[rank] for rank in evidence.missing if rank in evidence.starting]
+    culprits, are = capitalised(evidence.missing), "is" if len(seen) == 1 else "are"
+    summary, confidence = f"{culprits} of {evidence.world_size} never joined", 0.8
+    advice = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
+    if seen and len(seen) == len(evidence.missing):
+        does = "busy" if _works(seen[0]) else _frozen_words(seen[0]) or "held up"
+        summary = f"{culprits} of {evidence.world_size} started and did not join: {are} {does}{seen_at(seen[0])}"
+        advice, confidence = "Look at the line it is at: what comes before init_process_group.", 0.9
+    unseen = [rank for rank in evidence.missing if rank not in evidence.starting]
     return Finding(
         kind="rank-never-joined",
-        summary=f"{capitalised(evidence.missing)} of {evidence.world_size} never joined; {wait_words(waiting)} in "
-        "init_process_group.",
+        summary=f"{summary}; {wait_words(waiting)} in init_process_group.",
         culprit_ranks=evidence.missing,
         waiting_ranks=waiting,
-        confidence=0.8,
-        evidence=("they left no record at all",),
-        advice=("Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE.",),
+        confidence=confidence,
+        culprit_call_sites={rank.rank: site for rank in seen if (site := rank.place) is not None},
+        evidence=(
+            *(f"rank {rank.rank} (process {rank.pid}): {_seen(rank)}" for rank in seen[:8]),
+            *(
+                [f"{rank_list(unseen)} left no record at all" if seen else "they left no record at all"]
+                if unseen
+                else []
+            ),
+        ),
+        advice=(advice,),
+        in_first_step=bool(seen) and not unseen and all(_works(rank) or _reads(rank) for rank in seen),
     )
+
+
+def _reads(rank: RankEvidence) -> bool:
+    """Say whether it waits for a disk, as a process does that loads libraries."""
+    return rank.stack is not None and rank.stack.state == "disk-sleep"
+
+
+def _frozen_words(rank: RankEvidence) -> str:
+    stack = rank.stack
+    return f"frozen (process state {stack.state})" if stack is not None and stack.state in FROZEN else ""
 
 
 def _gone(gone: list[RankEvidence], waiting: tuple[int, ...]) -> Finding:

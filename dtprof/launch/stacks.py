@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,21 @@ def find_py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
-def sample(pids: Iterable[int], node_folder: Path | None, *, native: bool = False) -> dict[str, Any]:
+def sample(
+    pids: Iterable[int],
+    node_folder: Path | None,
+    *,
+    native: bool = False,
+    starting: Mapping[int, int] | None = None,
+) -> dict[str, Any]:
     """Return what every process is doing now, with `native` in C and C++ code, too; keep it in the folder of the node.
 
-    For each pid: `state` (psutil's word), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name
+    `starting` are more of them that have left no record, with their `rank`, which is kept: nothing else tells it. For
+    each pid: `state` (psutil's word), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name
     and frames, innermost first) or `reason` why there is no stack.
     """
-    chosen = list(pids)
+    ranks = starting or {}
+    chosen = [*pids, *ranks]
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         processes = dict(zip(chosen, pool.map(functools.partial(_describe, native=native), chosen), strict=True))
     document: dict[str, Any] = {
@@ -52,6 +60,8 @@ def sample(pids: Iterable[int], node_folder: Path | None, *, native: bool = Fals
     for pid, facts in processes.items():
         before, after = first[pid], _cpu_s(pid)
         facts["cpu_share"] = None if before is None or after is None else round((after - before) / CPU_WINDOW_S, 3)
+        if pid in ranks:
+            facts["rank"] = ranks[pid]
     if node_folder is not None:
         with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
             writer.write_json(node_folder / paths.STACKS, document)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dtprof.fence import TOLD, fenced, is_first
 from dtprof.launch import stacks
+from dtprof.launch.starting import find_starting
 from dtprof.run_format import paths, schema, writer
 from dtprof.run_format.strings import json_lines
 
@@ -140,7 +141,12 @@ class Watcher:
             self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
-        stacks.sample(self.pids, self._run / paths.node_folder_name(writer.host_name()))
+        recorded = {found[0] for found in map(paths.parse_rank_folder, list(self._ranks)) if found is not None}
+        stacks.sample(
+            self.pids,
+            self._run / paths.node_folder_name(writer.host_name()),
+            starting=find_starting(self._run, recorded=recorded),
+        )
         verdict = self._diagnose(self._run)
         if not verdict.is_hang or (verdict.is_early and quiet_s < FIRST_STEP * self._hang_after_s):
             self.hang = None

@@ -77,7 +77,7 @@ _NODE_FILES = (
     ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
      "diagnose` has them"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
-     "prints them, or `reason` why there are none"),
+     "prints them, or `reason` why there are none; `rank` where the process had left no record"),
 )  # fmt: skip
 _TYPES = {"B": "uint8", "H": "uint16", "I": "uint32", "i": "int32", "Q": "uint64", "f": "float32"}
 

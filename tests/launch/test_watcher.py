@@ -63,7 +63,12 @@ class Job:
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Stand in for the stacks of processes that do not exist; give the pids asked for."""
     asked: list[list[int]] = []
-    monkeypatch.setattr(stacks, "sample", lambda pids, _: asked.append(sorted(pids)))
+
+    def note(pids: list[int], _: Path, *, starting: dict[int, int]) -> None:
+        assert starting == {}
+        asked.append(sorted(pids))
+
+    monkeypatch.setattr(stacks, "sample", note)
     return asked
 
 
