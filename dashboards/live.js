@@ -39,7 +39,7 @@
   // Beside every title how old its figures are, once that is worth saying.
   function showAge(age) {
     for (const title of document.querySelectorAll(".panel > h2")) {
-      const step = dtprof.plots.stepOf(title.closest(".panel").id);
+      const step = dtprof.course.stepOf(title.closest(".panel").id);
       if (age) title.dataset.age = step ? `to step ${step.toLocaleString("en")}; words and table as of ${age}` : `as of ${age}`;
       else delete title.dataset.age;
     }
@@ -51,7 +51,7 @@
     const since = versions[page] ?? firstVersion;
     let news;
     try {
-      const reached = dtprof.plots.reached();
+      const reached = dtprof.course.reached();
       const after = reached === null ? "" : `&after=${reached}`;
       const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}${after}`);
       if (!answer.ok) {
@@ -77,7 +77,7 @@
     versions[page] = newest = news.version;
     place.dataset.version = newest;
     if (Object.keys(news.documents).length) await dtprof.update(news.documents);
-    await dtprof.plots.goOn(news.course);
+    await dtprof.course.goOn(news.course);
     showAge(news.status.age);
   }
 

@@ -11,7 +11,6 @@ globalThis.dtprof = { selected: null };
   const NARROW_PX = 480;
   const LEAST_CELL_PX = 46;
   const BESIDE_CELLS_PX = 130;
-  const MOST_MARKERS = 60;
   const lines = new Map(Object.entries({ ink: "--text", rank: "--faint", band: "--band", edge: "--band" }));
 
   function isDark() {
@@ -280,22 +279,25 @@ globalThis.dtprof = { selected: null };
     moveTo(plot, middle - (middle - begin) * factor, middle + (end - middle) * factor);
   }
 
+  // Returns, for each axis, the range that its figure has by now, or that Plotly is to find one.
   function homeOf(plot) {
     const { layout } = plots.get(plot.id.slice("plot-".length)).shown;
-    return { "xaxis.range": layout.xaxis.range, ...(layout.yaxis.range && { "yaxis.range": layout.yaxis.range }) };
+    return Object.fromEntries(["xaxis", "yaxis"].map((name) => [name, layout[name].range?.slice()]));
   }
 
   function isHome(plot) {
-    const home = homeOf(plot);
-    return ["xaxis", "yaxis"].every((name) => {
-      const there = home[`${name}.range`];
-      return !there || there.every((end, i) => end === plot.layout[name].range?.[i]);
+    return Object.entries(homeOf(plot)).every(([name, range]) => {
+      const { autorange, range: present } = plot.layout[name];
+      return range ? range.every((end, i) => end === present?.[i]) : autorange;
     });
   }
 
   function goHome(plot) {
-    const home = homeOf(plot);
-    Plotly.relayout(plot, { ...home, ...(!home["yaxis.range"] && { "yaxis.autorange": true }) });
+    const home = Object.entries(homeOf(plot));
+    Plotly.relayout(
+      plot,
+      Object.fromEntries(home.map(([name, range]) => (range ? [`${name}.range`, range] : [`${name}.autorange`, true]))),
+    );
   }
 
   function homeButton(plot) {
@@ -333,72 +335,7 @@ globalThis.dtprof = { selected: null };
     plot.after(hint);
   }
 
-  // ---- going on with the steps that end, between two drawings
-
-  const arrays = { i1: Int8Array, u1: Uint8Array, i2: Int16Array, u2: Uint16Array, i4: Int32Array, u4: Uint32Array, f4: Float32Array, f8: Float64Array };
-
-  // Returns a column of a figure as an array of its own; Plotly packs columns of numbers.
-  function unpacked(column) {
-    if (!column?.bdata) return [...column];
-    const bytes = Uint8Array.from(atob(column.bdata), (letter) => letter.charCodeAt(0));
-    return Array.from(new arrays[column.dtype](bytes.buffer));
-  }
-
-  // Returns to which step the chart of step times goes on the page in view; null where there is none.
-  function reached() {
-    for (const [anchor, { figure, shown }] of plots) {
-      if (!figure.layout.meta?.continues || !document.getElementById(`plot-${anchor}`)?.offsetParent) continue;
-      return shown.last ?? lastOf(figure);
-    }
-    return null;
-  }
-
-  // Returns to which step a figure has been continued since it was drawn; undefined where it has not.
-  function stepOf(anchor) {
-    return plots.get(anchor)?.shown.last;
-  }
-
-  function lastOf(figure) {
-    return unpacked(figure.data.find((trace) => trace.meta === "ink").x).at(-1);
-  }
-
-  // Returns the figure with more points, each {step, edge, band, ink, text, ranks} in ns; all of them are later.
-  function continued(figure, points) {
-    const unit = figure.layout.meta.continues;
-    const steps = points.map((point) => point.step);
-    const data = figure.data.map((trace) => {
-      const values = trace.meta === "rank"
-        ? points.map(({ ranks }) => ranks.find(([rank]) => rank === ranksOf(trace)[0])?.[1] / unit)
-        : points.map((point) => point[trace.meta] / unit);
-      const grown = { ...trace, x: [...unpacked(trace.x), ...steps], y: [...unpacked(trace.y), ...values] };
-      if (trace.hovertext) grown.hovertext = [...trace.hovertext, ...points.map(({ text }) => text)];
-      if (trace.mode === "lines+markers" && grown.x.length > MOST_MARKERS) grown.mode = "lines";
-      return grown;
-    });
-    const { xaxis, yaxis } = figure.layout;
-    const highest = Math.max(...points.map(({ band }) => band)) / unit;
-    const layout = {
-      ...figure.layout,
-      xaxis: { ...xaxis, range: [xaxis.range[0], steps.at(-1) + 0.5] },
-      yaxis: { ...yaxis, range: [0, Math.max(yaxis.range[1], 1.12 * highest)] },
-    };
-    return { data, layout, last: steps.at(-1), points };
-  }
-
-  // Goes on with the chart of step times; not under the pointer, where what it tells would vanish at every step.
-  async function goOn(points) {
-    for (const [anchor, { figure, shown }] of plots) {
-      const plot = document.getElementById(`plot-${anchor}`);
-      if (!figure.layout.meta?.continues || !plot?.offsetParent || plot.matches(":hover")) continue;
-      const last = lastOf(figure);
-      const known = (shown.points ?? []).filter(({ step }) => step < (points[0]?.step ?? Infinity));
-      const all = [...known, ...points].filter(({ step }) => step > last);
-      if (!all.length || JSON.stringify(all.at(-1)) === JSON.stringify(shown.points?.at(-1))) continue;
-      await react(anchor, plot, figure, continued(figure, all));
-    }
-  }
-
   systemDark.addEventListener("change", () => dtprof.refresh());
   printing.addEventListener("change", () => dtprof.refresh());
-  Object.assign(dtprof, { plots: { show, refresh, reached, stepOf, goOn }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
+  Object.assign(dtprof, { plots: { known: plots, show, refresh, react, ranksOf }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
 })();

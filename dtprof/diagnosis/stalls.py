@@ -133,12 +133,13 @@ def find_never_joined(evidence: Evidence) -> Finding | None:
 def _without_record(evidence: Evidence, waiting: tuple[int, ...]) -> Finding:
     """Tell of ranks without a record; of those whose processes were seen, what these do instead of joining."""
     seen = [evidence.starting[rank] for rank in evidence.missing if rank in evidence.starting]
-    culprits, are = capitalised(evidence.missing), "is" if len(seen) == 1 else "are"
-    summary, confidence = f"{culprits} of {evidence.world_size} never joined", 0.8
+    whose = f"{capitalised(evidence.missing)} of {evidence.world_size}"
+    summary, confidence = f"{whose} never joined", 0.8
     advice = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
     if seen and len(seen) == len(evidence.missing):
         does = "busy" if _works(seen[0]) else _frozen_words(seen[0]) or "held up"
-        summary = f"{culprits} of {evidence.world_size} started and did not join: {are} {does}{seen_at(seen[0])}"
+        who = "it" if len(seen) == 1 else f"rank {seen[0].rank}"
+        summary = f"{whose} started and did not join: {who} is {does}{seen_at(seen[0])}"
         advice, confidence = "Look at the line it is at: what comes before init_process_group.", 0.9
     unseen = [rank for rank in evidence.missing if rank not in evidence.starting]
     return Finding(
@@ -150,11 +151,7 @@ def _without_record(evidence: Evidence, waiting: tuple[int, ...]) -> Finding:
         culprit_call_sites={rank.rank: site for rank in seen if (site := rank.place) is not None},
         evidence=(
             *(f"rank {rank.rank} (process {rank.pid}): {_seen(rank)}" for rank in seen[:8]),
-            *(
-                [f"{rank_list(unseen)} left no record at all" if seen else "they left no record at all"]
-                if unseen
-                else []
-            ),
+            *([f"{rank_list(unseen) if seen else 'they'} left no record at all"] if unseen else []),
         ),
         advice=(advice,),
         in_first_step=bool(seen) and not unseen and all(_works(rank) or _reads(rank) for rank in seen),

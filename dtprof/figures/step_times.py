@@ -16,7 +16,10 @@ MAX_POINTS = 1500
 """More steps than this share points: a screen shows no more."""
 MAX_RANK_LINES = 8
 CONTINUES = "continues"
-"""In the figure's meta, its unit in ns: live pages go on with it, step by step, until it is drawn anew."""
+"""In the figure's meta: live pages go on with it, step by step, until it is drawn anew.
+
+`unit_ns`: its unit; `after`: the last step that all ranks have ended: what comes takes the place of what is behind it.
+"""
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +64,7 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     _add_middle(figure, points, unit, len(series))
     _mark_left_out(figure, summary, lanes)
     _set_scale(figure, summary, lanes, unit)
-    figure.update_layout(meta={CONTINUES: unit.size})
+    figure.update_layout(meta={CONTINUES: {"unit_ns": unit.size, "after": min(one.steps[-1] for one in series)}})
     return Drawing(
         figure=figure,
         sentence=_describe(summary, lanes),

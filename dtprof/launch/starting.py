@@ -29,7 +29,7 @@ def find_starting(run: Path, *, recorded: Collection[int]) -> dict[int, int]:
             if not Path(process.exe()).name.startswith(_INTERPRETERS):
                 continue
             this = process.create_time(), process.pid
-        except (psutil.Error, OSError):
-            continue  # it has ended, or is none of ours
+        except (psutil.Error, OSError, ValueError):
+            continue  # it has ended, or is none of ours; or its number is none
         found[int(rank)] = min(found.get(int(rank), this), this)
     return {pid: rank for rank, (_, pid) in sorted(found.items())}

@@ -27,7 +27,7 @@ from dtprof.report.page_markup import Markup, element, join
 GENERATOR = "dtprof report"
 SCRIPTS = ("plots.js", "mosaic.js", "grid.js", "tracks.js", "tables.js", "page.js")
 """In the order in which they run; the last one starts the page."""
-LIVE_SCRIPT = "live.js"
+LIVE_SCRIPTS = ("course.js", "live.js")
 BUNDLE_LEVEL = 6
 """9 makes it 1 % smaller in twice the time; it is compressed while the rest is worked out."""
 DATA_LEVEL = 4
@@ -105,7 +105,7 @@ def assemble_html(
     """
     folder = dashboards_folder()
     is_live = live_version is not None
-    scripts = (*SCRIPTS, LIVE_SCRIPT) if is_live else SCRIPTS
+    scripts = (*SCRIPTS, *LIVE_SCRIPTS) if is_live else SCRIPTS
     script = "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     drawings = {anchor: document.drawing for anchor, document in documents.items() if document.drawing is not None}
     has_plots = any("plotly" in drawing for drawing in drawings.values())

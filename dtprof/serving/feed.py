@@ -301,9 +301,9 @@ class Feed:
         return [point for point in self._course if point["step"] >= first]
 
     def _last_drawn(self) -> int:
-        """Return the last step that is drawn; 0 where there is none."""
+        """Return the last step of all ranks that is drawn; 0 where there is none."""
         series = self.source.summary.step_series if self.source is not None else ()
-        return max((one.steps[-1] for one in series if len(one.steps)), default=0)
+        return min((one.steps[-1] for one in series if len(one.steps)), default=0)
 
     # ---- the pages -----------------------------------------------------------------------------------------------
 

@@ -107,6 +107,8 @@ CHART = """
       steps: column('ink', 'x'), ink: column('ink', 'y'), band: column('band', 'y'), edge: column('edge', 'y'),
       rank: column(1, 'y'), told: traces.ink.hovertext?.at(-1) ?? '', range: plot.layout.xaxis.range,
       age: document.querySelector('#step-times > h2').dataset.age ?? '',
+      whole: !traces.ink.x.bdata && plot.data.every((one) => Array.from(one.y).every(Number.isFinite)
+        && Array.from(one.x).every((step, at, all) => !at || step === all[at - 1] + 1)),
     };
 """
 
@@ -115,11 +117,12 @@ def test_chart_of_steps_goes_on_step_by_step(
     chromium: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 1e-9)  # drawn once
-    run = running(two_ranks(30), tmp_path / "run")
+    run = running([two_ranks(31)[0], two_ranks(30)[1]], tmp_path / "run")  # step 31 is drawn for one rank
     with served(run) as connection:
         page = opened(chromium, run, connection.port)
         page.wait_for("return document.documentElement.dataset.drawn")
         first = page.run(CHART)["range"]
+        assert first[1] == 31.5
         grow(run, 34, tmp_path / "grown")
         page.wait_for("return document.querySelector('#step-times > h2').dataset.age?.startsWith('to step 34')")
         seen = page.run(CHART)
@@ -131,6 +134,7 @@ def test_chart_of_steps_goes_on_step_by_step(
             "rank": [100, 100],
         }
         assert seen["told"].startswith("<b>step 34</b>")
+        assert seen["whole"]
         assert seen["range"] == [first[0], 34.5]
         assert "; words and table as of step 30" in seen["age"]
 
@@ -143,8 +147,12 @@ def test_chart_of_steps_goes_on_step_by_step(
         page.run("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true}))")
         assert page.wait_for(f"{CHART.replace('return {', 'const seen = {')} return seen.range[1] === 37.5") is True
 
-        # Under the pointer it waits, so that what is told stays; then it has all of them.
+        page.run("Plotly.relayout('plot-step-times', {'xaxis.range': [10, 20]})")
         chart = chromium.find_element("css selector", "#plot-step-times .nsewdrag")
+        ActionChains(chromium).move_to_element(chart).double_click().perform()
+        assert page.wait_for(f"{CHART.replace('return {', 'const seen = {')} return seen.range[1] === 37.5") is True
+
+        # Under the pointer it waits, so that what is told stays; then it has all of them.
         ActionChains(chromium).move_to_element(chart).perform()
         grow(run, 40, tmp_path / "under")
         page.wait_for(f"{STATUS}.startsWith('running, step 40')")

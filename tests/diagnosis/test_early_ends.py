@@ -76,7 +76,9 @@ def test_a_rank_that_was_seen_elsewhere_before_it_joins_is_told_with_its_line(
     (node / paths.STACKS).write_text(stacks(cpu_share, state, ranks={0: 1, 1: 0, 2: 7, 3: "1", 4: True}))
     (finding,) = diagnose_run(run).findings
     assert finding.kind == "rank-never-joined"
-    assert finding.summary == (f"Rank 1 of 3 started and did not join: {words}; ranks 0, 2 wait in init_process_group.")
+    assert finding.summary == (
+        f"Rank 1 of 3 started and did not join: it {words}; ranks 0, 2 wait in init_process_group."
+    )
     assert (finding.culprit_ranks, finding.waiting_ranks) == ((1,), (0, 2))
     assert {rank: site.line for rank, site in finding.culprit_call_sites.items()} == {1: 12}
     assert finding.in_first_step is early
