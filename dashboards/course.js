@@ -54,6 +54,9 @@
       ...figure.layout,
       xaxis: { ...xaxis, range: [xaxis.range[0], steps.at(-1) + 0.5] },
       yaxis: { ...yaxis, range: [0, Math.max(yaxis.range[1], 1.12 * highest)] },
+      // Steps that not all ranks had ended are marked as left out.
+      shapes: figure.layout.shapes?.filter(({ x0 }) => x0 <= after),
+      annotations: figure.layout.annotations?.filter(({ x }) => x <= after),
     };
     return { data, layout, last: steps.at(-1), points };
   }

@@ -15,7 +15,7 @@ from dtprof.analysis.pipeline import find_windows, windows_of
 from dtprof.analysis.rank_batches import batch_in_turn
 from dtprof.analysis.rank_stacks import stack_in_turn
 from dtprof.analysis.ranks import place_used
-from dtprof.analysis.steps import UsedSteps, agree_on_rule
+from dtprof.analysis.steps import RankSteps, UsedSteps, agree_on_rule
 from dtprof.analysis.surveys import Run, newest_ranks, survey_run
 
 STEPS_READ = 2
@@ -29,6 +29,7 @@ class NewestStep:
     number: int
     duration_ns: Mapping[int, int]  # by rank
     parts_ns: Mapping[int, Mapping[str, int]]  # by rank, those of results.PARTS; only where completion was observed
+    steps: Mapping[int, RankSteps]  # of every rank, all that the records hold
 
 
 def measure_newest_step(run: Run) -> NewestStep | None:
@@ -74,4 +75,4 @@ def measure_newest_step(run: Run) -> NewestStep | None:
             durations[rank] = int(one.windows[0, 1] - one.windows[0, 0])
             if not unobserved:
                 parts[rank] = own_parts
-    return NewestStep(number=number, duration_ns=durations, parts_ns=parts)
+    return NewestStep(number=number, duration_ns=durations, parts_ns=parts, steps=steps)

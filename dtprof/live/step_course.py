@@ -1,15 +1,15 @@
 """How long the newest steps took, every one of them: what a chart of steps can be continued with.
 
-It takes only where steps end, so that it is had at every look; the parts of a step (newest_step.py) cost ten times as
-much, and the means of a page a hundred times.
+It takes only where steps end, so that it is had whenever one has ended; the parts of a step (newest_step.py) cost five
+times as much, and the means of a page fifty times.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dtprof import events
 from dtprof.analysis.rank_batches import batch_ranks
 from dtprof.analysis.results import StepSeries
-from dtprof.analysis.steps import BACKWARD, MARKS, OPTIMIZER, agree_on_rule, find_steps
+from dtprof.analysis.steps import BACKWARD, MARKS, OPTIMIZER, RankSteps, agree_on_rule, find_steps
 from dtprof.tables import RankTables
 
 ENDS: Collection[str] = (events.STEP, events.OPTIMIZER, *BACKWARD)
@@ -18,36 +18,32 @@ STEPS_BEFORE = 2
 """Of which records are needed to know how long a step took: its own, and those of the end of the one before."""
 
 
-def find_course(ranks: Sequence[RankTables], *, first: int) -> list[StepSeries]:
+def find_ends(ranks: Sequence[RankTables]) -> dict[int, RankSteps]:
+    """Return the steps of ranks by rank, from their spans alone; those named in ENDS suffice."""
+    return agree_on_rule({own.rank: own for own in find_steps(batch_ranks(ranks))}) if ranks else {}
+
+
+def follow_course(steps: Mapping[int, RankSteps], *, first: int) -> list[StepSeries]:
     """Return how long the steps that every rank with steps has ended took, from a step on.
 
     Parameters:
-        ranks: their newest spans, of STEPS_BEFORE steps before `first` and later ones; those named in ENDS suffice.
+        steps: of every rank, by one rule; from STEPS_BEFORE steps before `first` on.
         first: number of a step.
 
     Returns:
         Of every rank with steps the same steps. Nothing where steps are told by other rules than marks and optimizers:
         those count from the oldest record that is kept.
     """
-    if not ranks:
-        return []
-    steps = agree_on_rule({own.rank: own for own in find_steps(batch_ranks(ranks))})
     stepping = [own for own in steps.values() if own.count and own.rule in (MARKS, OPTIMIZER)]
-    if not stepping:
-        return []
-    common = set.intersection(*(set(own.numbers.tolist()) for own in stepping))
-    chosen = sorted(number for number in common if number >= first)
+    lasted = [
+        dict(zip(own.numbers.tolist(), (own.windows[:, 1] - own.windows[:, 0]).tolist(), strict=True))
+        for own in stepping
+    ]
+    common = set.intersection(*map(set, lasted)) if lasted else set()
+    chosen = tuple(sorted(number for number in common if number >= first))
     if not chosen:
         return []
-    found = []
-    for own in stepping:
-        lasted = dict(zip(own.numbers.tolist(), (own.windows[:, 1] - own.windows[:, 0]).tolist(), strict=True))
-        found.append(
-            StepSeries(
-                rank=own.rank,
-                duration_ns=tuple(lasted[number] for number in chosen),
-                first_step=chosen[0],
-                numbers=tuple(chosen),
-            )
-        )
-    return found
+    return [
+        StepSeries(rank=own.rank, duration_ns=tuple(durations[n] for n in chosen), first_step=chosen[0], numbers=chosen)
+        for own, durations in zip(stepping, lasted, strict=True)
+    ]

@@ -24,23 +24,22 @@ from dtprof.formatting import format_age, format_count
 from dtprof.live.monitor import Moment, Monitor
 from dtprof.live.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.live.pace import Pace
-from dtprof.live.step_course import ENDS, STEPS_BEFORE, find_course
+from dtprof.live.step_course import ENDS, STEPS_BEFORE, find_ends, follow_course
 from dtprof.live.window import LiveWindow
 from dtprof.report.page_dashboard import Dashboard
 from dtprof.report.page_documents import Document, render_page
 from dtprof.report.page_now import render_now
 from dtprof.run_format.reader import Run, open_run
-from dtprof.tables import RankTables
 
 LOOK_EVERY_S = 0.5
-DRAW_SHARE = 0.003
+DRAW_SHARE = 0.0025
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
 TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
-DIAGNOSE_SHARE = 0.002
+DIAGNOSE_SHARE = 0.0015
 DIAGNOSE_EVERY_S = 10.0
-NEWEST_SHARE = 0.012
+NEWEST_SHARE = 0.0105
 """Of the time, that the parts of the newest step may take."""
 NEWEST_EVERY_S = 0.9
 MAX_COURSE = 1000
@@ -90,6 +89,7 @@ class _Measured:
 
     newest: NewestStep | None
     course: list[dict[str, Any]]  # of figures.step_times.continue_step_times
+    is_all: bool  # all that is kept was gone through for it, else the newest steps
     attempt: int
     taken_s: float  # processor time
 
@@ -262,12 +262,7 @@ class Feed:
         is_new = self._has_moved and not is_newest and not moment.has_ended
         if self._measuring is None and is_new and self._newest_pace.is_due:
             self._has_moved = False
-            window = self._monitor.window
-            records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window)
-            first = self._course[-1]["step"] if self._course else self._last_drawn()
-            first = first if attempt == self._attempt else 0
-            spans = [one for one in window.spans_since(first - STEPS_BEFORE, ENDS) if one.attempt == attempt]
-            self._measuring = self._begin(lambda: self._measure(records, spans, first, attempt))
+            self._measuring = self._begin(self._to_measure(moment))
         if self._measuring is None:
             return
         wait([self._measuring], AT_ONCE_S)
@@ -278,20 +273,43 @@ class Feed:
             self._newest_pace.charge(found.taken_s)
             self._take_course(found)
 
-    def _measure(self, records: LiveWindow, spans: Sequence[RankTables], first: int, attempt: int) -> _Measured:
-        began = self._cpu()
-        newest = measure_newest_step(records)
-        course = continue_step_times(find_course(spans, first=first))
-        return _Measured(newest=newest, course=course, attempt=attempt, taken_s=self._cpu() - began)
+    def _to_measure(self, moment: Moment) -> Callable[[], _Measured]:
+        """Return the measurement of what is known now."""
+        window = self._monitor.window
+        records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window)
+        first = self._continued_to() if attempt == self._attempt else 0
+        # The newest steps are in the records that are read anyway; those before them where several have ended.
+        has_missed = moment.step - first >= STEPS_READ
+        spans = window.spans_since(first - STEPS_BEFORE, ENDS) if has_missed else []
+        of_attempt = [one for one in spans if one.attempt == attempt]
+
+        def measure() -> _Measured:
+            began = self._cpu()
+            newest = measure_newest_step(records)
+            steps = find_ends(of_attempt) if has_missed else newest.steps if newest is not None else {}
+            course = continue_step_times(follow_course(steps, first=first))
+            taken_s = self._cpu() - began
+            return _Measured(newest=newest, course=course, is_all=has_missed, attempt=attempt, taken_s=taken_s)
+
+        return measure
 
     def _take_course(self, found: _Measured) -> None:
         """Go on with the steps that have ended; the last of those known may have been longer than it was then."""
         if found.attempt != self._attempt:
             self._course, self._attempt = [], found.attempt
-        if found.course:
-            first = found.course[0]["step"]
-            known = [point for point in self._course if point["step"] < first]
-            self._course = (known + found.course)[-MAX_COURSE:]
+        if not found.course:
+            return
+        first = found.course[0]["step"]
+        # The first step of a job has no begin, and is none of these.
+        if first > max(1, self._continued_to()) + 1 and not found.is_all:
+            return  # steps between are missing: they are looked for next time
+        known = [point for point in self._course if point["step"] < first]
+        known = known if known and known[-1]["step"] == first - 1 else []
+        self._course = (known + found.course)[-MAX_COURSE:]
+
+    def _continued_to(self) -> int:
+        """Return the last step that is drawn, or that the drawing is continued with."""
+        return max(self._last_drawn(), self._course[-1]["step"] if self._course else 0)
 
     def _continue(self, after: int | None, *, is_drawn_anew: bool) -> list[dict[str, Any]]:
         """Return the steps with which a chart that goes to a step is continued, that step included."""

@@ -107,6 +107,7 @@ CHART = """
       steps: column('ink', 'x'), ink: column('ink', 'y'), band: column('band', 'y'), edge: column('edge', 'y'),
       rank: column(1, 'y'), told: traces.ink.hovertext?.at(-1) ?? '', range: plot.layout.xaxis.range,
       age: document.querySelector('#step-times > h2').dataset.age ?? '',
+      marks: (plot.layout.annotations ?? []).map((one) => one.text),
       whole: !traces.ink.x.bdata && plot.data.every((one) => Array.from(one.y).every(Number.isFinite)
         && Array.from(one.x).every((step, at, all) => !at || step === all[at - 1] + 1)),
     };
@@ -123,6 +124,7 @@ def test_chart_of_steps_goes_on_step_by_step(
         page.wait_for("return document.documentElement.dataset.drawn")
         first = page.run(CHART)["range"]
         assert first[1] == 31.5
+        assert page.run(CHART)["marks"] == ["left out"]
         grow(run, 34, tmp_path / "grown")
         page.wait_for("return document.querySelector('#step-times > h2').dataset.age?.startsWith('to step 34')")
         seen = page.run(CHART)
@@ -135,6 +137,7 @@ def test_chart_of_steps_goes_on_step_by_step(
         }
         assert seen["told"].startswith("<b>step 34</b>")
         assert seen["whole"]
+        assert seen["marks"] == []
         assert seen["range"] == [first[0], 34.5]
         assert "; words and table as of step 30" in seen["age"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.analysis.steps import find_steps_of
-from dtprof.live.step_course import ENDS, STEPS_BEFORE, find_course
+from dtprof.live.step_course import ENDS, STEPS_BEFORE, find_ends, follow_course
 from dtprof.live.window import LiveWindow
 from dtprof.run_format.reader import open_run
 from tests import builders
@@ -17,7 +17,7 @@ def course(run: Path, first: int) -> dict[int, dict[int, int]]:
     """Return by rank how long each step from one on took."""
     live = LiveWindow(run)
     live.look()
-    found = find_course(live.spans_since(first - STEPS_BEFORE, ENDS), first=first)
+    found = follow_course(find_ends(live.spans_since(first - STEPS_BEFORE, ENDS)), first=first)
     return {one.rank: dict(zip(one.steps, one.duration_ns, strict=True)) for one in found}
 
 
@@ -71,4 +71,4 @@ def test_rank_that_takes_no_steps_holds_none_of_the_others_up(tmp_path: Path) ->
 
 def test_run_without_records_has_none(tmp_path: Path) -> None:
     assert course(builders.write_run(tmp_path / "run", [RankBuilder(0, 1)]), 0) == {}
-    assert find_course([], first=0) == []
+    assert follow_course(find_ends([]), first=0) == []

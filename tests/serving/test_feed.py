@@ -315,6 +315,28 @@ def test_chart_of_steps_is_continued_between_two_drawings(tmp_path: Path) -> Non
     assert [point["step"] for point in news["course"]] == [11]
 
 
+def test_chart_of_steps_goes_on_after_nobody_has_looked_for_long(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    for steps in (9, 10):
+        grow(run, steps, tmp_path / f"grown-{steps}")
+        clock.now += 1
+        feed.since(version)
+    assert [point["step"] for point in feed._course] == [8, 9, 10]
+    grow(run, 200, tmp_path / "later")  # of which the newest 50 are kept
+    clock.now += 1
+    feed.since(version)
+    seen = [point["step"] for point in feed._course]
+    assert seen == list(range(seen[0], 201))
+    assert 140 < seen[0] < 160
+    grow(run, 201, tmp_path / "one-more")
+    clock.now += 1
+    assert [point["step"] for point in feed.since(version, after=199)["course"]] == [199, 200, 201]
+
+
 def test_course_of_steps_begins_anew_with_an_attempt(tmp_path: Path) -> None:
     run = running(two_ranks(8), tmp_path / "run")
     clock = Clock()
@@ -336,7 +358,9 @@ def test_steps_that_the_chart_is_continued_with_are_bounded(tmp_path: Path, monk
     monkeypatch.setattr(feed_module, "MAX_COURSE", 5)
     run = running(two_ranks(8), tmp_path / "run")
     clock = Clock()
-    feed = feed_of(run, clock)
+    feed = feed_of(run, clock, Clock())
+    feed.since(0)
+    feed._draw_pace.charge(1.0)
     for steps in range(9, 30, 3):
         clock.now += 1
         grow(run, steps, tmp_path / f"grown-{steps}")
