@@ -48,3 +48,29 @@ def test_ranks_of_this_run_without_a_record_are_found(processes: ExitStack, tmp_
     start(processes, tmp_path / "other", "3")
     start(processes, run, "4", command="cat")  # what a launcher runs around Python
     assert find_starting(run, recorded={1}) == {rank_0: 0, rank_2: 2}
+
+
+def test_launcher_that_has_the_number_of_its_node_is_no_rank(processes: ExitStack, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    starts = """
+import os, subprocess, sys
+waits = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
+rank = subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"LOCAL_RANK": "0"})
+rank.stdout.readline()
+print(rank.pid, flush=True)
+sys.stdin.read()
+rank.kill()
+rank.wait()
+"""
+    launcher = processes.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-c", starts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {settings.ENV_RUN_DIR: str(run), "RANK": "1"},
+        )
+    )
+    assert launcher.stdout is not None
+    rank = int(launcher.stdout.readline())
+    assert find_starting(run, recorded=()) == {rank: 1}
+    assert find_starting(run, recorded=(1,)) == {}
