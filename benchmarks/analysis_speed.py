@@ -29,8 +29,8 @@ LINE = (5_000, 10_000, 20_000, 40_000)
 _MEASURE = """
 import json, resource, sys, time
 from pathlib import Path
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.reader import open_run
 run = open_run(Path(sys.argv[1]))
 begin, wall = time.process_time(), time.perf_counter()
 if sys.argv[2] == "read":

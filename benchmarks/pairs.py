@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dtprof.analysis.overhead import median_interval
+from dtprof.analysis.comparison.overhead_pairs import median_interval
 
 MANY = 40
 """From so many values on the spread names the quartiles, too."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dtprof import __version__, fence, settings
-from dtprof.run_format import paths, schema, writer
+from dtprof.records import paths, schema, writer
 
 RUNS = "dtprof-runs"
 NOTE = "recorded by `import dtprof.auto`: no launcher watched the job, and how it ended is not known"

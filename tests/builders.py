@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from dtprof import events, tables
-from dtprof.axes import axis_of
-from dtprof.run_format import paths, schema
-from dtprof.run_format.clocks import HostClock
-from dtprof.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
+from dtprof.records import events, paths, schema, tables
+from dtprof.records.axis_names import axis_of
+from dtprof.records.host_clocks import HostClock
+from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
 
 START_NS = 1_000_000_000
 WALL_CLOCK_NS = 1_790_000_000_000_000_000

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from dtprof.run_format.reader import Run
-from dtprof.tables import RankTables
+from dtprof.records.reader import Run
+from dtprof.records.tables import RankTables
 
 REPOSITORY = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"

@@ -15,47 +15,41 @@ import dtprof
 REPOSITORY = Path(__file__).parents[1]
 ANY = "*"
 
-# What a folder may import, itself and the standard library apart; `base` is dtprof/*.py.
+# What a folder may import, itself and the standard library apart: folders below it, and these packages.
+# `base` is dtprof/*.py; a folder never imports one that stands above it.
 ALLOWED = {
     "base": {"numpy"},
-    "run_format": {"base"},
-    "capture": {"base", "run_format", "torch"},
-    "launch": {"base", "run_format", "metrics", "psutil", "pynvml"},
-    "importers": {"base", "run_format", "msgspec", "numpy", "pyarrow"},
-    "analysis": {"base", "numpy"},
-    "execution": {"base", "distributed"},
-    "metrics": {"base", "run_format", "analysis", "numpy"},
-    "diagnosis": {"base", "analysis", "numpy"},
+    "records": {"base", "numpy", "fsspec"},
+    "capture": {"base", "records", "torch"},
     "lint": set(),
-    "live": {"base", "run_format", "analysis", "numpy"},
-    "serving": {"base", "run_format", "analysis", "diagnosis", "figures", "report", "live", "starlette"},
-    "figures": {"base", "analysis", "diagnosis", "numpy", "plotly"},
-    "report": {"base", "analysis", "diagnosis", "figures", "lint"},
-    "export": {"base", "analysis", "diagnosis", "numpy", "PIL"},
+    "job": {"base", "records", "numpy"},
+    "analysis": {"base", "records", "job", "numpy"},
+    "diagnosis": {"base", "records", "job", "analysis", "numpy", "msgspec"},
+    "interchange": {"base", "records", "job", "analysis", "diagnosis", "msgspec", "numpy", "pyarrow", "PIL"},
+    "report": {"base", "records", "job", "analysis", "diagnosis", "lint", "numpy", "plotly"},
+    "monitor": {
+        "base",
+        "records",
+        "job",
+        "analysis",
+        "diagnosis",
+        "report",
+        "interchange",
+        "numpy",
+        "rich",
+        "starlette",
+    },
+    "launch": {"base", "records", "monitor", "psutil", "pynvml"},
+    "session": {ANY},
     "api": {ANY},
     "cli": {ANY},
     "reference_trainer": {"base", "numpy", "tokenizers", "torch"},
 }
 # A file that may import more than its folder, and why.
 ALLOWED_BESIDES = {
-    "dtprof/live/monitor.py": {"dtprof.diagnosis.told"},  # what the launcher told of, as all show it
-    "dtprof/report/top_screen.py": {"live", "rich"},  # draws what the monitor of a running job gives
-    "dtprof/report/page_now.py": {"live"},  # the same, for a browser
-    "dtprof/run_format/reader.py": {"numpy"},  # its tables are arrays; the writer runs inside the job and does without
-    "dtprof/run_format/node_reader.py": {"numpy"},  # the same
-    "dtprof/report/html.py": {"plotly"},  # embeds plotly.js as the installed package carries it
-    "dtprof/run_format/buckets.py": {"numpy"},  # part of the reader
-    "dtprof/run_format/past.py": {"numpy"},  # the same
-    "dtprof/run_format/device_times.py": {"numpy"},  # part of the reader
-    "dtprof/run_format/segments.py": {"numpy"},  # part of the reader
-    "dtprof/run_format/short_logs.py": {"numpy"},  # the same
-    "dtprof/run_format/remote.py": {"fsspec"},  # the extra `remote`, where a run is given as a URL
-    "dtprof/run_format/archive.py": {"numpy"},  # used by the reader and the launcher
-    "dtprof/run_format/follow.py": {"numpy"},  # part of the reader
-    "dtprof/run_format/totals.py": {"numpy"},  # used by the Python tap where the job has numpy
     # The build script is started under the job's interpreter; the launcher needs to know where it lies.
     "dtprof/launch/interpreter.py": {"dtprof.capture.native.build"},
-    "dtprof/auto.py": {"run_format", "dtprof.capture.native.build"},  # does what the launcher does
+    "dtprof/auto.py": {"records", "dtprof.capture.native.build"},  # does what the launcher does
     "dtprof/__main__.py": {"cli"},  # is the command
     "dtprof/__init__.py": {"api"},  # for types; loaded when it is first used
 }

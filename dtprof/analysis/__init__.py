@@ -1,1 +1,1 @@
-"""Pure functions from tables to results: no files, no torch, no drawing."""
+"""Pure functions from tables to results, by question: no files, no torch, no drawing."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.intervals import Column, Intervals, Mask
-from dtprof.analysis.meetings import Matched, Meetings
-from dtprof.analysis.operation_timing import Timing
-from dtprof.analysis.phases import BUSY
-from dtprof.analysis.rank_batches import MAX_AXIS_NS, lay_out
+from dtprof.analysis.communication.blocked_time import Blocked
+from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.rank_timing import PlacedRank, RankTiming
-from dtprof.tables import Array, join
+from dtprof.analysis.steps.phase_intervals import BUSY
+from dtprof.intervals import Column, Intervals, Mask
+from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.job.rank_batches import MAX_AXIS_NS, lay_out
+from dtprof.records.tables import Array, join
 
 MAX_ROWS = 1 << 14
 """Operations of ranks taken together: columns of so many stay in the processor's cache."""

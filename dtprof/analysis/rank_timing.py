@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.blocking import Blocked, find_blocked
-from dtprof.analysis.clock_errors import ClockErrors
-from dtprof.analysis.intervals import Intervals
-from dtprof.analysis.meetings import Matched, Meetings, match_operations
-from dtprof.analysis.operation_timing import Timing, time_operations
-from dtprof.analysis.phases import find_phases
-from dtprof.analysis.rank_batches import RankBatch, batch_ranks
-from dtprof.analysis.steps import RankSteps
-from dtprof.tables import Array, RankTables
+from dtprof.analysis.communication.blocked_time import Blocked, find_blocked
+from dtprof.analysis.communication.operation_timing import Timing, time_operations
+from dtprof.analysis.steps.phase_intervals import find_phases
+from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.intervals import Intervals
+from dtprof.job.clock_errors import ClockErrors
+from dtprof.job.collective_matching import Matched, Meetings, match_operations
+from dtprof.job.rank_batches import RankBatch, batch_ranks
+from dtprof.records.tables import Array, RankTables
 
 
 @dataclass(frozen=True, kw_only=True)

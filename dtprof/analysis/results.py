@@ -7,7 +7,8 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dtprof.tables import OutOfMemory
+from dtprof.job.clock_alignment import ClockResult
+from dtprof.records.tables import OutOfMemory
 
 PARTS = (
     "compute",
@@ -34,16 +35,6 @@ PHASES = (
     "other",
 )
 """The second, independent partition of a step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockResult:
-    """The clock of one host against that of the reference."""
-
-    host: str
-    offset_ns: int | None  # added to its times, in the middle of the run; None where it is not aligned
-    error_ns: int | None
-    by: str | None  # "round trips", "records", "round trips and records"; None: it is the reference, or not aligned
 
 
 @dataclass(frozen=True, kw_only=True)

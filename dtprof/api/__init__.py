@@ -10,17 +10,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtprof.cli.engines import Engine, executor_for, make_engine
-from dtprof.cli.engines import open_run as open_with
 from dtprof.errors import NothingToShowError, UsageError
+from dtprof.session.engines import Engine, executor_for, make_engine
+from dtprof.session.engines import open_run as open_with
 
 if TYPE_CHECKING:
-    from dtprof.analysis.comparison import Comparison
-    from dtprof.analysis.comparison_series import RunFigures
+    from dtprof.analysis.comparison.comparison_series import RunFigures
+    from dtprof.analysis.comparison.run_comparison import Comparison
     from dtprof.analysis.results import Summary
     from dtprof.api.table import Column, Table
     from dtprof.diagnosis.findings import Verdict
-    from dtprof.figures.source import Source
+    from dtprof.report.figures.figure_source import Source
 
 RECORDS = ("operations", "spans", "samples")
 TRACES = ("windows", "traced_operations")
@@ -71,14 +71,14 @@ class Run:
 
     @cached_property
     def _summary(self) -> "Summary":
-        from dtprof.analysis.summary import summarise
+        from dtprof.analysis.run_summary import summarise
 
         with executor_for(self._engine, self._opened) as executor:
             return summarise(self._opened, executor)
 
     def diagnose(self) -> "Verdict":
         """Return what `dtprof diagnose` says. Asked anew each time: a job may be running."""
-        from dtprof.cli.inspection import diagnose_run
+        from dtprof.session.run_diagnosis import diagnose_run
 
         return diagnose_run(self._given, self._engine)
 
@@ -88,7 +88,7 @@ class Run:
         Raises:
             UsageError: `other` is no run, or `at_least` lies outside 0 to 1.
         """
-        from dtprof.analysis.comparison import compare_runs
+        from dtprof.analysis.comparison.run_comparison import compare_runs
 
         if not isinstance(other, Run):
             raise UsageError(f"other is {other!r}; expected a run as dtprof.open_run returns it")
@@ -98,7 +98,7 @@ class Run:
 
     @cached_property
     def _figures(self) -> "RunFigures":
-        from dtprof.analysis.comparison_series import measure_run
+        from dtprof.analysis.comparison.comparison_series import measure_run
 
         with executor_for(self._engine, self._opened) as executor:
             return measure_run(self._opened, executor)
@@ -114,7 +114,7 @@ class Run:
         if name in RESULTS:
             if ranks is not None:
                 raise UsageError(f"table {name!r} is a result of all ranks; expected `ranks` with records only")
-            from dtprof.api.results import tabulate_results
+            from dtprof.api.result_tables import tabulate_results
 
             return tabulate_results(name, self._summary)
         if name not in (*RECORDS, *TRACES):
@@ -124,10 +124,10 @@ class Run:
         if missing:
             raise UsageError(f"rank {missing[0]} left no log; expected ranks of {list(self.ranks)}")
         if name in TRACES:
-            from dtprof.api.windows import read_traces
+            from dtprof.api.window_tables import read_traces
 
             return read_traces(name, self._opened, chosen)
-        from dtprof.api.records import read_records
+        from dtprof.api.record_tables import read_records
 
         return read_records(name, (self._opened.load(rank) for rank in chosen))
 
@@ -140,18 +140,18 @@ class Run:
         """
         if name not in FIGURES:
             raise UsageError(f"there is no figure {name!r}; expected one of {', '.join(FIGURES)}")
-        from dtprof.figures import registry
+        from dtprof.report.figures import figure_registry
 
-        drawn = registry.FIGURES[name](self._source)
+        drawn = figure_registry.FIGURES[name](self._source)
         if not hasattr(drawn, "figure"):
             raise NothingToShowError(f"{drawn.why} {drawn.remedy}")
         return drawn.figure
 
     @cached_property
     def _source(self) -> "Source":
-        from dtprof.analysis.closeup import examine
-        from dtprof.analysis.device_course import follow_devices, samples_each
-        from dtprof.figures.source import Source
+        from dtprof.analysis.memory.device_series import follow_devices, samples_each
+        from dtprof.analysis.timeline.run_closeup import examine
+        from dtprof.report.figures.figure_source import Source
 
         summary, closeup = examine(self._opened)
         nodes = self._opened.node_samples(max_samples=samples_each(len(summary.hosts)))
@@ -163,7 +163,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the summary for a notebook."""
-        from dtprof.report.summary_text import summary_text
+        from dtprof.report.text.summary_text import summary_text
 
         return f"<pre>{escape(summary_text(self._summary))}</pre>"
 
@@ -193,12 +193,12 @@ def schema(table: str) -> "tuple[Column, ...]":
     Raises:
         UsageError: there is no such table.
     """
-    from dtprof.api import records, results, windows
+    from dtprof.api import record_tables, result_tables, window_tables
 
     if table in RECORDS:
-        return records.RECORDS[table][0]
+        return record_tables.RECORDS[table][0]
     if table in RESULTS:
-        return results.RESULTS[table][0]
+        return result_tables.RESULTS[table][0]
     if table in TRACES:
-        return windows.TRACES[table]
+        return window_tables.TRACES[table]
     raise UsageError(f"there is no table {table!r}; expected one of {', '.join((*RECORDS, *RESULTS, *TRACES))}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.api.arrow import arrow_array
+from dtprof.api.arrow_columns import arrow_array
 from dtprof.errors import MissingDependencyError, UsageError
 
 MAX_SHOWN = 20

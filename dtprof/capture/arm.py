@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtprof import __version__, events, fence, settings, torch_versions
-from dtprof.capture import call_sites, device_times, exits, frameworks, groups
-from dtprof.capture.entries import entry, timed_entry
+from dtprof import __version__, fence, settings, torch_versions
+from dtprof.capture import call_sites, frameworks, group_descriptions, nccl_durations, process_exits
 from dtprof.capture.frameworks.imports import replace_copies
-from dtprof.capture.phases import Phases
+from dtprof.capture.phase_hooks import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
-from dtprof.run_format import paths, writer
+from dtprof.capture.string_entries import entry, timed_entry
+from dtprof.records import events, paths, writer
 
 PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
@@ -38,7 +38,7 @@ class Process:
         self._run = run
         self._recorder: Recorder | None = None
         self._gave_up = False
-        self._exits: exits.ExitRecords | None = None
+        self._exits: process_exits.ExitRecords | None = None
         self._phases: Phases | None = None
 
     def _forget(self) -> None:
@@ -61,10 +61,10 @@ class Process:
             )
             return
         _allow_stacks()
-        exits.record_children(node)
-        exits.record_spawned_exceptions(self._record_exception)
+        process_exits.record_children(node)
+        process_exits.record_spawned_exceptions(self._record_exception)
         if "RANK" in os.environ:
-            exits.record_uncaught(self._record_early_exception)
+            process_exits.record_uncaught(self._record_early_exception)
         if torch.distributed.is_available():
             self._hook_init()
         self._phases = Phases(self.recorder)
@@ -127,9 +127,9 @@ class Process:
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
             self._install_taps(recorder)
-        self._exits = exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
+        self._exits = process_exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
         self._exits.install()
-        exits.watch_leaving(self._mark_leaving)
+        process_exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False
         if self._phases is not None:
             self._phases.windows.begin_log(recorder, folder, rank)
@@ -151,17 +151,19 @@ class Process:
         if hasattr(recorder, "on_group"):
 
             def describe(group_id: int, name: str) -> None:
-                if line := groups.members_entry(group_id, name):
+                if line := group_descriptions.members_entry(group_id, name):
                     recorder.write_entry(line)
 
             recorder.on_group(describe)
         else:
-            from dtprof.capture.python import waits
+            from dtprof.capture.python_hook import work_waits
 
-            waits.watch_waits(torch._C._distributed_c10d.Work)
+            work_waits.watch_waits(torch._C._distributed_c10d.Work)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
-        if read := device_times.reader():
-            groups.on_first_nccl_group(device_times.DeviceTimes(recorder, groups.ids, read).start)
+        if read := nccl_durations.reader():
+            group_descriptions.on_first_nccl_group(
+                nccl_durations.DeviceTimes(recorder, group_descriptions.ids, read).start
+            )
 
     def _describe(self, error: BaseException) -> str | None:
         if self._phases is None or (line := self._phases.exhaustion.describe(error)) is None:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.entries import timed_entry
-from dtprof.capture.memory import Memory
+from dtprof.capture.memory_sampler import Memory
+from dtprof.capture.string_entries import timed_entry
 
 CPU_ALLOCATOR = ("can't allocate memory", "not enough memory")
 """What torch's allocators of host memory say in a RuntimeError."""

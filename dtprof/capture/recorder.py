@@ -5,7 +5,7 @@ from typing import Protocol
 
 from dtprof import __version__, fence, settings
 from dtprof.capture import call_sites
-from dtprof.run_format import schema, writer
+from dtprof.records import schema, writer
 
 MOST_SEGMENTS = 2**20
 """More than any disk holds, and still a number that the native tap takes."""
@@ -91,7 +91,7 @@ def open_recorder(
         dtprof_version=__version__,
     )
     if native is None:
-        from dtprof.capture.python.tap import PythonTap
+        from dtprof.capture.python_hook.dispatcher_hook import PythonTap
 
         if reason:
             fence.warn_once(reason)

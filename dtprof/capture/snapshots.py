@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import fence
-from dtprof.capture.categories import FAKE
-from dtprof.capture.entries import entry
-from dtprof.capture.memory import Memory
+from dtprof.capture.memory_categories import FAKE
+from dtprof.capture.memory_sampler import Memory
 from dtprof.capture.recorder import Recorder
+from dtprof.capture.string_entries import entry
 
 MOST_TENSORS = 1_000
 """The largest, that are written one by one; the rest is summed up."""

@@ -7,9 +7,9 @@ import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from dtprof import events, fence
+from dtprof import fence
 from dtprof.capture.recorder import Recorder
-from dtprof.run_format import schema
+from dtprof.records import events, schema
 
 TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.STEP)
 """What only a process that trains does: opens the log of this rank."""

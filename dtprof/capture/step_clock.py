@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dtprof import fence, step_times
+from dtprof import fence
+from dtprof.records import step_times_file
 
 
 class StepClock:
@@ -37,18 +38,18 @@ class StepClock:
             self._open(optimizer)
         if id(optimizer) == self._optimizer:
             now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-            os.write(self._file, step_times.STEP.pack(now_ns, *self._thread_times()))
+            os.write(self._file, step_times_file.STEP.pack(now_ns, *self._thread_times()))
 
     def _open(self, optimizer: object) -> None:
         import torch
 
         self._pid, self._optimizer = os.getpid(), id(optimizer)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(self._folder / f"{self._pid}{step_times.SUFFIX}", flags, 0o644)
+        self._file = os.open(self._folder / f"{self._pid}{step_times_file.SUFFIX}", flags, 0o644)
         text = os.environ.get("RANK", "")
         device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         rank = int(text) if text.isdigit() else -1
-        os.write(self._file, step_times.HEADER.pack(step_times.MARK, self._started_ns, rank, int(device)))
+        os.write(self._file, step_times_file.HEADER.pack(step_times_file.MARK, self._started_ns, rank, int(device)))
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -1,8 +1,9 @@
 """Record what the program says of itself through dtprof.step() and dtprof.phase()."""
 
-from dtprof import events, fence
+from dtprof import fence
 from dtprof.capture.spans import Spans
-from dtprof.capture.steps import Steps
+from dtprof.capture.step_counter import Steps
+from dtprof.records import events
 
 MOST_NAMES = 1_000
 LONGEST_NAME = 100

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
-from dtprof.cli.following import say_next
-from dtprof.cli.quantities import parse_milliseconds, parse_rate, parse_share, parse_size
+from dtprof.cli.next_command import say_next
+from dtprof.cli.typed_quantities import parse_milliseconds, parse_rate, parse_share, parse_size
 from dtprof.errors import UsageError
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.limits import Limit, LimitResult
+    from dtprof.analysis.comparison.thresholds import Limit, LimitResult
 
 EPILOG = """\
 examples:
@@ -127,10 +127,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what came of each limit; 1 where one is not kept."""
-    from dtprof.analysis.limits import Limit
-    from dtprof.report.check_json import check_json
-    from dtprof.report.check_text import check_text
-    from dtprof.run_format import remote
+    from dtprof.analysis.comparison.thresholds import Limit
+    from dtprof.records import remote
+    from dtprof.report.documents.check_json import check_json
+    from dtprof.report.text.check_text import check_text
 
     limits = []
     for option in OPTIONS:
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Path]:
     """Return the command that explains what was not kept."""
-    from dtprof.analysis.limits import FINDINGS, SLOWDOWN
+    from dtprof.analysis.comparison.thresholds import FINDINGS, SLOWDOWN
 
     run: Path = arguments.run_directory
     if FINDINGS in failed:
@@ -168,8 +168,8 @@ def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Pa
 
 
 def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
-    from dtprof.analysis.limits import SLOWDOWN, Limit
-    from dtprof.run_format import remote
+    from dtprof.analysis.comparison.thresholds import SLOWDOWN, Limit
+    from dtprof.records import remote
 
     baseline, text = arguments.max_slowdown_against, arguments.max_slowdown
     if baseline is None:
@@ -186,7 +186,7 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
 def _judge(
     path: Path, limits: "list[Limit]", slowdown: "Limit | None", baseline: Path | None, engine: engines.Engine
 ) -> "list[LimitResult]":
-    from dtprof.analysis.limits import judge_limit, judge_slowdown
+    from dtprof.analysis.comparison.thresholds import judge_limit, judge_slowdown
     from dtprof.cli.compare import measure
 
     if not (limits or slowdown):
@@ -200,8 +200,8 @@ def _judge(
 
 def _judge_findings(path: Path, engine: engines.Engine) -> "LimitResult":
     """Hold the verdict on the run against --no-risk."""
-    from dtprof.analysis.limits import FINDINGS, LimitResult
-    from dtprof.cli.inspection import diagnose_run
+    from dtprof.analysis.comparison.thresholds import FINDINGS, LimitResult
+    from dtprof.session.run_diagnosis import diagnose_run
 
     verdict = diagnose_run(path, engine)
     found = verdict.faults

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
-from dtprof.cli.quantities import parse_share
+from dtprof.cli.typed_quantities import parse_share
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.comparison_series import RunFigures
+    from dtprof.analysis.comparison.comparison_series import RunFigures
 
 DEFAULT_AT_LEAST = "1%"
 EPILOG = """\
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     at_least = parse_share("--at-least", arguments.at_least)
 
-    from dtprof.analysis.comparison import compare_runs
-    from dtprof.report.comparison_json import comparison_json
-    from dtprof.report.comparison_text import comparison_text
+    from dtprof.analysis.comparison.run_comparison import compare_runs
+    from dtprof.report.documents.comparison_json import comparison_json
+    from dtprof.report.text.comparison_text import comparison_text
 
     a, b = measure([arguments.run_a, arguments.run_b], engines.chosen_engine(arguments))
     result = compare_runs(a, b, at_least=at_least)
@@ -67,7 +67,7 @@ def measure(paths: Sequence[Path], engine: engines.Engine) -> "list[RunFigures]"
         NotARunError: a path holds no run that can be read.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    from dtprof.analysis.comparison_series import measure_run
+    from dtprof.analysis.comparison.comparison_series import measure_run
 
     runs = [engines.open_run(path, engine) for path in paths]
     with engines.executor_for(engine, *runs) as executor:

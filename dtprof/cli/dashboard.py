@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dtprof.figures.source import Source
-    from dtprof.report.page_dashboard import Dashboard
-    from dtprof.serving.feed import Feed
+    from dtprof.monitor.web.page_feed import Feed
+    from dtprof.report.figures.figure_source import Source
+    from dtprof.report.pages.page_dashboard import Dashboard
 
 DEFAULT_PORT = 8265
 TICK_S = 0.5
@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     import uvicorn
 
-    from dtprof.cli.inspection import diagnose_run
     from dtprof.cli.ports import parse_port
-    from dtprof.report import page_dashboard, page_panels
-    from dtprof.run_format import remote
-    from dtprof.run_format.reader import open_run
-    from dtprof.serving.feed import Feed
-    from dtprof.serving.server import Runs, is_loopback, listen, make_app
+    from dtprof.monitor.web.page_feed import Feed
+    from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
+    from dtprof.records import remote
+    from dtprof.records.reader import open_run
+    from dtprof.report.pages import page_dashboard, page_panels
+    from dtprof.session.run_diagnosis import diagnose_run
 
     class CalmServer(uvicorn.Server):
         """Wakes seldom while nobody asks: uvicorn wakes ten times a second, a tenth of what watching costs."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dtprof.errors import MissingDependencyError
-from dtprof.run_format.paths import MANIFEST
+from dtprof.records.paths import MANIFEST
 
 RANKS = 4
 JOB = [

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
-from dtprof.cli.following import say_next
+from dtprof.cli.next_command import say_next
 from dtprof.errors import UsageError
+from dtprof.session import engines
 
 if TYPE_CHECKING:
     from dtprof.diagnosis.findings import Verdict
@@ -52,8 +52,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the verdict."""
-    from dtprof.report.verdict_json import verdict_json
-    from dtprof.report.verdict_text import verdict_text
+    from dtprof.report.documents.verdict_json import verdict_json
+    from dtprof.report.text.verdict_text import verdict_text
 
     verdict = diagnose(arguments.paths, engines.chosen_engine(arguments))
     if arguments.json:
@@ -73,25 +73,25 @@ def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PRO
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
         UsageError: it is not of one job.
     """
-    from dtprof.cli.inputs import sort_inputs
-    from dtprof.diagnosis.joining import join
+    from dtprof.diagnosis.source_merging import join
+    from dtprof.session.diagnosis_inputs import sort_inputs
 
     inputs = sort_inputs(paths)
     verdicts = []
     if len(inputs.runs) > 1:
         verdicts.append(_diagnose_nodes(inputs.runs, engine))
     elif inputs.runs:
-        from dtprof.cli.inspection import diagnose_run
+        from dtprof.session.run_diagnosis import diagnose_run
 
         verdicts.append(diagnose_run(inputs.runs[0], engine))
     if inputs.dumps:
-        from dtprof.diagnosis.dumps.decision import diagnose_dumps
-        from dtprof.dumps import Labels
-        from dtprof.importers.dump_files import read_dumps
+        from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
+        from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+        from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
 
         verdicts.append(diagnose_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels))
     if inputs.logs:
-        from dtprof.diagnosis.logs.reading import diagnose_logs
+        from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
 
         verdicts.append(diagnose_logs(inputs.logs))
     verdict = join(verdicts)
@@ -100,9 +100,9 @@ def diagnose(paths: Iterable[Path], engine: engines.Engine = engines.IN_THIS_PRO
 
 def _diagnose_nodes(folders: Sequence[Path], engine: engines.Engine) -> "Verdict":
     """Return the verdict on a job whose launchers have written a run each: joined for as long as it is read."""
-    from dtprof.cli.inspection import diagnose_run, is_recorded
-    from dtprof.launch import gathering
-    from dtprof.run_format.reader import open_run
+    from dtprof.launch import run_gathering
+    from dtprof.records.reader import open_run
+    from dtprof.session.run_diagnosis import diagnose_run, is_recorded
 
     opened = [open_run(folder) for folder in folders]
     for one in opened:
@@ -111,9 +111,9 @@ def _diagnose_nodes(folders: Sequence[Path], engine: engines.Engine) -> "Verdict
                 f"{len(folders)} run directories were given, and {one.name} is still recorded; expected those of the "
                 f"nodes of a job that has ended, or one: dtprof diagnose {shlex.quote(str(one.path))}"
             )
-    nodes = [gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
+    nodes = [run_gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
     beside = opened[0].path.absolute().parent  # where files can be linked
     with tempfile.TemporaryDirectory(prefix=".dtprof-", dir=beside if os.access(beside, os.W_OK) else None) as scratch:
-        gathered = gathering.gather(nodes, Path(scratch) / "run", force=False)
+        gathered = run_gathering.gather(nodes, Path(scratch) / "run", force=False)
         verdict = diagnose_run(Path(scratch) / "run", engine)
     return replace(verdict, cannot_tell=(*verdict.cannot_tell, *gathered.remarks))

@@ -10,15 +10,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
 from dtprof.cli.parsers import output_path
 from dtprof.errors import OutputError, UsageError
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.execution import Executor
     from dtprof.analysis.results import Summary
     from dtprof.api.table import Table
-    from dtprof.run_format.reader import Run
+    from dtprof.job.rank_executor import Executor
+    from dtprof.records.reader import Run
 
 FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
 TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
@@ -90,7 +90,7 @@ def parse_steps(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and print where it lies."""
-    from dtprof.execution import memory_pools
+    from dtprof.session.executors import memory_pools
 
     if arguments.steps is not None and arguments.format not in TRACES:
         raise UsageError(f"--steps chooses what a trace holds; --format {arguments.format} writes every step")
@@ -149,8 +149,8 @@ def write_opened(
     if kind in ("parquet", "csv"):
         return _write_tables(opened, kind, path, executor)
     if kind == "prometheus":
-        from dtprof.analysis.summary import summarise
-        from dtprof.export.prometheus import write_prometheus
+        from dtprof.analysis.run_summary import summarise
+        from dtprof.interchange.exporters.prometheus_export import write_prometheus
 
         return write_prometheus(summarise(opened, executor), path)
     if kind == "tensorboard":
@@ -159,22 +159,22 @@ def write_opened(
         logs, said = write_logs(opened, path, executor, steps=steps)
         logs.close()
         return said
-    from dtprof.analysis.detail import read_detail
+    from dtprof.analysis.timeline.operation_detail import read_detail
 
     detail = read_detail(opened, executor)
     if kind == "perfetto" and suffix == ARCHIVE:
-        from dtprof.export.perfetto_archive import write_perfetto_archive
+        from dtprof.interchange.exporters.perfetto_archive import write_perfetto_archive
 
         return write_perfetto_archive(detail, path, steps=steps)
     if kind == "perfetto":
-        from dtprof.export.perfetto import write_perfetto
+        from dtprof.interchange.exporters.perfetto_trace import write_perfetto
 
         return write_perfetto(detail, path, steps=steps, executor=executor)
     if kind == "chrome":
-        from dtprof.export.chrome import write_chrome
+        from dtprof.interchange.exporters.chrome_trace import write_chrome
 
         return write_chrome(detail, path, steps=steps, executor=executor)
-    from dtprof.export.kineto import write_kineto
+    from dtprof.interchange.exporters.kineto_export import write_kineto
 
     return write_kineto(detail, path, steps=steps, executor=executor)
 
@@ -182,10 +182,10 @@ def write_opened(
 def _write_tables(opened: "Run", kind: str, path: Path, executor: "Executor") -> list[str]:
     """Write the records of a rank at a time, each read once, then the results, which workers compute meanwhile."""
     from dtprof import api
-    from dtprof.analysis.summary import summarise
-    from dtprof.api.records import read_records
-    from dtprof.api.results import tabulate_results
-    from dtprof.export.tables import write_tables
+    from dtprof.analysis.run_summary import summarise
+    from dtprof.api.record_tables import read_records
+    from dtprof.api.result_tables import tabulate_results
+    from dtprof.interchange.exporters.table_files import write_tables
 
     def pieces(summary: "Callable[[], Summary]") -> "Iterator[tuple[str, Table]]":
         for ranks in [[rank] for rank in opened.ranks] or [[]]:

@@ -42,12 +42,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Gather, and say what is missing."""
-    from dtprof.launch import gathering
-    from dtprof.run_format.reader import open_run
+    from dtprof.launch import run_gathering
+    from dtprof.records.reader import open_run
 
     opened = [open_run(path) for path in arguments.node_directories]
-    nodes = [gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
-    gathered = gathering.gather(nodes, arguments.output, force=arguments.force)
+    nodes = [run_gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
+    gathered = run_gathering.gather(nodes, arguments.output, force=arguments.force)
     for remark in gathered.remarks:
         print(f"dtprof gather: {remark}", file=sys.stderr)
     if gathered.missing:

@@ -40,9 +40,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and say what it holds."""
-    from dtprof.importers.files import import_files
-    from dtprof.importers.run_directory import check_output, clear_output, write_imported
-    from dtprof.launch.directory import refuse_what_is_not_ours
+    from dtprof.interchange.importers.imported_files import import_files
+    from dtprof.interchange.importers.imported_run import check_output, clear_output, write_imported
+    from dtprof.launch.run_directory import refuse_what_is_not_ours
 
     check_output(arguments.output, arguments.paths, force=arguments.force)
     refuse_what_is_not_ours(arguments.output)

@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli.following import say_next
+from dtprof.cli.next_command import say_next
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from dtprof.lint.evidence import GroupCalls
+    from dtprof.lint.run_evidence import GroupCalls
 
 EPILOG = """\
 examples:
@@ -49,14 +49,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings."""
     from dtprof.lint.linting import lint
-    from dtprof.report.lint_json import lint_json
-    from dtprof.report.lint_text import lint_text
+    from dtprof.report.documents.lint_json import lint_json
+    from dtprof.report.text.lint_text import lint_text
 
     result = lint(arguments.paths)
     if not (result.files or result.problems):
         raise UsageError(f"{arguments.paths[0]} holds no Python file; expected a .py file, or a directory of those")
     if arguments.run_directory is not None:
-        from dtprof.lint.evidence import confirm
+        from dtprof.lint.run_evidence import confirm
 
         result = confirm(result, _group_calls(arguments.run_directory))
     found = any(finding.severity in ("error", "warning") for finding in result.findings)
@@ -70,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _group_calls(path: Path) -> "list[GroupCalls]":
     """Return what the ranks of a run called in each group, in order."""
-    from dtprof.diagnosis.recorded import without_refused
-    from dtprof.lint.evidence import GroupCalls
-    from dtprof.run_format import schema
-    from dtprof.run_format.reader import open_run
+    from dtprof.diagnosis.sources.rank_evidence import without_refused
+    from dtprof.lint.run_evidence import GroupCalls
+    from dtprof.records import schema
+    from dtprof.records.reader import open_run
 
     found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
     for tables in open_run(path).load_all():

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from dtprof.errors import DtprofError, UsageError
 
 if TYPE_CHECKING:
-    from dtprof.analysis import overhead
+    from dtprof.analysis.comparison import overhead_pairs
     from dtprof.analysis.results import Overhead
-    from dtprof.launch import trials
+    from dtprof.launch import overhead_trials
 
 DEFAULT_PAIRS = 6
 EPILOG = """\
@@ -62,21 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
     num_pairs = _num_pairs(arguments.pairs)
 
-    from dtprof.analysis import overhead
-    from dtprof.launch import job, trials
-    from dtprof.report.overhead_json import overhead_json
-    from dtprof.report.overhead_text import overhead_text
+    from dtprof.analysis.comparison import overhead_pairs
+    from dtprof.launch import job_launch, overhead_trials
+    from dtprof.report.documents.overhead_json import overhead_json
+    from dtprof.report.text.overhead_text import overhead_text
 
-    job.check_command(command[0])
+    job_launch.check_command(command[0])
     load = os.getloadavg()[0]
-    with trials.scratch_folder() as folder:
-        timings = trials.run_trials(
-            command, num_pairs=num_pairs, step_clock=not arguments.no_step_clock, folder=folder, say=job.say
+    with overhead_trials.scratch_folder() as folder:
+        timings = overhead_trials.run_trials(
+            command, num_pairs=num_pairs, step_clock=not arguments.no_step_clock, folder=folder, say=job_launch.say
         )
         last = timings["recorded"][-1].run
         own = _own_count(last) if last is not None else None
-    bare, recorded, control = ([_trial(timing) for timing in timings[arm]] for arm in trials.ARMS)
-    result = overhead.compare(bare, recorded, control)
+    bare, recorded, control = ([_trial(timing) for timing in timings[arm]] for arm in overhead_trials.ARMS)
+    result = overhead_pairs.compare(bare, recorded, control)
     where = {"machine": f"{os.cpu_count()} cores, Python {platform.python_version()}", "load_before": load}
     if arguments.json:
         print(json.dumps(overhead_json(result, own=own, command=command, where=where), indent=1))
@@ -91,16 +91,16 @@ def _num_pairs(text: str) -> int:
     return int(text)
 
 
-def _trial(timing: "trials.Timing") -> "overhead.Trial":
-    from dtprof.analysis import overhead
+def _trial(timing: "overhead_trials.Timing") -> "overhead_pairs.Trial":
+    from dtprof.analysis.comparison import overhead_pairs
 
-    return overhead.trial_of(begin_ns=timing.begin_ns, end_ns=timing.end_ns, processes=timing.processes)
+    return overhead_pairs.trial_of(begin_ns=timing.begin_ns, end_ns=timing.end_ns, processes=timing.processes)
 
 
 def _own_count(path: Path) -> "Overhead | None":
     """Return what the newest recorded run counted itself; None where nothing was recorded."""
-    from dtprof.analysis.summary import summarise
-    from dtprof.run_format.reader import open_run
+    from dtprof.analysis.run_summary import summarise
+    from dtprof.records.reader import open_run
 
     try:
         opened = open_run(path)

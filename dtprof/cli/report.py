@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
 from dtprof.cli.parsers import output_path
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.figures.source import Source
-    from dtprof.report.page_dashboard import Dashboard
+    from dtprof.report.figures.figure_source import Source
+    from dtprof.report.pages.page_dashboard import Dashboard
 
 EPILOG = """\
 examples:
@@ -66,25 +66,25 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen is not None and "--output" in arguments.from_environment and chosen.is_dir():
         chosen = None  # DTPROF_OUTPUT is that of `dtprof run`
     if chosen is not None and chosen.exists():
-        from dtprof.report.html import refuse_taken  # before anything is worked out for it
+        from dtprof.report.pages.html_file import refuse_taken  # before anything is worked out for it
 
         refuse_taken(chosen, force=arguments.force)
     source = read_source(arguments.run_directory, engine, against=arguments.against)
-    from dtprof.report import html, page_dashboard, page_panels
+    from dtprof.report.pages import html_file, page_dashboard, page_panels
 
     pages = page_dashboard.name_apart(named) or page_dashboard.load_report(
         page_panels.panel_names(), available=source.available
     )
     output = chosen or _beside(arguments.run_directory)
-    is_ours = chosen is None and html.is_own_report(output)
-    html.write_html(source, pages, output, force=arguments.force or is_ours)
+    is_ours = chosen is None and html_file.is_own_report(output)
+    html_file.write_html(source, pages, output, force=arguments.force or is_ours)
     print(output)
     print(f"next: open {shlex.quote(str(output))} in a browser", file=sys.stderr)
     return 0
 
 
 def _load_named(names: Sequence[str]) -> "list[Dashboard]":
-    from dtprof.report import page_dashboard, page_panels
+    from dtprof.report.pages import page_dashboard, page_panels
 
     return [page_dashboard.load_dashboard(name, page_panels.panel_names()) for name in names]
 
@@ -96,19 +96,19 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
         NotARunError: a path holds no run that can be read.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    from dtprof.analysis.closeup import examine
-    from dtprof.analysis.comparison import AT_LEAST, compare_runs
-    from dtprof.analysis.comparison_series import measure_run
-    from dtprof.analysis.device_course import follow_devices, samples_each
+    from dtprof.analysis.comparison.comparison_series import measure_run
+    from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
+    from dtprof.analysis.memory.device_series import follow_devices, samples_each
     from dtprof.analysis.results import Summary
-    from dtprof.cli.inspection import diagnose_opened
-    from dtprof.diagnosis.told import list_told
-    from dtprof.figures.source import Source
+    from dtprof.analysis.timeline.run_closeup import examine
+    from dtprof.diagnosis.reported_mismatches import list_told
+    from dtprof.report.figures.figure_source import Source
+    from dtprof.session.run_diagnosis import diagnose_opened
 
     runs = [engines.open_run(one, engine) for one in (against, path) if one is not None]
     summed_up: Future[Summary] = Future()
     with engines.executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
-        beside.submit(importlib.import_module, "dtprof.report.html")  # while workers start
+        beside.submit(importlib.import_module, "dtprof.report.pages.html_file")  # while workers start
         diagnosed = beside.submit(diagnose_opened, runs[-1], summed_up.result)
         try:
             summary, closeup = examine(runs[-1], executor)
@@ -130,7 +130,7 @@ def read_source(path: Path, engine: engines.Engine, *, against: Path | None = No
 
 
 def _beside(run_directory: Path) -> Path:
-    from dtprof.run_format import remote
+    from dtprof.records import remote
 
     at_url = remote.url_of(run_directory) is not None
     return Path(f"{run_directory.name}-{DEFAULT_FILE}") if at_url else remote.plain(run_directory) / DEFAULT_FILE

@@ -14,9 +14,9 @@ from dtprof.errors import CommandNotFoundError, UsageError
 from dtprof.fence import fenced
 
 if TYPE_CHECKING:
-    from dtprof.launch import comparing, job, watcher
-    from dtprof.launch.metrics import MetricsSettings
-    from dtprof.run_format import reader
+    from dtprof.launch import comparison_thread, hang_watcher, job_launch
+    from dtprof.launch.metrics_threads import MetricsSettings
+    from dtprof.records import reader
 
 EPILOG = """\
 examples:
@@ -63,16 +63,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.off or os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
         return _run_bare(command)
 
-    from dtprof.launch import child
+    from dtprof.launch import child_process
 
-    with child.signals_held():  # numpy starts threads where it is first imported
-        from dtprof.launch import job
+    with child_process.signals_held():  # numpy starts threads where it is first imported
+        from dtprof.launch import job_launch
 
     chosen = _settings(arguments)
-    end = job.run_job(command, chosen, _diagnose, compare=_compare)
+    end = job_launch.run_job(command, chosen, _diagnose, compare=_compare)
     if end.run is not None:
         _print_end(end.run, end)
-    return job.EXIT_HANG if end.stopped_by_us else child.end_like(end.status)
+    return job_launch.EXIT_HANG if end.stopped_by_us else child_process.end_like(end.status)
 
 
 def _run_bare(command: list[str]) -> int:
@@ -83,8 +83,8 @@ def _run_bare(command: list[str]) -> int:
         raise CommandNotFoundError(f"{command[0]!r} cannot be started ({error.strerror})") from error
 
 
-def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
-    from dtprof.launch import job
+def _settings(arguments: argparse.Namespace) -> "job_launch.JobSettings":
+    from dtprof.launch import job_launch
 
     def given(setting: settings.Setting, value: str | None) -> str:
         return value if value is not None else settings.from_environment(setting)
@@ -98,7 +98,7 @@ def _settings(arguments: argparse.Namespace) -> "job.JobSettings":
         raise UsageError(f"--on-hang (or {settings.ON_HANG.env}) is {on_hang!r}; expected report or stop")
     max_log = given(settings.MAX_LOG_MB, arguments.max_log_mb)
     hang_after = given(settings.HANG_AFTER, arguments.hang_after)
-    return job.JobSettings(
+    return job_launch.JobSettings(
         output=output,
         force=arguments.force,
         join=arguments.join or settings.from_environment(settings.JOIN) not in ("", "0"),
@@ -134,7 +134,7 @@ def _trace(given: Callable[[settings.Setting, str | None], str], arguments: argp
 
 
 def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: argparse.Namespace) -> "MetricsSettings":
-    from dtprof.launch.metrics import MetricsSettings
+    from dtprof.launch.metrics_threads import MetricsSettings
 
     port, file = (
         given(settings.METRICS_PORT, arguments.metrics_port),
@@ -149,30 +149,30 @@ def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: ar
     )
 
 
-def _compare(run: Path) -> "comparing.Look":
+def _compare(run: Path) -> "comparison_thread.Look":
     """Return what looks at the records of the ranks of this host for calls that do not go together."""
     from dtprof.diagnosis.findings import Verdict
-    from dtprof.diagnosis.live import LiveComparison
-    from dtprof.launch import comparing
-    from dtprof.report.verdict_text import verdict_text
-    from dtprof.run_format import follow, writer
+    from dtprof.diagnosis.live_comparison import LiveComparison
+    from dtprof.launch import comparison_thread
+    from dtprof.records import run_follower, writer
+    from dtprof.report.text.verdict_text import verdict_text
 
-    importlib.import_module("dtprof.cli.inspection")  # what a hang is diagnosed with: nobody waits for it yet
-    follower = follow.RunFollower(run, boot_id=writer.boot_id(), at_most=1)
+    importlib.import_module("dtprof.session.run_diagnosis")  # what a hang is diagnosed with: nobody waits for it yet
+    follower = run_follower.RunFollower(run, boot_id=writer.boot_id(), at_most=1)
     comparison = LiveComparison()
 
-    def look(is_last: bool) -> Iterator[comparing.Mismatch]:
+    def look(is_last: bool) -> Iterator[comparison_thread.Mismatch]:
         is_whole = False
         while not is_whole:
             growths = follower.look().values()
             is_whole = all(growth.is_whole for growth in growths)
-            grown = [follow.with_open(growth) if is_last and is_whole else growth.tables for growth in growths]
+            grown = [run_follower.with_open(growth) if is_last and is_whole else growth.tables for growth in growths]
             seen = tuple(tables.rank for tables in grown)
             for finding in comparison.take(grown, is_last=is_last and is_whole):
                 verdict = Verdict(
                     outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
                 )
-                yield comparing.Mismatch(
+                yield comparison_thread.Mismatch(
                     kind=finding.kind,
                     group=finding.group.name if finding.group else "",
                     seq=finding.seq or 0,
@@ -183,13 +183,13 @@ def _compare(run: Path) -> "comparing.Look":
     return look
 
 
-def _diagnose(run: Path) -> "watcher.Verdict":
-    from dtprof.cli.inspection import diagnose_run
-    from dtprof.launch import watcher
-    from dtprof.report.verdict_text import verdict_text
+def _diagnose(run: Path) -> "hang_watcher.Verdict":
+    from dtprof.launch import hang_watcher
+    from dtprof.report.text.verdict_text import verdict_text
+    from dtprof.session.run_diagnosis import diagnose_run
 
     verdict = diagnose_run(run, in_a_hurry=True)
-    return watcher.Verdict(
+    return hang_watcher.Verdict(
         is_hang=verdict.outcome == "hang",
         text=verdict_text(verdict),
         is_unclear=verdict.outcome == "unknown",
@@ -199,12 +199,12 @@ def _diagnose(run: Path) -> "watcher.Verdict":
 
 
 @fenced("the closing note", "is left out")
-def _print_end(run: Path, end: "job.JobEnd") -> None:
+def _print_end(run: Path, end: "job_launch.JobEnd") -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
     from dtprof.diagnosis.findings import rank_list
-    from dtprof.launch import job
-    from dtprof.run_format.rank_processes import newest_header
-    from dtprof.run_format.reader import open_run
+    from dtprof.launch import job_launch
+    from dtprof.records.rank_processes import newest_header
+    from dtprof.records.reader import open_run
 
     shown = os.path.relpath(run)
     shown = str(run) if shown.startswith("..") else shown
@@ -212,27 +212,27 @@ def _print_end(run: Path, end: "job.JobEnd") -> None:
     headers = (newest_header(attempts[-1][1]) for attempts in opened.folders.values())
     header = next((one for one in headers if one is not None), None)
     if header is None:
-        job.say(f"no rank was recorded ({_why_nothing(opened)})")
+        job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
     else:
         missing = [rank for rank in range(header["world_size"]) if rank not in opened.folders]
         if missing:
             named = rank_list(missing).split(maxsplit=1)[1]
-            job.say(f"these ranks of {header['world_size']} left no record: {named} ({WHY_UNARMED})")
+            job_launch.say(f"these ranks of {header['world_size']} left no record: {named} ({WHY_UNARMED})")
     if end.status != 0 and header is not None:
-        from dtprof.cli.inspection import diagnose_run
+        from dtprof.session.run_diagnosis import diagnose_run
 
         verdict = diagnose_run(run, in_a_hurry=True)
         if verdict.faults and not end.stopped_by_us:
-            job.say(verdict.faults[0].summary)
-    job.say(f"run kept in {shown}")
+            job_launch.say(verdict.faults[0].summary)
+    job_launch.say(f"run kept in {shown}")
     if header is not None and opened.manifest.settings.get("trace_steps"):
         from dtprof.cli.trace import closing_note
 
         for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
-            job.say(line)
+            job_launch.say(line)
     if header is not None:
         following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
-        job.say(f"next: dtprof {following} {shown}")
+        job_launch.say(f"next: dtprof {following} {shown}")
 
 
 WHY_UNARMED = (

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtprof.cli.following import say_next
+from dtprof.cli.next_command import say_next
 from dtprof.errors import UsageError
 
 EPILOG = """\
@@ -41,16 +41,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Print the stacks."""
     from dtprof.diagnosis.stack_groups import read_stacks
-    from dtprof.report.stacks_json import stacks_json
-    from dtprof.report.stacks_text import stacks_text
-    from dtprof.run_format.rank_processes import find_processes
-    from dtprof.run_format.reader import open_run
+    from dtprof.records.rank_processes import find_processes
+    from dtprof.records.reader import open_run
+    from dtprof.report.documents.stacks_json import stacks_json
+    from dtprof.report.text.stacks_text import stacks_text
 
     opened = open_run(arguments.run_directory)
     processes = find_processes(opened.folders)
     alive = {} if arguments.kept else {p.pid: p.rank for p in processes if _is_here(p.pid, p.boot_id, opened.path)}
     if alive:
-        from dtprof.launch.stacks import sample
+        from dtprof.launch.stack_sampler import sample
 
         document, taken = sample(alive, None, native=arguments.native), "now"
         stacks = read_stacks(document, alive)
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_here(pid: int, boot_id: str, run_path: Path) -> bool:
-    from dtprof.cli.inspection import is_alive
-    from dtprof.run_format import writer
+    from dtprof.records import writer
+    from dtprof.session.run_diagnosis import is_alive
 
     return boot_id == writer.boot_id() and is_alive(pid, run_path)
 

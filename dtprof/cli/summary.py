@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli import engines
+from dtprof.session import engines
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -40,9 +40,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary."""
-    from dtprof.report.summary_json import summary_json
-    from dtprof.report.summary_markdown import summary_markdown
-    from dtprof.report.summary_text import summary_text
+    from dtprof.report.documents.summary_json import summary_json
+    from dtprof.report.text.summary_markdown import summary_markdown
+    from dtprof.report.text.summary_text import summary_text
 
     summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
     if arguments.json:
@@ -69,8 +69,8 @@ def summarise(path: Path, engine: engines.Engine) -> "Summary":
         NotARunError: the path holds no run that can be read.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    from dtprof.analysis import summary
+    from dtprof.analysis import run_summary
 
     opened = engines.open_run(path, engine)
     with engines.executor_for(engine, opened) as executor:
-        return summary.summarise(opened, executor)
+        return run_summary.summarise(opened, executor)

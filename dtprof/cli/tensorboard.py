@@ -17,15 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from dtprof.cli import engines
 from dtprof.cli.ports import parse_port
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.execution import Executor
     from dtprof.analysis.results import Summary
-    from dtprof.export.tensorboard import Account, ScalarLogs
-    from dtprof.run_format.reader import Run
+    from dtprof.interchange.exporters.tensorboard_logs import Account, ScalarLogs
+    from dtprof.job.rank_executor import Executor
+    from dtprof.records.reader import Run
 
 EPILOG = """\
 example:
@@ -63,7 +63,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and stay until TensorBoard ends."""
-    from dtprof.execution import memory_pools
+    from dtprof.session.executors import memory_pools
 
     require_tensorboard()
     port = parse_port(arguments.port, option="--port", example=PORT, least=1)
@@ -90,11 +90,11 @@ def write_logs(
 
     While workers look at the ranks and sum them up, this process reads what the verdict needs of them.
     """
-    from dtprof.analysis.detail import RankDetail, read_detail, summarise_and_map
-    from dtprof.analysis.execution import THIS_PROCESS
-    from dtprof.export.tensorboard import write_tensorboard
-    from dtprof.report.page_dashboard import shipped_definitions
-    from dtprof.run_format.kept import keep
+    from dtprof.analysis.timeline.operation_detail import RankDetail, read_detail, summarise_and_map
+    from dtprof.interchange.exporters.tensorboard_logs import write_tensorboard
+    from dtprof.job.rank_executor import THIS_PROCESS
+    from dtprof.records.run_cache import keep
+    from dtprof.report.pages.page_dashboard import shipped_definitions
 
     run = keep(opened) if executor is THIS_PROCESS else opened
     summed_up: Future[Summary] = Future()
@@ -127,14 +127,14 @@ def require_tensorboard() -> None:
 
 def account_for(run: "Run", summarise: "Callable[[], Summary]") -> "Account":
     """Return the summary and the verdict on a run as Markdown, and the figures of its report as pictures."""
-    from dtprof.cli.inspection import diagnose_opened
-    from dtprof.export.pictures import draw_picture
-    from dtprof.export.tensorboard import Account
-    from dtprof.figures.drawing import Drawing
-    from dtprof.figures.registry import FIGURES
-    from dtprof.figures.source import Source
-    from dtprof.report.summary_text import summary_text
-    from dtprof.report.verdict_text import verdict_text
+    from dtprof.interchange.exporters.figure_pictures import draw_picture
+    from dtprof.interchange.exporters.tensorboard_logs import Account
+    from dtprof.report.figures.drawing import Drawing
+    from dtprof.report.figures.figure_registry import FIGURES
+    from dtprof.report.figures.figure_source import Source
+    from dtprof.report.text.summary_text import summary_text
+    from dtprof.report.text.verdict_text import verdict_text
+    from dtprof.session.run_diagnosis import diagnose_opened
 
     verdict = diagnose_opened(run, summarise)
     summary = summarise()
@@ -194,11 +194,11 @@ def _following(run_directory: Path, logs: "ScalarLogs", *, live: bool) -> Iterat
 
 def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> None:
     """Add the steps that a job ends, until the job or we end."""
-    from dtprof.analysis.detail import read_detail
-    from dtprof.analysis.summary import summarise
-    from dtprof.export.tensorboard import append_steps
-    from dtprof.run_format.kept import keep
-    from dtprof.run_format.reader import open_run
+    from dtprof.analysis.run_summary import summarise
+    from dtprof.analysis.timeline.operation_detail import read_detail
+    from dtprof.interchange.exporters.tensorboard_logs import append_steps
+    from dtprof.records.reader import open_run
+    from dtprof.records.run_cache import keep
 
     pause_s = AGAIN_AFTER_S
     while not ended.wait(pause_s):

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtprof.cli.following import say_next
+from dtprof.cli.next_command import say_next
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dtprof.live.monitor import Moment, Monitor
+    from dtprof.monitor.run_monitor import Moment, Monitor
 
 EPILOG = """\
 examples:
@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Watch until the job has ended or the user has seen enough."""
     from rich.console import Console
 
-    from dtprof.live.monitor import Monitor
-    from dtprof.run_format import remote
+    from dtprof.monitor.run_monitor import Monitor
+    from dtprof.records import remote
 
     console = Console()
     monitor = Monitor(
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_once(monitor: "Monitor") -> "Moment":
     from rich.console import Console
 
-    from dtprof.report.top_screen import WIDTH, render_screen
+    from dtprof.monitor.terminal.top_screen import WIDTH, render_screen
 
     moment = monitor.look()
     lines = max(FEWEST_LINES, len(moment.ranks) + len(moment.alarms) + FEWEST_LINES)
@@ -85,7 +85,7 @@ def _watch(monitor: "Monitor", console: "Console") -> "Moment":
     from rich.live import Live
 
     from dtprof.errors import NotARunError
-    from dtprof.report.top_screen import render_reading, render_screen
+    from dtprof.monitor.terminal.top_screen import render_reading, render_screen
 
     def draw(moment: "Moment") -> None:
         screen = render_screen(moment, monitor.run, height=console.height - 1, width=console.width)

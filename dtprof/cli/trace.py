@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import settings
-from dtprof.cli import engines
 from dtprof.errors import NotATraceError, NothingToShowError, UsageError
+from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.windows import JoinedWindow, RankWindows
-    from dtprof.run_format.reader import Run
-    from dtprof.tables import RankTables, Window
+    from dtprof.analysis.timeline.window_joining import JoinedWindow, RankWindows
+    from dtprof.records.reader import Run
+    from dtprof.records.tables import RankTables, Window
 
 DEFAULT_STEPS = 3
 DEFAULT_TOP = 10
@@ -83,9 +83,9 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the windows, after taking one where that is asked for."""
-    from dtprof.analysis.execution import map_tasks
-    from dtprof.run_format import remote
-    from dtprof.run_format.reader import open_run
+    from dtprof.job.rank_executor import map_tasks
+    from dtprof.records import remote
+    from dtprof.records.reader import open_run
 
     if not arguments.now and (arguments.steps or arguments.memory):
         given = "--steps" if arguments.steps else "--memory"
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = _choose(opened, arguments.ranks)
     status = 0
     if arguments.now:
-        from dtprof.cli.trace_now import take_now
+        from dtprof.session.trace_on_demand import take_now
 
         steps = arguments.steps or (0 if arguments.memory else DEFAULT_STEPS)
         taken = take_now(opened, chosen, steps=steps, memory=arguments.memory, timeout_s=timeout_s)
@@ -143,8 +143,8 @@ def _ranks(opened: "Run") -> str:
 
 
 def _print(opened: "Run", found: "list[RankWindows]", arguments: argparse.Namespace, request: str | None) -> None:
-    from dtprof.report.trace_json import trace_json
-    from dtprof.report.trace_text import trace_text
+    from dtprof.report.documents.trace_json import trace_json
+    from dtprof.report.text.trace_text import trace_text
 
     told = missing_windows(opened, found) if request is None else []
     if not any(rank.windows or rank.snapshots for rank in found):
@@ -175,8 +175,8 @@ def read_part(task: WindowsTask) -> "RankWindows":
 
 def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "RankWindows":
     """Return the windows and snapshots of a rank, or those of one request only."""
-    from dtprof.analysis.steps import find_steps_of
-    from dtprof.analysis.windows import RankWindows
+    from dtprof.analysis.steps.step_boundaries import find_steps_of
+    from dtprof.analysis.timeline.window_joining import RankWindows
 
     tables = opened.load(rank)
     folder = dict(opened.folders[rank])[tables.attempt]
@@ -194,8 +194,8 @@ def read_windows(opened: "Run", rank: int, *, request: str | None = None) -> "Ra
 
 
 def _join(file: Path, window: "Window", tables: "RankTables") -> "JoinedWindow":
-    from dtprof.analysis.windows import join_window, without_trace
-    from dtprof.importers.window_trace import read_window
+    from dtprof.analysis.timeline.window_joining import join_window, without_trace
+    from dtprof.interchange.importers.window_trace import read_window
 
     if window.state != "written":
         return without_trace(window, tables.rank)
@@ -207,9 +207,9 @@ def _join(file: Path, window: "Window", tables: "RankTables") -> "JoinedWindow":
 
 def closing_note(opened: "Run", first: "RankTables", shown: str) -> list[str]:
     """Return what `dtprof run` says at its end of the windows planned; `first` are the records of one rank."""
-    from dtprof.analysis.steps import find_steps_of
-    from dtprof.analysis.windows import RankWindows, without_trace
-    from dtprof.run_format.strings import read_strings
+    from dtprof.analysis.steps.step_boundaries import find_steps_of
+    from dtprof.analysis.timeline.window_joining import RankWindows, without_trace
+    from dtprof.records.strings import read_strings
 
     steps = find_steps_of(first).count
     found = []
@@ -224,7 +224,7 @@ def closing_note(opened: "Run", first: "RankTables", shown: str) -> list[str]:
 
 def missing_windows(opened: "Run", found: "list[RankWindows]") -> list[str]:
     """Return what of the windows planned was not taken, a sentence each."""
-    from dtprof.analysis.windows import explain_missing
+    from dtprof.analysis.timeline.window_joining import explain_missing
 
     planned = opened.manifest.settings
     try:

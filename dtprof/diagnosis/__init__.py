@@ -1,1 +1,1 @@
-"""From tables, exits and stacks to one verdict: who, where, why, what to do. Rules in order, one family a file."""
+"""From records, Flight Recorder dumps and logs to one verdict: who, where, why, what to do."""

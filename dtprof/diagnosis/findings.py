@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dtprof.tables import Group, Site
+from dtprof.records.tables import Group, Site
 
 SCHEMA = 1
 OUTCOMES = ("healthy", "hang", "crash", "slow", "risk", "unknown")

@@ -2,25 +2,25 @@
 
 from dataclasses import replace
 
-from dtprof.diagnosis import divergence, endings, stalls
-from dtprof.diagnosis.arguments import find_blocking_mismatch, find_mismatches
-from dtprof.diagnosis.evidence import QUIET_NS, Evidence, RankEvidence, Stop
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
-from dtprof.diagnosis.group_order import find_group_cycle, find_order_risk, find_wrong_handle
-from dtprof.diagnosis.handlers import find_handled
-from dtprof.diagnosis.handles import find_dropped_receives, find_unwaited
-from dtprof.diagnosis.hazards import find_hazards, find_thread_order
-from dtprof.diagnosis.messages import find_broken_message, find_message_fault, find_odd_sizes
-from dtprof.diagnosis.programs import (
+from dtprof.diagnosis.job_state import QUIET_NS, Evidence, RankEvidence, Stop
+from dtprof.diagnosis.rules import absent_ranks, rank_deaths, skipped_collectives
+from dtprof.diagnosis.rules.argument_mismatches import find_blocking_mismatch, find_mismatches
+from dtprof.diagnosis.rules.group_order import find_group_cycle, find_order_risk, find_wrong_handle
+from dtprof.diagnosis.rules.handled_collectives import find_handled
+from dtprof.diagnosis.rules.hazards import find_hazards, find_thread_order
+from dtprof.diagnosis.rules.p2p_messages import find_broken_message, find_message_fault, find_odd_sizes
+from dtprof.diagnosis.rules.program_mismatches import (
     find_creation_mismatch,
     find_creation_risk,
     find_other_plans,
     find_pipeline_mismatch,
     find_uneven_inputs,
 )
-from dtprof.diagnosis.shifts import find_shift, find_skipped_round
-from dtprof.diagnosis.slowness import find_long_operations, find_slow_ranks
-from dtprof.diagnosis.waits import Wait, find_cycle, find_waits
+from dtprof.diagnosis.rules.shifted_collectives import find_shift, find_skipped_round
+from dtprof.diagnosis.rules.slow_ranks import find_long_operations, find_slow_ranks
+from dtprof.diagnosis.rules.unwaited_handles import find_dropped_receives, find_unwaited
+from dtprof.diagnosis.wait_graph import Wait, find_cycle, find_waits
 
 CRASHES = {"rank-crashed", "rank-killed"}
 MAX_AT_REST = 4
@@ -32,7 +32,7 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
     cause = _first_cause(evidence)
     if cause is not None:
         findings = [cause]
-        if endings.is_late(evidence, cause):
+        if rank_deaths.is_late(evidence, cause):
             findings = _find_reason(evidence, cause)
         elif cause.kind == "rank-crashed":
             findings += [finding for finding in find_mismatches(evidence) if not finding.waiting_ranks]
@@ -73,7 +73,7 @@ def _places(evidence: Evidence) -> str:
 
 def _rest_place(rank: RankEvidence) -> str:
     state = rank.stack.state if rank.stack is not None else ""
-    frozen = f" (process state {state})" if state in stalls.FROZEN else ""
+    frozen = f" (process state {state})" if state in absent_ranks.FROZEN else ""
     return f"{at_line(rank.place) or ' at an unknown line'}{frozen}"
 
 
@@ -86,27 +86,27 @@ def _find_reason(evidence: Evidence, late: Finding) -> list[Finding]:
 
 
 def _first_cause(evidence: Evidence) -> Finding | None:
-    death = endings.find_death(evidence)
-    if death is not None and not endings.died_in_operation(evidence, death):
+    death = rank_deaths.find_death(evidence)
+    if death is not None and not rank_deaths.died_in_operation(evidence, death):
         other = find_other_plans(evidence)
         return death if other is None else replace(other, evidence=(*other.evidence, death.summary))
-    exited = endings.find_exited(evidence)
+    exited = rank_deaths.find_exited(evidence)
     if death is None and exited is None and not evidence.stalled:
-        return None if _ended_well(evidence) else endings.find_late_death(evidence) or _find_left_alone(evidence)
-    fronts = divergence.find_fronts(evidence)
+        return None if _ended_well(evidence) else rank_deaths.find_late_death(evidence) or _find_left_alone(evidence)
+    fronts = skipped_collectives.find_fronts(evidence)
     parted = _find_parted(evidence, fronts)
     if death is not None:
         parted = parted or find_broken_message(evidence)
         # A back end may abort the process that receives what does not fit: then the end is a consequence.
         return death if parted is None else replace(parted, evidence=(*parted.evidence, death.summary))
-    cause = parted or _find_held_up(evidence, exited, fronts) or endings.find_late_death(evidence)
+    cause = parted or _find_held_up(evidence, exited, fronts) or rank_deaths.find_late_death(evidence)
     cause = cause or _find_left_alone(evidence)
     return find_uneven_inputs(evidence, cause) if cause is not None else None
 
 
 def _find_left_alone(evidence: Evidence) -> Finding | None:
     """Find a rank that left, and why, where no operation is known to have failed."""
-    left = endings.find_left_alone(evidence)
+    left = rank_deaths.find_left_alone(evidence)
     if left is None:
         return None
     skipped = find_skipped_round(evidence)
@@ -114,19 +114,19 @@ def _find_left_alone(evidence: Evidence) -> Finding | None:
     return find_uneven_inputs(evidence, parted)
 
 
-def _find_parted(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
+def _find_parted(evidence: Evidence, fronts: list[skipped_collectives.Front]) -> Finding | None:
     """Find the place where the programs of ranks went different ways."""
     return (
         find_pipeline_mismatch(evidence)
         or find_creation_mismatch(evidence)
-        or divergence.find_skip(evidence, fronts)
+        or skipped_collectives.find_skip(evidence, fronts)
         or find_shift(evidence)
         or find_skipped_round(evidence)
         or _find_mismatch(evidence, fronts)
     )
 
 
-def _find_mismatch(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
+def _find_mismatch(evidence: Evidence, fronts: list[skipped_collectives.Front]) -> Finding | None:
     """Find calls that do not go together: made with the arguments of another group, or on the wrong group."""
     mismatch = find_blocking_mismatch(evidence, [(front.group, front.seq) for front in fronts])
     wrong = find_wrong_handle(evidence) if mismatch is not None else None
@@ -135,7 +135,9 @@ def _find_mismatch(evidence: Evidence, fronts: list[divergence.Front]) -> Findin
     )
 
 
-def _find_held_up(evidence: Evidence, exited: Finding | None, fronts: list[divergence.Front]) -> Finding | None:
+def _find_held_up(
+    evidence: Evidence, exited: Finding | None, fronts: list[skipped_collectives.Front]
+) -> Finding | None:
     """Find out from who waits for whom."""
     waits = find_waits(evidence)
     cycle = find_cycle(waits)
@@ -143,17 +145,17 @@ def _find_held_up(evidence: Evidence, exited: Finding | None, fronts: list[diver
     if exited is not None and (messages is None or not _is_first_message(waits, exited)):
         return exited
     return (
-        stalls.find_absent(evidence, waits)
+        absent_ranks.find_absent(evidence, waits)
         or messages
         or find_group_cycle(evidence, waits, cycle)
-        or stalls.find_never_joined(evidence)
+        or absent_ranks.find_never_joined(evidence)
         or _find_stall(evidence, fronts)
     )
 
 
-def _find_stall(evidence: Evidence, fronts: list[divergence.Front]) -> Finding | None:
+def _find_stall(evidence: Evidence, fronts: list[skipped_collectives.Front]) -> Finding | None:
     """Find an operation that all came to and that does not end: after receives that were dropped, because of these."""
-    stall = stalls.find_backend_stall(evidence, fronts)
+    stall = absent_ranks.find_backend_stall(evidence, fronts)
     dropped = find_dropped_receives(evidence) if stall is not None else []
     if stall is None or not dropped:
         return stall
@@ -234,7 +236,7 @@ def _stop_words(evidence: Evidence) -> str:
 def _was_stopped(evidence: Evidence) -> bool:
     """Say whether the job made progress until somebody stopped it."""
     ranks = evidence.ranks.values()
-    asked = evidence.manifest.exit_status in endings.STOPPED or any(rank.stopped_politely for rank in ranks)
+    asked = evidence.manifest.exit_status in rank_deaths.STOPPED or any(rank.stopped_politely for rank in ranks)
     return not evidence.stalled and (evidence.stop is not None or (asked and not _failed(evidence)))
 
 
@@ -257,7 +259,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         went_on = not evidence.went_wrong or _was_stopped(evidence)
         if went_on and not kinds & CRASHES and not any(finding.waiting_ranks for finding in faults):
             return "risk", ()
-        failed = _failed(evidence) or any(r.signal_name in endings.NATIVE_CRASHES for r in evidence.ranks.values())
+        failed = _failed(evidence) or any(r.signal_name in rank_deaths.NATIVE_CRASHES for r in evidence.ranks.values())
         is_crash = faults[0].kind in CRASHES or (failed and evidence.stopped_on_hang_ns is None)
         return ("crash" if is_crash else "hang"), ()
     status = evidence.manifest.exit_status
@@ -268,7 +270,7 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         lost = [rank for rank in evidence.ranks.values() if rank.transport_exception is not None]
         if lost and evidence.stop is None:
             return "unknown", tuple(_lost_words(rank) for rank in lost[:3])
-        if evidence.stop is not None or stopped or status in endings.STOPPED:
+        if evidence.stop is not None or stopped or status in rank_deaths.STOPPED:
             return "unknown", (_stop_words(evidence),)
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if evidence.stalled:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from dtprof import fence
-from dtprof.run_format import paths, schema
+from dtprof.records import paths, schema
 
 EVERY_S = 2.0
 STOP_S = 60.0
@@ -45,7 +45,7 @@ class Archiver:
 
     @fence.fenced("a full segment", "stays as it is, uncompressed")
     def _archive(self, segment: Path) -> bool:
-        from dtprof.run_format import archive
+        from dtprof.records import archive
 
         archive.archive_segment(segment)
         return True

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dtprof import settings, torch_versions
 from dtprof.capture.native import build
-from dtprof.run_format import schema
+from dtprof.records import schema
 
 _PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*[td]*(-\w+)?")
 COMPILER_TIMEOUT_S = 300.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof import settings
-from dtprof.run_format import paths, writer
+from dtprof.records import paths, writer
 
 MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = re.compile(

@@ -4,9 +4,9 @@ import ast
 from collections.abc import Iterable
 
 from dtprof.lint import vocabulary
+from dtprof.lint.rank_values import UNKNOWN, Value, calculate, elementwise, same, truth
 from dtprof.lint.scopes import SUMMED, Scope, choose, either, item, prefer
 from dtprof.lint.sources import Function, Program
-from dtprof.lint.values import UNKNOWN, Value, calculate, elementwise, same, truth
 
 
 class Scopes:

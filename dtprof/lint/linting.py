@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtprof.lint.bindings import Scopes
-from dtprof.lint.findings import HandledCall, LintFinding, LintResult
-from dtprof.lint.handlers import check_handlers
+from dtprof.lint.exception_handlers import check_handlers
+from dtprof.lint.lint_findings import HandledCall, LintFinding, LintResult
 from dtprof.lint.rules import check
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function, Module, Program, parse

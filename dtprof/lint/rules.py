@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
 from dtprof.lint.bindings import Scopes
-from dtprof.lint.comparison import Parting, find_order, find_partings
-from dtprof.lint.findings import LintFinding, Place
-from dtprof.lint.handlers import check_handlers
+from dtprof.lint.exception_handlers import check_handlers
+from dtprof.lint.lint_findings import LintFinding, Place
+from dtprof.lint.rank_divergence import Parting, find_order, find_partings
+from dtprof.lint.rank_steps import Condition, Token, Tokens, places_of, text_of
+from dtprof.lint.rank_values import NUM_RANKS, Value, truth
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
-from dtprof.lint.steps import Condition, Token, Tokens, places_of, text_of
-from dtprof.lint.values import NUM_RANKS, Value, truth
 from dtprof.lint.walker import TooLargeError, own_nodes, place_of
 
 ROOT_AT = {"broadcast": 1, "reduce": 1, "broadcast_object_list": 1}

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dtprof.lint import vocabulary
-from dtprof.lint.sources import Class, Function, Program
-from dtprof.lint.values import (
+from dtprof.lint.rank_values import (
     GLOBAL,
     NUM_RANKS,
     UNKNOWN,
@@ -26,6 +25,7 @@ from dtprof.lint.values import (
     same,
     truth,
 )
+from dtprof.lint.sources import Class, Function, Program
 
 MAX_DEPTH = 4
 MAX_NESTING = 60

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
 from dtprof.lint.bindings import Scopes
+from dtprof.lint.rank_steps import OP, Condition, Token, Tokens
+from dtprof.lint.rank_values import NUM_RANKS, Value, truth
 from dtprof.lint.scopes import Scope
 from dtprof.lint.sources import Function
-from dtprof.lint.steps import OP, Condition, Token, Tokens
-from dtprof.lint.values import NUM_RANKS, Value, truth
 from dtprof.lint.walker import TooLargeError, Walker, own_nodes, place_of
 
 MAX_INLINED = 60

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from dtprof.lint import vocabulary
-from dtprof.lint.findings import Place
-from dtprof.lint.scopes import Scope
-from dtprof.lint.sources import Function
-from dtprof.lint.steps import (
+from dtprof.lint.lint_findings import Place
+from dtprof.lint.rank_steps import (
     BREAK,
     LOOP,
     OP,
@@ -29,7 +27,9 @@ from dtprof.lint.steps import (
     without_creations,
     without_replicas,
 )
-from dtprof.lint.values import Value, truth
+from dtprof.lint.rank_values import Value, truth
+from dtprof.lint.scopes import Scope
+from dtprof.lint.sources import Function
 
 MAX_TOKENS = 4000
 """Of one function: what is larger is not compared."""

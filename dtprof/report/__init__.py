@@ -1,1 +1,1 @@
-"""Results as text, JSON and HTML: one output a file; nothing is computed here."""
+"""Results as text, JSON, figures and HTML pages: one output a file; nothing is computed here."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.reader import open_run
 from tests import jobs
 
 DELAY_S, LATER_S = 0.2, 0.1

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtprof import tables
 from dtprof.analysis.results import PARTS, PHASES, StragglerResult, Summary
-from dtprof.analysis.summary import summarise
-from dtprof.report.summary_json import summary_json
-from dtprof.report.summary_markdown import summary_markdown
-from dtprof.report.summary_text import summary_text
-from dtprof.run_format import paths, schema
-from dtprof.run_format.reader import open_run
-from dtprof.tables import Group, Manifest, ProcessExit, RankTables
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import paths, schema, tables
+from dtprof.records.reader import open_run
+from dtprof.records.tables import Group, Manifest, ProcessExit, RankTables
+from dtprof.report.documents.summary_json import summary_json
+from dtprof.report.text.summary_markdown import summary_markdown
+from dtprof.report.text.summary_text import summary_text
 from tests.builders import START_NS, MemoryRun, RankBuilder, write_run
 
 MS = 1_000_000

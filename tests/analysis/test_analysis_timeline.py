@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from dtprof.analysis import timeline
 from dtprof.analysis.results import Timeline
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.timeline import step_timeline
 from tests.builders import MemoryRun, RankBuilder
 
 
@@ -47,8 +47,8 @@ def test_fewer_steps_are_drawn_where_three_do_not_fit() -> None:
 
 def test_of_a_step_too_large_the_longest_bars_are_kept() -> None:
     drawn = run(num_steps=2, num_ops=2500)
-    assert len(drawn.intervals) == timeline.MAX_INTERVALS
-    assert drawn.left_out == 2 * (4 + 2500) - timeline.MAX_INTERVALS
+    assert len(drawn.intervals) == step_timeline.MAX_INTERVALS
+    assert drawn.left_out == 2 * (4 + 2500) - step_timeline.MAX_INTERVALS
     kept = {bar.name for bar in drawn.intervals}
     assert kept == {"data", "forward", "backward", "optimizer", "all_reduce"}
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dtprof.analysis.blame import WaitGraph, find_excess, find_onset, pass_back, trace_forward
+from dtprof.analysis.stragglers.blame import WaitGraph, find_excess, find_onset, pass_back, trace_forward
 
 WORK = arrays.arrays(np.float64, st.tuples(st.integers(1, 4), st.integers(2, 7)), elements=st.integers(0, 50))
 

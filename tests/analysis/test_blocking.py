@@ -1,10 +1,10 @@
 """When operations keep the program from going on."""
 
-from dtprof.analysis.blocking import Blocked, find_blocked
-from dtprof.analysis.phases import find_phases
-from dtprof.analysis.records import sound_operations, sound_spans
-from dtprof.analysis.steps import find_steps_of
-from dtprof.run_format import schema
+from dtprof.analysis.communication.blocked_time import Blocked, find_blocked
+from dtprof.analysis.steps.phase_intervals import find_phases
+from dtprof.analysis.steps.step_boundaries import find_steps_of
+from dtprof.job.sound_records import sound_operations, sound_spans
+from dtprof.records import schema
 from tests.builders import START_NS, RankBuilder
 
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtprof.analysis.closeup import Closeup, examine
-from dtprof.analysis.pipeline_chart import LETTERS, lay_out
-from dtprof.analysis.pipeline_plans import make_plan
-from dtprof.analysis.pipeline_replay import FORWARD, Act, replay
+from dtprof.analysis.communication.traffic import sum_by_axis
+from dtprof.analysis.pipeline.schedule_chart import LETTERS, lay_out
+from dtprof.analysis.pipeline.schedule_plans import make_plan
+from dtprof.analysis.pipeline.schedule_replay import FORWARD, Act, replay
 from dtprof.analysis.results import Summary
-from dtprof.analysis.tracks import COMMUNICATION, WORK, Track
-from dtprof.analysis.traffic import sum_by_axis
-from dtprof.tables import Action
+from dtprof.analysis.timeline.run_closeup import Closeup, examine
+from dtprof.analysis.timeline.run_tracks import COMMUNICATION, WORK, Track
+from dtprof.records.tables import Action
 from tests.analysis.test_pipeline_bubbles import GPIPE, UNEVEN, WITH_MESSAGES, build
 from tests.builders import MemoryRun, RankBuilder
 

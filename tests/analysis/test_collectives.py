@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof.analysis import collectives
+from dtprof.analysis.communication import collective_table
 from dtprof.analysis.results import CollectiveResult, Summary
-from dtprof.analysis.summary import summarise
-from dtprof.events import BACKWARD, OPTIMIZER
-from dtprof.run_format import schema
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import schema
+from dtprof.records.events import BACKWARD, OPTIMIZER
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000
@@ -212,8 +212,8 @@ def test_a_clock_that_jumps_is_told_and_its_waits_are_estimated(jump_ns: int, ra
 
 
 def test_of_very_many_rows_the_costliest_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "MAX_LISTED", 3)
-    monkeypatch.setattr("dtprof.analysis.summary.MAX_LISTED", 3)
+    monkeypatch.setattr(collective_table, "MAX_LISTED", 3)
+    monkeypatch.setattr("dtprof.analysis.run_summary.MAX_LISTED", 3)
     rank = RankBuilder(0, world_size=1)
     for i in range(8):
         rank.op("all_reduce", 1000 * i, 1000 * i + 10 * (i + 1), group=rank.group(f"g{i}", [0]))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dtprof.analysis.comparison_statistics import (
+from dtprof.analysis.comparison.comparison_statistics import (
     MIN_STEPS,
     estimate_mean,
     estimate_ratio,

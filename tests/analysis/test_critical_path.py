@@ -1,7 +1,7 @@
 """The critical path over ranks, worked out by hand."""
 
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000

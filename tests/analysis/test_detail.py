@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dtprof.analysis.detail import read_detail, read_ranks, summarise_and_map
-from dtprof.analysis.execution import THIS_PROCESS
-from dtprof.analysis.partition import average
 from dtprof.analysis.results import PARTS, PHASES
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.steps.step_partition import average
+from dtprof.analysis.timeline.operation_detail import read_detail, read_ranks, summarise_and_map
+from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.records.reader import open_run
 from tests.builders import MemoryRun, RankBuilder
 from tests.synthetic import Job, generate
 

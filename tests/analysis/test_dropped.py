@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis import codes
-from dtprof.analysis.summary import summarise
-from dtprof.tables import DROPPED, RankTables
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import codes
+from dtprof.records.tables import DROPPED, RankTables
 from tests.builders import MemoryRun, RankBuilder
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.results import Summary
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.reader import open_run
 from tests.synthetic import HostClock, Job, Spell, Truth, generate, take_turns
 from tests.synthetic.simulation import Simulation
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.results import Summary
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.clocks import host_clocks
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.host_clocks import host_clocks
+from dtprof.records.reader import open_run
 from tests.synthetic import HostClock, Job, Truth, generate
 from tests.synthetic.simulation import Simulation
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dtprof.analysis.memory import find_categories, find_largest, find_peak
+from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
 from dtprof.analysis.results import MemoryGrowth
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from tests.builders import MemoryRun, RankBuilder
 
 

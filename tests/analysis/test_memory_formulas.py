@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.memory_formulas import ModelShare, activation_bytes, state_by_scheme
+from dtprof.analysis.memory.memory_formulas import ModelShare, activation_bytes, state_by_scheme
 from dtprof.analysis.results import Summary
-from dtprof.analysis.summary import summarise
-from dtprof.report.summary_json import summary_json
-from dtprof.report.summary_text import summary_text
-from dtprof.run_format.node_memory import MOST_LINES, read_node_memory
-from dtprof.run_format.node_samples import GPU, HOST, Sample, SampleFile
-from dtprof.tables import Label, NodeMemory, Site
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.node_memory import MOST_LINES, read_node_memory
+from dtprof.records.node_samples import GPU, HOST, Sample, SampleFile
+from dtprof.records.tables import Label, NodeMemory, Site
+from dtprof.report.documents.summary_json import summary_json
+from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
 P = 1_000_000

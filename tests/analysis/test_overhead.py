@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.analysis import overhead
-from dtprof.analysis.overhead import Trial, compare, median_interval, trial_of
-from dtprof.step_times import StepTimes
+from dtprof.analysis.comparison import overhead_pairs
+from dtprof.analysis.comparison.overhead_pairs import Trial, compare, median_interval, trial_of
+from dtprof.records.step_times_file import StepTimes
 
 MS = 1_000_000
 
@@ -81,7 +81,10 @@ def test_thousands_of_values_have_an_interval() -> None:
 def test_interval_holds_its_median_and_is_sure_enough(values: list[float]) -> None:
     interval = median_interval(values)
     assert interval.low <= interval.median <= interval.high
-    assert interval.confidence >= overhead.CONFIDENCE or (interval.low, interval.high) == (min(values), max(values))
+    assert interval.confidence >= overhead_pairs.CONFIDENCE or (interval.low, interval.high) == (
+        min(values),
+        max(values),
+    )
 
 
 def trials(step_ms: list[float], *, blocked_ms: float = 2.0, accelerator: bool = False) -> list[Trial]:

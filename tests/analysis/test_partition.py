@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.analysis import intervals
-from dtprof.analysis.partition import average, partition_phases, partition_steps
-from dtprof.analysis.phases import BUSY, ORDER
+from dtprof import intervals
 from dtprof.analysis.results import PARTS, PHASES
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
+from dtprof.analysis.steps.step_partition import average, partition_phases, partition_steps
 from tests.builders import MemoryRun, RankBuilder
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=8).map(

@@ -1,8 +1,8 @@
 """Phases of a rank, with and without recorded forward spans."""
 
-from dtprof.analysis.phases import find_phases, find_user_phases
-from dtprof.analysis.records import sound_spans
-from dtprof.analysis.steps import find_steps_of
+from dtprof.analysis.steps.phase_intervals import find_phases, find_user_phases
+from dtprof.analysis.steps.step_boundaries import find_steps_of
+from dtprof.job.sound_records import sound_spans
 from tests.builders import START_NS, RankBuilder
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof.analysis.comparison import compare_runs
-from dtprof.analysis.comparison_series import JOB, RANKS, Figure, measure_run
-from dtprof.analysis.doubts import tell_shortly
-from dtprof.analysis.pipeline import theory_fraction
+from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.comparison.comparison_series import JOB, RANKS, Figure, measure_run
+from dtprof.analysis.comparison.run_comparison import compare_runs
+from dtprof.analysis.pipeline.bubbles import theory_fraction
 from dtprof.analysis.results import PipelineResult, Summary
-from dtprof.analysis.summary import summarise
-from dtprof.tables import Pipeline
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.tables import Pipeline
 from tests.builders import MemoryRun, RankBuilder
 
 PERIOD = 1000

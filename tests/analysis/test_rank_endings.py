@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtprof.analysis.endings import describe_end
-from dtprof.tables import UNKNOWN_NS, ProcessExit
+from dtprof.analysis.rank_exits import describe_end
+from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 
 @pytest.mark.parametrize(

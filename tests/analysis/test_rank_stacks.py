@@ -5,19 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof import events
-from dtprof.analysis import rank_batches, rank_stacks
-from dtprof.analysis.blocking import Blocked
-from dtprof.analysis.intervals import NONE, Intervals
-from dtprof.analysis.meetings import Matched, Meetings
-from dtprof.analysis.phases import BUSY, ORDER
+from dtprof.analysis import rank_stacks
+from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
 from dtprof.analysis.rank_timing import PlacedRank
 from dtprof.analysis.results import Summary
-from dtprof.analysis.steps import RankSteps
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
-from dtprof.tables import OPERATION, SPAN, RankTables
+from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
+from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.intervals import NONE, Intervals
+from dtprof.job import rank_batches
+from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.records import events
+from dtprof.records.reader import open_run
+from dtprof.records.tables import OPERATION, SPAN, RankTables
 from tests.synthetic import HostClock, Job, Spell, generate
 
 JOBS = {

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dtprof.analysis.comparison import AT_LEAST, Change, Comparison, compare_runs
-from dtprof.analysis.comparison_series import COLLECTIVES, JOB, RANKS, Figure, measure_run
+from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, Figure, measure_run
+from dtprof.analysis.comparison.run_comparison import AT_LEAST, Change, Comparison, compare_runs
 from dtprof.analysis.results import PARTS
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from tests.analysis.noisy_runs import noisy_run
 from tests.builders import MemoryRun, RankBuilder
 

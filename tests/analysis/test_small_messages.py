@@ -1,7 +1,7 @@
 """Operations better joined: many, small, and in the way."""
 
 from dtprof.analysis.results import SmallMessages
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from tests.builders import MemoryRun, RankBuilder
 
 STEP = 1_000_000

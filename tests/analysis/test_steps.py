@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.analysis.steps import RankSteps, agree_on_rule, choose_steps, find_steps_of
+from dtprof.analysis.steps.step_boundaries import RankSteps, agree_on_rule, choose_steps, find_steps_of
 from tests.builders import START_NS, RankBuilder
 
 

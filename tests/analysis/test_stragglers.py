@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dtprof.analysis.results import StragglerResult
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from dtprof.analysis.results import Summary, Throughput
-from dtprof.analysis.summary import summarise
-from dtprof.report.summary_json import summary_json
-from dtprof.report.summary_text import summary_text
+from dtprof.analysis.run_summary import summarise
+from dtprof.report.documents.summary_json import summary_json
+from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000

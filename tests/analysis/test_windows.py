@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from dtprof.analysis.summary import summarise
-from dtprof.analysis.windows import JoinedWindow, RankWindows, explain_missing, join_window, without_trace
-from dtprof.importers.window_trace import read_window
-from dtprof.tables import RankTables, Window
+from dtprof.analysis.run_summary import summarise
+from dtprof.analysis.timeline.window_joining import (
+    JoinedWindow,
+    RankWindows,
+    explain_missing,
+    join_window,
+    without_trace,
+)
+from dtprof.interchange.importers.window_trace import read_window
+from dtprof.records.tables import RankTables, Window
 from tests.builders import START_NS, WALL_CLOCK_NS, MemoryRun, RankBuilder
 
 BASE_NS = WALL_CLOCK_NS - 1_000_000_000

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from dtprof.api import arrow
-from dtprof.api.arrow import arrow_array
+from dtprof.api import arrow_columns
+from dtprof.api.arrow_columns import arrow_array
 
 pa = pytest.importorskip("pyarrow")
 
@@ -32,14 +32,14 @@ def test_arrays_equal_those_of_pyarrow(kind: str, size: int, masked: bool) -> No
 
 def test_texts_that_are_no_unicode_and_those_too_long_for_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arrow_array(pa, pa.string(), np.array(["a\udc80b", "c"], object)).to_pylist() == ["a?b", "c"]
-    monkeypatch.setattr(arrow, "MOST_BYTES", 3)
+    monkeypatch.setattr(arrow_columns, "MOST_BYTES", 3)
     texts = np.ma.array(np.array(["all_reduce", "send"], object), mask=[False, True])
     assert arrow_array(pa, pa.string(), texts).to_pylist() == ["all_reduce", None]
 
 
 def test_pandas_is_not_imported() -> None:
     program = (
-        "import sys, numpy, pyarrow, dtprof.api.arrow as a; a.arrow_array(pyarrow, pyarrow.string(), "
+        "import sys, numpy, pyarrow, dtprof.api.arrow_columns as a; a.arrow_array(pyarrow, pyarrow.string(), "
         "numpy.array(['a'], object)); sys.exit('pandas' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -11,7 +11,7 @@ import dtprof
 from dtprof import api
 from dtprof.api.table import Column, build_table
 from dtprof.errors import MissingDependencyError, NotARunError, NothingToShowError, UsageError
-from dtprof.figures import registry
+from dtprof.report.figures import figure_registry
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
 
@@ -147,7 +147,7 @@ def test_figures_are_those_of_the_report(run: api.Run, folder: Path) -> None:
     assert len(figure.data) > 0
     with pytest.raises(NothingToShowError, match="No step has both"):
         dtprof.open_run(folder / "stepless").figure("step_times")
-    assert set(registry.FIGURES) == set(api.FIGURES)
+    assert set(figure_registry.FIGURES) == set(api.FIGURES)
     for name in api.FIGURES:
         with suppress(NothingToShowError):
             assert len(run.figure(name).data) > 0

@@ -15,10 +15,10 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from dtprof.analysis.results import Summary
-from dtprof.figures.source import Source
-from dtprof.report.html import write_html
-from dtprof.report.page_dashboard import load_report
-from dtprof.report.page_panels import panel_names
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.html_file import write_html
+from dtprof.report.pages.page_dashboard import load_report
+from dtprof.report.pages.page_panels import panel_names
 
 FLAGS = (
     "--headless=new",

@@ -7,14 +7,14 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 
-from dtprof.run_format import paths
+from dtprof.records import paths
 from tests import builders
 from tests.browser.conftest import Page, axe_findings
 from tests.builders import START_NS
-from tests.live.test_live_window import two_ranks
-from tests.live.test_top import running
-from tests.serving.test_feed import grow
-from tests.serving.test_server import served
+from tests.monitor.test_feed import grow
+from tests.monitor.test_live_window import two_ranks
+from tests.monitor.test_server import served
+from tests.monitor.test_top import running
 
 pytestmark = pytest.mark.browser
 
@@ -64,7 +64,7 @@ def end_by_a_signal(run: Path) -> None:
 def test_page_follows_the_job_and_keeps_zoom_and_selection(
     chromium: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 0.5)
+    monkeypatch.setattr("dtprof.monitor.web.page_feed.DRAW_SHARE", 0.5)
     run = running(two_ranks(30), tmp_path / "run")
     with served(run) as connection:
         page = opened(chromium, run, connection.port)
@@ -117,7 +117,7 @@ CHART = """
 def test_chart_of_steps_goes_on_step_by_step(
     chromium: webdriver.Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtprof.serving.feed.DRAW_SHARE", 1e-9)  # drawn once
+    monkeypatch.setattr("dtprof.monitor.web.page_feed.DRAW_SHARE", 1e-9)  # drawn once
     run = running([two_ranks(31)[0], two_ranks(30)[1]], tmp_path / "run")  # step 31 is drawn for one rank
     with served(run) as connection:
         page = opened(chromium, run, connection.port)

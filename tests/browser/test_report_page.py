@@ -10,13 +10,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from dtprof.analysis.results import GroupResult, Interval, Summary, Timeline
-from dtprof.figures.source import Source
-from dtprof.report.page_dashboard import load_report
-from dtprof.report.page_documents import render_documents
-from dtprof.report.page_panels import panel_names
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.page_dashboard import load_report
+from dtprof.report.pages.page_documents import render_documents
+from dtprof.report.pages.page_panels import panel_names
 from tests.browser.conftest import Page, axe_findings
-from tests.figures.example_closeups import hang_of, source_of
-from tests.figures.example_summaries import MS, empty_summary, summary_of
+from tests.report.example_closeups import hang_of, source_of
+from tests.report.example_summaries import MS, empty_summary, summary_of
 
 pytestmark = pytest.mark.browser
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.records import schema
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -10,9 +10,9 @@ import pytest
 
 from dtprof.launch import interpreter
 from dtprof.launch.archiver import sealed_segments
-from dtprof.run_format import archive, paths, schema
-from dtprof.run_format.reader import read_rank
-from dtprof.tables import RankTables
+from dtprof.records import archive, paths, schema
+from dtprof.records.reader import read_rank
+from dtprof.records.tables import RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtprof.capture.memory import MOST_OF_THE_TIME, Budget
+from dtprof.capture.memory_sampler import MOST_OF_THE_TIME, Budget
 
 SECOND_NS = 1_000_000_000
 MIDNIGHT_NS = 86_400 * SECOND_NS * 20_000

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from dtprof import fence
-from dtprof.capture.consumption import STEPS_BETWEEN, Consumption
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.spans import Spans
+from dtprof.capture.token_counter import STEPS_BETWEEN, Consumption
 
 Told = list[tuple[str, int]]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.summary import summarise
-from dtprof.cli.inspection import diagnose_run
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import schema
+from dtprof.records.reader import open_run
+from dtprof.session.run_diagnosis import diagnose_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.apis import find_apis
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.job.api_names import find_apis
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

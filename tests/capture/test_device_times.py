@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtprof.capture.device_times import DeviceTimes, reader
+from dtprof.capture.nccl_durations import DeviceTimes, reader
 
 
 class Recorded:

@@ -14,7 +14,7 @@ import pytest
 from dtprof import fence
 from dtprof.capture.frameworks import imports
 from dtprof.capture.frameworks.imports import after_import
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 
 
@@ -102,7 +102,7 @@ class Lines:
 def acting() -> Any:
     """Return the Acting of a process that records."""
     pytest.importorskip("torch")
-    from dtprof.capture.frameworks.acting import Acting
+    from dtprof.capture.frameworks.attribution import Acting
 
     lines = Lines()
     acting = Acting(lambda _: lines)  # type: ignore[arg-type,return-value]
@@ -123,7 +123,7 @@ def framework() -> Any:
 
 
 def describe(value: int) -> Any:
-    from dtprof.capture.labels import Description
+    from dtprof.capture.attribution_labels import Description
 
     return Description("some", f"some gather of {value}")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dtprof.launch import interpreter
-from dtprof.run_format import paths
-from dtprof.run_format.reader import read_rank
+from dtprof.records import paths
+from dtprof.records.reader import read_rank
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

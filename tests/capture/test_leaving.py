@@ -6,11 +6,11 @@ import sys
 
 PROGRAM = """
 import os, pickle, sys
-from dtprof.capture import exits
+from dtprof.capture import process_exits
 marks = []
 plain = sys.exit, os._exit
-exits.watch_leaving(lambda: marks.append(len(marks)))
-exits.watch_leaving(lambda: marks.append("again"))
+process_exits.watch_leaving(lambda: marks.append(len(marks)))
+process_exits.watch_leaving(lambda: marks.append("again"))
 for function in (sys.exit, os._exit):
     assert pickle.loads(pickle.dumps(function)) is function
 assert (sys.exit.__name__, sys.exit.__doc__) == (plain[0].__name__, plain[0].__doc__)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.axes import axis_of
-from dtprof.run_format.reader import open_run
-from dtprof.tables import Mesh
+from dtprof.records.axis_names import axis_of
+from dtprof.records.reader import open_run
+from dtprof.records.tables import Mesh
 from tests import jobs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtprof.capture import phases
+from dtprof.capture import phase_hooks
 
 
 class Timeout(Exception):
@@ -24,7 +24,7 @@ def pauses() -> Iterator[Any]:
 
     before = list(gc.callbacks)
     gc.callbacks.clear()  # others are Python (hypothesis has one): what a signal handler raises inside them is lost
-    phases.Pauses(Spans).install()  # type: ignore[arg-type]
+    phase_hooks.Pauses(Spans).install()  # type: ignore[arg-type]
     yield Spans.past
     gc.callbacks[:] = before
 
@@ -51,16 +51,16 @@ def test_long_collection_is_timed_and_short_ones_are_not(pauses: Any) -> None:
 
 
 def test_times_kept_are_bounded_and_stay_in_order(pauses: Any) -> None:
-    for _ in range(phases.MOST_PAUSES + 7):
+    for _ in range(phase_hooks.MOST_PAUSES + 7):
         gc.collect(0)
     begun = time.monotonic_ns()
     callback: Any = gc.callbacks[-1]
     callback("start", {})
-    time.sleep(2e-9 * phases.SHORTEST_PAUSE_NS)
+    time.sleep(2e-9 * phase_hooks.SHORTEST_PAUSE_NS)
     callback("stop", {})
     found = list(pauses())
     assert begun <= found[-1][0] < found[-1][1]
-    assert len(found) <= phases.MOST_PAUSES
+    assert len(found) <= phase_hooks.MOST_PAUSES
 
 
 def collect_and_wait() -> None:

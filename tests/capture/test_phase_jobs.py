@@ -8,12 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from dtprof import events
 from dtprof.analysis.results import RankResult, Summary
-from dtprof.analysis.summary import summarise
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
-from dtprof.tables import Array, RankTables
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import events, schema
+from dtprof.records.reader import open_run
+from dtprof.records.tables import Array, RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof import events
-from dtprof.run_format.reader import open_run
-from dtprof.tables import Action, Pipeline, RankTables
+from dtprof.records import events
+from dtprof.records.reader import open_run
+from dtprof.records.tables import Action, Pipeline, RankTables
 from tests import jobs
 
 F, B = events.PP_FORWARD, events.PP_BACKWARD

@@ -3,8 +3,8 @@
 import mmap
 from dataclasses import dataclass
 
-from dtprof.capture.python import waits
-from dtprof.run_format import schema
+from dtprof.capture.python_hook import work_waits
+from dtprof.records import schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ def states_after(works: list[Work]) -> list[int]:
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     for i, work in enumerate(works):
         memory[i * schema.RECORD_SIZE] = schema.STATE["returned"]
-        waits.watch(work, memory, i * schema.RECORD_SIZE, issued=0)
-    waits.settle()
+        work_waits.watch(work, memory, i * schema.RECORD_SIZE, issued=0)
+    work_waits.settle()
     return [memory[i * schema.RECORD_SIZE] for i in range(len(works))]
 
 
@@ -55,4 +55,4 @@ def test_operation_in_flight_stays_returned_and_keeps_none_behind_it_from_being_
     in_flight = Work(completed=False, future=Future(is_done=False))
     works = [in_flight, *[Work(completed=True) for _ in range(6)], Work(completed=False)]
     assert states_after(works) == [returned, *[done] * 6, returned]
-    assert not waits._in_flight
+    assert not work_waits._in_flight

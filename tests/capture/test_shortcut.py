@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.run_format import paths, schema
-from dtprof.run_format.reader import open_run, read_rank
+from dtprof.records import paths, schema
+from dtprof.records.reader import open_run, read_rank
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

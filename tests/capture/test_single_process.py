@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.summary import summarise
-from dtprof.run_format import schema
-from dtprof.run_format.reader import Run, open_run
-from dtprof.tables import RankTables
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import schema
+from dtprof.records.reader import Run, open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.run_format.reader import Run, open_run
+from dtprof.records.reader import Run, open_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.records import schema
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

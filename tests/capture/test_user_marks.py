@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from dtprof import events
 from dtprof.capture.user_marks import LONGEST_NAME, MOST_NAMES, OTHERS, UserMarks
+from dtprof.records import events
 
 
 class Heard:

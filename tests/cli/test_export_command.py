@@ -13,7 +13,7 @@ import pytest
 from dtprof.cli import tensorboard
 from dtprof.cli.export import FORMATS
 from dtprof.cli.main import main
-from dtprof.export.tensorboard import ScalarLogs
+from dtprof.interchange.exporters.tensorboard_logs import ScalarLogs
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import main
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 from tests.builders import RankBuilder, write_run
 

@@ -11,11 +11,11 @@ import pytest
 
 from dtprof import settings
 from dtprof.capture.window_files import TooLargeError, TracedStep, pack
-from dtprof.cli import engines
 from dtprof.cli.main import main
 from dtprof.errors import UsageError
-from dtprof.run_format import paths, trace_requests
-from dtprof.run_format.trace_requests import TraceRequest
+from dtprof.records import paths, trace_requests
+from dtprof.records.trace_requests import TraceRequest
+from dtprof.session import engines
 from tests.builders import RankBuilder, write_run
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.run_format import schema
-from dtprof.tables import Array, Group, RankTables
+from dtprof.records import schema
+from dtprof.records.tables import Array, Group, RankTables
 from tests.completeness.programs.names import WHOLE
 
 BELOW_THE_TAP = {"Backend.allreduce": 1}

@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 from tests.completeness.comparison import Measurement, read_oracle
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtprof.tables import RankTables
+from dtprof.records.tables import RankTables
 from tests.builders import START_NS, RankBuilder
 from tests.completeness.comparison import Measurement, differences
 from tests.completeness.programs.names import WHOLE

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dtprof.run_format import schema
+from dtprof.records import schema
 from tests.completeness import coverage
 from tests.completeness.comparison import differences
 from tests.completeness.recordings import Observation, record_calls

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.run_format import schema
+from dtprof.records import schema
 from tests.completeness import coverage, recordings
 from tests.completeness.comparison import differences
 from tests.completeness.recordings import Observation

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torch_pickle import as_torch_pickles
-from dtprof.diagnosis.dumps.decision import diagnose_dumps
 from dtprof.diagnosis.findings import Verdict
-from dtprof.dumps import Labels
-from dtprof.importers.dump_files import read_dumps
+from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
 
 BEGIN_NS = 1_700_000_000_000_000_000
 TORCH = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from dtprof.diagnosis.evidence import Stack, gather
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.job_state import Stack, gather
+from dtprof.diagnosis.sources.rank_evidence import rank_evidence
 from dtprof.diagnosis.verdict import decide
-from dtprof.tables import Manifest, ProcessExit
+from dtprof.records.tables import Manifest, ProcessExit
 from tests.builders import START_NS, RankBuilder
 
 STEP = 1000

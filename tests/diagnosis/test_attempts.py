@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Finding
-from dtprof.tables import ProcessExit
+from dtprof.records.tables import ProcessExit
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.diagnosis.components import find_closed_sets
+from dtprof.diagnosis.cyclic_waits import find_closed_sets
 
 GRAPHS = st.dictionaries(st.integers(0, 6), st.frozensets(st.integers(0, 6), max_size=3), max_size=7)
 

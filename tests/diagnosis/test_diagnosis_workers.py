@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.execution import THIS_PROCESS
-from dtprof.cli.engines import Engine
-from dtprof.cli.inspection import diagnose_run
-from dtprof.diagnosis import recorded
-from dtprof.diagnosis.evidence import GroupKey, group_key
 from dtprof.diagnosis.findings import Verdict
-from dtprof.run_format.reader import open_run
-from dtprof.tables import ProcessExit
+from dtprof.diagnosis.job_state import GroupKey, group_key
+from dtprof.diagnosis.sources import rank_evidence
+from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.records.reader import open_run
+from dtprof.records.tables import ProcessExit
+from dtprof.session.engines import Engine
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 
 STEPS = 40
@@ -66,9 +66,9 @@ def test_a_group_that_a_worker_names_is_the_one_that_this_process_knows() -> Non
 
 def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, limit in (("MAX_SWEPT", 4), ("MAX_TAIL", 6), ("MIN_TAIL", 6), ("MAX_OPERATIONS", 24)):
-        monkeypatch.setattr(recorded, name, limit)
+        monkeypatch.setattr(rank_evidence, name, limit)
     run = open_run(write_run(tmp_path / "run", hung_job(), exit_status=1))
-    (own, *_) = (one.evidence for one in recorded.read_ranks(run, [0], THIS_PROCESS))
+    (own, *_) = (one.evidence for one in rank_evidence.read_ranks(run, [0], THIS_PROCESS))
     assert own.sweep is not None
     (table,) = own.sweep.groups.values()
     assert table["seq"].tolist() == list(range(2 * STEPS - 5, 2 * STEPS + 1)), "6 of the 81"
@@ -76,6 +76,6 @@ def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monke
     assert own.sweep.operation(int(table["row"][-1])) == own.operations[-1]
     assert own.counts == {(next(iter(own.groups)), False): 2 * STEPS + 1}, "all are counted"
     held = len(pickle.dumps(own))
-    monkeypatch.setattr(recorded, "MAX_TAIL", 200)
-    (whole, *_) = (one.evidence for one in recorded.read_ranks(run, [0], THIS_PROCESS))
+    monkeypatch.setattr(rank_evidence, "MAX_TAIL", 200)
+    (whole, *_) = (one.evidence for one in rank_evidence.read_ranks(run, [0], THIS_PROCESS))
     assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof import events
-from dtprof.cli.inspection import diagnose_run
-from dtprof.run_format import paths
-from dtprof.tables import ProcessExit
+from dtprof.records import events, paths
+from dtprof.records.tables import ProcessExit
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 
 PID = 777

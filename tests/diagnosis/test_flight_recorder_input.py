@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.cli.diagnose import diagnose
 from dtprof.cli.main import main
-from dtprof.diagnosis.dumps.decision import diagnose_dumps
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.joining import join
-from dtprof.dumps import Labels
+from dtprof.diagnosis.source_merging import join
+from dtprof.diagnosis.sources.flight_recorder import dump_files
+from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
 from dtprof.errors import DtprofError, NotADumpError
-from dtprof.importers import dump_files
-from dtprof.importers.dump_files import read_dumps
 from tests.diagnosis.dump_builder import BEGIN_NS, job, verdict_on, write
 
 

@@ -6,16 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtprof import events
 from dtprof.analysis.results import StragglerResult
-from dtprof.diagnosis.code_names import DTYPES, REDUCE_OPS
-from dtprof.diagnosis.evidence import Stragglers, gather
-from dtprof.diagnosis.recorded import rank_evidence
+from dtprof.diagnosis.job_state import Stragglers, gather
+from dtprof.diagnosis.sources.rank_evidence import rank_evidence
 from dtprof.diagnosis.verdict import decide
-from dtprof.report.verdict_text import verdict_text
-from dtprof.run_format import schema
-from dtprof.run_format.schema import FLAG
-from dtprof.tables import Manifest
+from dtprof.records import events, schema
+from dtprof.records.codes import DTYPES, REDUCE_OPS
+from dtprof.records.schema import FLAG
+from dtprof.records.tables import Manifest
+from dtprof.report.text.verdict_text import verdict_text
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge, ranks_in_step
 

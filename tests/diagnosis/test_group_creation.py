@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dtprof import events
-from dtprof.cli.inspection import diagnose_run
+from dtprof.records import events
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import RankBuilder, write_run
 
 MS = 1_000_000

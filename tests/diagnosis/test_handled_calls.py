@@ -6,8 +6,8 @@ from textwrap import dedent
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import WALL_CLOCK_NS, RankBuilder, write_run
 
 SOURCE = dedent("""\

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
-from dtprof.run_format.schema import FLAG
+from dtprof.records.schema import FLAG
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.known_errors import DEVICE_MEMORY, NO_SUCH_MEMORY, find_advice, first_words
-from dtprof.run_format import paths
+from dtprof.records import paths
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import RankBuilder, write_run
 
 MIB = 2**20

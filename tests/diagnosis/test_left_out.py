@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof import events
+from dtprof.records import events
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtprof.diagnosis import live
+from dtprof.diagnosis import live_comparison
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.live import LiveComparison
-from dtprof.tables import RankTables
+from dtprof.diagnosis.live_comparison import LiveComparison
+from dtprof.records.tables import RankTables
 from tests.builders import RankBuilder
 
 
@@ -75,10 +75,10 @@ def test_a_rank_that_left_a_call_out_and_goes_on_is_told_of() -> None:
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 31)
 
 
-@pytest.mark.parametrize("kept", [live.MAX_KEPT, 300])
+@pytest.mark.parametrize("kept", [live_comparison.MAX_KEPT, 300])
 def test_an_optimizer_step_left_out_is_told_of_as_such(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MAX_KEPT", kept)
-    monkeypatch.setattr(live, "MIN_KEPT", kept // 3)
+    monkeypatch.setattr(live_comparison, "MAX_KEPT", kept)
+    monkeypatch.setattr(live_comparison, "MIN_KEPT", kept // 3)
     ranks = job(3)
     for rank in ranks:
         for batch in range(200):
@@ -283,8 +283,8 @@ def test_a_thread_beside_the_one_that_makes_steps_keeps_no_pace_with_them() -> N
 
 
 def test_memory_stays_bounded_while_one_rank_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MAX_KEPT", 6000)
-    monkeypatch.setattr(live, "MAX_OPEN", 3000)
+    monkeypatch.setattr(live_comparison, "MAX_KEPT", 6000)
+    monkeypatch.setattr(live_comparison, "MAX_OPEN", 3000)
     ranks = job(2)
     for step in range(20):
         ranks[0].op("all_reduce", step * 10, step * 10 + 5, nbytes=8)

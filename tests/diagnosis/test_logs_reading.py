@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtprof.diagnosis.findings import OUTCOMES
-from dtprof.diagnosis.logs import grammar
-from dtprof.diagnosis.logs.carriers import parse_line, rank_of_file
-from dtprof.diagnosis.logs.files import looks_like_a_log
-from dtprof.diagnosis.logs.reading import diagnose_logs
+from dtprof.diagnosis.sources.logs import log_grammar
+from dtprof.diagnosis.sources.logs.line_prefixes import parse_line, rank_of_file
+from dtprof.diagnosis.sources.logs.log_files import looks_like_a_log
+from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
 from dtprof.errors import NotARunError
-from dtprof.report.verdict_json import verdict_json
-from dtprof.report.verdict_text import verdict_text
+from dtprof.report.documents.verdict_json import verdict_json
+from dtprof.report.text.verdict_text import verdict_text
 from tests.diagnosis import log_texts as texts
 from tests.diagnosis.log_texts import Diagnose
 
@@ -154,7 +154,7 @@ def test_long_log_takes_bounded_memory(tmp_path: Path) -> None:
 
 def test_every_kind_given_is_described() -> None:
     root = Path(__file__).parents[2]
-    sources = "\n".join(path.read_text() for path in (root / "dtprof/diagnosis/logs").glob("*.py"))
+    sources = "\n".join(path.read_text() for path in (root / "dtprof/diagnosis/sources/logs").glob("*.py"))
     kinds = set(
         re.findall(r'kind="([\w-]+)"|_finding\(job, fronts, "([\w-]+)"|"([\w-]+)" if \w+ else "([\w-]+)"', sources)
     )
@@ -185,12 +185,12 @@ def test_ranks_and_sizes_that_no_job_has_take_no_memory(diagnose_texts: Diagnose
     ],
 )
 def test_only_whole_numbers_and_ranges_within_a_job_name_ranks(text: str, named: list[int]) -> None:
-    assert list(grammar.numbers(text)) == named
+    assert list(log_grammar.numbers(text)) == named
 
 
 def test_many_ranges_together_name_no_more_ranks_than_one_may() -> None:
     ranges = ",".join(f"{n}00000-{n}99999" for n in range(1, 9))
-    assert grammar.numbers(ranges) == tuple(range(100_000, 200_000))
+    assert log_grammar.numbers(ranges) == tuple(range(100_000, 200_000))
 
 
 PIECES = [

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof import events
-from dtprof.analysis.execution import THIS_PROCESS
-from dtprof.diagnosis import recorded
-from dtprof.diagnosis.evidence import RankEvidence
-from dtprof.run_format import paths, schema
-from dtprof.run_format.archive import archive_segment
-from dtprof.run_format.kept import keep
-from dtprof.run_format.reader import Run, open_run
-from dtprof.tables import RankTables
+from dtprof.diagnosis.job_state import RankEvidence
+from dtprof.diagnosis.sources import rank_evidence
+from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.records import events, paths, schema
+from dtprof.records.archive import archive_segment
+from dtprof.records.reader import Run, open_run
+from dtprof.records.run_cache import keep
+from dtprof.records.tables import RankTables
 from tests.builders import FLAG, RankBuilder, write_run
 
 RECORDS = 16
@@ -33,7 +32,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", RECORDS)
     monkeypatch.setattr(schema, "SEGMENT_SIZE", schema.HEADER_SIZE + RECORDS * schema.RECORD_SIZE)
     for name in ("MAX_SWEPT", "MAX_TAIL", "MIN_TAIL"):
-        monkeypatch.setattr(recorded, name, NEWEST)
+        monkeypatch.setattr(rank_evidence, name, NEWEST)
 
 
 def busy_rank() -> RankBuilder:
@@ -60,7 +59,7 @@ def busy_rank() -> RankBuilder:
 
 def read(run: Run) -> RankEvidence:
     """Return what the rules look at."""
-    (found,) = recorded.read_ranks(run, [0], THIS_PROCESS)
+    (found,) = rank_evidence.read_ranks(run, [0], THIS_PROCESS)
     return found.evidence
 
 

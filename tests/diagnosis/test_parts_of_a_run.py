@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import main
-from dtprof.run_format import paths
+from dtprof.records import paths
 from tests.builders import RankBuilder, write_run
 
 

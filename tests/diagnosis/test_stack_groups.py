@@ -3,8 +3,8 @@
 from typing import Any
 
 from dtprof.diagnosis.stack_groups import RankStack, group_stacks, read_stacks
-from dtprof.report.stacks_json import stacks_json
-from dtprof.report.stacks_text import stacks_text
+from dtprof.report.documents.stacks_json import stacks_json
+from dtprof.report.text.stacks_text import stacks_text
 
 
 def frame(function: str, line: int, file: str = "/job/train.py") -> dict[str, Any]:

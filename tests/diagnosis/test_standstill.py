@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
-from dtprof.run_format import paths, writer
+from dtprof.records import paths, writer
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, write_run
 from tests.diagnosis.judging import loss, ranks_in_step
 

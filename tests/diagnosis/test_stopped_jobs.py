@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
-from dtprof.run_format import paths, writer
-from dtprof.tables import ProcessExit
+from dtprof.records import paths, writer
+from dtprof.records.tables import ProcessExit
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 from tests.diagnosis.judging import CONNECTION_LOST
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.told import list_told
-from dtprof.tables import Group
+from dtprof.diagnosis.reported_mismatches import list_told
+from dtprof.records.tables import Group
 
 SECOND = 1_000_000_000
 ROW: dict[str, Any] = {

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.diagnosis.evidence import Stack
 from dtprof.diagnosis.findings import rank_list
-from dtprof.report.verdict_json import verdict_json
-from dtprof.report.verdict_text import verdict_text
-from dtprof.tables import Site
+from dtprof.diagnosis.job_state import Stack
+from dtprof.records.tables import Site
+from dtprof.report.documents.verdict_json import verdict_json
+from dtprof.report.text.verdict_text import verdict_text
 from tests.builders import START_NS, RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, gradients, judge, loss, ranks_in_step
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof import events
-from dtprof.run_format.schema import FLAG
-from dtprof.tables import Pipeline
+from dtprof.records import events
+from dtprof.records.schema import FLAG
+from dtprof.records.tables import Pipeline
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import gradients, judge, loss, ranks_in_step
 

@@ -6,7 +6,7 @@ python -m tests.docs.embedded_metrics    brings the page up to date
 import re
 from pathlib import Path
 
-from dtprof.metrics.catalogue import METRICS
+from dtprof.monitor.prometheus.metric_catalogue import METRICS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "prometheus.md"
 _BLOCK = re.compile(r"<!-- metrics -->\n(?:\|.*\n)*")

@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from dtprof import api, errors, settings
-from dtprof.analysis import limits
-from dtprof.analysis.comparison import VERDICTS, compare_runs
-from dtprof.analysis.comparison_series import TABLES, measure_run
-from dtprof.analysis.limits import Limit, judge_limit
+from dtprof.analysis.comparison import thresholds
+from dtprof.analysis.comparison.comparison_series import TABLES, measure_run
+from dtprof.analysis.comparison.run_comparison import VERDICTS, compare_runs
+from dtprof.analysis.comparison.thresholds import Limit, judge_limit
 from dtprof.analysis.results import PARTS
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
-from dtprof.report.check_json import check_json
-from dtprof.report.comparison_json import comparison_json
-from dtprof.report.summary_json import summary_json
-from dtprof.report.verdict_json import verdict_json
-from dtprof.run_format import document
-from dtprof.tables import Group, Site
+from dtprof.records import schema_page
+from dtprof.records.tables import Group, Site
+from dtprof.report.documents.check_json import check_json
+from dtprof.report.documents.comparison_json import comparison_json
+from dtprof.report.documents.summary_json import summary_json
+from dtprof.report.documents.verdict_json import verdict_json
 from tests.analysis.noisy_runs import noisy_run
 from tests.docs import embedded_help, embedded_tables
 from tests.docs.pages import REPOSITORY, load
-from tests.figures.example_summaries import summary_of
+from tests.report.example_summaries import summary_of
 
 PROCESS_STATES = {"disk-sleep", "tracing-stop"}
 
@@ -80,7 +80,7 @@ def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
 
 def kinds_in_source() -> set[str]:
     """Return every kind that a rule can give: its words in kebab case."""
-    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof" / "diagnosis").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof" / "diagnosis").rglob("*.py")]
     return set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
 
 
@@ -125,7 +125,14 @@ def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
     judged = judge_limit(Limit(option="--max-step-ms 1", figure="step_ns", bound=1.0), measure_run(noisy_run(1)))
     document = check_json("run", [judged], passed=False, allow_unknown=False)
     page = load("docs/reference/cli.md").text.partition("\n## dtprof check\n")[2].partition("\n## ")[0]
-    words = {*keys_of(document), *limits.OUTCOMES, *limits.FIGURES, limits.PEAK, limits.SLOWDOWN, limits.FINDINGS}
+    words = {
+        *keys_of(document),
+        *thresholds.OUTCOMES,
+        *thresholds.FIGURES,
+        thresholds.PEAK,
+        thresholds.SLOWDOWN,
+        thresholds.FINDINGS,
+    }
     assert sorted(word for word in words - {"schema"} if f"`{word}`" not in page) == []
 
 
@@ -152,12 +159,12 @@ def keys_of(document: object) -> set[str]:
 
 def test_page_of_the_run_on_disk_is_up_to_date() -> None:
     page = load("docs/reference/run_format.md").text
-    assert page == document.render(), "run: python -m dtprof.run_format.document > docs/reference/run_format.md"
+    assert page == schema_page.render(), "run: python -m dtprof.records.schema_page > docs/reference/run_format.md"
 
 
 def test_every_key_of_the_manifest_is_listed() -> None:
     page = load("docs/reference/run_format.md").text.partition("## run.json")[2].partition("\n## ")[0]
-    source = ast.parse((REPOSITORY / "dtprof/launch/directory.py").read_text(encoding="utf-8"))
+    source = ast.parse((REPOSITORY / "dtprof/launch/run_directory.py").read_text(encoding="utf-8"))
     (fields,) = (
         node.value
         for node in ast.walk(source)
@@ -166,7 +173,7 @@ def test_every_key_of_the_manifest_is_listed() -> None:
     assert isinstance(fields, ast.Dict)
     keys = [key.value for key in fields.keys if isinstance(key, ast.Constant)]
     updated = re.search(
-        r"manifest\.update\((.*?)\n    \)", (REPOSITORY / "dtprof/launch/job.py").read_text(), re.DOTALL
+        r"manifest\.update\((.*?)\n    \)", (REPOSITORY / "dtprof/launch/job_launch.py").read_text(), re.DOTALL
     )
     assert updated
     keys += re.findall(r"^ +(\w+)=", updated[1], re.MULTILINE)

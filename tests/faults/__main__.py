@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from dtprof.capture.native import build
-from dtprof.run_format import schema
+from dtprof.records import schema
 from tests.faults import forked_jobs, programs
 from tests.faults.corpus import PROGRAMS
 from tests.faults.forked_jobs import run

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from dtprof import settings
-from dtprof.cli.inspection import diagnose_run
 from dtprof.diagnosis.findings import Verdict
-from dtprof.launch import directory, watcher
-from dtprof.report.verdict_text import verdict_text
-from dtprof.run_format import paths, writer
+from dtprof.launch import hang_watcher, run_directory
+from dtprof.records import paths, writer
+from dtprof.report.text.verdict_text import verdict_text
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.faults.corpus import Program
 
 HANG_AFTER_S = 3.0
@@ -31,8 +31,8 @@ LIMIT_S = 120.0
 def run(program: Program, folder: Path, *, library: str) -> Verdict:
     """Run one program to its end and return the verdict on its records. The caller has no threads."""
     folder.mkdir(parents=True)
-    directory.create(folder, force=False)
-    manifest = directory.RunManifest(folder, ["corpus", program.name], {})
+    run_directory.create(folder, force=False)
+    manifest = run_directory.RunManifest(folder, ["corpus", program.name], {})
     os.environ |= {settings.ENV_RUN_DIR: str(folder), settings.ENV_NATIVE_TAP: library}
     port = _free_port()
     pids = {_fork(program, rank, port=port, folder=folder): rank for rank in range(program.ranks)}
@@ -113,7 +113,7 @@ def _watch(pids: dict[int, int], folder: Path, port: int) -> tuple[int, int | No
 
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     node = folder / paths.node_folder_name(writer.host_name())
-    watch = watcher.Watcher(
+    watch = hang_watcher.Watcher(
         run=folder, hang_after_s=_patience_s(), diagnose=_judge, say=lambda text: print(text, file=sys.stderr)
     )
     running, status, hang_ns = set(pids), 0, None
@@ -148,9 +148,9 @@ def _patience_s() -> float:
     return HANG_AFTER_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def _judge(run: Path) -> watcher.Verdict:
+def _judge(run: Path) -> hang_watcher.Verdict:
     verdict = diagnose_run(run)
-    return watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
+    return hang_watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
 
 
 def _send_all(pids: set[int], number: int) -> None:

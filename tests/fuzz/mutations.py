@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from tests.importers.damage import damaged
+from tests.interchange.damage import damaged
 
 Mutate = Callable[[bytes, int], bytes]
 

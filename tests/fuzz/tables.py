@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from dtprof.importers.straggler_analysis import COLLECTIVES, COLUMNS, COMPUTE, MESSAGES, OPTIMIZER, PAUSE
+from dtprof.interchange.importers.straggler_analysis import COLLECTIVES, COLUMNS, COMPUTE, MESSAGES, OPTIMIZER, PAUSE
 
 OPERATIONS = (*COMPUTE, *OPTIMIZER, PAUSE, *MESSAGES, *COLLECTIVES, "", "other", "\0")
 NUMBERS = (0, 1, 2, 3, -1, 7, 2**31, 2**62, 10**9, 1.5, -0.5, 1e300, float("nan"), float("inf"), 1e9, 100)

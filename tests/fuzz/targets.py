@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.torch_pickle import as_torch_pickles
-from dtprof.cli.inspection import diagnose_run
-from dtprof.diagnosis.dumps.decision import diagnose_dumps
 from dtprof.diagnosis.findings import Verdict
-from dtprof.dumps import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_reader import dump_from
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
 from dtprof.errors import DtprofError, NotADumpError
-from dtprof.importers.files import import_files
-from dtprof.importers.flight_recorder import dump_from
-from dtprof.importers.run_directory import write_imported
-from dtprof.report.verdict_json import verdict_json
-from dtprof.report.verdict_text import verdict_text
-from dtprof.run_format import paths, schema
-from dtprof.run_format.reader import open_run
+from dtprof.interchange.importers.imported_files import import_files
+from dtprof.interchange.importers.imported_run import write_imported
+from dtprof.records import paths, schema
+from dtprof.records.reader import open_run
+from dtprof.report.documents.verdict_json import verdict_json
+from dtprof.report.text.verdict_text import verdict_text
+from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import RankBuilder, write_run
 from tests.diagnosis.dump_builder import job
 from tests.diagnosis.test_logs_reading import PIECES, check
 from tests.fuzz.tables import TableInput
-from tests.importers import damage
+from tests.interchange import damage
 
 MAX_SENTENCE = 2000
 WHOLE_OF = 16

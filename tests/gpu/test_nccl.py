@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
+from dtprof.records import schema
+from dtprof.records.reader import open_run
 from tests import jobs
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dtprof
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 
 pytestmark = pytest.mark.gpu

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from dtprof.launch import interpreter
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -6,12 +6,12 @@ from pathlib import Path
 
 WATCHED = """
 import os, signal, sys, threading, time
-from dtprof.launch import child
+from dtprof.launch import child_process
 
-with child.signals_held():  # a thread from before the command, as that of the clock
+with child_process.signals_held():  # a thread from before the command, as that of the clock
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 script = "trap 'exit 5' TERM; echo > ready; for i in $(seq 5000); do sleep 0.02; done"
-command = child.Child(["sh", "-c", script], dict(os.environ))
+command = child_process.Child(["sh", "-c", script], dict(os.environ))
 
 def tick():
     while not os.path.exists("ready"):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.launch import clocks
-from dtprof.launch.clocks import Address, ClockKeeper, Responder, measure, monotonic_ns
-from dtprof.run_format.clocks import FILE, host_clocks
+from dtprof.launch import clock_probes
+from dtprof.launch.clock_probes import Address, ClockKeeper, Responder, measure, monotonic_ns
+from dtprof.records.host_clocks import FILE, host_clocks
 
-TOKEN = b"t" * clocks.TOKEN_BYTES
+TOKEN = b"t" * clock_probes.TOKEN_BYTES
 AHEAD_NS = 7_000_000_000
 
 
@@ -30,7 +30,7 @@ def test_true_offset_lies_within_the_error(ahead: Address) -> None:
         found = measure(ahead)
         assert found is not None
         assert abs(found.offset_ns - AHEAD_NS) <= found.error_ns
-        assert 0 < found.rounds <= clocks.ROUNDS
+        assert 0 < found.rounds <= clock_probes.ROUNDS
         assert begin < found.t_ns < monotonic_ns()
         assert 0 < found.round_trip_ns < 1_000_000_000
 
@@ -55,7 +55,7 @@ def test_drift_of_a_clock_is_measured(tmp_path: Path) -> None:
 
 
 def test_stranger_gets_no_answer_and_does_not_stop_others(ahead: Address) -> None:
-    stranger = Address(hosts=ahead.hosts, port=ahead.port, token=b"x" * clocks.TOKEN_BYTES)
+    stranger = Address(hosts=ahead.hosts, port=ahead.port, token=b"x" * clock_probes.TOKEN_BYTES)
     assert measure(stranger, rounds=1) is None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for rubbish in (b"", b"x", b"y" * 1000):
@@ -75,8 +75,8 @@ def test_closed_port_and_unknown_host_are_passed_over(ahead: Address) -> None:
 def test_launchers_leave_measurements_in_the_run_from_start_to_end(
     tmp_path: Path, ahead: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clocks, "EVERY_S", 1000.0)
-    monkeypatch.setattr(clocks, "STOP_S", 60.0)
+    monkeypatch.setattr(clock_probes, "EVERY_S", 1000.0)
+    monkeypatch.setattr(clock_probes, "STOP_S", 60.0)
     for host in ("a", "b"):
         (tmp_path / f"node-{host}").mkdir()
     first = ClockKeeper(tmp_path / "node-a", host="a", responder=None, address=None)
@@ -98,16 +98,16 @@ def test_launchers_leave_measurements_in_the_run_from_start_to_end(
 
 
 def test_address_travels_in_the_run(tmp_path: Path) -> None:
-    assert clocks.read_address(tmp_path) is None
-    responder = clocks.serve(tmp_path)
+    assert clock_probes.read_address(tmp_path) is None
+    responder = clock_probes.serve(tmp_path)
     assert responder is not None
     try:
-        address = clocks.read_address(tmp_path)
+        address = clock_probes.read_address(tmp_path)
         assert address is not None
         found = measure(address)
     finally:
         responder.close()
     assert found is not None
     assert abs(found.offset_ns) <= found.error_ns, "the same clock"
-    (tmp_path / clocks.ADDRESS_FILE).write_text("{}")
-    assert clocks.read_address(tmp_path) is None
+    (tmp_path / clock_probes.ADDRESS_FILE).write_text("{}")
+    assert clock_probes.read_address(tmp_path) is None

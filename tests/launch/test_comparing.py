@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli.inspection import diagnose_run
 from dtprof.cli.run import _compare
-from dtprof.launch import comparing
-from dtprof.launch.comparing import Comparer, Mismatch
-from dtprof.run_format import paths, schema, writer
+from dtprof.launch import comparison_thread
+from dtprof.launch.comparison_thread import Comparer, Mismatch
+from dtprof.records import paths, schema, writer
+from dtprof.session.run_diagnosis import diagnose_run
 from tests import jobs
 from tests.builders import RankBuilder, write_run
 
@@ -38,7 +38,7 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
 @pytest.fixture
 def only_last_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be looked at before the job has ended, however slow this machine is."""
-    monkeypatch.setattr(comparing, "EVERY_S", 1000.0)
+    monkeypatch.setattr(comparison_thread, "EVERY_S", 1000.0)
 
 
 @pytest.mark.usefixtures("only_last_looks")
@@ -62,7 +62,7 @@ def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, mon
         assert release.wait(60) == is_last
         return []
 
-    monkeypatch.setattr(comparing, "STOP_S", 0.05)
+    monkeypatch.setattr(comparison_thread, "STOP_S", 0.05)
     (tmp_path / "rank-00000.0").mkdir()
     said: list[str] = []
     comparer = Comparer(lambda: look, tmp_path / "node-a", say=said.append)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtprof.errors import OutputError
-from dtprof.launch import directory
-from dtprof.run_format import paths, schema
+from dtprof.launch import run_directory
+from dtprof.records import paths, schema
 from tests.builders import RankBuilder, write_run
 from tests.jobs import REPOSITORY
 
@@ -27,7 +27,7 @@ NODE = paths.node_folder_name(socket.gethostname())
     ],
 )
 def test_default_name_tells_the_program(command: list[str], name: str) -> None:
-    chosen = directory.default_directory(command)
+    chosen = run_directory.default_directory(command)
     assert chosen.parent == Path("dtprof-runs")
     assert chosen.name[16:] == name
     assert chosen.name[:15].replace("-", "").isdigit()
@@ -37,22 +37,22 @@ def test_default_name_is_new_within_the_same_second(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     names = set()
     for _ in range(5):
-        chosen = directory.default_directory(["train.py"])
-        directory.create(chosen, force=False)
+        chosen = run_directory.default_directory(["train.py"])
+        run_directory.create(chosen, force=False)
         names.add(chosen)
     assert len(names) == 5
 
 
 @pytest.mark.parametrize("place", ["new", "deep/er/new", "."])
 def test_new_or_empty_directory_is_taken(tmp_path: Path, place: str) -> None:
-    directory.create(tmp_path / place, force=False)
+    run_directory.create(tmp_path / place, force=False)
     assert [path.name for path in (tmp_path / place).iterdir()] == [NODE]
 
 
 def test_directory_with_anything_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(OutputError, match="is not empty; give another directory, or --force"):
-        directory.create(tmp_path, force=False)
+        run_directory.create(tmp_path, force=False)
 
 
 def test_the_directory_of_a_run_that_goes_on_is_refused_with_the_way_to_join_it(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_directory_of_a_run_that_goes_on_is_refused_with_the_way_to_join_it(
     with pytest.raises(
         OutputError, match="has not ended; give another directory, --join on every host where it is one"
     ):
-        directory.create(tmp_path, force=False)
+        run_directory.create(tmp_path, force=False)
 
 
 def test_force_replaces_a_run(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_force_replaces_a_run(tmp_path: Path) -> None:
     assert {paths.EXITS, paths.STACKS, paths.MISMATCHES, "launcher-12.json"} <= set(documented)
     for name in (*documented, ".stacks.json.7", ".launcher-12.json.7", ".warned-0123abcd"):
         (run / "node-host-a" / name).touch()
-    directory.create(run, force=True)
+    run_directory.create(run, force=True)
     assert [path.name for path in run.iterdir()] == [NODE]
 
 
@@ -91,7 +91,7 @@ def test_force_refuses_to_delete_what_dtprof_did_not_write(tmp_path: Path, forei
         file.touch()
     before = sorted(run.rglob("*"))
     with pytest.raises(OutputError, match="which dtprof did not write; --force replaces runs only"):
-        directory.create(run, force=True)
+        run_directory.create(run, force=True)
     assert sorted(run.rglob("*")) == before
 
 
@@ -102,7 +102,7 @@ def test_force_does_not_follow_links_out_of_the_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [RankBuilder(0, world_size=1)])
     (run / "rank-00001.0").symlink_to(precious)
     with pytest.raises(OutputError, match=r"'rank-00001\.0', which dtprof did not write"):
-        directory.create(run, force=True)
+        run_directory.create(run, force=True)
     assert (precious / "data").exists()
 
 
@@ -110,14 +110,14 @@ def test_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "out"
     file.touch()
     with pytest.raises(OutputError, match="is a file; expected a directory that is empty or new"):
-        directory.create(file, force=True)
+        run_directory.create(file, force=True)
 
 
 @pytest.mark.parametrize("name", ["file/run", "x" * 300])
 def test_place_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"cannot be written to \((Not a directory|File name too long)\); give a dir"):
-        directory.create(tmp_path / name, force=False)
+        run_directory.create(tmp_path / name, force=False)
 
 
 def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypa
     monkeypatch.delenv("TORCH_NCCL_ENABLE_TIMING", raising=False)
     monkeypatch.setenv("TORCH_API_TOKEN", "hush")
     monkeypatch.setenv("HOME_SWEET", "home")
-    manifest = directory.RunManifest(tmp_path, ["torchrun", "a b.py"], {"on_hang": "stop"})
+    manifest = run_directory.RunManifest(tmp_path, ["torchrun", "a b.py"], {"on_hang": "stop"})
     written = json.loads((tmp_path / paths.MANIFEST).read_text())
     assert written["format_version"] == schema.FORMAT_VERSION
     assert written["command"] == ["torchrun", "a b.py"]
@@ -142,7 +142,7 @@ def test_manifest_says_what_runs_and_later_how_it_ended(tmp_path: Path, monkeypa
 def test_manifest_that_cannot_be_completed_is_no_error(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    manifest = directory.RunManifest(run, ["x"], {})
+    manifest = run_directory.RunManifest(run, ["x"], {})
     (run / paths.MANIFEST).unlink()
     run.rmdir()
     assert manifest.update(exit_status=0) is False

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dtprof.launch import gpus
-from dtprof.run_format.node_samples import GPU, Value
+from dtprof.launch import gpu_sampler
+from dtprof.records.node_samples import GPU, Value
 
 
 class NVMLError(Exception):
@@ -95,7 +95,7 @@ class FakeNvml:
     def field(self, number: int, scope: int) -> Any:
         if number in (197, 198) and "pcie counters" in self.refuses:
             return SimpleNamespace(nvmlReturn=3, valueType=0, value=None)
-        assert scope == (gpus.ALL_LINKS if number in (138, 139) else 0)
+        assert scope == (gpu_sampler.ALL_LINKS if number in (138, 139) else 0)
         return SimpleNamespace(nvmlReturn=0, valueType=3, value=SimpleNamespace(ullVal=number * 1000))
 
 
@@ -104,8 +104,8 @@ def named(values: list[Value]) -> dict[str, Value]:
     return {field.name: value for field, value in zip(GPU, values, strict=True)}
 
 
-def opened(nvml: FakeNvml, *, sees_pids: bool = True) -> gpus.Gpus:
-    return gpus.Gpus(nvml, os.getpid(), sees_pids=sees_pids)
+def opened(nvml: FakeNvml, *, sees_pids: bool = True) -> gpu_sampler.Gpus:
+    return gpu_sampler.Gpus(nvml, os.getpid(), sees_pids=sees_pids)
 
 
 def test_every_value_has_its_unit() -> None:
@@ -208,11 +208,11 @@ def test_node_without_a_driver_says_why_there_is_nothing(monkeypatch: pytest.Mon
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", refuse)
-    assert gpus.open_gpus(1) == (None, "NVML cannot be used: NVML Shared Library Not Found")
+    assert gpu_sampler.open_gpus(1) == (None, "NVML cannot be used: NVML Shared Library Not Found")
 
 
 def test_ancestors_are_followed_to_the_launcher() -> None:
-    assert gpus.descends_from(os.getpid(), os.getppid())
-    assert gpus.descends_from(os.getpid(), os.getpid())
-    assert not gpus.descends_from(os.getppid(), os.getpid())
-    assert not gpus.descends_from(2**22 + 1, os.getpid())
+    assert gpu_sampler.descends_from(os.getpid(), os.getppid())
+    assert gpu_sampler.descends_from(os.getpid(), os.getpid())
+    assert not gpu_sampler.descends_from(os.getppid(), os.getpid())
+    assert not gpu_sampler.descends_from(2**22 + 1, os.getpid())

@@ -13,7 +13,7 @@ import pytest
 from dtprof import settings
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import announcement, injection, interpreter
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 
 BOOTSTRAP = Path(interpreter.__file__).parents[1] / "capture" / "bootstrap"

@@ -12,7 +12,7 @@ import pytest
 from dtprof.capture.native import build
 from dtprof.launch import interpreter
 from dtprof.launch.interpreter import choose_tap, find_interpreter
-from dtprof.run_format import schema
+from dtprof.records import schema
 
 
 def executable(path: Path, text: str) -> Path:

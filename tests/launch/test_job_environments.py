@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.capture.native import build, loader
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from tests import jobs
 
 pytestmark = pytest.mark.jobs

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from dtprof.errors import OutputError, UsageError
-from dtprof.launch import clocks, directory, joining
-from dtprof.run_format import paths
-from dtprof.run_format.clocks import FILE
-from dtprof.run_format.reader import open_run
+from dtprof.launch import clock_probes, run_directory, run_joining
+from dtprof.records import paths
+from dtprof.records.host_clocks import FILE
+from dtprof.records.reader import open_run
 from tests import jobs
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep settings of the person who runs the tests out of them."""
-    names = [name for names in joining.SAME_JOB for name in names]
+    names = [name for names in run_joining.SAME_JOB for name in names]
     for name in [name for name in os.environ if name.startswith("DTPROF_") or name in names]:
         monkeypatch.delenv(name)
 
 
 def created(run: Path) -> Path:
     """Create a run as a launcher of a job of two hosts does."""
-    assert joining.enter(run, force=False, join=False)
-    directory.RunManifest(run, ["train"], {}, job=joining.job_key())
+    assert run_joining.enter(run, force=False, join=False)
+    run_directory.RunManifest(run, ["train"], {}, job=run_joining.job_key())
     return run
 
 
@@ -42,10 +42,10 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launcher_of_the_same_job_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = created(tmp_path / "run")
     monkeypatch.setenv("DTPROF_HOST", "host-b")
-    assert not joining.enter(run, force=False, join=False)
-    directory.JoinedLauncher(run, ["train"])
+    assert not run_joining.enter(run, force=False, join=False)
+    run_directory.JoinedLauncher(run, ["train"])
     assert (run / "node-host-b").is_dir()
-    assert "host-b" in directory.hosts_of(run)
+    assert "host-b" in run_directory.hosts_of(run)
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -53,8 +53,8 @@ def test_another_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = created(tmp_path / "run")
     monkeypatch.setenv("MASTER_PORT", "29501")
     with pytest.raises(OutputError, match=r"holds the run of another job .*29500; this one is .*29501.*--join"):
-        joining.enter(run, force=False, join=False)
-    assert not joining.enter(run, force=False, join=True), "unless told so"
+        run_joining.enter(run, force=False, join=False)
+    assert not run_joining.enter(run, force=False, join=True), "unless told so"
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -64,10 +64,10 @@ def test_a_launcher_that_has_just_created_the_run_is_given_time_to_answer(
     run = created(tmp_path / "run")
     document = json.loads((run / paths.MANIFEST).read_text())
     (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1}))
-    responders: list[clocks.Responder | None] = []
-    monkeypatch.setattr(joining, "ANSWER_WAIT_S", 60.0)
-    monkeypatch.setattr(joining.time, "sleep", lambda _: responders.append(clocks.serve(run)))
-    assert not joining.enter(run, force=False, join=False)
+    responders: list[clock_probes.Responder | None] = []
+    monkeypatch.setattr(run_joining, "ANSWER_WAIT_S", 60.0)
+    monkeypatch.setattr(run_joining.time, "sleep", lambda _: responders.append(clock_probes.serve(run)))
+    assert not run_joining.enter(run, force=False, join=False)
     assert responders
     for responder in responders:
         assert responder is not None
@@ -80,19 +80,19 @@ def test_run_that_has_ended_or_whose_launcher_is_gone_is_refused(tmp_path: Path)
     document = json.loads((run / paths.MANIFEST).read_text())
     (run / paths.MANIFEST).write_text(json.dumps(document | {"launcher_start_ticks": 1, "started_realtime_ns": 1}))
     with pytest.raises(OutputError, match="whose launcher does not answer"):
-        joining.enter(run, force=False, join=False)
-    responder = clocks.serve(run)
+        run_joining.enter(run, force=False, join=False)
+    responder = clock_probes.serve(run)
     assert responder is not None
     try:
-        assert not joining.enter(run, force=False, join=False), "another host's launcher answers by its clock"
+        assert not run_joining.enter(run, force=False, join=False), "another host's launcher answers by its clock"
     finally:
         responder.close()
     document["ended_realtime_ns"] = 5
     (run / paths.MANIFEST).write_text(json.dumps(document))
     for join in (False, True):
         with pytest.raises(OutputError, match="holds a run that has ended"):
-            joining.enter(run, force=False, join=join)
-    assert joining.enter(run, force=True, join=False), "force replaces it"
+            run_joining.enter(run, force=False, join=join)
+    assert run_joining.enter(run, force=True, join=False), "force replaces it"
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -101,30 +101,30 @@ def test_force_replaces_no_run_that_goes_on_and_joins_that_of_its_own_job(
 ) -> None:
     run = created(tmp_path / "run")
     monkeypatch.setenv("DTPROF_HOST", "host-b")
-    assert not joining.enter(run, force=True, join=False)
+    assert not run_joining.enter(run, force=True, join=False)
     monkeypatch.setenv("MASTER_PORT", "29501")
     with pytest.raises(
         OutputError, match=rf"is still recorded \(by process {os.getpid()}\); --force replaces what has"
     ):
-        joining.enter(run, force=True, join=False)
+        run_joining.enter(run, force=True, join=False)
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(OutputError, match="end that job, or give another directory"):
-        joining.enter(run, force=True, join=False)
+        run_joining.enter(run, force=True, join=False)
     assert (run / "run.json").exists()
 
 
 def test_without_a_word_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
     run = created(tmp_path / "run")
     with pytest.raises(OutputError, match="holds a run that has not ended; give another directory, --join"):
-        joining.enter(run, force=False, join=False)
+        run_joining.enter(run, force=False, join=False)
     with pytest.raises(UsageError, match="--join and --force exclude each other"):
-        joining.enter(run, force=True, join=True)
+        run_joining.enter(run, force=True, join=True)
 
 
 def test_directory_of_something_else_is_not_joined(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(OutputError, match="is not empty"):
-        joining.enter(tmp_path, force=False, join=True)
+        run_joining.enter(tmp_path, force=False, join=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -134,10 +134,10 @@ def test_of_launchers_that_start_together_one_creates_the_run(tmp_path: Path) ->
 
     def launch() -> None:
         barrier.wait()
-        is_creator = joining.enter(run, force=False, join=True)
+        is_creator = run_joining.enter(run, force=False, join=True)
         created_by.append(is_creator)
         if is_creator:
-            directory.RunManifest(run, ["train"], {})
+            run_directory.RunManifest(run, ["train"], {})
 
     threads = [threading.Thread(target=launch) for _ in range(8)]
     for thread in threads:
@@ -150,10 +150,10 @@ def test_of_launchers_that_start_together_one_creates_the_run(tmp_path: Path) ->
 def test_launcher_that_died_before_it_wrote_the_manifest_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert joining.enter(tmp_path / "run", force=False, join=True)
-    monkeypatch.setattr(joining, "MANIFEST_WAIT_S", 0.05)
+    assert run_joining.enter(tmp_path / "run", force=False, join=True)
+    monkeypatch.setattr(run_joining, "MANIFEST_WAIT_S", 0.05)
     with pytest.raises(OutputError, match=r"was taken by another launcher .* run\.json is not there"):
-        joining.enter(tmp_path / "run", force=False, join=True)
+        run_joining.enter(tmp_path / "run", force=False, join=True)
 
 
 @pytest.mark.jobs
@@ -166,7 +166,7 @@ def test_two_launchers_record_one_job_into_one_run(tmp_path: Path) -> None:
     first = common | {"RANK": "0", "DTPROF_HOST": "host-a"}
     second = common | {"RANK": "1", "DTPROF_HOST": "host-b"}
     with jobs.started(command, tmp_path, env=first) as one:
-        one.wait_until(lambda: (run / clocks.ADDRESS_FILE).exists())
+        one.wait_until(lambda: (run / clock_probes.ADDRESS_FILE).exists())
         with jobs.started(command, tmp_path, env=second) as two:
             assert two.wait() == 0, two.stderr
         assert one.wait() == 0, one.stderr

@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.analysis.clock_errors import ONE_CLOCK
-from dtprof.analysis.codes import DONE
-from dtprof.analysis.meetings import Meetings
-from dtprof.analysis.operation_timing import EXACT
-from dtprof.analysis.rank_batches import batch_ranks
+from dtprof.analysis.communication.operation_timing import EXACT
+from dtprof.analysis.rank_reductions import survey
 from dtprof.analysis.rank_timing import time_rank
-from dtprof.analysis.ranks import survey
-from dtprof.analysis.steps import find_steps_of
-from dtprof.launch.metrics import Metrics, MetricsSettings
-from dtprof.metrics.node import NodeState
-from dtprof.run_format import writer
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.analysis.steps.step_boundaries import find_steps_of
+from dtprof.job.clock_errors import ONE_CLOCK
+from dtprof.job.collective_matching import Meetings
+from dtprof.job.rank_batches import batch_ranks
+from dtprof.launch.metrics_threads import Metrics, MetricsSettings
+from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.records import writer
+from dtprof.records.codes import DONE
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests import jobs
 from tests.builders import RankBuilder, write_run
 

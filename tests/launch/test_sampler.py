@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.launch import gpus, sampler
-from dtprof.run_format import node_samples
-from dtprof.run_format.node_reader import rate, read_node_samples
+from dtprof.launch import gpu_sampler, node_sampler
+from dtprof.records import node_samples
+from dtprof.records.node_reader import rate, read_node_samples
 
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the folder of a node without GPUs that is sampled every 20 ms."""
-    monkeypatch.setattr(sampler, "PERIOD_S", 0.02)
-    monkeypatch.setattr(gpus, "open_gpus", lambda _: (None, "no driver"))
+    monkeypatch.setattr(node_sampler, "PERIOD_S", 0.02)
+    monkeypatch.setattr(gpu_sampler, "open_gpus", lambda _: (None, "no driver"))
     (tmp_path / "node-here").mkdir()
     return tmp_path / "node-here"
 
@@ -37,7 +37,7 @@ def num_lines(node: Path) -> int:
 
 
 def test_host_cores_and_ranks_are_sampled_until_the_job_ends(node: Path) -> None:
-    running = sampler.Sampler(node, lambda: [os.getpid(), 2**22 + 1])  # the other one has ended
+    running = node_sampler.Sampler(node, lambda: [os.getpid(), 2**22 + 1])  # the other one has ended
     wait_until(lambda: num_lines(node) > 3)
     begin_s, used_s = time.monotonic(), time.process_time()
     while time.process_time() < used_s + 0.5:
@@ -69,7 +69,7 @@ def status(name: str) -> str:
 
 
 def test_run_that_was_deleted_ends_the_samples_and_nothing_else(node: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    running = sampler.Sampler(node, list)
+    running = node_sampler.Sampler(node, list)
     wait_until(lambda: num_lines(node) > 1)
     shutil.rmtree(node)
     wait_until(lambda: not running._thread.is_alive())
@@ -84,9 +84,9 @@ def test_driver_that_does_not_answer_does_not_hold_up_the_end(node: Path, monkey
         release.wait(60)
         return None, "too late"
 
-    monkeypatch.setattr(gpus, "open_gpus", hang)
-    monkeypatch.setattr(sampler, "STOP_S", 0.05)
-    running = sampler.Sampler(node, list)
+    monkeypatch.setattr(gpu_sampler, "open_gpus", hang)
+    monkeypatch.setattr(node_sampler, "STOP_S", 0.05)
+    running = node_sampler.Sampler(node, list)
     running.stop()
     assert running._thread.is_alive()
     release.set()
@@ -99,7 +99,7 @@ def test_error_of_our_own_is_told_once(
     def fail(_cgroup: object, *, busy_s: float) -> list[float]:
         raise KeyError("lo" if busy_s else "none")
 
-    monkeypatch.setattr(sampler, "_host_values", fail)
-    running = sampler.Sampler(node, list)
+    monkeypatch.setattr(node_sampler, "_host_values", fail)
+    running = node_sampler.Sampler(node, list)
     running._thread.join(60)
     assert capsys.readouterr().err == "dtprof: the node is not sampled any longer: KeyError: 'lo'\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dtprof.launch import stacks
+from dtprof.launch import stack_sampler
 
 HELD = """Error: Failed to get stack traces
 
@@ -31,7 +31,7 @@ Stack backtrace:
     ],
 )
 def test_the_reason_is_the_complaint_and_no_line_of_a_backtrace(complaint: str, reason: str) -> None:
-    assert stacks.reason_in(complaint).startswith(reason)
+    assert stack_sampler.reason_in(complaint).startswith(reason)
 
 
 def spy(folder: Path, refusals: int) -> Path:
@@ -59,11 +59,11 @@ def test_a_process_that_another_holds_is_asked_for_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int, is_told: bool
 ) -> None:
     file = spy(tmp_path, refusals)
-    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(file))
-    monkeypatch.setattr(stacks, "PAUSE_S", (0.0, 0.0))
-    monkeypatch.setattr(stacks, "CPU_WINDOW_S", 0.001)
+    monkeypatch.setattr(stack_sampler, "find_py_spy", lambda: str(file))
+    monkeypatch.setattr(stack_sampler, "PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr(stack_sampler, "CPU_WINDOW_S", 0.001)
     own = psutil.Process().pid
-    facts = stacks.sample([own], tmp_path)["processes"][str(own)]
+    facts = stack_sampler.sample([own], tmp_path)["processes"][str(own)]
     assert ("threads" in facts) == is_told
     assert is_told or facts["reason"].endswith("Operation not permitted")
     assert json.loads((tmp_path / "count").read_text(encoding="utf-8")) == min(refusals + 1, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtprof import settings
-from dtprof.launch.starting import find_starting
+from dtprof.launch.unjoined_processes import find_starting
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dtprof.errors import DiskFullError, OutputError
-from dtprof.launch import directory, job, storage, watcher
+from dtprof.launch import hang_watcher, job_launch, run_directory, storage
 from dtprof.launch.storage import Storage
-from dtprof.run_format import paths
-from dtprof.run_format.node_reader import read_node_samples
-from dtprof.run_format.reader import open_run
+from dtprof.records import paths
+from dtprof.records.node_reader import read_node_samples
+from dtprof.records.reader import open_run
 from tests import jobs
 
 MIB = 1024 * 1024
@@ -98,10 +98,10 @@ def test_place_without_much_room_is_told(kind: str, free_mib: int, told: str | N
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_full_disk_and_used_up_quota_do_not_keep_a_job_from_running(number: int) -> None:
-    error = directory.output_error(Path("/run"), OSError(number, os.strerror(number)))
+    error = run_directory.output_error(Path("/run"), OSError(number, os.strerror(number)))
     assert isinstance(error, DiskFullError)
     assert os.strerror(number) in str(error)
-    other = directory.output_error(Path("/run"), OSError(errno.EROFS, "Read-only file system"))
+    other = run_directory.output_error(Path("/run"), OSError(errno.EROFS, "Read-only file system"))
     assert isinstance(other, OutputError)
     assert not isinstance(other, DiskFullError)
 
@@ -130,14 +130,14 @@ def test_what_two_launchers_of_a_host_bring_home_is_joined(tmp_path: Path) -> No
     assert [(run / f"rank-00001.{n}" / "events.00000").read_text() for n in range(2)] == ["0", "1"]
 
 
-def settings(output: Path) -> job.JobSettings:
-    return job.JobSettings(
+def settings(output: Path) -> job_launch.JobSettings:
+    return job_launch.JobSettings(
         output=output, force=False, join=False, native=True, max_log_mb=64, hang_after_s=60, stop_on_hang=False
     )
 
 
-def no_hang(_: Path) -> watcher.Verdict:
-    return watcher.Verdict(is_hang=False, text="")
+def no_hang(_: Path) -> hang_watcher.Verdict:
+    return hang_watcher.Verdict(is_hang=False, text="")
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ assert not list(pathlib.Path({str(on_network)!r}).glob("run/rank-*"))
 sys.argv = ["many", "10"]
 exec(open({str(jobs.PROGRAMS / "many_operations.py")!r}).read())
 """
-    end = job.run_job([sys.executable, "-c", program], settings(on_network / "run"), no_hang)
+    end = job_launch.run_job([sys.executable, "-c", program], settings(on_network / "run"), no_hang)
     assert (end.status, end.run) == (0, on_network / "run")
     opened = open_run(on_network / "run")
     assert opened.ranks == [0]
@@ -180,7 +180,7 @@ def test_run_that_cannot_be_moved_is_said_to_lie_where_it_is(
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(storage, "_add", refuse)
-    end = job.run_job(["sh", "-c", "exit 7"], settings(on_network / "run"), no_hang)
+    end = job_launch.run_job(["sh", "-c", "exit 7"], settings(on_network / "run"), no_hang)
     assert end.status == 7
     (left,) = (tmp_path / "local").iterdir()
     said = capfd.readouterr().err

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.launch import stacks, watcher
-from dtprof.run_format import paths, schema, writer
+from dtprof.launch import hang_watcher, stack_sampler
+from dtprof.records import paths, schema, writer
 from tests.builders import RankBuilder, write_rank
 
 HEAD, MARKS = schema.HEADER_OFFSET["head"], schema.HEADER_OFFSET["marks"]
@@ -21,8 +21,8 @@ class Job:
         self.heads = {0: 0, 1: 0}
         self.said: list[str] = []
         self.num_diagnoses = 0
-        self.verdict = watcher.Verdict(is_hang=True, text="rank 1 never called all_reduce")
-        self.watcher = watcher.Watcher(
+        self.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 never called all_reduce")
+        self.watcher = hang_watcher.Watcher(
             run=folder,
             hang_after_s=hang_after_s,
             diagnose=self.diagnose,
@@ -30,7 +30,7 @@ class Job:
             clock=lambda: self.now_s,
         )
 
-    def diagnose(self, run: Path) -> watcher.Verdict:
+    def diagnose(self, run: Path) -> hang_watcher.Verdict:
         assert run == self.folder
         self.num_diagnoses += 1
         return self.verdict
@@ -68,7 +68,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         assert starting == {}
         asked.append(sorted(pids))
 
-    monkeypatch.setattr(stacks, "sample", note)
+    monkeypatch.setattr(stack_sampler, "sample", note)
     return asked
 
 
@@ -116,7 +116,7 @@ def test_the_same_verdict_is_told_once(job: Job) -> None:
     job.wait(100.0)
     first = job.watcher.hang_detected_ns
     assert (len(job.said), job.num_diagnoses) == (1, 4), "after 10, 20, 40 and 80 s"
-    job.verdict = watcher.Verdict(is_hang=True, text="with other figures", headline=job.verdict.text)
+    job.verdict = hang_watcher.Verdict(is_hang=True, text="with other figures", headline=job.verdict.text)
     job.wait(100.0)
     assert (len(job.said), job.num_diagnoses) == (1, 5)
     assert job.watcher.hang_detected_ns == first
@@ -128,7 +128,7 @@ def test_the_same_verdict_is_told_once(job: Job) -> None:
 
 def test_of_several_launchers_of_one_run_one_tells_and_all_know(job: Job) -> None:
     job.start()
-    other = watcher.Watcher(
+    other = hang_watcher.Watcher(
         run=job.folder, hang_after_s=10.0, diagnose=job.diagnose, say=job.said.append, clock=lambda: job.now_s
     )
     for _ in range(40):
@@ -141,14 +141,14 @@ def test_of_several_launchers_of_one_run_one_tells_and_all_know(job: Job) -> Non
 def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_told_again(job: Job) -> None:
     job.start()
     job.wait(12.0)
-    job.verdict = watcher.Verdict(is_hang=True, text="rank 1 was killed")
+    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 was killed")
     job.wait(10.0)
     assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 1 was killed"]
 
 
 def test_a_job_with_long_pauses_of_its_own_may_stand_still_for_ten_of_them(job: Job) -> None:
     job.start()
-    for _ in range(watcher.MIN_GAPS + 1):
+    for _ in range(hang_watcher.MIN_GAPS + 1):
         job.move(0)
         job.wait(4.0)
     job.wait(30.0)
@@ -173,14 +173,14 @@ def test_another_verdict_is_told_as_well(job: Job) -> None:
     job.move(0)
     job.wait(1.0)
     assert job.watcher.hang is None, "progress ends the hang"
-    job.verdict = watcher.Verdict(is_hang=True, text="rank 0 waits in send")
+    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 0 waits in send")
     job.wait(20.0)
     assert [text.splitlines()[1] for text in job.said] == ["rank 1 never called all_reduce", "rank 0 waits in send"]
 
 
 def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again(job: Job) -> None:
     job.start()
-    computing = watcher.Verdict(is_hang=False, text="")
+    computing = hang_watcher.Verdict(is_hang=False, text="")
     hang, job.verdict = job.verdict, computing
     job.wait(30.0)
     assert (job.said, job.watcher.hang, job.watcher.hang_detected_ns) == ([], None, None)
@@ -192,7 +192,7 @@ def test_ranks_that_only_compute_for_long_raise_no_alarm_and_are_looked_at_again
 
 def test_a_first_step_gets_longer(job: Job) -> None:
     job.start()
-    job.verdict = watcher.Verdict(is_hang=True, text="rank 1 does not come", is_early=True)
+    job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 does not come", is_early=True)
     job.wait(49.0)
     assert (job.said, job.watcher.hang) == ([], None)
     job.wait(5.0)
@@ -202,7 +202,7 @@ def test_a_first_step_gets_longer(job: Job) -> None:
 
 def test_what_stands_still_without_a_known_reason_is_told_once_and_is_no_hang(job: Job) -> None:
     job.start()
-    job.verdict = watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
+    job.verdict = hang_watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
     job.wait(60.0)
     assert [text.splitlines()[1] for text in job.said] == ["every rank sleeps"]
     assert (job.watcher.hang, job.watcher.hang_detected_ns) == (None, None)

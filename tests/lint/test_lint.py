@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.lint.evidence import GroupCalls, confirm
-from dtprof.lint.findings import LintResult
+from dtprof.lint.lint_findings import LintResult
 from dtprof.lint.linting import lint
+from dtprof.lint.run_evidence import GroupCalls, confirm
 
 HEAD = "import os\nimport torch\nimport torch.distributed as dist\n\n"
 

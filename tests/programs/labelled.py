@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from recording import open_recorder
 
-from dtprof.capture.labels import Labels
+from dtprof.capture.attribution_labels import Labels
 
 
 def main(folder):

@@ -306,7 +306,7 @@ def break_a_hook(owner, name):
 def broken_hooks():
     """Train while hooks raise."""
     break_a_hook("dtprof.capture.spans", "Spans.id_of")
-    break_a_hook("dtprof.capture.groups", "_members_entry")
+    break_a_hook("dtprof.capture.group_descriptions", "_members_entry")
     for _ in range(3):
         train()
         dist.all_reduce(torch.ones(1), group=dist.new_group())
@@ -325,7 +325,7 @@ def broken_stderr():
         dist.all_reduce(torch.ones(1), group=dist.new_group())
     os.close(2)
     sys.stderr = sys.__stderr__  # a file whose descriptor is closed
-    break_a_hook("dtprof.capture.exits", "timed_entry")  # at the exit
+    break_a_hook("dtprof.capture.process_exits", "timed_entry")  # at the exit
 
 
 def main(names):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.run_format.reader import open_run
+from dtprof.records.reader import open_run
 from reference_trainer.parity import Curve, compare
 from reference_trainer.parity_layouts import MODELS
 from tests import jobs

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from dtprof.analysis.comparison_series import COLLECTIVES, Figure
-from dtprof.figures.source import Source
-from dtprof.report.comparison_text import comparison_text
-from dtprof.report.page_comparison import render_comparison
-from dtprof.report.page_dashboard import Panel
-from tests.figures.example_summaries import summary_of
+from dtprof.analysis.comparison.comparison_series import COLLECTIVES, Figure
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.page_comparison import render_comparison
+from dtprof.report.pages.page_dashboard import Panel
+from dtprof.report.text.comparison_text import comparison_text
+from tests.report.example_summaries import summary_of
 from tests.report.test_comparison_text import compared
 
 

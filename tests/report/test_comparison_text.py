@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.analysis.comparison import Comparison, compare_runs
-from dtprof.analysis.comparison_series import measure_run
-from dtprof.report.comparison_json import comparison_json
-from dtprof.report.comparison_text import NO_DIFFERENCE, comparison_text
+from dtprof.analysis.comparison.comparison_series import measure_run
+from dtprof.analysis.comparison.run_comparison import Comparison, compare_runs
+from dtprof.report.documents.comparison_json import comparison_json
+from dtprof.report.text.comparison_text import NO_DIFFERENCE, comparison_text
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import MemoryRun
 

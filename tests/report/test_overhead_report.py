@@ -1,9 +1,9 @@
 """The result of `dtprof overhead` in words: a difference only where the pairs show one."""
 
-from dtprof.analysis.overhead import OverheadResult, Trial, compare
+from dtprof.analysis.comparison.overhead_pairs import OverheadResult, Trial, compare
 from dtprof.analysis.results import Overhead
-from dtprof.report.overhead_json import overhead_json
-from dtprof.report.overhead_text import overhead_text
+from dtprof.report.documents.overhead_json import overhead_json
+from dtprof.report.text.overhead_text import overhead_text
 
 MS = 1_000_000
 WHERE = {"machine": "2 cores, Python 3.11.7", "load_before": 0.5}

@@ -8,9 +8,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from dtprof.analysis.results import Summary
-from dtprof.analysis.summary import summarise
+from dtprof.analysis.run_summary import summarise
 from dtprof.formatting import format_ns
-from dtprof.report.summary_markdown import as_code, summary_markdown
+from dtprof.report.text.summary_markdown import as_code, summary_markdown
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import MemoryRun
 

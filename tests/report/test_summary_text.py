@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dtprof.analysis.results import PipelineResult, Summary
-from dtprof.analysis.summary import summarise
-from dtprof.report.summary_text import summary_text
+from dtprof.analysis.run_summary import summarise
+from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
 
 MS = 1_000_000

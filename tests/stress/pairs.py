@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.run_format import schema
-from dtprof.run_format.reader import open_run
-from dtprof.tables import RankTables
+from dtprof.records import schema
+from dtprof.records.reader import open_run
+from dtprof.records.tables import RankTables
 from tests.stress import disk
 from tests.stress.journal import read_journal
 from tests.stress.program import KINDS

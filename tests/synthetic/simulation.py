@@ -6,7 +6,7 @@ is spent, with no arithmetic of intervals: tests compare this truth with what th
 
 import numpy as np
 
-from dtprof import events
+from dtprof.records import events
 from tests.synthetic.job import WORLD, Column, Event, Job, Truth
 
 CALL_NS = 2_000

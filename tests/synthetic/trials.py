@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dtprof.analysis.comparison import compare_runs
-from dtprof.analysis.comparison_series import measure_run
+from dtprof.analysis.comparison.comparison_series import measure_run
+from dtprof.analysis.comparison.run_comparison import compare_runs
 from dtprof.analysis.results import Summary
-from dtprof.analysis.summary import summarise
-from dtprof.run_format.reader import open_run
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.reader import open_run
 from tests.analysis.noisy_runs import STEP_US, noisy_run
 from tests.synthetic import HostClock, Job, Spell, Truth, generate, take_turns
 from tests.synthetic.simulation import Simulation

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dtprof import events
-from dtprof.capture.groups import members_of
-from dtprof.run_format import clocks, paths, schema, totals
-from dtprof.run_format.archive import RECORD_DTYPE, archive_segment
-from dtprof.tables import Array
+from dtprof.capture.group_descriptions import members_of
+from dtprof.records import dropped_totals, events, host_clocks, paths, schema
+from dtprof.records.archive import RECORD_DTYPE, archive_segment
+from dtprof.records.tables import Array
 from tests.synthetic.job import WORLD, Column, Event, HostClock, Job, Truth
 from tests.synthetic.simulation import CALL_NS, Simulation
 
@@ -135,7 +134,7 @@ def _segments(records: Array) -> list[Array]:
 
 def _write_dropped(file: Path, lost: Array) -> None:
     sums: dict[tuple[int, int, int, int, int], tuple[int, int, int, int, int]] = {}
-    totals.add(sums, bytes(schema.HEADER_SIZE) + lost.tobytes())
+    dropped_totals.add(sums, bytes(schema.HEADER_SIZE) + lost.tobytes())
     rows = [[*key, *values] for key, values in sorted(sums.items())]
     file.write_text(json.dumps({"events": len(lost), "totals": rows}), encoding="utf-8")
 
@@ -247,4 +246,4 @@ def _write_clocks(run: Path, job: Job, begin: int, end: int) -> None:
                     "rounds": 8,
                 }
             )
-        (node / clocks.FILE).write_text("".join(json.dumps(line) + os.linesep for line in lines), encoding="utf-8")
+        (node / host_clocks.FILE).write_text("".join(json.dumps(line) + os.linesep for line in lines), encoding="utf-8")

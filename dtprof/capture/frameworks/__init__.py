@@ -6,14 +6,14 @@ One file a framework, which waits for the framework's module to be imported and 
 from collections.abc import Callable
 
 from dtprof import fence
-from dtprof.capture.frameworks.acting import Acting
-from dtprof.capture.frameworks.calls import Calls
-from dtprof.capture.frameworks.ddp import DataParallel
-from dtprof.capture.frameworks.fsdp import FullySharded
-from dtprof.capture.frameworks.meshes import Meshes
-from dtprof.capture.frameworks.pipeline import Pipelines
-from dtprof.capture.frameworks.splits import Splits
-from dtprof.capture.frameworks.tensor_parallel import TensorParallel
+from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.ddp_hooks import DataParallel
+from dtprof.capture.frameworks.device_meshes import Meshes
+from dtprof.capture.frameworks.dtensor_hooks import TensorParallel
+from dtprof.capture.frameworks.fsdp_hooks import FullySharded
+from dtprof.capture.frameworks.labelled_calls import Calls
+from dtprof.capture.frameworks.pipeline_hooks import Pipelines
+from dtprof.capture.frameworks.split_groups import Splits
 from dtprof.capture.recorder import Recorder
 
 

@@ -1,0 +1,214 @@
+"""The table of collectives: what operations took and moved, summed by group, operation and api."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis.communication.blocked_time import Blocked
+from dtprof.analysis.communication.operation_timing import Timing
+from dtprof.analysis.rank_stacks import RankStack
+from dtprof.analysis.results import CollectiveResult
+from dtprof.intervals import Column, Mask
+from dtprof.job.api_names import Apis
+from dtprof.job.collective_matching import Family, Meetings
+from dtprof.job.sound_records import UNNAMED
+from dtprof.records.tables import UNKNOWN_NS, Array, join, select
+
+MAX_LISTED = 1 << 16
+"""Rows of the table of collectives, and groups."""
+_ROWS_AT_ONCE = 1 << 16
+
+
+class RowKey(NamedTuple):
+    """What a row of the table of collectives stands for."""
+
+    family: Family
+    op: str
+    api: str
+
+
+ROW_SUMS = np.dtype(
+    [
+        ("records", "i8"),  # operations times ranks
+        ("count", "i8"),  # each operation once
+        ("of_lowest", "i8"),  # records of the lowest member of the group; of messages all
+        ("dropped", "i8"),  # of the records those of which only sums are left
+        ("nbytes", "i8"),
+        ("timed", "i8"),  # records whose duration is known
+        ("duration", "i8"),
+        ("split", "i8"),  # records whose wait is known
+        ("wait", "i8"),
+        ("transfer", "i8"),
+        ("split_nbytes", "i8"),
+        ("seen", "i8"),  # records whose duration and exposed time are known
+        ("exposed", "i8"),
+        ("in_flight", "i8"),  # duration of these
+        ("in_flight_exposed", "i8"),  # exposed time of these up to completion
+    ]
+)
+
+
+def sum_rows(
+    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, meetings: Meetings, timing: Timing
+) -> dict[RowKey, Array]:
+    """Sum the chosen operations of all ranks by group, operation and api.
+
+    A collective goes by the names that the lowest rank gave it, a message by those of the rank itself.
+    """
+    operations, matched = stack.operations, stack.matched
+    inside = chosen[matched.every_row]
+    if not inside.any():
+        return {}
+    rows, met = matched.every_row[inside], select(stack.met, inside)
+    number = matched.of_each(range(len(matched.rows)))[inside]
+    is_p2p = matched.of_each(family.is_p2p for family in matched.families)[inside] > 0
+    ranks = stack.rank_of_operation[rows]
+    is_lowest = is_p2p | (matched.of_each(family.ranks.lowest for family in matched.families)[inside] == ranks)
+    counted = is_p2p | (met["first_rank"] == ranks)
+    api_of_operation = np.concatenate([own.of_operation for own in apis])
+    op = np.where(is_p2p, operations["op"][rows], met["op"])
+    api = np.where(is_p2p, api_of_operation[rows], met["api"])
+    codes, keys = number_distinct(op.astype(np.int64) << 32 | api)
+    pairs, keys = number_distinct(number * len(codes) + keys)
+    names = []
+    for pair_of in pairs.tolist():
+        at, code = divmod(pair_of, len(codes))
+        family, place = matched.families[at], int(stack.place_of_family[at])
+        op_number, api_number = divmod(int(codes[code]), 1 << 32)
+        if family.is_p2p:
+            ops = stack.ranks[place].placed.tables.ops
+            name = ops[op_number] if op_number < len(ops) else UNNAMED
+            names.append(RowKey(family._replace(sender=-1, receiver=-1), name, apis[place].names[api_number]))
+        else:
+            names.append(RowKey(family, meetings.ops.names[op_number], meetings.apis.names[api_number]))
+    order = keys.astype(np.uint16 if len(pairs) < 1 << 16 else np.int64).argsort(kind="stable")  # the former by radix
+    keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
+    sums: dict[RowKey, Array] = {}
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
+        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, stack.blocked)
+        columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
+        table = np.zeros(len(first), ROW_SUMS)
+        for name, values in columns.items():
+            table[name] = np.add.reduceat(values, first, dtype=np.int64)
+        for position, place in enumerate(keys[some][first].tolist()):
+            key, row = names[place], table[position : position + 1]
+            sums[key] = add_sums(sums[key], row) if key in sums else row
+    return sums
+
+
+def number_distinct(values: Column) -> tuple[Column, Column]:
+    """Return the distinct values, and for each value the position of its own. Fast where few are distinct."""
+    few = np.sort(values[: 1 << 10])
+    few = few[np.concatenate(([True], few[1:] != few[:-1]))]
+    if len(few) == 1 and (values == few[0]).all():
+        return few, np.zeros(len(values), np.int64)
+    place = np.minimum(np.searchsorted(few, values), len(few) - 1)
+    if np.array_equal(few[place], values):
+        return few, place
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return distinct, inverse
+
+
+def _columns(nbytes: Column, rows: Column, timing: Timing, blocked: Blocked) -> dict[str, Column | Mask]:
+    duration, wait = timing.duration[rows], timing.wait[rows]
+    timed, split = duration != UNKNOWN_NS, wait != UNKNOWN_NS
+    seen = timed & blocked.known[rows]
+    exposed = timing.exposed_wait[rows] + timing.exposed_transfer[rows]
+    return {
+        "records": np.ones(len(rows), np.int64),
+        "nbytes": nbytes,
+        "timed": timed,
+        "duration": np.where(timed, duration, 0),
+        "split": split,
+        "wait": np.where(split, wait, 0),
+        "transfer": np.where(split, duration - wait, 0),
+        "split_nbytes": np.where(split, nbytes, 0),
+        "seen": seen,
+        "exposed": np.where(seen, exposed, 0),
+        "in_flight": np.where(seen, duration, 0),
+        "in_flight_exposed": np.where(seen, np.clip(timing.exposed_in_flight[rows], 0, np.maximum(duration, 0)), 0),
+    }
+
+
+def add_sums(a: Array, b: Array) -> Array:
+    """Add sums to sums."""
+    total: Array = (a.view(np.int64) + b.view(np.int64)).view(ROW_SUMS)
+    return total
+
+
+def add_rows(sums: dict[RowKey, Array], rows: Mapping[RowKey, Array]) -> None:
+    """Add rows to those that are there."""
+    for key, row in rows.items():
+        sums[key] = add_sums(sums[key], row) if key in sums else row
+
+
+def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
+    """Turn sums into the table of collectives, what costs the program most first; of very many rows the costliest."""
+    keys, rows = list(sums), join([*sums.values(), np.zeros(0, ROW_SUMS)])  # a row a key
+    present = np.flatnonzero(rows["records"])
+    if len(present) > MAX_LISTED:
+        cost = rows["exposed"][present] + rows["duration"][present] * 1e-9
+        present = np.sort(present[np.argsort(-cost, kind="stable")[:MAX_LISTED]])
+    results = [_result(keys[i], row) for i, row in zip(present.tolist(), rows[present].tolist(), strict=True)]
+    return tuple(
+        sorted(
+            results,
+            key=lambda row: (
+                -(row.exposed_ns or 0) * row.count,
+                -(row.duration_ns or 0) * row.count,
+                -row.bytes * row.count,
+                (row.group, row.op, row.api or ""),
+            ),
+        )
+    )
+
+
+def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
+    row = dict(zip(ROW_SUMS.names or (), sums, strict=True))
+    transfer = int(row["transfer"])
+    busbw = None
+    if row["split"] and transfer > 0:
+        factor = bus_factor(key.op, key.family.size)
+        if factor is not None and row["split_nbytes"]:
+            busbw = total_bytes(key.op, int(row["split_nbytes"]), key.family.size) * factor / transfer
+    return CollectiveResult(
+        group=key.family.group,
+        op=key.op,
+        api=key.api or None,
+        # An operation may be dropped by one rank and kept by another: then the lowest has seen each once, too.
+        count=max(int(row["of_lowest"]) if row["dropped"] else 0, int(row["count"]), 1),
+        dropped_records=int(row["dropped"]),
+        bytes=int(row["nbytes"]) // int(row["records"]),
+        duration_ns=_mean(row["duration"], row["timed"]),
+        wait_ns=_mean(row["wait"], row["split"]),
+        transfer_ns=_mean(row["transfer"], row["split"]),
+        exposed_ns=_mean(row["exposed"], row["seen"]),
+        overlap=1 - int(row["in_flight_exposed"]) / int(row["in_flight"]) if row["in_flight"] > 0 else None,
+        busbw_gb_per_s=busbw,
+    )
+
+
+def _mean(total: int, number: int) -> int | None:
+    return int(total) // int(number) if number else None
+
+
+def bus_factor(op: str, n: int) -> float | None:
+    """Return the factor from algorithm to bus bandwidth, None where none is defined.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if n < 2:
+        return None
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("reduce_scatter", "all_gather", "all_to_all"):
+        return (n - 1) / n
+    return 1.0 if op in ("broadcast", "reduce", "send", "recv") else None
+
+
+def total_bytes(op: str, nbytes: int, n: int) -> int:
+    """Return S of nccl-tests from the bytes one rank puts in; only all_gather's input is a part of it."""
+    return nbytes * n if op == "all_gather" else nbytes

@@ -1,0 +1,135 @@
+"""Collectives issued one after the other although nothing was computed between them: they could run side by side.
+
+Two neighbours of a thread belong to a row if both are the same operation on the same group and type, the first one was
+done, and its wait over, before the second was issued, and the program did next to nothing between. An operation over
+what the same operation has just given makes no sense, so that the second need not have waited for the first.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis.communication.operation_timing import Timing
+from dtprof.analysis.rank_stacks import RankStack
+from dtprof.analysis.results import GroupResult, SerialisedCollectives
+from dtprof.intervals import Column, Mask
+from dtprof.job.api_names import Apis
+from dtprof.job.sound_records import UNNAMED
+from dtprof.records import codes
+from dtprof.records.tables import Array
+
+MAX_GAP_NS, MAX_GAP = 50_000, 0.1
+"""Between the end of one and the issue of the next: so much, or this share of the time that the first one blocked."""
+MIN_GAIN = 0.01
+"""Of the step."""
+
+
+class SerialKey(NamedTuple):
+    """Name what is serialised."""
+
+    group: str
+    op: str
+    api: str
+
+
+class SerialSums(NamedTuple):
+    """Rows of serialised collectives of one rank over the used steps."""
+
+    rows: int
+    operations: int
+    nbytes: int
+    exposed_ns: int  # transfers that blocked the program
+    gain_ns: int  # of these, all but the longest of each row
+
+
+def find_rows(
+    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, timing: Timing
+) -> list[dict[SerialKey, SerialSums]]:
+    """Return the rows of serialised collectives of each rank, summed."""
+    operations, blocked = stack.operations, stack.blocked
+    found: list[dict[SerialKey, SerialSums]] = [{} for _ in stack.ranks]
+    every = np.flatnonzero(chosen & blocked.known & blocked.counts)
+    if len(every) < 2:
+        return found
+    order = _by_thread(every, operations, stack.place)
+    end = np.maximum(blocked.call[:, 1], blocked.wait[:, 1])[order]
+    issued, place, exposed = operations["issued_ns"][order], stack.place[order], timing.exposed_transfer[order]
+    gap, blocks = issued[1:] - end[:-1], (end - issued)[:-1]
+    linked = (gap >= 0) & (blocks > 0) & (gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks)) & (place[1:] == place[:-1])
+    at = np.flatnonzero(linked)
+    at = at[operations["kind"][order[at]] == codes.COLLECTIVE]
+    for column in ("thread", "kind", "group", "op", "dtype", "reduce_op", "peer", "step"):
+        at = at[operations[column][order[at]] == operations[column][order[at + 1]]]
+    begin = np.ones(len(order), np.bool_)
+    begin[at + 1] = False
+    begins = np.flatnonzero(begin)
+    lengths = np.diff(np.append(begins, len(order)))
+    several = lengths > 1
+    if not several.any():
+        return found
+    total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
+    nbytes = np.add.reduceat(operations["nbytes"][order], begins)
+    columns = np.stack([np.ones_like(lengths), lengths, nbytes, total, total - longest], axis=1)[several]
+    first = begins[several]
+    api_of_operation = np.concatenate([one.of_operation for one in apis])
+    rows = order[first]
+    kinds = np.stack([place[first], operations["group"][rows], operations["op"][rows], api_of_operation[rows]], axis=1)
+    distinct, place = np.unique(kinds, axis=0, return_inverse=True)
+    sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
+    np.add.at(sums, place.ravel(), columns)
+    for (at, number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
+        tables = stack.ranks[at].placed.tables
+        group = tables.groups.get(number)
+        if group is not None and group.size > 1:
+            key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])
+            found[at][key] = SerialSums(*row)
+    return found
+
+
+def _by_thread(rows: Column, operations: Array, place: Column) -> Column:
+    """Return rows, which follow one another in time on each rank, by rank and thread."""
+    threads, places = operations["thread"][rows], place[rows]
+    issued = operations["issued_ns"][rows]
+    if (threads == threads[0]).all() and not ((issued[1:] < issued[:-1]) & (places[1:] == places[:-1])).any():
+        return rows
+    return rows[np.lexsort((issued, threads, places))]
+
+
+def find_serialised(
+    ranks: Sequence[Mapping[SerialKey, SerialSums]],
+    groups: Sequence[GroupResult],
+    *,
+    num_steps: int,
+    step_ns: int | None,
+) -> tuple[SerialisedCollectives, ...]:
+    """Return what would gain most if it ran side by side, one row an axis, operation and api."""
+    if not num_steps or not step_ns:
+        return ()
+    axes = {group.name: group.axis or group.description or group.name for group in groups}
+    members: dict[SerialKey, list[SerialSums]] = defaultdict(list)
+    for rank in ranks:
+        for key, sums in rank.items():
+            members[key].append(sums)
+    alike: dict[tuple[str, str, str], list[SerialisedCollectives]] = defaultdict(list)
+    for key, own in members.items():
+        n = len(own) * num_steps
+        gain_ns = sum(sums.gain_ns for sums in own) // n
+        if gain_ns >= MIN_GAIN * step_ns:
+            alike[axes.get(key.group, key.group), key.op, key.api].append(
+                SerialisedCollectives(
+                    axis=axes.get(key.group, key.group),
+                    op=key.op,
+                    api=key.api or None,
+                    groups=1,
+                    rows_per_step=sum(sums.rows for sums in own) / n,
+                    count_per_step=sum(sums.operations for sums in own) / n,
+                    bytes=sum(sums.nbytes for sums in own) // sum(sums.operations for sums in own),
+                    exposed_ns_per_step=sum(sums.exposed_ns for sums in own) // n,
+                    gain_ns_per_step=gain_ns,
+                )
+            )
+    worst = [replace(max(rows, key=lambda row: row.gain_ns_per_step), groups=len(rows)) for rows in alike.values()]
+    return tuple(sorted(worst, key=lambda row: (-row.gain_ns_per_step, row.axis, row.op, row.api or "")))

@@ -1,0 +1,53 @@
+"""Operations so small and so many that their number costs time, not what they carry: they are better joined."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dtprof.analysis.results import CollectiveResult, GroupResult, SmallMessages
+from dtprof.records.events import POINT_TO_POINT
+
+MOST_BYTES = 64 << 10
+"""Up to here latency rules: at 10 GB/s, 64 KiB take 7 us."""
+FEWEST_A_STEP = 20
+MIN_SHARE = 0.01
+"""Of the step, in which they keep the program."""
+
+
+def find_small_messages(
+    collectives: Sequence[CollectiveResult], groups: Sequence[GroupResult], *, num_steps: int, step_ns: int | None
+) -> tuple[SmallMessages, ...]:
+    """Return the small operations that cost the program most, one row an axis, operation and api."""
+    if not num_steps or not step_ns:
+        return ()
+    axes: Mapping[str, str] = {group.name: group.axis or group.description or group.name for group in groups}
+    alike: dict[tuple[str, str, str | None], list[SmallMessages]] = defaultdict(list)
+    for row in collectives:
+        a_step = row.count / num_steps
+        exposed_ns = int((row.exposed_ns or 0) * a_step)
+        if (
+            row.op in POINT_TO_POINT
+            or row.bytes > MOST_BYTES
+            or a_step < FEWEST_A_STEP
+            or exposed_ns < MIN_SHARE * step_ns
+        ):
+            continue
+        axis = axes.get(row.group, row.group)
+        alike[axis, row.op, row.api].append(
+            SmallMessages(
+                axis=axis,
+                op=row.op,
+                api=row.api,
+                groups=1,
+                count_per_step=a_step,
+                bytes=row.bytes,
+                exposed_ns_per_step=exposed_ns,
+            )
+        )
+    found = [_worst(rows) for rows in alike.values()]
+    return tuple(sorted(found, key=lambda row: (-row.exposed_ns_per_step, row.axis, row.op, row.api or "")))
+
+
+def _worst(rows: Sequence[SmallMessages]) -> SmallMessages:
+    worst = max(rows, key=lambda row: row.exposed_ns_per_step)
+    return replace(worst, groups=len(rows))

@@ -1,0 +1,119 @@
+"""Who sends how much to whom, who waited for whom, and how long operations take by their size."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.results import CollectiveResult, Summary
+from dtprof.analysis.run_summary import MAX_PAIRED
+from dtprof.intervals import Column
+from dtprof.job.collective_matching import FAR, Meetings
+from dtprof.records.events import POINT_TO_POINT
+
+Matrix = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lateness:
+    """The arrivals at the operations of one group: how long the first waited for the last."""
+
+    group: str
+    ranks: tuple[int, ...]
+    last: dict[int, int]  # operations that each rank entered last, more than TICK_NS behind the first
+    spread_ns: tuple[int, ...]  # quantiles of the time from first to last: 10, 50, 90, 99 %
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Of the whole run; empty where nothing was recorded."""
+
+    ranks: tuple[int, ...]
+    sent: Matrix | None  # bytes of messages from row to column; None without messages
+    lateness: tuple[Lateness, ...]
+
+
+TICK_NS = 1_000
+QUANTILES = (10, 50, 90, 99)
+
+
+def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], meetings: Meetings) -> Traffic:
+    """Return who sent how much to whom, of the ranks that sent_bytes has; the meetings say who came last."""
+    ranks = tuple(sent_bytes)
+    place = {rank: position for position, rank in enumerate(ranks)}
+    sent = None
+    if any(sent_bytes.values()) and len(ranks) <= MAX_PAIRED:
+        sent = np.zeros((len(ranks), len(ranks)), np.int64)
+        for source, targets in sent_bytes.items():
+            for target, nbytes in targets.items():
+                if target in place:
+                    sent[place[source], place[target]] = nbytes
+    return Traffic(ranks=ranks, sent=sent, lateness=_find_lateness(meetings))
+
+
+def _find_lateness(meetings: Meetings) -> tuple[Lateness, ...]:
+    found = []
+    for family, table in meetings.tables.items():
+        whole = (table["num_seen"] == family.members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
+        if family.is_p2p or family.members < 2 or not whole.any():
+            continue
+        spread: Column = (table["last_start"] - table["first_start"])[whole]
+        late = table["last_rank"][whole][spread > TICK_NS]
+        who, count = np.unique(late, return_counts=True)
+        found.append(
+            Lateness(
+                group=family.group,
+                ranks=family.ranks,
+                last=dict(zip(who.tolist(), count.tolist(), strict=True)),
+                spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
+                count=int(whole.sum()),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AxisTime:
+    """Communication along one axis of parallelism, mean over the ranks of the job and the used steps."""
+
+    axis: str  # or the description of its groups, where they serve no axis that is known
+    groups: int
+    operations: float  # a step, of all its groups
+    wait_ns: float
+    transfer_ns: float
+    exposed_ns: float
+
+
+def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
+    """Sum the table of collectives by axis, what is exposed most first; empty without used steps."""
+    if summary.steps.used is None or not summary.ranks:
+        return ()
+    steps = summary.steps.used[1] - summary.steps.used[0] + 1
+    groups = {group.name: group for group in summary.groups}
+    found: dict[str, list[CollectiveResult]] = {}
+    for one in summary.collectives:
+        if one.duration_ns is not None:
+            group = groups.get(one.group)
+            axis = (group.axis or group.description) if group else ""
+            found.setdefault(axis or f"group {one.group}", []).append(one)
+    share = steps * len(summary.ranks)
+
+    def weight(one: CollectiveResult) -> int:
+        group = groups.get(one.group)
+        is_message = one.op in POINT_TO_POINT
+        return one.count * (1 if is_message or group is None else max(1, len(group.ranks)))
+
+    rows = [
+        AxisTime(
+            axis=axis,
+            groups=len({one.group for one in some}),
+            operations=sum(one.count for one in some) / steps,
+            wait_ns=sum(weight(one) * (one.wait_ns or 0) for one in some) / share,
+            transfer_ns=sum(weight(one) * (one.transfer_ns or 0) for one in some) / share,
+            exposed_ns=sum(weight(one) * (one.exposed_ns or 0) for one in some) / share,
+        )
+        for axis, some in found.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.axis)))

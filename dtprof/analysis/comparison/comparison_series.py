@@ -1,0 +1,347 @@
+"""The figures of a run step by step, reduced to means that know their noise: what comparisons and limits start from.
+
+Each rank is read as often as for the summary, one at a time; what is kept are sums over ranks, step by step, and a few
+numbers a rank.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.analysis.communication.operation_timing import split_blocked
+from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
+from dtprof.analysis.pipeline.bubbles import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
+from dtprof.analysis.rank_reductions import RankFacts
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.analysis.rank_timing import time_rank
+from dtprof.analysis.results import PARTS
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.step_partition import partition_steps
+from dtprof.analysis.steps.throughput import RATES, distinct_groups, sum_consumption
+from dtprof.intervals import Column, Intervals, locate
+from dtprof.job.api_names import find_apis
+from dtprof.job.clock_alignment import state_errors
+from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.job.sound_records import UNNAMED, list_ranks
+from dtprof.records import codes
+from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables
+
+JOB, COLLECTIVES, RANKS = "job", "collectives", "ranks"
+TABLES = (JOB, COLLECTIVES, RANKS)
+STEP, EXPOSED, BUBBLE_FRACTION = "step_ns", "exposed_ns", "bubble_fraction"
+BUBBLE = "bubble_ns"
+SAMPLES = (RSS_BYTES, CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES)
+"""Memory that is sampled at each step; peaks are one number a rank."""
+OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
+
+_NO_WINDOW = "a rank of the pipeline, or aligned clocks of its hosts, are missing: its bubble is not known"
+
+
+class Figure(NamedTuple):
+    """What is measured. Times, bytes and counts are those of a step and a rank: of all ranks their mean."""
+
+    table: str
+    name: str  # ends with its unit: _ns, _bytes, _fraction, _per_s; `bytes` and `count` of a collective
+    rank: int = -1
+    group: str = ""
+    members: int = 0
+    op: str = ""
+    api: str = ""
+
+    @property
+    def unit(self) -> str:
+        """Return ns, bytes, fraction, count, tokens/s or samples/s."""
+        return RATES.get(self.name) or self.name.rsplit("_", 1)[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """What one run measured."""
+
+    run: str
+    world_size: int
+    missing_ranks: tuple[int, ...]
+    layout: frozenset[tuple[str, tuple[int, ...]]]  # axis and members of each group of several ranks
+    num_steps: int  # ended on every rank
+    used: tuple[int, int] | None
+    estimates: dict[Figure, Estimate]
+    unknown: dict[Figure, str]  # figures of the run that are not known, and why
+    exposed_fraction: Estimate | None  # of the step, mean over ranks
+    wait_fraction: Estimate | None
+    peak_bytes: dict[int, int]  # by rank
+
+
+@dataclass
+class _Sums:
+    """Sums over ranks, step by step; what is not known on one rank is not known of the job."""
+
+    series: dict[Figure, Series] = field(default_factory=dict)
+    num_ranks: dict[Figure, int] = field(default_factory=dict)
+    unknown: dict[Figure, str] = field(default_factory=dict)
+
+    def add(self, figure: Figure, series: Series) -> None:
+        known = self.series.get(figure)
+        self.series[figure] = series.astype(np.float64) if known is None else known + series
+        self.num_ranks[figure] = self.num_ranks.get(figure, 0) + 1
+
+    def join(self, others: "_Sums") -> None:
+        for figure, series in others.series.items():
+            known = self.series.get(figure)
+            self.series[figure] = series if known is None else known + series
+            self.num_ranks[figure] = self.num_ranks.get(figure, 0) + others.num_ranks[figure]
+        for figure, why in others.unknown.items():
+            self.unknown.setdefault(figure, why)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureTask(RankTask):
+    """Some ranks to be measured."""
+
+    numbers: Column
+    without_window: Collection[int]  # ranks whose bubbles are not known: nobody knows when their pipeline ran
+
+
+def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
+    """Return the sums over some ranks, and the figures of each."""
+    sums = _Sums()
+    estimates: dict[Figure, Estimate] = {}
+    for rank, tables in zip(task.steps, task.load_each(), strict=True):
+        figures = _measure_rank(tables, task, sums)
+        for figure, series in figures.items():
+            estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
+            sums.add(figure, series)
+    return sums, estimates
+
+
+def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
+    """Measure a run step by step."""
+    chosen = newest_ranks(run)
+    surveys = survey_run(run, chosen, executor)
+    facts, meetings, pipelines = surveys.facts, surveys.meetings, surveys.pipelines
+    steps = agree_on_rule(surveys.steps)
+    used = choose_steps(list(steps.values()))
+    numbers = _common_steps(list(steps.values()), used)
+    windows = find_windows(list(pipelines.values()))
+    errors = state_errors(surveys.clocks, surveys.boots)
+    sums = _Sums()
+    estimates: dict[Figure, Estimate] = {}
+    stepping = {rank: steps[rank] for rank in chosen if len(numbers) and steps[rank].count}
+    tasks = (
+        MeasureTask(
+            records=run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: stepping[rank] for rank in part if rank in stepping},
+            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            meetings=meetings.of(families),
+            numbers=numbers,
+            without_window=[rank for rank in part if rank in pipelines and pipelines[rank].key not in windows],
+            errors=errors,
+        )
+        for part, families in surveys.parts
+    )
+    for own, own_estimates in map_tasks(executor, measure_ranks, tasks):
+        sums.join(own)
+        estimates.update(own_estimates)
+    _add_bubble(sums, pipelines, windows, numbers)
+    num_stepping = len(stepping)
+    for figure, series in sums.series.items():
+        if figure.table == JOB and figure.name != BUBBLE_FRACTION and sums.num_ranks[figure] < num_stepping:
+            sums.unknown.setdefault(figure, "not every rank measured it")
+        if figure not in sums.unknown:
+            over = sums.num_ranks[figure] if figure.name == BUBBLE_FRACTION else num_stepping
+            estimates[figure] = estimate_mean(series / over)
+    if num_stepping:
+        _estimate_rates(surveys, steps, numbers, sums.series[Figure(JOB, STEP)] / num_stepping, estimates, sums.unknown)
+    world_size = max([fact.rank + 1 for fact in facts] + [fact.world_size for fact in facts], default=0)
+    return RunFigures(
+        run=run.name,
+        world_size=world_size,
+        missing_ranks=tuple(sorted(set(range(min(world_size, 1 << 20))) - set(chosen))),
+        layout=_layout(facts),
+        num_steps=used.count,
+        used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,
+        estimates=estimates,
+        unknown=sums.unknown,
+        exposed_fraction=_fraction(sums, ("exposed_transfer_ns", "exposed_wait_ns")),
+        wait_fraction=_fraction(sums, ("exposed_wait_ns",)),
+        peak_bytes={fact.rank: fact.peak_bytes for fact in facts if fact.peak_bytes is not None},
+    )
+
+
+def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
+    """Return the used steps whose begin and end every stepping rank knows."""
+    numbers: Column | None = None
+    for steps in ranks:
+        if used.known and steps.count:
+            own = steps.used(used.first, used.last)[0]
+            numbers = own if numbers is None else np.intersect1d(numbers, own)
+    return np.zeros(0, np.int64) if numbers is None else numbers
+
+
+def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Figure, Series]:
+    """Return the figures of one rank by step, and add its collectives to the sums."""
+    own, numbers = task.steps[tables.rank], task.numbers
+    windows = own.windows[np.searchsorted(own.numbers, numbers)]
+    timed = time_rank(tables, own, task.meetings, task.errors)
+    operations, blocked, timing = timed.operations, timed.blocked, timed.timing
+    step = locate(operations["issued_ns"], windows)
+    figures: dict[str, Column | Series] = {STEP: windows[:, 1] - windows[:, 0]}
+    if ((step >= 0) & ~blocked.known & blocked.counts).any():
+        why = f"{list_ranks([tables.rank])} did not see when operations were done"
+        for name in (EXPOSED, *(f"{part}_ns" for part in PARTS)):
+            sums.unknown.setdefault(Figure(JOB, name), why)
+    else:
+        bubbles = find_bubbles(tables, timed.spans, task.pipeline_windows[tables.rank])
+        parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
+        figures |= {f"{part}_ns": column for part, column in parts.items()}
+        figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
+        if tables.rank in task.without_window:
+            del figures[BUBBLE]
+            sums.unknown[Figure(RANKS, BUBBLE, rank=tables.rank)] = _NO_WINDOW
+            sums.unknown.setdefault(Figure(JOB, BUBBLE), _NO_WINDOW)
+    figures |= _memory(tables, windows)
+    exposed = np.where(blocked.known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
+    seen = (timing.wait != UNKNOWN_NS) & (timing.duration != UNKNOWN_NS)
+    columns = {
+        "exposed_ns": exposed,
+        "wait_ns": np.where(seen, timing.wait, UNKNOWN_NS),
+        "transfer_ns": np.where(seen, timing.duration - timing.wait, UNKNOWN_NS),
+        "bytes": operations["nbytes"],
+        "count": np.ones(len(operations), np.int64),
+    }
+    _add_collectives(tables, operations, step, len(numbers), columns, sums)
+    return {Figure(JOB, name): np.asarray(column, np.float64) for name, column in figures.items()}
+
+
+def _memory(tables: RankTables, windows: Intervals) -> dict[str, Series]:
+    """Return the most of each kind of memory that was sampled in each step; nothing where a step has no sample."""
+    found: dict[str, Series] = {}
+    for name in SAMPLES:
+        ids = [i for i, known in enumerate(tables.ops) if known == name]
+        rows = tables.samples[np.isin(tables.samples["op"], ids)]
+        at = locate(rows["t_ns"], windows)
+        most = np.full(len(windows), -1.0)
+        np.maximum.at(most, at[at >= 0], rows["value"][at >= 0].astype(np.float64))
+        if len(rows) and _fill_last(most):
+            found[name] = most
+    return found
+
+
+def _fill_last(most: Series) -> bool:
+    """Say whether all steps have a sample; the last may lack its own, which is taken as the step ends."""
+    if len(most) > 1 and most[-1] < 0:
+        most[-1] = most[-2]
+    return bool((most >= 0).all())
+
+
+def _add_collectives(
+    tables: RankTables,
+    operations: Array,
+    step: Column,
+    num_steps: int,
+    columns: Mapping[str, Column],
+    sums: _Sums,
+) -> None:
+    """Add what one rank's operations of each group, operation and api took in each step."""
+    rows = np.flatnonzero(step >= 0)
+    apis = find_apis(tables, operations)
+    chosen, api = operations[rows], apis.of_operation[rows]
+    is_p2p = chosen["kind"] == codes.POINT_TO_POINT
+    codes_of = (chosen["group"].astype(np.int64) << 40) | (chosen["op"].astype(np.int64) << 24) | api
+    keys, first, inverse = np.unique(codes_of, return_index=True, return_inverse=True)
+    at = inverse.reshape(-1) * num_steps + step[rows]
+    tables_of = {
+        name: (
+            np.bincount(at, column[rows], len(keys) * num_steps).reshape(len(keys), num_steps),
+            column[rows] == UNKNOWN_NS,
+        )
+        for name, column in columns.items()
+    }
+    for i, row in enumerate(first.tolist()):
+        group = tables.groups.get(int(chosen["group"][row]))
+        op = int(chosen["op"][row])
+        key = Figure(
+            COLLECTIVES,
+            "",
+            group=describe_group(group),
+            members=2 if is_p2p[row] else _members(group),
+            op=tables.ops[op] if op < len(tables.ops) else UNNAMED,
+            api=apis.names[int(api[row])],
+        )
+        for name, (table, unknown) in tables_of.items():
+            figure = key._replace(name=name)
+            if unknown.any() and unknown[inverse.reshape(-1) == i].any():
+                sums.unknown.setdefault(figure, "completion was not observed, or not by all members on one clock")
+            sums.add(figure, table[i])
+
+
+def describe_group(group: Group | None) -> str:
+    """Return what a group is known by in any run: its axis or description, its name where it has none."""
+    if group is None:
+        return UNNAMED
+    if group.axis:
+        return group.axis
+    return group.name if group.description in ("", "undefined") else group.description
+
+
+def _members(group: Group | None) -> int:
+    return 0 if group is None else len(group.ranks) or group.size
+
+
+def _add_bubble(
+    sums: _Sums,
+    pipelines: Mapping[int, RankPipeline],
+    windows: Mapping[Key, Window],
+    numbers: Column,
+) -> None:
+    """Add the bubble fraction of each pipeline, step by step."""
+    if pipelines and not windows:
+        sums.unknown.setdefault(Figure(JOB, BUBBLE_FRACTION), _NO_WINDOW)
+    for key, (steps, intervals) in windows.items():
+        members = [one for one in pipelines.values() if one.key == key]
+        common = np.isin(numbers, steps)
+        if not common.any():
+            continue
+        shown = numbers[common]
+        length = (intervals[:, 1] - intervals[:, 0])[np.searchsorted(steps, shown)]
+        busy = sum(member.busy[np.searchsorted(member.steps, shown)] for member in members)
+        figure = Figure(JOB, BUBBLE_FRACTION)
+        if common.all():
+            sums.add(figure, 1 - busy / (len(members) * np.maximum(length, 1)))
+        else:
+            sums.unknown.setdefault(figure, "the pipeline did not run in every step")
+
+
+def _estimate_rates(
+    surveys: Surveys,
+    steps: Mapping[int, RankSteps],
+    numbers: Column,
+    step_ns: Series,
+    estimates: dict[Figure, Estimate],
+    unknown: dict[Figure, str],
+) -> None:
+    """Add what the job consumes a second: all that it did in these steps over the time that they took."""
+    groups = distinct_groups(group for fact in surveys.facts for group in fact.groups.values())
+    found = sum_consumption(steps, surveys.consumed, groups, numbers)
+    for name, consumed in found.of_steps.items():
+        rate = estimate_ratio(consumed, step_ns / 1e9)
+        if rate is not None:
+            estimates[Figure(JOB, name)] = rate
+    unknown.update((Figure(JOB, name), why) for name, why in found.unknown.items())
+
+
+def _fraction(sums: _Sums, names: Sequence[str]) -> Estimate | None:
+    figures = [Figure(JOB, name) for name in names]
+    step = sums.series.get(Figure(JOB, STEP))
+    if step is None or any(figure in sums.unknown or figure not in sums.series for figure in figures):
+        return None
+    return estimate_ratio(sum((sums.series[figure] for figure in figures), np.zeros(len(step))), step)
+
+
+def _layout(facts: Sequence[RankFacts]) -> frozenset[tuple[str, tuple[int, ...]]]:
+    return frozenset(
+        (group.axis or "", group.ranks) for fact in facts for group in fact.groups.values() if len(group.ranks) > 1
+    )

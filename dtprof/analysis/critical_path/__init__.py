@@ -1,0 +1,1 @@
+"""What must get faster for the step to get faster."""

@@ -1,0 +1,107 @@
+"""What processors, memories and GPUs of the nodes were doing over the run, from the samples of their launchers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.intervals import Column
+from dtprof.records.tables import Array
+
+MAX_SAMPLES = 400
+"""Of one node."""
+MAX_OF_ALL = 20_000
+"""Of all nodes together."""
+Floats = npt.NDArray[np.float64]
+
+
+class NodeRecords(Protocol):
+    """The samples of one node; run_format.node_reader.NodeSamples is one."""
+
+    @property
+    def node(self) -> str:
+        """Its name."""
+
+    @property
+    def host(self) -> Array:
+        """One row a sample."""
+
+    @property
+    def cores(self) -> Sequence[Array]:
+        """One table a core."""
+
+    @property
+    def gpus(self) -> Mapping[int, Array]:
+        """One table a device, by its number."""
+
+    @property
+    def no_gpus_reason(self) -> str | None:
+        """Why there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCourse:
+    """One device over time; of what was not sampled there is no column."""
+
+    host: str
+    device: str  # "host", "gpu 0"
+    t_ns: Column  # since the first sample of the node
+    values: Mapping[str, Floats]  # busy: share; memory: bytes; traffic: bytes/s; power: W; temperature: C
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCourses:
+    """All nodes that were sampled."""
+
+    devices: tuple[DeviceCourse, ...] = ()
+    no_gpus: Mapping[str, str] = field(default_factory=dict)  # the reason, by host
+
+
+def samples_each(num_nodes: int) -> int:
+    """Return how many samples of each node are worth reading."""
+    return max(20, min(MAX_SAMPLES, MAX_OF_ALL // max(1, num_nodes)))
+
+
+def follow_devices(nodes: Iterable[NodeRecords]) -> NodeCourses:
+    """Return the course of every device: of each node the host's, then those of its GPUs."""
+    devices: list[DeviceCourse] = []
+    reasons: dict[str, str] = {}
+    for node in nodes:
+        if len(node.host) > 1:
+            origin = int(node.host["t_ns"][0])
+            devices.append(_follow_host(node, origin))
+            devices += (_follow_gpu(node.node, number, rows, origin) for number, rows in node.gpus.items() if len(rows))
+        if not node.gpus:
+            reasons[node.node] = node.no_gpus_reason or "none was found"
+    return NodeCourses(devices=tuple(devices), no_gpus=reasons)
+
+
+def _follow_host(node: NodeRecords, origin: int) -> DeviceCourse:
+    """Return what lies between samples at the later one of both."""
+    rows = node.host
+    seconds = np.diff(rows["t_ns"]) / 1e9
+    sent = np.nan_to_num(rows["net_sent_bytes"]) + np.nan_to_num(rows["loopback_bytes"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = {
+            "busy": np.clip(np.diff(rows["cpu_busy_s"]) / seconds / max(1, len(node.cores)), 0, 1),
+            "memory": rows["memory_used_bytes"][1:],
+            "traffic": np.diff(sent) / seconds,
+        }
+    return _course(node.node, "host", rows["t_ns"][1:] - origin, values)
+
+
+def _follow_gpu(host: str, number: int, rows: Array, origin: int) -> DeviceCourse:
+    values = {
+        "busy": rows["utilisation"],
+        "memory": rows["memory_used_bytes"],
+        "power": rows["power_w"],
+        "temperature": rows["temperature_c"],
+    }
+    return _course(host, f"gpu {number}", rows["t_ns"] - origin, values)
+
+
+def _course(host: str, device: str, t_ns: Column, values: Mapping[str, Floats]) -> DeviceCourse:
+    known = {name: column for name, column in values.items() if np.isfinite(column).any()}
+    return DeviceCourse(host=host, device=device, t_ns=t_ns, values=known)

@@ -1,0 +1,244 @@
+"""What a rank holds beside what it should hold by formula, and the assumptions that the formula makes.
+
+Model state: ZeRO (Rajbhandari et al. 2020) with Adam. Activations of transformer layers: Korthikanti et al. 2022. How
+the model is spread and how large its layers are only operations tell: labels of frameworks, members, sizes, types.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtprof.analysis.pipeline.bubbles import RankPipeline
+from dtprof.analysis.pipeline.schedule_replay import BACKWARD, BACKWARD_WEIGHT, FORWARD
+from dtprof.analysis.results import Assumption, Headroom, MemoryFormula
+from dtprof.intervals import Column
+from dtprof.records import events
+from dtprof.records.tables import Array, Label, NodeMemory, RankTables
+
+SCHEMES = ("none", "zero1", "zero2", "zero3")
+"""How the model's state is spread over data-parallel ranks."""
+MIXED_FROM = 5
+"""Optimizer state over parameters: 2 are the two moments of Adam, 6 those and a copy, in 32 bits, of 16-bit values."""
+TOLERANCE = 0.05
+LEAST_GATHERS = 1.5
+"""Gatherings of a part of FSDP for each reduction from which it is gathered anew for the backward pass."""
+LAYER = re.compile(r"((?:.*?\.)?)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShare:
+    """What the operations of a rank tell of its share of the model."""
+
+    scheme: str = "none"
+    is_told: bool = False  # by a framework that spreads or replicates the model
+    shards: int = 1  # ranks that the state is spread over, or could be
+    layers: int | None = None  # on this rank, of which `in_flight` microbatches are held
+    crossing_values: int | None = None  # batch * sequence * hidden: what crosses tensor-parallel layers
+    value_bytes: int = 2
+    tensor_ranks: int = 1
+    is_sequence_parallel: bool = False
+    in_flight: float = 1.0  # microbatches of which all its layers keep activations
+    recomputes: bool = False
+
+
+def find_share(tables: RankTables, operations: Array, pipeline: RankPipeline | None) -> ModelShare:
+    """Return what the operations of a rank tell of its share of the model."""
+    labelled = {number: site.label for number, site in tables.sites.items() if site.label is not None}
+    labels, rows, counts = _label_operations(operations, labelled)
+    share = _find_scheme(tables, operations, labels, rows, counts)
+    layers = {(match[1], match[2]) for label in labels if (match := LAYER.match(label.module))}
+    share = replace(
+        share,
+        layers=len(layers) or None,
+        in_flight=_most_in_flight(pipeline) if pipeline is not None else 1.0,
+        recomputes=events.RECOMPUTE in tables.ops,
+    )
+    crossing = [
+        (int(row["nbytes"]), row)
+        for label, row in zip(labels, rows, strict=True)
+        if label.api == "tp" and label.text.startswith("tp output of ") and LAYER.match(label.module)
+    ]
+    if not crossing:
+        return share
+    nbytes, row = max(crossing, key=lambda item: item[0])
+    if nbytes <= 0 or row["numel"] <= 0:
+        return share
+    return replace(
+        share,
+        crossing_values=int(row["numel"]),
+        value_bytes=nbytes // int(row["numel"]),
+        tensor_ranks=_size_of(tables, row),
+        is_sequence_parallel=tables.ops[int(row["op"])] == "reduce_scatter",
+    )
+
+
+def _label_operations(operations: Array, labelled: Mapping[int, Label]) -> tuple[list[Label], list[Array], Column]:
+    """Return the labels that occur, and of each the first operation and how many there are."""
+    ids = np.array(sorted(labelled), np.int64)
+    if not len(ids) or not len(operations):
+        return [], [], np.zeros(0, np.int64)
+    sites = operations["site"].astype(np.int64)
+    place = np.minimum(np.searchsorted(ids, sites), len(ids) - 1)
+    known = np.flatnonzero(ids[place] == sites)
+    counts = np.bincount(place[known], minlength=len(ids))
+    first = np.zeros(len(ids), np.int64)
+    first[place[known][::-1]] = known[::-1]
+    present = np.flatnonzero(counts)
+    return [labelled[int(ids[i])] for i in present], [operations[first[i]] for i in present], counts[present]
+
+
+def _find_scheme(
+    tables: RankTables, operations: Array, labels: Sequence[Label], rows: Sequence[Array], counts: Column
+) -> ModelShare:
+    gathers, scatters, shards = 0, 0, 0
+    for label, row, count in zip(labels, rows, counts.tolist(), strict=True):
+        if label.api == "fsdp" and "all-gather of" in label.text:
+            gathers, shards = gathers + count, max(shards, _size_of(tables, row))
+        elif label.api == "fsdp" and "reduce-scatter of" in label.text:
+            scatters += count
+    if gathers:
+        again = gathers >= LEAST_GATHERS * scatters
+        return ModelShare(scheme="zero3" if again else "zero2", is_told=True, shards=shards)
+    for label, row in zip(labels, rows, strict=True):
+        if label.api == "zero" and "broadcast" in label.text:
+            return ModelShare(scheme="zero1", is_told=True, shards=_size_of(tables, row))
+    for label, row in zip(labels, rows, strict=True):
+        if label.api == "ddp":
+            return ModelShare(is_told=True, shards=_size_of(tables, row))
+    sizes = [group.size for group in tables.groups.values() if (group.axis or "").startswith("dp")]
+    return ModelShare(is_told=not len(operations), shards=max(sizes, default=1))
+
+
+def _size_of(tables: RankTables, row: Array) -> int:
+    group = tables.groups.get(int(row["group"]))
+    return max(1, group.size) if group is not None else 1
+
+
+def _most_in_flight(pipeline: RankPipeline) -> float:
+    """Return the most microbatches that all stages of a rank together hold activations of, in layers of the rank."""
+    steps, kinds = pipeline.actions["step"], pipeline.actions["kind"]
+    of_last = steps == steps[-1]
+    begins = pipeline.actions["begin"][of_last & (kinds == FORWARD)]
+    ends = pipeline.actions["end"][of_last & ((kinds == BACKWARD) | (kinds == BACKWARD_WEIGHT))]
+    change = np.repeat([-1, 1], [len(ends), len(begins)])
+    held = change[np.concatenate([ends, begins]).argsort(kind="stable")].cumsum()
+    return max(1, int(held.max(initial=0))) / max(1, len(pipeline.pipeline.stages))
+
+
+def state_by_scheme(parameter_bytes: int, shards: int, *, is_mixed: bool) -> dict[str, int]:
+    """Return what Adam holds for parameters of so many bytes, all ranks together, on each of so many ranks.
+
+    In units of the parameters: 1 parameters, 1 gradients, 2 moments; 6 moments and copy where those have 32 bits of 16.
+    """
+    state = 6 if is_mixed else 2
+    whole = {"none": 2 + state, "zero1": 2, "zero2": 1, "zero3": 0}
+    return {name: round(parameter_bytes * (kept + (2 + state - kept) / max(1, shards))) for name, kept in whole.items()}
+
+
+def activation_bytes(share: ModelShare) -> int | None:
+    """Return the activations that the layers of a rank keep by formula; None where their sizes are not known.
+
+    For 16-bit values, of a layer: sbh(10 + 24/t), with sequence parallelism sbh * 34/t, recomputed 2sbh; for wider
+    values as much more. Scores of the attention (5as/h) are left out: fused kernels keep none.
+    """
+    if share.layers is None or share.crossing_values is None:
+        return None
+    t = share.tensor_ranks
+    factor = 34 / t if share.is_sequence_parallel else 10 + 24 / t
+    if share.recomputes:
+        factor = 2 / t if share.is_sequence_parallel else 2
+    return round(share.crossing_values * factor * share.value_bytes / 2 * share.layers * share.in_flight)
+
+
+def compare_with_formula(held: Mapping[str, int | None], share: ModelShare) -> MemoryFormula | None:
+    """Return what a rank holds beside the formulas; None where its parameters are not known."""
+    parameters = held.get("parameters")
+    if not parameters:
+        return None
+    whole = parameters * (share.shards if share.scheme in ("zero2", "zero3") else 1)
+    by_scheme = state_by_scheme(whole, share.shards, is_mixed=_is_mixed(held, share))
+    counted = ("parameters", "gradients", "optimizer_state", *(["communication"] if share.scheme == "zero2" else []))
+    return MemoryFormula(
+        scheme=share.scheme,
+        shards=share.shards,
+        state_bytes=sum(held.get(name) or 0 for name in counted),
+        state_formula_bytes=by_scheme[share.scheme],
+        by_scheme_bytes=by_scheme,
+        activation_bytes=held.get("activations"),
+        activation_formula_bytes=activation_bytes(share),
+    )
+
+
+def _optimizer_ratio(held: Mapping[str, int | None], share: ModelShare) -> float | None:
+    """Return the optimizer's state over the parameters that it is of."""
+    parameters, state = held.get("parameters"), held.get("optimizer_state")
+    if not parameters or state is None:
+        return None
+    return state / parameters * (share.shards if share.scheme == "zero1" else 1)
+
+
+def _is_mixed(held: Mapping[str, int | None], share: ModelShare) -> bool:
+    ratio = _optimizer_ratio(held, share)
+    return ratio is not None and ratio >= MIXED_FROM
+
+
+def list_assumptions(ranks: Sequence[tuple[Mapping[str, int | None], ModelShare]]) -> tuple[Assumption, ...]:
+    """Return what the formulas assume of the ranks, and whether it holds in what was measured."""
+    known = [(held, share) for held, share in ranks if held.get("parameters")]
+    if not known:
+        return ()
+    shares = [share for _, share in known]
+    ratios = [ratio for held, share in known if (ratio := _optimizer_ratio(held, share)) is not None]
+    ratio = float(np.mean(ratios)) if ratios else None
+    is_mixed = ratio is not None and ratio >= MIXED_FROM
+    adam = (
+        "two moments and a copy of each parameter in 32 bits" if is_mixed else "two moments of each parameter, as wide"
+    )
+    found = [
+        Assumption(text=_describe_scheme(shares), holds=True if all(share.is_told for share in shares) else None),
+        Assumption(text=f"Adam: {adam}", holds=_is_near(ratio, 6 if is_mixed else 2)),
+        Assumption(text="gradients of all parameters, as wide", holds=_is_near(_gradient_ratio(known), 1)),
+    ]
+    if any(activation_bytes(share) is not None for share in shares):
+        recomputed = "every layer is recomputed as a whole" if shares[0].recomputes else "no layer is recomputed"
+        found += [
+            Assumption(text="layers: GeLU, four times as wide in the middle, dropout, no scores kept", holds=None),
+            Assumption(text=recomputed, holds=None if shares[0].recomputes else True),
+        ]
+    return tuple(found)
+
+
+def _describe_scheme(shares: Sequence[ModelShare]) -> str:
+    scheme, shards = shares[0].scheme, shares[0].shards
+    return {
+        "none": "every rank holds the whole state of its part of the model",
+        "zero1": f"the optimizer's state is spread evenly over {shards} ranks",
+        "zero2": f"gradients and the optimizer's state are spread over {shards} ranks, parameters gathered once a step",
+        "zero3": f"parameters, gradients and the optimizer's state are spread evenly over {shards} ranks",
+    }[scheme]
+
+
+def _gradient_ratio(known: Sequence[tuple[Mapping[str, int | None], ModelShare]]) -> float | None:
+    ratios = [g / p for held, _ in known if (g := held.get("gradients")) is not None and (p := held.get("parameters"))]
+    return float(np.mean(ratios)) if ratios else None
+
+
+def _is_near(ratio: float | None, expected: float) -> bool | None:
+    return None if ratio is None else abs(ratio / expected - 1) <= TOLERANCE
+
+
+def find_headroom(nodes: Sequence[NodeMemory]) -> tuple[Headroom, ...]:
+    """Return what was left of each memory when most of it was in use, the scarcest first."""
+    found = [
+        Headroom(
+            host=one.host,
+            device=one.device,
+            capacity_bytes=one.capacity_bytes,
+            most_used_bytes=one.most_used_bytes,
+            headroom_bytes=max(0, one.capacity_bytes - one.most_used_bytes),
+        )
+        for one in nodes
+    ]
+    return tuple(sorted(found, key=lambda one: (one.headroom_bytes / one.capacity_bytes, one.host, one.device)))

@@ -1,0 +1,86 @@
+"""Whether the memory of a rank grows from step to step: the slope, how sure it is, and a verdict.
+
+The slope is the median of the slopes between any two samples, which single peaks do not move, and its interval that of
+Kendall's rank correlation, which asks nothing of the noise (Sen 1968). Of many samples the smallest of each stretch is
+taken: what is freed again is no growth.
+"""
+
+import itertools
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.results import MemoryGrowth
+from dtprof.analysis.steps.step_boundaries import UsedSteps
+from dtprof.intervals import Column
+from dtprof.records import events
+from dtprof.records.tables import RankTables
+
+JUDGED = (events.CUDA_ALLOCATED_BYTES, events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES)
+"""What tells most closely what the program holds, first."""
+FEWEST = 8
+"""Samples from which a slope is told, and twice as many from which there is a verdict."""
+MAX_POINTS = 128
+CONFIDENCE_Z = 3.29
+"""Of the normal distribution, both sides: 99.9 %. Ranks are many, and each has its chance to look as if it grew."""
+MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
+"""A growth over the used steps smaller than this, or than this share of what is held, is no leak."""
+Floats = npt.NDArray[np.float64]
+
+
+def find_growth(tables: RankTables, used: UsedSteps) -> MemoryGrowth | None:
+    """Return how the memory of a rank grows over the used steps; None where too few samples tell."""
+    samples = tables.samples
+    if not used.known or len(samples) < FEWEST:
+        return None
+    for name in JUDGED:
+        ids = [i for i, known in enumerate(tables.ops) if known == name]
+        if not ids:
+            continue
+        # A sample counts the steps ended before it: that after the first used step has its number.
+        inside = (samples["op"] == ids[0]) & (samples["step"] >= used.first) & (samples["step"] <= used.last)
+        if int(inside.sum()) >= FEWEST:
+            return _judge(name, samples["step"][inside].astype(np.int64), samples["value"][inside].astype(np.int64))
+    return None
+
+
+def _judge(name: str, steps: Column, values: Column) -> MemoryGrowth | None:
+    count = len(steps)
+    steps, values = _thin(steps, values)
+    slope = _slope(steps, values)
+    if slope is None:
+        return None
+    middle, low, high = slope
+    leaks = None
+    if count >= 2 * FEWEST:
+        half = len(steps) // 2
+        later = _slope(steps[half:], values[half:])
+        grown = middle * float(steps[-1] - steps[0])
+        enough = grown >= max(MIN_GROWTH_BYTES, MIN_GROWTH * float(np.median(values)))
+        leaks = enough and low > 0 and later is not None and later[1] > 0
+    return MemoryGrowth(
+        sample=name, bytes_per_step=middle, low_bytes_per_step=low, high_bytes_per_step=high, leaks=leaks
+    )
+
+
+def _thin(steps: Column, values: Column) -> tuple[Column, Column]:
+    """Return the smallest sample of each stretch."""
+    if len(steps) <= MAX_POINTS:
+        return steps, values
+    bounds = np.linspace(0, len(steps), MAX_POINTS + 1).astype(np.int64)
+    chosen = np.array([a + int(np.argmin(values[a:b])) for a, b in itertools.pairwise(bounds.tolist())])
+    return steps[chosen], values[chosen]
+
+
+def _slope(steps: Column, values: Column) -> tuple[float, float, float] | None:
+    """Return the median slope and its interval; None where all samples are of one step."""
+    a, b = np.triu_indices(len(steps), 1)
+    apart = steps[b] != steps[a]
+    slopes: Floats = np.sort((values[b] - values[a])[apart] / (steps[b] - steps[a])[apart])
+    if not len(slopes):
+        return None
+    n = len(steps)
+    reach = CONFIDENCE_Z * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, int(np.floor((len(slopes) - reach) / 2)))
+    high = min(len(slopes) - 1, int(np.ceil((len(slopes) + reach) / 2)))
+    return float(np.median(slopes)), float(slopes[low]), float(slopes[high])

@@ -1,0 +1,84 @@
+"""The course of memory over the run, rank by rank: samples thinned to their extremes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtprof.analysis.rank_reductions import RankFacts
+from dtprof.analysis.steps.phase_series import StepPhases
+from dtprof.intervals import Column
+from dtprof.records import events
+from dtprof.records.tables import RankTables
+
+MAX_POINTS = 400
+"""Points of one sample of one rank: more share points, of each of which the largest value stays."""
+TOTALS = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES, events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES)
+"""What stands for the memory of a rank: the first of these that was sampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """One sample of one rank over time."""
+
+    t_ns: Column
+    step: Column
+    value: Column
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """The memory of one rank."""
+
+    total: str | None  # the sample that stands for it
+    courses: Mapping[str, Course] = field(default_factory=dict)
+    fragmentation: float | None = None  # 1 - allocated / reserved at the peak; None without a GPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCourse:
+    """The memory of every rank."""
+
+    ranks: Mapping[int, RankMemory] = field(default_factory=dict)
+    worst: int | None = None  # the rank with the highest peak
+    phases: StepPhases | None = None  # of that rank
+
+
+def find_worst(facts: Iterable[RankFacts]) -> int | None:
+    """Return the rank with the highest peak, of what was sampled; None where memory was not."""
+    most = {
+        rank.rank: rank.peak_bytes or max((rank.memory_bytes.get(name, 0) for name in TOTALS), default=0)
+        for rank in facts
+    }
+    worst = max(most, key=most.__getitem__, default=None)
+    return worst if worst is not None and most[worst] else None
+
+
+def follow_memory(tables: RankTables) -> RankMemory:
+    """Return the course of each sample of one rank."""
+    samples = tables.samples
+    courses: dict[str, Course] = {}
+    for op in np.unique(samples["op"]).tolist():
+        if op >= len(tables.ops) or not tables.ops[op].endswith("_bytes"):
+            continue
+        rows = samples[samples["op"] == op]
+        courses[tables.ops[op]] = _thin(rows["t_ns"].astype(np.int64), rows["step"], rows["value"])
+    total = next((name for name in TOTALS if name in courses), None)
+    return RankMemory(total=total, courses=courses, fragmentation=_fragmentation(courses))
+
+
+def _thin(t_ns: Column, step: Column, value: Column) -> Course:
+    if len(t_ns) > MAX_POINTS:
+        starts = np.unique(np.linspace(0, len(t_ns), MAX_POINTS + 1).astype(np.int64))[:-1]
+        ends = np.append(starts[1:], len(t_ns))
+        chosen = np.array([a + int(np.argmax(value[a:b])) for a, b in zip(starts, ends, strict=True)])
+        t_ns, step, value = t_ns[chosen], step[chosen], value[chosen]
+    return Course(t_ns=t_ns, step=step.astype(np.int64), value=value.astype(np.int64))
+
+
+def _fragmentation(courses: Mapping[str, Course]) -> float | None:
+    allocated = courses.get(events.CUDA_PEAK_ALLOCATED_BYTES)
+    reserved = courses.get(events.CUDA_PEAK_RESERVED_BYTES)
+    if allocated is None or reserved is None or not reserved.value.max():
+        return None
+    return max(0.0, 1 - float(allocated.value.max()) / float(reserved.value.max()))

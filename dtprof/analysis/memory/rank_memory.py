@@ -1,0 +1,42 @@
+"""The memory of one rank: its peak, what it is held for, and the largest value of each sample."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dtprof.records import events
+from dtprof.records.tables import RankTables
+
+CATEGORIES = (*events.MEMORY_CATEGORIES, "other")
+PEAKS = (events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES)
+"""Where a peak is taken from: of the device's allocated memory where one is used, else of the resident set."""
+
+
+def find_largest(tables: RankTables) -> dict[str, int]:
+    """Return the largest value of each sample."""
+    found: dict[str, int] = {}
+    for op in np.unique(tables.samples["op"]).tolist():
+        if op < len(tables.ops):
+            value = int(tables.samples["value"][tables.samples["op"] == op].max())
+            found[tables.ops[op]] = max(value, found.get(tables.ops[op], 0))
+    return found
+
+
+def find_peak(largest: Mapping[str, int]) -> int | None:
+    """Return the peak, given the largest value of each sample; None where memory was not sampled."""
+    return next((largest[name] for name in PEAKS if name in largest), None)
+
+
+def find_categories(largest: Mapping[str, int]) -> dict[str, int | None]:
+    """Return the most that was held for each purpose, None where not known; empty where nothing is known.
+
+    `largest` is the largest value of each sample.
+
+    The most of each need not have been held at one moment: `other` is what of the peak is left, and not below 0.
+    """
+    peak = find_peak(largest)
+    held = {category: largest.get(name) for category, name in events.MEMORY_CATEGORIES.items()}
+    if peak is None or held["parameters"] is None:
+        return {}
+    held["other"] = max(0, peak - sum(filter(None, held.values())))
+    return held

@@ -1,0 +1,411 @@
+"""Bubbles of pipeline schedules: how large, beside theory, and of what they are made.
+
+The window of a step runs from the first forward of any stage to the end of the last backward. A rank's bubble is what
+of the window it does not compute. The parts come from replaying the order in which the ranks really acted, without
+messages: with equal times for all stages (schedule), with the mean time of each stage (what that adds is imbalance),
+with the times of each action (jitter). What the real window has beyond that is communication and the host: exposed
+point-to-point. The four parts sum to the bubble; pipeline_replay.py has them. So do the three of when it was: while a
+rank warmed up (before its first gradient), while it drained (after its last forward), and steady, between.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.pipeline.schedule_replay import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    GRADIENT,
+    LOSS,
+    mean_parts,
+    split_bubbles,
+)
+from dtprof.analysis.results import PipelineRank, PipelineResult
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.intervals import NONE, Column, Intervals, Mask, pair, subtract, union
+from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
+from dtprof.job.sound_records import ENDED, is_among, is_any, list_ranks, spans_of_any, stride_of, times_of
+from dtprof.records import events
+from dtprof.records.tables import UNKNOWN_NS, Array, Pipeline, RankTables, select
+
+MAX_REPLAYED, MIN_REPLAYED = 64, 4
+"""Steps of which the single actions are kept, of many ranks fewer; windows are kept of all."""
+MAX_KEPT = 1 << 17
+"""Steps times ranks of which they are kept."""
+KINDS = {
+    events.PP_FORWARD: FORWARD,
+    events.PP_LOSS: LOSS,
+    events.PP_BACKWARD: BACKWARD,
+    events.PP_BACKWARD_INPUT: BACKWARD_INPUT,
+    events.PP_BACKWARD_WEIGHT: BACKWARD_WEIGHT,
+}
+ACTION = np.dtype(
+    [("step", "i8"), ("kind", "i8"), ("stage", "i8"), ("microbatch", "i8"), ("begin", "i8"), ("end", "i8")]
+)
+
+
+FILL = np.dtype([("warm_until", "i8"), ("busy_before", "i8"), ("drain_from", "i8"), ("busy_after", "i8")])
+"""Of one rank in one step: until its first gradient, and from its last forward on, with its time in actions there."""
+TIMES = ("warm_up", "steady", "drain")
+
+
+NO_PIPELINE = "pipeline: no schedule of torch.distributed.pipelining ran; bubble is 0"
+"""Why there is no result of a job without a pipeline."""
+WORTH_ADVICE = 0.02
+"""Of the window: of smaller parts nothing is said."""
+
+
+class Key(NamedTuple):
+    """Name one pipeline of the job: replicas of it have groups of their own."""
+
+    group: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPipeline:
+    """What one rank did in its pipeline."""
+
+    rank: int
+    boot_id: str
+    key: Key
+    pipeline: Pipeline
+    steps: Column  # those in which it acted
+    first: Column  # begin of the first action of each
+    last: Column  # end of the last
+    busy: Column  # time in actions of each
+    fill: Array  # and when it warmed up and drained
+    actions: Array  # of some steps, by begin
+
+
+class Window(NamedTuple):
+    """The windows of one pipeline, by step."""
+
+    steps: Column
+    intervals: Intervals
+
+
+def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPipeline | None]:
+    """Return what each rank did in its pipeline; of several schedules, in the one that ran most.
+
+    Parameters:
+        steps: of each rank.
+    """
+    runs = batch.spans.chosen(_have_ended(batch.spans) & batch.spans.is_named((events.PP_STEP,)))
+    schedules = [
+        _find_schedule(tables, runs.of(i)) if len(own.windows) else None
+        for i, (tables, own) in enumerate(zip(batch.tables, steps, strict=True))
+    ]
+    if not any(schedules):
+        return [None for _ in schedules]
+    actions = _list_actions(batch.spans, [schedule is not None for schedule in schedules])
+    acted = np.diff(actions.bounds) > 0
+    runs = runs.chosen(acted[runs.place])  # those of other ranks have no place on the axis
+    shifts = _lay_out_actions(actions, runs, steps)
+    if shifts is None:  # only damaged records are so far apart
+        alone = [batch_ranks([tables]) for tables in batch.tables]
+        return [find_pipelines(one, [own])[0] for one, own in zip(alone, steps, strict=True)]
+    actions = actions.chosen(_are_in_runs(actions, runs, shifts))
+    actions.table["step"] = _step_of(actions, steps, shifts)
+    actions = actions.chosen(actions.table["step"] >= 0)
+    return _describe_pipelines(batch.tables, schedules, actions)
+
+
+def _have_ended(spans: Rows) -> Mask:
+    ended: Mask = is_any(spans.table["state"], ENDED) & (spans.table["end_ns"] != UNKNOWN_NS)
+    return ended
+
+
+def _find_schedule(tables: RankTables, runs: Array) -> Pipeline | None:
+    """Return the schedule that ran most on a rank."""
+    if not len(runs):
+        return None
+    ids, counts = np.unique(runs["microbatch"], return_counts=True)
+    pipeline = tables.pipelines.get(int(ids[np.argmax(counts)]))
+    return pipeline if pipeline is not None and pipeline.num_stages >= 1 else None
+
+
+def _list_actions(spans: Rows, wanted: Sequence[bool]) -> Rows:
+    """Return the actions of some ranks by begin, without their steps; those that begin together by kind."""
+    kind = np.full(len(spans.table), -1, np.int64)
+    for name, number in KINDS.items():
+        kind[spans.is_named((name,))] = number
+    chosen = (kind >= 0) & _have_ended(spans) & np.array(wanted)[spans.place]
+    found, kind = spans.chosen(chosen), kind[chosen]
+    rows = np.zeros(len(found.table), ACTION)
+    rows["kind"] = kind
+    rows["stage"], rows["microbatch"] = found.table["stage"], found.table["microbatch"]
+    rows["begin"], rows["end"] = found.table["begin_ns"], found.table["end_ns"]
+    begin, place = rows["begin"], found.place
+    unordered = (begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (kind[1:] < kind[:-1]))
+    if (unordered & (place[1:] == place[:-1])).any():
+        rows = select(rows, np.lexsort((kind, begin, place)))
+    return replace(found, table=rows)
+
+
+def _lay_out_actions(actions: Rows, runs: Rows, steps: Sequence[RankSteps]) -> Column | None:
+    """Return what is to be added to the times of each rank so that no rank's touch another's; None: there is no way."""
+    extents = []
+    for i, own in enumerate(steps):
+        acted, ran = actions.of(i), runs.of(i)
+        if len(acted):
+            firsts = int(acted["begin"].min()), int(ran["begin_ns"].min()), int(own.windows[0, 0])
+            lasts = int(acted["end"].max()), int(ran["end_ns"].max()), int(own.windows[-1, 1])
+            extents.append((min(firsts), max(lasts)))
+        else:
+            extents.append((0, 0))
+    return lay_out(extents)
+
+
+def _are_in_runs(actions: Rows, runs: Rows, shifts: Column) -> Mask:
+    """Say which actions were within steps of training."""
+    begin = actions.table["begin"] + shifts[actions.place]
+    run_shifts = shifts[runs.place]
+    run = np.searchsorted(runs.table["begin_ns"] + run_shifts, begin, side="right") - 1
+    inside: Mask = (run >= 0) & (begin <= (runs.table["end_ns"] + run_shifts)[run])
+    return inside
+
+
+def _step_of(actions: Rows, steps: Sequence[RankSteps], shifts: Column) -> Column:
+    """Return the number of the step within which each action begins; -1 for none."""
+    acted = [begin < end for begin, end in itertools.pairwise(actions.bounds)]
+    ranks = [(own, shift) for own, shift, any_ in zip(steps, shifts.tolist(), acted, strict=True) if any_]
+    if not ranks:
+        return np.zeros(0, np.int64)
+    windows = np.concatenate([own.windows + shift for own, shift in ranks])
+    numbers = np.concatenate([own.numbers for own, _ in ranks])
+    begin = actions.table["begin"] + shifts[actions.place]
+    at = np.searchsorted(windows[:, 0], begin, side="right") - 1
+    inside = (at >= 0) & (begin < windows[:, 1][at])
+    return np.where(inside, numbers[at], -1)
+
+
+def _describe_pipelines(
+    tables: Sequence[RankTables], schedules: Sequence[Pipeline | None], actions: Rows
+) -> list[RankPipeline | None]:
+    """Return what each rank did, given its actions within steps."""
+    rows, place = actions.table, actions.place
+    if not len(rows):
+        return [None for _ in tables]
+    is_first = np.concatenate(([True], (rows["step"][1:] != rows["step"][:-1]) | (place[1:] != place[:-1])))
+    start = np.flatnonzero(is_first)
+    fill = _find_fill(rows, start)
+    numbers = rows["step"][start]
+    first, last = np.minimum.reduceat(rows["begin"], start), np.maximum.reduceat(rows["end"], start)
+    busy = np.add.reduceat(rows["end"] - rows["begin"], start)
+    bounds = np.searchsorted(start, actions.bounds).tolist()
+    strides = [
+        stride_of(end - begin, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, one.world_size))))
+        for one, begin, end in zip(tables, bounds, bounds[1:], strict=False)
+    ]
+    kept = actions.chosen(rows["step"] % np.array(strides)[place] == 0)
+    found: list[RankPipeline | None] = []
+    for i, (one, schedule) in enumerate(zip(tables, schedules, strict=True)):
+        own = slice(bounds[i], bounds[i + 1])
+        if schedule is None or own.start == own.stop:
+            found.append(None)
+            continue
+        members = next((group.ranks for group in one.groups.values() if group.name == schedule.group), ())
+        found.append(
+            RankPipeline(
+                rank=one.rank,
+                boot_id=one.boot_id,
+                key=Key(schedule.group, members),
+                pipeline=schedule,
+                steps=numbers[own],
+                first=first[own],
+                last=last[own],
+                busy=busy[own],
+                fill=fill[own],
+                actions=kept.of(i),
+            )
+        )
+    return found
+
+
+def _find_fill(actions: Array, start: Column) -> Array:
+    """Return when a rank was warm and when it began to drain, step by step; what would be both drains."""
+    begin, end, kind = actions["begin"], actions["end"], actions["kind"]
+    fill = np.zeros(len(start), FILL)
+    fill["drain_from"] = np.maximum.reduceat(np.where(kind == FORWARD, end, -1), start)
+    none = fill["drain_from"] < 0
+    fill["drain_from"][none] = np.maximum.reduceat(end, start)[none]
+    first_gradient = np.minimum.reduceat(np.where(is_any(kind, GRADIENT), begin, np.iinfo(np.int64).max), start)
+    fill["warm_until"] = np.minimum(first_gradient, fill["drain_from"])
+    of_step = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(actions))))
+    for name, inside in (
+        ("busy_before", end <= fill["warm_until"][of_step]),
+        ("busy_after", begin >= fill["drain_from"][of_step]),
+    ):
+        fill[name] = np.add.reduceat(np.where(inside, end - begin, 0), start)
+    return fill
+
+
+def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Intervals) -> npt.NDArray[np.float64]:
+    """Return which share of each window, summed over ranks, was bubble in each of TIMES; shape (TIMES, steps)."""
+    shares = np.zeros((len(TIMES), len(steps)))
+    length = windows[:, 1] - windows[:, 0]
+    for member in members:
+        chosen = is_among(member.steps, steps)
+        fill = member.fill[chosen]
+        warm_up = fill["warm_until"] - windows[:, 0] - fill["busy_before"]
+        drain = windows[:, 1] - fill["drain_from"] - fill["busy_after"]
+        shares += np.stack((warm_up, length - member.busy[chosen] - warm_up - drain, drain))
+    return shares / (len(members) * length)
+
+
+def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
+    """Return the windows of every pipeline whose ranks are all there, on one clock, for the steps that all have."""
+    windows = {}
+    for key, members in _by_pipeline(ranks).items():
+        if len(members) != members[0].pipeline.group_size or len({member.boot_id for member in members}) != 1:
+            continue
+        steps = members[0].steps
+        for member in members[1:]:
+            steps = steps if np.array_equal(steps, member.steps) else np.intersect1d(steps, member.steps)
+        chosen = [is_among(member.steps, steps) for member in members]
+        first = np.minimum.reduce([member.first[some] for member, some in zip(members, chosen, strict=True)])
+        last = np.maximum.reduce([member.last[some] for member, some in zip(members, chosen, strict=True)])
+        windows[key] = Window(steps, pair(first, last))
+    return windows
+
+
+def windows_of(own: RankPipeline | None, windows: Mapping[Key, Window]) -> Intervals:
+    """Return the windows of the pipeline of a rank; none for a rank without."""
+    window = windows.get(own.key) if own is not None else None
+    return window.intervals if window is not None else NONE
+
+
+def ranks_without_window(ranks: Iterable[RankPipeline], windows: Mapping[Key, Window]) -> tuple[int, ...]:
+    """Return the ranks whose bubble is not known: nobody knows when their pipeline ran."""
+    return tuple(sorted(one.rank for one in ranks if one.key not in windows))
+
+
+def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
+    found: dict[Key, list[RankPipeline]] = {}
+    for rank in ranks:
+        found.setdefault(rank.key, []).append(rank)
+    return {key: sorted(members, key=lambda one: one.pipeline.group_rank) for key, members in found.items()}
+
+
+def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
+    """Return when one rank was in a bubble: in a window of its pipeline and in no action."""
+    actions = times_of(spans_of_any(spans, tables, KINDS, ENDED)) if len(windows) else NONE
+    return subtract(union(windows), union(actions))
+
+
+def find_actions(spans: Rows) -> Rows:
+    """Return which of these spans are actions that have ended."""
+    return spans.chosen(spans.is_named(KINDS) & _have_ended(spans))
+
+
+def measure_pipelines(
+    ranks: Sequence[RankPipeline], windows: Mapping[Key, Window], used: UsedSteps, *, staged: Sequence[int] = ()
+) -> tuple[PipelineResult | None, list[str]]:
+    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it.
+
+    Parameters:
+        staged: the ranks that are in a group of the axis pp with others, whatever ran there.
+    """
+    if not ranks:
+        unknown = "no schedule of torch.distributed.pipelining ran in a step; bubble is 0, its time is in exposed_wait"
+        return None, [
+            f"pipeline: {list_ranks(staged)} in groups of the axis pp, but {unknown}" if staged else NO_PIPELINE
+        ]
+    doubts = []
+    pipelines = _by_pipeline(ranks)
+    if len(windows) < len(pipelines):
+        left_out = f"{len(pipelines) - len(windows)} of {len(pipelines)}"
+        doubts.append(
+            f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; the bubble of "
+            f"{list_ranks(ranks_without_window(ranks, windows))} is not known, it is 0 and its time is in exposed_wait"
+        )
+    fractions: list[npt.NDArray[np.float64]] = []
+    by_time: list[npt.NDArray[np.float64]] = []
+    replayed: list[tuple[list[Array], Column]] = []
+    bubbles: dict[int, int] = {}
+    for key, window in windows.items():
+        members = pipelines[key]
+        lengths = window.intervals[:, 1] - window.intervals[:, 0]
+        chosen = (window.steps >= used.first) & (window.steps <= used.last) & (lengths > 0)
+        steps, lengths = window.steps[chosen], lengths[chosen]
+        if not len(steps):
+            continue
+        busy = [member.busy[is_among(member.steps, steps)] for member in members]
+        fractions.append(1 - np.sum(busy, axis=0) / (len(members) * lengths))
+        for member, own in zip(members, busy, strict=True):
+            bubbles[member.rank] = int(np.mean(lengths - own))
+        by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
+        replayed.append(([member.actions for member in members], steps))
+    if not windows:
+        return None, doubts
+    if not fractions:
+        return None, [*doubts, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
+    pipeline = next(iter(pipelines.values()))[0].pipeline
+    fraction = float(np.concatenate(fractions).mean())
+    split = mean_parts(split_bubbles(replayed), fraction)
+    if split is None:
+        doubts.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
+    theory = theory_fraction(pipeline)
+    if theory is None:
+        doubts.append(f"pipeline: no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
+    return (
+        PipelineResult(
+            schedule=schedule_name(pipeline),
+            stages=pipeline.num_stages,
+            ranks=pipeline.group_size,
+            microbatches=pipeline.num_microbatches,
+            bubble_fraction=fraction,
+            theory_fraction=theory,
+            parts=split,
+            by_time=dict(zip(TIMES, np.concatenate(by_time, axis=1).mean(axis=1).tolist(), strict=True)),
+            advice=_advise(pipeline, split, bubbles),
+            per_rank=tuple(PipelineRank(rank=rank, bubble_ns=bubble) for rank, bubble in sorted(bubbles.items())),
+        ),
+        doubts,
+    )
+
+
+def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapping[int, int]) -> str | None:
+    """Return what makes the largest part of the bubble smaller; None where none is worth it."""
+    part, share = max((parts or {"": 0.0}).items(), key=lambda item: item[1])
+    if share < WORTH_ADVICE:
+        return None
+    p, m = pipeline.group_size, pipeline.num_microbatches
+    if part == "schedule":
+        more = f"{4 * p} microbatches or more" if m < 4 * p else "more microbatches"
+        return f"{more}, or an interleaved or zero-bubble schedule"
+    if part == "imbalance":
+        busiest = min(bubbles, key=lambda rank: bubbles[rank])
+        return f"another split of layers over stages: those of rank {busiest} take longest"
+    if part == "exposed_p2p":
+        return "faster links between stages, or smaller messages"
+    return "steady times: find what disturbs single actions (other load, garbage collection, input of unequal length)"
+
+
+def schedule_name(pipeline: Pipeline) -> str:
+    """Return the common name of a schedule."""
+    name = pipeline.schedule.removeprefix("Schedule")
+    return {"ZBVZeroBubble": "ZBV"}.get(name, name)
+
+
+def theory_fraction(pipeline: Pipeline) -> float | None:
+    """Return the share of bubbles that a schedule has with equal times and free messages; None without a formula.
+
+    With p ranks, m microbatches and v stages a rank: (p-1)/(m+p-1) for GPipe and 1F1B (Narayanan et al. 2021), m taken
+    v times for interleaved ones, and about 0 for ZBV (Qi et al. 2024).
+    """
+    p, m = pipeline.group_size, pipeline.num_microbatches
+    v = max(1, pipeline.num_stages // max(1, p))
+    name = schedule_name(pipeline)
+    if name in ("GPipe", "1F1B"):
+        return (p - 1) / (m + p - 1)
+    if name in ("Interleaved1F1B", "LoopedBFS"):
+        return (p - 1) / (v * m + p - 1)
+    return 0.0 if name == "ZBV" else None

@@ -1,0 +1,96 @@
+"""What of a slow rank's work the bubbles of its pipeline take up: it costs nobody anything.
+
+The steps whose actions are kept are replayed twice (pipeline_replay.py): as they were, and with the actions of the slow
+rank as long as those of its stage in other replicas, or of the other stages where its whole stage is slow. By what the
+window does not get shorter, of the time taken off, is slack.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.pipeline.bubbles import RankPipeline
+from dtprof.analysis.pipeline.schedule_replay import replay_windows
+from dtprof.intervals import Column
+from dtprof.records.tables import Array
+
+Floats = npt.NDArray[np.float64]
+
+
+class Slack:
+    """Find the slack of ranks."""
+
+    def __init__(self, pipelines: Mapping[int, RankPipeline], steps: tuple[int, int]) -> None:
+        """Take what all ranks did in their pipelines, and the first and the last step to look at."""
+        self._pipelines, self._steps = pipelines, steps
+        self._known: dict[int, dict[int, float]] = {}
+
+    def of(self, rank: int, *, whole_stage: bool) -> int:
+        """Return the slack of one rank, ns a step; 0 for one without a pipeline, or where that cannot be replayed."""
+        own = self._pipelines.get(rank)
+        if own is None:
+            return 0
+        members = [other for other in self._pipelines.values() if other.key == own.key]
+        members.sort(key=lambda member: member.pipeline.group_rank)
+        if len(members) != own.pipeline.group_size:
+            return 0
+        per_rank = [self._chosen(member) for member in members]
+        shortened = [_took(actions) for actions in per_rank]
+        at = members.index(own)
+        shortened[at] = self._like_the_others(own, per_rank[at], whole_stage=whole_stage)
+        compared = _compare(per_rank, shortened)
+        if compared is None:
+            return 0
+        saved, gained = compared
+        return max(0, int((saved - gained).mean()))
+
+    def _chosen(self, member: RankPipeline) -> Array:
+        steps = member.actions["step"]
+        return member.actions[(steps >= self._steps[0]) & (steps <= self._steps[1])]
+
+    def _like_the_others(self, own: RankPipeline, actions: Array, *, whole_stage: bool) -> Floats:
+        """Return how long the actions would have taken elsewhere; none longer than it did."""
+        others = [other for other in self._pipelines.values() if other is not own]
+        alike = [other for other in others if (other.pipeline.stages == own.pipeline.stages) != whole_stage] or others
+        took = _took(actions)
+        for kind in np.unique(actions["kind"]).tolist():
+            rows = actions["kind"] == kind
+            means = [mean for mean in (self._means(other).get(kind) for other in alike) if mean]
+            mean = float(took[rows].mean())
+            if means and mean > 0:
+                took[rows] *= min(1.0, float(np.median(means)) / mean)
+        return took
+
+    def _means(self, member: RankPipeline) -> dict[int, float]:
+        """Return how long the actions of a rank take, by kind."""
+        if member.rank not in self._known:
+            actions = self._chosen(member)
+            kinds, place = np.unique(actions["kind"], return_inverse=True)
+            means = np.bincount(place.reshape(-1), _took(actions)) / np.bincount(place.reshape(-1))
+            self._known[member.rank] = dict(zip(kinds.tolist(), means.tolist(), strict=True))
+        return self._known[member.rank]
+
+
+def _took(actions: Array) -> Floats:
+    took: Floats = (actions["end"] - actions["begin"]).astype(np.float64)
+    return took
+
+
+def _compare(per_rank: Sequence[Array], shortened: Sequence[Floats]) -> tuple[Floats, Floats] | None:
+    """Return by how much the actions of each step, and its window, get shorter; None without a replay."""
+    steps: Column = per_rank[0]["step"]
+    for actions in per_rank[1:]:
+        steps = np.intersect1d(steps, actions["step"])
+    saved, gained = [], []
+    for step in np.unique(steps).tolist():
+        rows = [actions["step"] == step for actions in per_rank]
+        orders = [actions[some] for actions, some in zip(per_rank, rows, strict=True)]
+        before = np.concatenate([_took(order) for order in orders])
+        after = np.concatenate([took[some] for took, some in zip(shortened, rows, strict=True)])
+        windows = replay_windows(orders, np.stack((before, after), axis=1))
+        if windows is None:
+            return None
+        saved.append(float((before - after).sum()))
+        gained.append(float(windows[0] - windows[1]))
+    return (np.array(saved), np.array(gained)) if saved else None

@@ -1,0 +1,323 @@
+"""What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
+
+The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
+`reduce_ranks`, knows the steps chosen and the meetings, and sums up. Both take several ranks side by side. Each rank is
+read for both; none is kept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
+from dtprof.analysis.communication.dropped_operations import sum_dropped
+from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked, time_operations
+from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
+from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
+from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
+from dtprof.analysis.memory.memory_growth import find_growth
+from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
+from dtprof.analysis.pipeline.bubbles import RankPipeline, find_actions, find_pipelines
+from dtprof.analysis.rank_stacks import RankStack, SteppedRank
+from dtprof.analysis.rank_timing import place_ranks
+from dtprof.analysis.results import MemoryGrowth
+from dtprof.analysis.steps.phase_intervals import find_user_phases
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, find_steps
+from dtprof.analysis.steps.step_partition import average, partition_phases, partition_steps
+from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
+from dtprof.analysis.stragglers.rank_waits import RankWaits, collect_waits
+from dtprof.analysis.timeline.step_timeline import RankBars, collect_bars
+from dtprof.intervals import NONE, Intervals, locate, share_out, subtract, union
+from dtprof.job.api_names import find_apis
+from dtprof.job.clock_alignment import collect_marks
+from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
+from dtprof.job.collective_matching import Family, Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.job.rank_batches import RankBatch
+from dtprof.job.sound_records import times_of
+from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """What is said of one rank as it is."""
+
+    rank: int
+    attempt: int
+    world_size: int
+    pid: int
+    host: str
+    boot_id: str
+    tap: str
+    torch_version: str
+    features: tuple[str, ...]
+    groups: dict[int, Group]
+    has_exception: bool
+    ended_ns: int
+    first_ns: int
+    last_ns: int
+    events: int
+    capture_ns: int
+    dropped_events: int
+    errors: int
+    truncated: bool
+    closed: bool
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+    peak_bytes: int | None
+    memory_categories: dict[str, int | None]
+    memory_bytes: dict[str, int]
+    model_share: ModelShare
+    out_of_memory: tuple[OutOfMemory, ...]
+    unsound: int  # records whose times cannot be
+    unmatched: int  # operations that cannot be matched with other ranks'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """The first map of one rank."""
+
+    facts: RankFacts
+    steps: RankSteps
+    meetings: RankMeetings
+    pipeline: RankPipeline | None
+    marks: dict[Family, Array]  # for the alignment of clocks; empty where that is not asked for
+    consumption: RankConsumption | None  # None: not recorded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankReduction:
+    """The second map of one rank: sums and means over the used steps."""
+
+    rank: int
+    step_ns: int | None
+    partition_ns: dict[str, int] | None
+    phases_ns: dict[str, int] | None
+    user_phases_ns: dict[str, int] | None
+    events_per_step: float | None
+    waits: RankWaits | None  # None where no steps are used, or completion is not observed
+    bars: RankBars | None
+    unobserved: int  # operations in the used steps whose completion is not observed
+    estimated: int  # operations whose arrival is an estimate
+    not_known: int  # operations of several members whose arrival is not known
+    mixed: int  # operations that met a different one
+    path: RankPath | None = None  # for the critical path
+    in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
+    impossible: int = 0  # operations that ended before the last rank had begun them
+    most_impossible_ns: int = 0  # by so much at most
+    serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
+    memory_growth: MemoryGrowth | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackReduction:
+    """The second map of several ranks."""
+
+    ranks: list[RankReduction]
+    timing: Timing  # of the operations of all
+    rows: dict[RowKey, Array]  # sums over these ranks
+    dropped: dict[RowKey, Array]  # of operations of which only sums are left
+
+
+def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
+    """Look through the records of some ranks."""
+    matched = match_operations(batch)
+    apis = [find_apis(tables, batch.operations.of(i)) for i, tables in enumerate(batch.tables)]
+    described = describe_operations(batch, apis, matched)
+    steps = find_steps(batch)
+    pipelines = find_pipelines(batch, steps)
+    found = []
+    for i, (tables, own) in enumerate(zip(batch.tables, matched, strict=True)):
+        operations, spans = batch.operations.of(i), batch.spans.of(i)
+        found.append(
+            Survey(
+                facts=_state_facts(
+                    tables,
+                    share=find_share(tables, operations, pipelines[i]),
+                    unsound=len(tables.operations) + len(tables.spans) - len(operations) - len(spans),
+                    unmatched=own.unmatched,
+                ),
+                steps=steps[i],
+                meetings=described[i],
+                pipeline=pipelines[i],
+                marks=collect_marks(tables, operations, own) if several_clocks else {},
+                consumption=find_consumption(tables, steps[i]),
+            )
+        )
+    return found
+
+
+def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatched: int) -> RankFacts:
+    largest = find_largest(tables)
+    return RankFacts(
+        rank=tables.rank,
+        attempt=tables.attempt,
+        world_size=tables.world_size,
+        pid=tables.pid,
+        host=tables.host,
+        boot_id=tables.boot_id,
+        tap=tables.tap,
+        torch_version=tables.torch_version,
+        features=tables.features,
+        groups=tables.groups,
+        has_exception=bool(tables.exceptions),
+        ended_ns=tables.ended_ns,
+        first_ns=tables.first_ns,
+        last_ns=tables.last_ns,
+        events=tables.num_events,
+        capture_ns=tables.capture_ns,
+        dropped_events=tables.dropped_events,
+        errors=tables.errors,
+        truncated=tables.truncated,
+        closed=tables.closed,
+        notes=tables.notes,
+        problems=tables.problems,
+        peak_bytes=find_peak(largest),
+        memory_categories=find_categories(largest),
+        memory_bytes=largest,
+        model_share=share,
+        out_of_memory=tables.out_of_memory,
+        unsound=unsound,
+        unmatched=unmatched,
+    )
+
+
+def place_used(
+    batch: RankBatch,
+    steps: Mapping[int, RankSteps],
+    used: UsedSteps,
+    meetings: Meetings,
+    windows: Mapping[int, Intervals],
+) -> Iterator[SteppedRank]:
+    """Prepare ranks for `reduce_ranks`.
+
+    Parameters:
+        steps: by rank. windows: of the pipeline, by rank.
+    """
+    actions = find_actions(batch.spans)
+    for i, placed in enumerate(place_ranks(batch, steps, meetings)):
+        rank = placed.tables.rank
+        numbers, own = steps[rank].used(used.first, used.last)
+        yield SteppedRank(
+            placed=placed,
+            numbers=numbers,
+            windows=own,
+            pipeline_windows=windows[rank],
+            actions=times_of(actions.of(i)) if len(windows[rank]) else NONE,
+        )
+
+
+def reduce_ranks(
+    stack: RankStack,
+    *,
+    used: UsedSteps,
+    meetings: Meetings,
+    max_bars: int,
+    width: int = 1,
+    errors: ClockErrors = ONE_CLOCK,
+    max_hops: int = 0,
+) -> StackReduction:
+    """Sum up the used steps of ranks; all they did where no steps are used.
+
+    Parameters:
+        width: steps a bin, for what is kept bin by bin.
+        max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
+        errors: of the clocks of the ranks against each other.
+    """
+    operations, blocked = stack.operations, stack.blocked
+    timing = time_operations(
+        operations,
+        stack.matched,
+        stack.met,
+        blocked,
+        op_names=meetings.ops.names,
+        rank=stack.rank_of_operation,
+        errors=errors,
+    )
+    apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in stack.ranks]
+    at = locate(stack.place_times(operations["issued_ns"]), stack.windows)
+    step = np.where(at >= 0, stack.numbers[at] - used.first, -1) if len(stack.windows) else at
+    chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
+    unobserved = chosen & ~blocked.known
+    unseen = stack.count(unobserved & blocked.counts)
+    seen = [len(one.windows) > 0 and not number for one, number in zip(stack.ranks, unseen, strict=True)]
+    nothing = [None] * len(stack.ranks)
+    parts: Sequence[dict[str, int] | None] = nothing
+    waits: Sequence[RankWaits | None] = nothing
+    paths: Sequence[RankPath | None] = nothing
+    if any(seen):
+        stretches = split_blocked(blocked, timing, blocked.counts, stack.shift_of_operation)
+        bubbles = subtract(union(stack.pipeline_windows), union(stack.on_axis([one.actions for one in stack.ranks])))
+        parts = average(partition_steps(stack.windows, stack.phases, *stretches, bubbles), stack.window_bounds)
+        either = union(np.concatenate(stretches))
+        waits = collect_waits(stack, timing=timing, stretches=either, first=used.first, step=step, width=width)
+        paths = collect_paths(stack, timing, either, max_rows=max_hops) if max_hops else nothing
+    phases = average(partition_phases(stack.windows, stack.phases), stack.window_bounds)
+    bars = collect_bars(stack, timing, limit=max_bars) if max_bars else nothing
+    serialised = find_rows(stack, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in stack.ranks]
+    most_impossible = np.zeros(len(stack.ranks), np.int64)
+    if timing.impossible.any():
+        np.maximum.at(most_impossible, stack.place, timing.impossible)
+    counts = [
+        stack.count(some)
+        for some in (
+            unobserved,
+            chosen & (timing.source == ESTIMATED),
+            chosen & (timing.source == NOT_KNOWN),
+            timing.mixed,
+            chosen & timing.in_doubt,
+            chosen & (timing.impossible > 0),
+        )
+    ]
+    ranks = []
+    for i, one in enumerate(stack.ranks):
+        tables, windows, num_steps = one.placed.tables, one.windows, len(one.windows)
+        num_unobserved, estimated, not_known, mixed, in_doubt, impossible = (own[i] for own in counts)
+        ranks.append(
+            RankReduction(
+                rank=tables.rank,
+                step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // num_steps if num_steps else None,
+                partition_ns=parts[i] if seen[i] else None,
+                phases_ns=phases[i] if num_steps else None,
+                user_phases_ns=_user_phases(one) if num_steps else None,
+                events_per_step=_count_events(tables, windows) / num_steps if num_steps else None,
+                waits=waits[i] if seen[i] else None,
+                path=paths[i] if seen[i] else None,
+                bars=bars[i],
+                unobserved=num_unobserved,
+                estimated=estimated,
+                not_known=not_known,
+                mixed=mixed,
+                in_doubt=in_doubt,
+                impossible=impossible,
+                most_impossible_ns=int(most_impossible[i]),
+                serialised=serialised[i],
+                memory_growth=find_growth(tables, used),
+            )
+        )
+    dropped: dict[RowKey, Array] = {}
+    for one in stack.ranks:
+        add_rows(dropped, sum_dropped(one.placed.tables))
+    return StackReduction(
+        ranks=ranks,
+        timing=timing,
+        rows=sum_rows(stack, apis, chosen=chosen, meetings=meetings, timing=timing),
+        dropped=dropped,
+    )
+
+
+def _user_phases(one: SteppedRank) -> dict[str, int]:
+    """Return the mean time a step of each phase that the program named, to the ns below."""
+    placed, windows = one.placed, one.windows
+    return {
+        name: int(share_out([intervals], windows)[:, 0].sum()) // len(windows)
+        for name, intervals in find_user_phases(placed.tables, placed.spans, placed.steps).items()
+    }
+
+
+def _count_events(tables: RankTables, windows: Intervals) -> int:
+    count = 0
+    for times in (tables.operations["issued_ns"], tables.spans["begin_ns"], tables.samples["t_ns"]):
+        at = np.searchsorted(np.sort(times), windows)
+        count += int((at[:, 1] - at[:, 0]).sum())
+    return count

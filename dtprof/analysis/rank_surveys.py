@@ -1,0 +1,191 @@
+"""The first map of all ranks: what is known of each, the steps, and who met whom, on one clock where that is known."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from dtprof.analysis.pipeline.bubbles import RankPipeline
+from dtprof.analysis.rank_reductions import RankFacts, survey
+from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.analysis.steps.throughput import RankConsumption
+from dtprof.intervals import Intervals
+from dtprof.job.clock_alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
+from dtprof.job.clock_errors import ClockErrors
+from dtprof.job.collective_matching import Family, Meetings
+from dtprof.job.rank_batches import batch_in_turn
+from dtprof.job.rank_executor import Executor, map_tasks, share_out
+from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
+
+
+class RankRecords(Protocol):
+    """Where the records of ranks come from."""
+
+    def load(self, rank: int, attempt: int | None = None) -> RankTables:
+        """Read one rank; its last attempt unless another is named."""
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Read the last attempts of ranks, in this order."""
+
+
+class Run(RankRecords, Protocol):
+    """A run, whose ranks are read part by part; run_format.reader.Run is one."""
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+
+    @property
+    def name(self) -> str:
+        """Where it lies, as it was given."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is known of the job as a whole."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read, a sentence each."""
+
+    @property
+    def folders(self) -> Mapping[int, Sequence[tuple[int, Path]]]:
+        """(attempt, folder) of every rank, ascending."""
+
+    def part(self, ranks: Sequence[int]) -> RankRecords:
+        """Return the records of some ranks: picklable, and little more than where they lie."""
+
+    def exit_of(self, host: str, pid: int) -> ProcessExit | None:
+        """Return how a process of a host ended; None where nobody saw it."""
+
+    def node_memory(self) -> Sequence[NodeMemory]:
+        """Return how much memory each node has, and the most that was in use."""
+
+    def host_clocks(self) -> Mapping[str, MeasuredClock]:
+        """Return the clocks that launchers measured, by host name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surveys:
+    """What the first map found, on the clock of the reference as far as clocks are aligned."""
+
+    clocks: Clocks
+    facts: list[RankFacts] = field(default_factory=list)
+    steps: dict[int, RankSteps] = field(default_factory=dict)
+    meetings: Meetings = field(default_factory=Meetings)
+    pipelines: dict[int, RankPipeline] = field(default_factory=dict)
+    consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
+    boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
+    marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
+    parts: list[tuple[Sequence[int], tuple[Family, ...]]] = field(default_factory=list)  # ranks and where they meet
+
+    @property
+    def one_clock(self) -> bool:
+        """Say whether all ranks are on one clock."""
+        return len({fact.boot_id for fact in self.facts}) <= 1
+
+    def join(self, others: "Surveys") -> None:
+        """Take in other ranks."""
+        self.facts.extend(others.facts)
+        self.steps.update(others.steps)
+        self.meetings.join(others.meetings)
+        self.pipelines.update(others.pipelines)
+        self.consumed.update(others.consumed)
+        self.boots.update(others.boots)
+        self.marks.join(others.marks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyTask:
+    """Some ranks to be surveyed."""
+
+    records: RankRecords
+    ranks: Sequence[int]
+    clocks: Clocks
+    several_clocks: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTask:
+    """Some ranks to be looked at a second time, with what the first map found of them."""
+
+    records: RankRecords
+    clocks: Clocks
+    steps: Mapping[int, RankSteps]  # of these ranks
+    pipeline_windows: Mapping[int, Intervals]
+    meetings: Meetings
+    errors: ClockErrors
+
+    def load_each(self) -> Iterator[RankTables]:
+        """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
+        return map(self.clocks.align, self.records.load_each(self.steps))
+
+
+def newest_ranks(run: Run) -> list[int]:
+    """Return the ranks of the newest attempt, ascending."""
+    newest = newest_attempt(run)
+    return sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
+
+
+def newest_attempt(run: Run) -> int:
+    """Return the newest attempt of any rank."""
+    return max((attempts[-1][0] for attempts in run.folders.values()), default=0)
+
+
+def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
+    """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
+
+    Parameters:
+        run: whose ranks.
+        ranks: to survey.
+        executor: what surveys the parts.
+    """
+    measured = run.host_clocks()
+    several = len(run.manifest.hosts) != 1 or len(measured) > 1
+    parts = share_out(ranks, executor)
+    found = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
+    if len(set(found.boots.values())) < 2:
+        return found
+    spans: dict[str, tuple[int, int]] = {}
+    for fact in found.facts:
+        if 0 < fact.first_ns <= fact.last_ns:
+            first, last = spans.get(found.boots[fact.rank], (fact.first_ns, fact.last_ns))
+            spans[found.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
+    clocks = tighten(found.clocks, found.marks, spans)
+    if clocks.corrections:
+        return _survey_on(run, parts, executor, clocks, several_clocks=False)
+    return replace(found, clocks=clocks)
+
+
+def _survey_on(
+    run: Run, parts: Sequence[Sequence[int]], executor: Executor, clocks: Clocks, *, several_clocks: bool
+) -> Surveys:
+    tasks = (
+        SurveyTask(records=run.part(part), ranks=part, clocks=clocks, several_clocks=several_clocks) for part in parts
+    )
+    surveys = Surveys(clocks=clocks)
+    same: dict[Family, Family] = {}
+    for part, found in zip(parts, map_tasks(executor, survey_ranks, tasks), strict=True):
+        surveys.join(found)
+        surveys.parts.append((part, tuple(same.setdefault(family, family) for family in found.meetings.tables)))
+    return surveys
+
+
+def survey_ranks(task: SurveyTask) -> Surveys:
+    """Survey some ranks."""
+    surveys = Surveys(clocks=task.clocks)
+
+    def align(tables: RankTables) -> RankTables:
+        surveys.boots[tables.rank] = tables.boot_id
+        return task.clocks.align(tables)
+
+    for batch in batch_in_turn(map(align, task.records.load_each(task.ranks))):
+        for tables, seen in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
+            surveys.facts.append(seen.facts)
+            surveys.steps[tables.rank] = seen.steps
+            surveys.meetings.add(seen.meetings)
+            if seen.pipeline is not None:
+                surveys.pipelines[tables.rank] = seen.pipeline
+            if seen.consumption is not None:
+                surveys.consumed[tables.rank] = seen.consumption
+            surveys.marks.add(surveys.boots[tables.rank], seen.marks)
+    return surveys

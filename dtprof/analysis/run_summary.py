@@ -1,0 +1,416 @@
+"""The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from dtprof.analysis.caveats import list_doubts
+from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives
+from dtprof.analysis.communication.serialised_collectives import find_serialised
+from dtprof.analysis.communication.small_messages import find_small_messages
+from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
+from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
+from dtprof.analysis.pipeline.bubbles import (
+    RankPipeline,
+    find_windows,
+    measure_pipelines,
+    ranks_without_window,
+    windows_of,
+)
+from dtprof.analysis.pipeline.slack import Slack
+from dtprof.analysis.rank_exits import describe_end
+from dtprof.analysis.rank_reductions import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
+from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_attempt, newest_ranks, survey_run
+from dtprof.analysis.rank_timing import RankTiming
+from dtprof.analysis.results import (
+    CriticalPathResult,
+    GroupResult,
+    Overhead,
+    RankResult,
+    Spread,
+    Steps,
+    StepSeries,
+    StragglerResult,
+    Summary,
+)
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.throughput import measure_throughput
+from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_stragglers
+from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
+from dtprof.intervals import Column
+from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
+from dtprof.job.collective_matching import Family
+from dtprof.job.rank_batches import batch_in_turn
+from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.records.tables import Array, Group
+
+MAX_WORLD_SIZE = 1 << 20
+MAX_PAIRED = 256
+"""Ranks up to which pairs are told apart."""
+
+
+Found = TypeVar("Found")
+RankLook = Callable[[RankTiming, RankTask], Found]
+"""Finds details of a rank while it is there; picklable, and so is what it finds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionTask(RankTask, Generic[Found]):
+    """Some ranks to be reduced; the parameters are those of `reduce_ranks`."""
+
+    used: UsedSteps
+    max_bars: int
+    width: int
+    max_hops: int
+    look: RankLook[Found] | None  # at details of each rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reductions(Generic[Found]):
+    """The second map of some ranks."""
+
+    ranks: list[RankReduction] = field(default_factory=list)  # less their rows
+    details: list[Found] = field(default_factory=list)  # where they are asked for
+    rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
+    dropped: dict[RowKey, Array] = field(default_factory=dict)
+
+    def join(self, others: "Reductions[Found] | StackReduction") -> None:
+        """Take in other ranks."""
+        self.ranks.extend(others.ranks)
+        add_rows(self.rows, others.rows)
+        add_rows(self.dropped, others.dropped)
+
+
+def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
+    """Reduce some ranks, as many side by side as is worth it, and look at the details of each if they are asked for."""
+    reductions: Reductions[Found] = Reductions()
+    for stack in stack_in_turn(_place_in_turn(task), task.meetings):
+        found = reduce_ranks(
+            stack,
+            used=task.used,
+            meetings=task.meetings,
+            max_bars=task.max_bars,
+            width=task.width,
+            errors=task.errors,
+            max_hops=task.max_hops,
+        )
+        reductions.join(found)
+        if task.look is not None:
+            reductions.details.extend(task.look(rank, task) for rank in stack.timed(found.timing))
+    return reductions
+
+
+def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
+    """Read and place one rank after the other."""
+    for batch in batch_in_turn(task.load_each()):
+        yield from place_used(batch, task.steps, task.used, task.meetings, task.pipeline_windows)
+
+
+def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
+    """Summarise a run. Each rank is read twice, one at a time; three times where clocks of hosts are to be aligned.
+
+    Parameters:
+        surveys: of the ranks of the newest attempt, where they are known already.
+    """
+    found = surveys or survey_run(run, newest_ranks(run), executor)
+    summary, _ = summarise_closely(run, executor, surveys=found, look_at=lambda *_: None)
+    return summary
+
+
+def summarise_closely(
+    run: Run,
+    executor: Executor,
+    *,
+    surveys: Surveys,
+    look_at: Callable[[Sequence[int], Sequence[Family]], RankLook[Found] | None],
+) -> tuple[Summary, list[Found]]:
+    """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for.
+
+    Parameters:
+        look_at: what looks at the details of some ranks, whose operations are of these families; None: nothing does.
+    """
+    chosen = newest_ranks(run)
+    facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
+    steps = agree_on_rule(surveys.steps)
+    used = choose_steps(list(steps.values()))
+    windows = find_windows(list(pipelines.values()))
+    one_clock = surveys.one_clock
+    width = bin_width(used.last - used.first + 1, len(chosen))
+    max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
+    errors = state_errors(clocks, surveys.boots)
+    tasks = (
+        ReductionTask(
+            records=run.part(part),
+            clocks=clocks,
+            steps={rank: steps[rank] for rank in part},
+            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            meetings=meetings.of(families),
+            used=used,
+            max_bars=max_bars,
+            width=width,
+            errors=errors,
+            max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
+            look=look_at(part, families),
+        )
+        for part, families in surveys.parts
+    )
+    reduced: Reductions[Found] = Reductions()
+    for found in map_tasks(executor, reduce_part, tasks):
+        reduced.join(found)
+        reduced.details.extend(found.details)
+    reductions = reduced.ranks
+    sums = dict(reduced.rows)
+    add_rows(sums, reduced.dropped)
+
+    world_size = _world_size(facts)
+    missing = tuple(sorted(set(range(world_size)) - set(chosen)))
+    stale = tuple(sorted(set(run.folders) - set(chosen)))
+    durations = _durations(steps.values(), used)
+    collectives = list_collectives(sums)
+    groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
+    pipeline, pipeline_doubts = measure_pipelines(
+        list(pipelines.values()), windows, used, staged=[fact.rank for fact in facts if _is_stage(fact)]
+    )
+    stragglers, straggler_doubts = _stragglers(
+        facts,
+        reductions,
+        pipelines,
+        slack_of=Slack(pipelines, (used.first, used.last)).of,
+        used=used,
+        width=width,
+        durations=durations,
+    )
+    every_group = (group for fact in facts for group in fact.groups.values())
+    throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
+    summary = Summary(
+        run=run.name,
+        command=run.manifest.command,
+        world_size=world_size,
+        hosts=tuple(sorted({fact.host for fact in facts if fact.host})) or run.manifest.hosts,
+        backend=_backend(facts),
+        torch=_most_common(fact.torch_version for fact in facts),
+        tap=_tap(facts),
+        complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
+        missing_ranks=missing,
+        left_out_ranks=stale,
+        unknown_bubble_ranks=ranks_without_window(pipelines.values(), windows),
+        dropped_events=sum(fact.dropped_events for fact in facts),
+        events=sum(fact.events for fact in facts),
+        clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
+        wall_ns=_wall_ns(facts),
+        overhead=_overhead(facts, reductions),
+        groups=groups,
+        steps=Steps(
+            count=used.count,
+            used=(used.first, used.last) if used.known else None,
+            duration_ns=_spread(durations),
+        ),
+        step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
+        ranks=tuple(
+            _rank_result(fact, reduction, run, num_ranks=len(facts))
+            for fact, reduction in zip(facts, reductions, strict=True)
+        ),
+        collectives=collectives,
+        pipeline=pipeline,
+        stragglers=stragglers,
+        timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
+        cannot_tell=list_doubts(
+            facts=facts,
+            reductions=reductions,
+            any_operations=bool(reduced.rows),
+            used=used,
+            collectives=collectives,
+            missing=missing,
+            one_clock=one_clock,
+            run_problems=run.problems,
+            stale=stale,
+            restarts=newest_attempt(run),
+            pipeline=pipeline_doubts,
+            throughput=throughput_doubts,
+            stragglers=straggler_doubts,
+            clocks=clocks,
+            boots=surveys.boots,
+            lacks=run.manifest.cannot_tell,
+            unlisted=max(0, len(sums) - MAX_LISTED),
+        ),
+        critical_path=_critical_path(reductions),
+        small_messages=find_small_messages(
+            collectives,
+            groups,
+            num_steps=used.last - used.first + 1 if used.known else 0,
+            step_ns=int(np.median(durations)) if len(durations) else None,
+        ),
+        throughput=throughput,
+        serialised=find_serialised(
+            [reduction.serialised for reduction in reductions],
+            groups,
+            num_steps=used.last - used.first + 1 if used.known else 0,
+            step_ns=int(np.median(durations)) if len(durations) else None,
+        ),
+        clocks=_list_clocks(surveys),
+        memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
+        headroom=find_headroom(run.node_memory()),
+    )
+    return summary, reduced.details
+
+
+def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:
+    paths = [reduction.path for reduction in reductions if reduction.path is not None]
+    return find_critical_path(paths) if len(paths) == len(reductions) else None
+
+
+def _list_clocks(surveys: Surveys) -> tuple[ClockResult, ...]:
+    boots = surveys.boots
+    if len(set(boots.values())) < 2:
+        return ()
+    middle = [
+        (fact.first_ns + fact.last_ns) // 2 for fact in surveys.facts if boots[fact.rank] in surveys.clocks.errors_ns
+    ]
+    hosts = {boots[fact.rank]: fact.host for fact in reversed(surveys.facts)}
+    return list_clocks(surveys.clocks, hosts, int(np.median(middle)) if middle else 0)
+
+
+def _max_bars(num_ranks: int) -> int:
+    """Return how many bars a rank may bring per step: all that fit for a few ranks, fewer each for many."""
+    return MAX_INTERVALS if num_ranks <= 8 else max(16, 8 * MAX_INTERVALS // num_ranks)
+
+
+def _world_size(facts: Sequence[RankFacts]) -> int:
+    seen = max((fact.rank + 1 for fact in facts), default=0)
+    told = Counter(fact.world_size for fact in facts if 0 < fact.world_size <= MAX_WORLD_SIZE)
+    return max(seen, told.most_common(1)[0][0] if told else 0)
+
+
+def _backend(facts: Sequence[RankFacts]) -> str | None:
+    told = (group.backend for fact in facts for group in fact.groups.values() if group.backend)
+    by_feature = (name.split(":", 1)[1] for fact in facts for name in fact.features if name.startswith("backend:"))
+    return _most_common(told) or _most_common(by_feature)
+
+
+def _most_common(names: Iterable[str]) -> str | None:
+    counts = Counter(name for name in names if name)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _tap(facts: Sequence[RankFacts]) -> str | None:
+    taps = {fact.tap for fact in facts if fact.tap}
+    return "mixed" if len(taps) > 1 else next(iter(taps), None)
+
+
+def _is_stage(fact: RankFacts) -> bool:
+    return any(group.axis == "pp" and group.size > 1 for group in fact.groups.values())
+
+
+def _is_complete(fact: RankFacts) -> bool:
+    return fact.closed and not (fact.truncated or fact.problems or fact.errors or fact.dropped_events or fact.unsound)
+
+
+def _wall_ns(facts: Sequence[RankFacts]) -> int | None:
+    """Return the longest time from first to last event on any one clock."""
+    spans: dict[str, tuple[int, int]] = {}
+    for fact in facts:
+        if 0 < fact.first_ns <= fact.last_ns:
+            first, last = spans.get(fact.boot_id, (fact.first_ns, fact.last_ns))
+            spans[fact.boot_id] = min(first, fact.first_ns), max(last, fact.last_ns)
+    return max((last - first for first, last in spans.values()), default=None)
+
+
+def _overhead(facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> Overhead:
+    if not any(fact.tap for fact in facts):
+        return Overhead(capture_ns_per_event=None, capture_ns_total=0, share_of_step=None)
+    total, count = sum(fact.capture_ns for fact in facts), sum(fact.events for fact in facts)
+    shares = [
+        fact.capture_ns / fact.events * reduction.events_per_step / reduction.step_ns
+        for fact, reduction in zip(facts, reductions, strict=True)
+        if fact.events and reduction.step_ns and reduction.events_per_step is not None
+    ]
+    return Overhead(
+        capture_ns_per_event=total // count if count else None,
+        capture_ns_total=total,
+        share_of_step=sum(shares) / len(shares) if shares else None,
+    )
+
+
+def _list_groups(facts: Sequence[RankFacts], first: Container[str] = ()) -> tuple[GroupResult, ...]:
+    """Return the groups; of very many those named first, then others, MAX_LISTED in all."""
+    found: dict[tuple[str, tuple[int, ...]], Group] = {}
+    for fact in facts:
+        for group in fact.groups.values():
+            found.setdefault((group.name, group.ranks), group)
+    groups = list(found.values())
+    if len(groups) > MAX_LISTED:
+        groups = sorted(groups, key=lambda group: group.name not in first)[:MAX_LISTED]
+    return tuple(
+        GroupResult(name=group.name, description=group.description, ranks=group.ranks, axis=group.axis)
+        for group in groups
+    )
+
+
+def _durations(steps: Iterable[RankSteps], used: UsedSteps) -> Column:
+    columns = [windows[:, 1] - windows[:, 0] for _, windows in (own.used(used.first, used.last) for own in steps)]
+    return np.concatenate(columns) if columns else np.zeros(0, np.int64)
+
+
+def _spread(durations: Column) -> Spread | None:
+    if not len(durations):
+        return None
+    p10, median, p90 = np.percentile(durations, (10, 50, 90))
+    return Spread(median=round(median), p10=round(p10), p90=round(p90))
+
+
+def _series(own: RankSteps) -> StepSeries:
+    durations, first = (own.windows[:, 1] - own.windows[:, 0]).tolist(), int(own.numbers[0])
+    numbers = () if (np.diff(own.numbers) == 1).all() else tuple(own.numbers.tolist())
+    return StepSeries(rank=own.rank, duration_ns=tuple(durations), first_step=first, numbers=numbers)
+
+
+def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int) -> RankResult:
+    manifest = run.manifest
+    return RankResult(
+        rank=fact.rank,
+        step_ns=reduction.step_ns,
+        partition_ns=reduction.partition_ns,
+        phases_ns=reduction.phases_ns,
+        peak_bytes=fact.peak_bytes,
+        memory_categories=fact.memory_categories,
+        memory_bytes=fact.memory_bytes,
+        memory_growth=reduction.memory_growth,
+        memory_formula=compare_with_formula(fact.memory_categories, fact.model_share),
+        out_of_memory=fact.out_of_memory,
+        user_phases_ns=reduction.user_phases_ns,
+        waited_for_ns=reduction.waits.by_culprit() if reduction.waits is not None and num_ranks <= MAX_PAIRED else None,
+        events=fact.events,
+        ended=describe_end(
+            exit_seen=run.exit_of(fact.host, fact.pid),
+            ended_ns=fact.ended_ns,
+            has_exception=fact.has_exception,
+            job_has_ended=manifest.ended_realtime_ns != 0 if manifest.started_realtime_ns else None,
+        ),
+    )
+
+
+def _stragglers(
+    facts: Sequence[RankFacts],
+    reductions: Sequence[RankReduction],
+    pipelines: Mapping[int, RankPipeline],
+    *,
+    slack_of: SlackOf,
+    used: UsedSteps,
+    width: int,
+    durations: Column,
+) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
+    if not used.known or not len(durations):
+        return (), ()
+    return find_stragglers(
+        [reduction.waits for reduction in reductions if reduction.waits is not None],
+        used=(used.first, used.last),
+        width=width,
+        step_ns=max(1, round(float(np.median(durations)))),
+        stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
+        hosts={fact.rank: fact.host for fact in facts},
+        slack_of=slack_of,
+    )

@@ -1,0 +1,138 @@
+"""The exact partition of a rank's steps into parts, and the second, independent one into phases.
+
+Where parts overlap a moment belongs to the first of: in the window of a pipeline and in none of its actions (bubble),
+blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
+(exposed_wait), data, checkpoint, optimizer, forward or backward (compute); what nothing covers is host, and so are
+pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0.
+
+Of an imported run whose device is known the device is partitioned: what it computes is optimizer where an optimizer
+step is under way on it, else compute; and what nothing covers is idle.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from dtprof.analysis.results import PARTS, PHASES
+from dtprof.analysis.steps.phase_intervals import ORDER
+from dtprof.intervals import NONE, Column, Intervals, intersect, paint, pair, share_out, union
+from dtprof.job.sound_records import is_among
+from dtprof.records import events
+
+_COVERED = (
+    "bubble",
+    "exposed_transfer",
+    "exposed_wait",
+    "pauses",
+    "data",
+    "checkpoint",
+    "optimizer",
+    "compute",
+    "host",
+)
+_COVERED_ON_DEVICE = (*_COVERED[:3], "optimizer", "compute", "data", "checkpoint", "idle")
+_PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
+_COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
+
+
+def partition_steps(
+    windows: Intervals,
+    phases: dict[str, Intervals],
+    exposed_wait: Intervals,
+    exposed_transfer: Intervals,
+    bubbles: Intervals = NONE,
+) -> dict[str, Column]:
+    """Return for each part how long it took in each step; the parts sum to the step."""
+    shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
+    covered = {part: shares[:, i] for i, part in enumerate(_name_owners(phases))}
+    if "pauses" in covered:
+        covered["host"] = covered["host"] + covered.pop("pauses")
+    return dict.fromkeys(PARTS, np.zeros(len(windows), np.int64)) | covered
+
+
+def paint_steps(
+    windows: Intervals,
+    phases: dict[str, Intervals],
+    exposed_wait: Intervals,
+    exposed_transfer: Intervals,
+    bubbles: Intervals = NONE,
+) -> tuple[Intervals, Column]:
+    """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
+    cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
+    part = np.array([PARTS.index("host" if name == "pauses" else name) for name in _name_owners(phases)])
+    return _stretches(cuts, np.where(owner >= 0, part[owner], -1), windows)
+
+
+def paint_phases(windows: Intervals, phases: dict[str, Intervals]) -> tuple[Intervals, Column]:
+    """Return the stretches that `partition_phases` sums up, and the phase of each as its position in PHASES."""
+    cuts, owner = paint([phases[phase] for phase in ORDER], windows)
+    phase = np.array([PHASES.index(name) for name in (*ORDER, "other")])
+    return _stretches(cuts, np.where(owner >= 0, phase[owner], -1), windows)
+
+
+def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Intervals, Column]:
+    """Join neighbours of one owner within one step."""
+    if not len(cuts):
+        return NONE, owner
+    begins = is_among(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
+    first = np.flatnonzero(begins)
+    stretches = pair(cuts[first], np.append(cuts[first[1:]], cuts[-1]))
+    inside = (owner[first] >= 0) & (stretches[:, 1] > stretches[:, 0])
+    return stretches[inside], owner[first][inside]
+
+
+def _name_owners(phases: dict[str, Intervals]) -> tuple[str, ...]:
+    """Return what the layers stand for, and at last what none covers."""
+    return _COVERED_ON_DEVICE if len(phases[events.DEVICE_BUSY]) else _COVERED
+
+
+def _layers(
+    phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals, bubbles: Intervals
+) -> list[Intervals]:
+    """Return what may cover a moment of a step, as _name_owners names it."""
+    blocked = [bubbles, union(exposed_transfer), union(exposed_wait)]
+    if len(device := phases[events.DEVICE_BUSY]):
+        optimizer = intersect(device, phases[events.OPTIMIZER])
+        return [*blocked, optimizer, device, phases[events.DATA], phases[events.CHECKPOINT]]
+    return [
+        *blocked,
+        union(np.concatenate([phases[pause] for pause in _PAUSES])),
+        phases[events.DATA],
+        phases[events.CHECKPOINT],
+        phases[events.OPTIMIZER],
+        union(np.concatenate([phases[phase] for phase in (*_COMPUTE, events.HOST_BUSY)])),
+    ]
+
+
+def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[str, Column]:
+    """Return for each phase how long it took in each step; they sum to the step."""
+    shares = share_out([phases[phase] for phase in ORDER], windows)
+    by_phase = {phase: shares[:, i] for i, phase in enumerate((*ORDER, "other"))}
+    return {phase: by_phase[phase] for phase in PHASES}
+
+
+def average(parts: dict[str, Column], bounds: Sequence[int]) -> list[dict[str, int]]:
+    """Return the mean of each part over the steps from each bound to the next, as `round_means` rounds it."""
+    so_far = np.zeros((len(parts), bounds[-1] + 1), np.int64)
+    np.cumsum(list(parts.values()), axis=1, out=so_far[:, 1:])
+    totals = np.diff(so_far[:, bounds], axis=1).T.tolist()
+    return [
+        round_means(dict(zip(parts, own, strict=True)), end - begin)
+        for own, (begin, end) in zip(totals, itertools.pairwise(bounds), strict=True)
+    ]
+
+
+def round_means(totals: dict[str, int], num_steps: int) -> dict[str, int]:
+    """Return the mean of each part, rounded so that they sum to the rounded mean of the whole.
+
+    What rounding down leaves over goes, 1 ns each, to the parts that lost most by it.
+    """
+    if not num_steps:
+        return dict.fromkeys(totals, 0)
+    means = {part: total // num_steps for part, total in totals.items()}
+    left = sum(totals.values()) // num_steps - sum(means.values())
+    by_loss: Sequence[str] = sorted(totals, key=lambda part: -(totals[part] % num_steps))
+    for part in by_loss[:left]:
+        means[part] += 1
+    return means

@@ -1,0 +1,53 @@
+"""Steps of a program that neither optimizes, loads data nor says where they end: the period of its operations."""
+
+import numpy as np
+
+from dtprof.intervals import Column
+from dtprof.records.tables import UNKNOWN_NS, Array
+
+FEWEST_PERIODS = 5
+LONGEST_SEARCH = 20_000
+"""Operations at the end of the run in which the period is looked for."""
+AGREEMENT = 0.95
+"""Share of the operations looked at that are like the one a period before."""
+_KEY = ("op", "kind", "group", "numel", "site", "peer")
+
+
+def find_period_ends(operations: Array) -> tuple[Column, Column]:
+    """Return where the periods end, at their longest pause, and the thread of the operations.
+
+    Both are empty where nothing repeats at least FEWEST_PERIODS times up to the end of the run.
+    """
+    nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if not len(operations):
+        return nothing
+    threads, counts = np.unique(operations["thread"], return_counts=True)
+    own = operations[operations["thread"] == threads[np.argmax(counts)]]
+    _, likes = np.unique(np.stack([own[name].astype(np.int64) for name in _KEY], axis=1), axis=0, return_inverse=True)
+    likes = likes.ravel()
+    period = _find_period(likes[-LONGEST_SEARCH:])
+    if not period:
+        return nothing
+    unlike = np.flatnonzero(likes[period:] != likes[:-period])
+    begin = int(unlike[-1]) + 1 if len(unlike) and len(likes) - unlike[-1] > FEWEST_PERIODS * period else 0
+    own = own[begin:]
+    waited = np.where(own["wait_begin_ns"] == UNKNOWN_NS, 0, own["wait_begin_ns"] + own["wait_ns"])
+    left = np.maximum(np.maximum(own["issued_ns"], own["returned_ns"]), waited)
+    pauses = own["issued_ns"][1:] - left[:-1]
+    pauses = pauses[: len(pauses) // period * period].reshape(-1, period)
+    last = slice(int(np.argmax(np.median(pauses, axis=0))), None, period)
+    return np.unique(left[last]), own["thread"][last].astype(np.int64)
+
+
+def _find_period(likes: Column) -> int:
+    """Return the shortest distance at which operations repeat; 0 where they do not."""
+    size = len(likes)
+    same = np.flatnonzero(likes == likes[-1])[::-1]
+    for place in same[1:].tolist():
+        period = size - 1 - place
+        if period * FEWEST_PERIODS > size:
+            return 0
+        considered = likes[size // 3 :]
+        if np.mean(considered[period:] == considered[:-period]) >= AGREEMENT:
+            return int(period)
+    return 0

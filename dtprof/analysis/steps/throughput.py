@@ -1,0 +1,205 @@
+"""How many tokens and samples the job consumes a second.
+
+Each rank tells what its model is given in a step. Ranks of one tensor-parallel or pipeline group work on the same
+sequences: of them the one that was given most counts. All others add up: data-parallel ranks have sequences of their
+own, context-parallel ones each a part of theirs, and so the same samples.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.results import Throughput
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.intervals import Column
+from dtprof.job.sound_records import is_any, list_ranks
+from dtprof.records import events
+from dtprof.records.tables import Array, Group, RankTables, select
+
+SAME_TOKENS = ("tp", "pp", "mp")
+"""Axes along which ranks work on the same tokens."""
+SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
+"""And those along which they work on the same sequences."""
+RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
+"""What is consumed a second, and the unit of it."""
+_NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
+_NONE_OF_IT = {
+    "tokens_per_s": "no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many",
+    "samples_per_s": "no model was given a tensor, whose first dimension would be the batch",
+}
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConsumption:
+    """What one rank consumed a step: from each of these steps on so much, up to the next of them."""
+
+    steps: Column
+    values: Column  # tokens and samples: a row for each of them
+
+    def at(self, numbers: Column, column: int) -> Column:
+        """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
+        held = np.concatenate(([0], self.values[:, column]))
+        found: Column = held[np.searchsorted(self.steps, numbers, "right")]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConsumption:
+    """What the whole job consumed in each of some steps, by the rate that it makes: those of RATES that are known."""
+
+    of_steps: Mapping[str, Floats]
+    silent: Mapping[str, Sequence[int]]  # ranks whose replica was given none of it
+    unknown: Mapping[str, str]  # why the others are not known
+
+
+def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | None:
+    """Return what a rank consumed step by step; None where that was not recorded."""
+    if not len(own.numbers) or not len(tables.samples):
+        return None
+    taken = [samples_of(tables, name) for name in events.CONSUMED]
+    values = np.stack([_held(rows, own.windows[:, 1], taken) for rows in taken], axis=1)
+    if not values.any():
+        return None
+    changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
+    return RankConsumption(steps=own.numbers[changes], values=values[changes])
+
+
+def samples_of(tables: RankTables, name: str) -> Array:
+    """Return the samples of this name."""
+    return select(tables.samples, is_any(tables.samples["op"], [i for i, op in enumerate(tables.ops) if op == name]))
+
+
+def _held(rows: Array, ends: Column, taken: Sequence[Array]) -> Column:
+    """Return the value that holds at each of these times: samples are taken where it changes, and now and then again.
+
+    Before the first sample that is left, older ones may have been dropped: then the same held, most likely. Where the
+    other sample was taken earlier, they were not.
+    """
+    if not len(rows):
+        return np.zeros(len(ends), np.int64)
+    is_first = int(rows["step"][0]) <= min(int(other["step"][0]) for other in taken if len(other))
+    before = rows["value"][:1] if is_first else np.zeros(1, np.int64)
+    held: Column = np.concatenate((before, rows["value"]))[np.searchsorted(rows["t_ns"], ends, "right")]
+    return held
+
+
+def measure_throughput(
+    steps: Mapping[int, RankSteps], consumed: Mapping[int, RankConsumption], groups: Iterable[Group], used: UsedSteps
+) -> tuple[Throughput | None, list[str]]:
+    """Return the throughput of the used steps, and what cannot be told of it."""
+    if not used.known:
+        return None, []  # what is said of the steps says it
+    numbers = np.arange(used.first, used.last + 1)
+    distinct = distinct_groups(groups)
+    found = sum_consumption(steps, consumed, distinct, numbers)
+    doubts = [f"{name}: {why}" for name, why in found.unknown.items()]
+    if not found.of_steps:
+        return None, doubts
+    first = next(iter(found.of_steps))
+    unnamed = [group for group in distinct if group.axis is None and 1 < len(group.ranks) < len(steps)]
+    doubts += _of_sum(first, [rank for rank in found.silent[first] if steps[rank].count], unnamed)
+    step_s = _durations(steps.values(), numbers) / 1e9
+    tokens, samples = (found.of_steps.get(name, np.zeros(0)) for name in RATES)
+    tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
+    return (
+        Throughput(
+            tokens_per_s=_median(tokens_per_s),
+            samples_per_s=_median(samples_per_s),
+            tokens_per_step=_median(tokens),
+            samples_per_step=_median(samples),
+            first_step=used.first,
+            tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
+            samples_per_s_of_steps=tuple(samples_per_s.tolist()),
+        ),
+        doubts,
+    )
+
+
+def distinct_groups(groups: Iterable[Group]) -> Collection[Group]:
+    """Return each group once, of all that ranks tell of."""
+    return {(group.name, group.ranks): group for group in groups}.values()
+
+
+def sum_consumption(
+    steps: Mapping[int, RankSteps],
+    consumed: Mapping[int, RankConsumption],
+    groups: Collection[Group],
+    numbers: Column,
+) -> JobConsumption:
+    """Return what the job consumed in each of these steps: of ranks that share tokens or samples the most, summed."""
+    told = {rank: consumed[rank] for rank, own in steps.items() if own.count and rank in consumed}
+    of_steps: dict[str, Floats] = {}
+    silent: dict[str, list[int]] = {}
+    for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
+        total, without = _sum_replicas(told, column, find_replicas(steps, groups, axes), numbers)
+        if total.any():
+            of_steps[name], silent[name] = total, without
+    unknown = {name: _NONE_OF_IT[name] if of_steps else _NO_STEP for name in RATES if name not in of_steps}
+    return JobConsumption(of_steps=of_steps, silent=silent, unknown=unknown)
+
+
+def _median(values: Floats) -> float | None:
+    return float(np.nanmedian(values)) if len(values) else None
+
+
+def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collection[str]) -> list[list[int]]:
+    """Return the ranks that groups along these axes join, directly or through others; most often each is alone."""
+    root = {rank: rank for rank in ranks}
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for members in {group.ranks for group in groups if group.axis in axes}:
+        present = [find(rank) for rank in members if rank in root]
+        for rank in present:
+            root[rank] = present[0]
+    replicas: dict[int, list[int]] = {}
+    for rank in sorted(root):
+        replicas.setdefault(find(rank), []).append(rank)
+    return list(replicas.values())
+
+
+def _sum_replicas(
+    told: Mapping[int, RankConsumption], column: int, replicas: Iterable[Sequence[int]], numbers: Column
+) -> tuple[Floats, list[int]]:
+    """Return the sum over replicas of the most that any of its ranks was given, and the ranks of those without."""
+    total = np.zeros(len(numbers))
+    without: list[int] = []
+    for replica in replicas:
+        most = np.zeros(len(numbers))
+        for rank in replica:
+            if rank in told:
+                most = np.maximum(most, told[rank].at(numbers, column))
+        total += most
+        if not most.any():
+            without += replica
+    return total, without
+
+
+def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
+    """Return how long each step took, mean over the ranks that have it; nan where none has."""
+    total, present = np.zeros(len(numbers)), np.zeros(len(numbers))
+    for own in steps:
+        place, windows = own.used(int(numbers[0]), int(numbers[-1]))
+        total[place - numbers[0]] += windows[:, 1] - windows[:, 0]
+        present[place - numbers[0]] += 1
+    mean: Floats = np.divide(total, present, out=np.full(len(numbers), np.nan), where=present > 0)
+    return mean
+
+
+def _of_sum(name: str, silent: Sequence[int], unnamed: Sequence[Group]) -> list[str]:
+    doubts = []
+    if silent:
+        doubts.append(f"{name}: the models of {list_ranks(silent)} were given none; they count as 0")
+    if unnamed:
+        names = f"group {unnamed[0].name!r}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
+        doubts.append(
+            f"{name}: nothing says what {names} is for; ranks of it are taken to have sequences of their own, which "
+            "tensor-parallel ones have not"
+        )
+    return doubts

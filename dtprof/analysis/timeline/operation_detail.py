@@ -1,0 +1,249 @@
+"""Everything that is known of single steps and operations of a rank, for what draws or lists them one by one.
+
+The summary keeps sums only. The figures here are those that it sums: the same functions give them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from dtprof.analysis.communication.blocked_time import Blocked
+from dtprof.analysis.communication.operation_timing import Timing, split_blocked
+from dtprof.analysis.pipeline.bubbles import find_bubbles, find_windows, windows_of
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.analysis.rank_timing import RankTiming, time_rank
+from dtprof.analysis.results import PARTS, PHASES, Summary
+from dtprof.analysis.run_summary import summarise_closely
+from dtprof.analysis.steps.phase_intervals import find_user_phases
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
+from dtprof.intervals import NONE, Column, Intervals, Mask, locate
+from dtprof.job.clock_alignment import Clocks, state_errors
+from dtprof.job.collective_matching import Family, Matched, Meetings
+from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
+
+Result = TypeVar("Result")
+
+FIRST, BETWEEN, LAST = 0, 1, 2
+"""Where in an operation of several ranks a rank arrived; a receive is last, whenever it was posted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDetail:
+    """What all ranks together say, before any is looked at one by one."""
+
+    run: Run
+    ranks: tuple[int, ...]  # of the newest attempt
+    surveys: Surveys
+    steps: dict[int, RankSteps]
+    used: UsedSteps
+
+    @property
+    def events(self) -> int:
+        """Records of all ranks."""
+        return sum(fact.events for fact in self.surveys.facts)
+
+    @property
+    def first_ns(self) -> int:
+        """When the first record was made."""
+        return min((fact.first_ns for fact in self.surveys.facts if fact.first_ns > 0), default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankDetail:
+    """One rank on the clock of the reference: its steps, what they are made of, and each operation."""
+
+    tables: RankTables
+    boot_id: str  # of its host, as recorded
+    clocks: Clocks
+    steps: RankSteps
+    used: UsedSteps  # of the run
+    parts: dict[str, Column] | None  # of each step, by PARTS; None: not known of this rank
+    part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
+    phases: dict[str, Column]  # of each step, by PHASES
+    phase_stretches: tuple[Intervals, Column]
+    user_phases: dict[str, Intervals]
+    operations: Array
+    spans: Array
+    timing: Timing
+    blocked: Blocked
+    meeting: Column  # a number that the members of one operation, and a send and its receive, share; 0: nobody met
+    arrived: Column  # of those that met: FIRST, BETWEEN or LAST
+
+    def on_clock_of_run(self, times: Column) -> Column:
+        """Return times that the strings of a rank hold, which are still on the clock of its host."""
+        if self.boot_id == self.tables.boot_id:
+            return times
+        moved = times + self.clocks.offset(self.boot_id, times.reshape(-1)).reshape(times.shape)
+        return np.where(times != UNKNOWN_NS, moved, UNKNOWN_NS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFacts:
+    """What is known of some ranks before they are looked at in detail."""
+
+    boots: Mapping[int, str]
+    used: UsedSteps
+    first_number: Mapping[Family, int]  # of the meetings of each family
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetailTask(RankTask):
+    """Some ranks to be looked at in detail."""
+
+    facts: PartFacts
+
+
+def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
+    """Look through a run once, rank by rank."""
+    ranks = newest_ranks(run)
+    surveys = survey_run(run, ranks, executor)
+    steps = agree_on_rule(surveys.steps)
+    return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=choose_steps(list(steps.values())))
+
+
+def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
+    """Read the ranks once more, one at a time."""
+    for task in _share_out(detail):
+        yield from _look_closely(task)
+
+
+def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor) -> Iterator[Result]:
+    """Read the ranks once more; yield what is made of each, in order. `work` and its results are picklable."""
+    for found in map_tasks(executor, partial(_work_on, work), _share_out(detail)):
+        yield from found
+
+
+def summarise_and_map(
+    detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor
+) -> tuple[Summary, list[Result]]:
+    """Summarise a run and return what is made of each rank, as `map_ranks` does; each is read once for both."""
+    facts_of = _facts_of(detail)
+    return summarise_closely(
+        detail.run,
+        executor,
+        surveys=detail.surveys,
+        look_at=lambda part, families: partial(_look_at, work, facts_of(part, families)),
+    )
+
+
+def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Result]:
+    return [work(rank) for rank in _look_closely(task)]
+
+
+def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: RankTiming, task: RankTask) -> Result:
+    return work(_describe(timed, task, facts))
+
+
+def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Family]], PartFacts]:
+    """Return what gives the facts of some ranks, whose operations are of some families."""
+    first_number = _number_families(detail.surveys.meetings)
+    return lambda part, families: PartFacts(
+        boots={rank: detail.surveys.boots[rank] for rank in part},
+        used=detail.used,
+        first_number={family: first_number[family] for family in families},
+    )
+
+
+def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
+    surveys = detail.surveys
+    windows = find_windows(list(surveys.pipelines.values()))
+    errors = state_errors(surveys.clocks, surveys.boots)
+    facts_of = _facts_of(detail)
+    for part, families in surveys.parts:
+        yield DetailTask(
+            records=detail.run.part(part),
+            clocks=surveys.clocks,
+            steps={rank: detail.steps[rank] for rank in part},
+            pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
+            meetings=surveys.meetings.of(families),
+            errors=errors,
+            facts=facts_of(part, families),
+        )
+
+
+def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
+    for own, tables in zip(task.steps.values(), task.load_each(), strict=True):
+        yield _describe(time_rank(tables, own, task.meetings, task.errors), task, task.facts)
+
+
+def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail:
+    """Return the details of one rank."""
+    tables, own, rank = timed.tables, timed.steps, timed.tables.rank
+    operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
+    blocked, timing = timed.blocked, timed.timing
+    bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
+    meeting, arrived = _number_meetings(rank, operations, matched, task.meetings, facts.first_number)
+    parts, stretches = None, (NONE, np.zeros(0, np.int64))
+    if len(own.windows) and not _unobserved(operations, blocked, own, facts.used).any():
+        exposed = split_blocked(blocked, timing, blocked.counts)
+        stretches = paint_steps(own.windows, phases, *exposed, bubbles)
+        parts = _sum_up(stretches, own.windows, PARTS)
+    phase_stretches = paint_phases(own.windows, phases)
+    return RankDetail(
+        tables=tables,
+        boot_id=facts.boots[rank],
+        clocks=task.clocks,
+        steps=own,
+        used=facts.used,
+        parts=parts,
+        part_stretches=stretches,
+        phases=_sum_up(phase_stretches, own.windows, PHASES),
+        phase_stretches=phase_stretches,
+        user_phases=find_user_phases(tables, spans, own),
+        operations=operations,
+        spans=spans,
+        timing=timing,
+        blocked=blocked,
+        meeting=meeting,
+        arrived=arrived,
+    )
+
+
+def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:
+    """Say which operations in the used steps kept the program for a time that is not known."""
+    _, windows = own.used(used.first, used.last)
+    return (locate(operations["issued_ns"], windows) >= 0) & ~blocked.known & blocked.counts
+
+
+def _sum_up(stretches: tuple[Intervals, Column], windows: Intervals, names: Sequence[str]) -> dict[str, Column]:
+    """Return how long each owner has each step, as `partition_steps` does, which would sweep over all anew."""
+    times, owner = stretches
+    cell = (np.searchsorted(windows[:, 0], times[:, 0], "right") - 1) * len(names) + owner
+    # Sums of whole numbers below 2**53 are exact in float64.
+    sums = np.bincount(cell, times[:, 1] - times[:, 0], len(windows) * len(names)).astype(np.int64)
+    table = sums.reshape(len(windows), len(names))
+    return {name: table[:, place] for place, name in enumerate(names)}
+
+
+def _number_families(meetings: Meetings) -> dict[Family, int]:
+    """Return the number of the first meeting of each family; numbers begin at 1."""
+    numbers: dict[Family, int] = {}
+    following = 1
+    for family in sorted(meetings.tables):
+        numbers[family] = following
+        following += len(meetings.tables[family])
+    return numbers
+
+
+def _number_meetings(
+    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: Mapping[Family, int]
+) -> tuple[Column, Column]:
+    """Return the number of the meeting of each operation, and where in it the rank arrived."""
+    numbers = np.zeros(len(operations), np.int64)
+    arrived = np.full(len(operations), BETWEEN, np.int64)
+    for family, rows, seqs in zip(matched.families, matched.rows, matched.seqs, strict=True):
+        table = meetings.tables[family]
+        at = np.searchsorted(table["seq"], seqs)
+        met = select(table, at)
+        numbers[rows] = np.where(met["num_seen"] > 1, first_number[family] + at, 0)
+        if family.is_p2p:
+            arrived[rows] = FIRST if family.ranks[family.sender] == rank else LAST
+        else:
+            is_first = operations["issued_ns"][rows] == met["first_start"]
+            arrived[rows] = np.where(met["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))
+    return numbers, arrived

@@ -1,0 +1,85 @@
+"""What the pages of a report show beyond the summary: the bars of the whole run, the schedule of a step, the course of
+memory, traffic by pair of ranks and by size.
+
+They are found while each rank is read for the summary. What is kept is bounded, whatever the run holds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtprof.analysis.communication.traffic import Traffic, find_traffic
+from dtprof.analysis.memory.memory_series import MemoryCourse, find_worst
+from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
+from dtprof.analysis.rank_surveys import Run, newest_ranks, survey_run
+from dtprof.analysis.results import Summary
+from dtprof.analysis.run_summary import summarise_closely
+from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
+from dtprof.analysis.timeline.run_tracks import Names, Track, bars_each
+from dtprof.job.rank_executor import THIS_PROCESS, Executor
+
+MAX_BARS = 160_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracks:
+    """What every rank did over the whole run, on one clock."""
+
+    origin_ns: int
+    end_ns: int  # since the origin
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    tracks: tuple[Track, ...]
+    left_out: int  # bars shorter than those that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closeup:
+    """Details of a run for its pages; what is empty or None could not be told."""
+
+    coordinates: Mapping[int, Mapping[str, int]]  # by rank: its place along each axis of parallelism
+    tracks: Tracks | None
+    pipeline: PipelineChart | None
+    memory: MemoryCourse
+    traffic: Traffic
+
+
+def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_BARS) -> tuple[Summary, Closeup]:
+    """Summarise a run and look at its details.
+
+    Parameters:
+        max_bars: of all ranks together that the timeline of the whole run may hold.
+    """
+    surveys = survey_run(run, newest_ranks(run), executor)
+    worst = find_worst(surveys.facts)
+    look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
+    summary, found = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)
+    ranks = {fact.rank: one for fact, one in zip(surveys.facts, found, strict=True)}
+    return summary, Closeup(
+        coordinates={rank: one.coordinates for rank, one in ranks.items()},
+        tracks=_join(found) if surveys.one_clock else None,
+        pipeline=chart_pipeline(tuple(surveys.pipelines.values()), summary),
+        memory=MemoryCourse(
+            ranks={rank: one.memory for rank, one in ranks.items()},
+            worst=worst,
+            phases=ranks[worst].phases if worst is not None else None,
+        ),
+        traffic=find_traffic({rank: one.sent_bytes for rank, one in ranks.items()}, surveys.meetings),
+    )
+
+
+def _join(ranks: Sequence[RankCloseup]) -> Tracks | None:
+    names = Names()
+    tracks = [names.renumber(one.track, one.names) for one in ranks]
+    known = [track for track in tracks if len(track.begin_ns)]
+    if not known:
+        return None
+    origin = min(int(track.begin_ns[0]) for track in known)
+    end = max(int((track.begin_ns + track.length_ns).max()) for track in known)
+    return Tracks(
+        origin_ns=origin,
+        end_ns=end - origin,
+        kinds=tuple(names.kinds),
+        names=tuple(names.names),
+        tracks=tuple(tracks),
+        left_out=sum(track.left_out for track in tracks),
+    )

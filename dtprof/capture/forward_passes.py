@@ -1,0 +1,298 @@
+"""Record the forward passes of the models of a job: of the outermost module, whatever wraps it.
+
+torch's own wrappers (DDP, FSDP, compiled modules) are hooked in their classes. A model without a wrapper is found by
+the parameters that its optimizer steps, and its class then has its `forward` replaced by one that records a span:
+hooks on a module would be pickled with it, hooks on all modules cost 2 us for each of them.
+"""
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.frameworks.imports import after_import
+from dtprof.capture.known_objects import Known
+from dtprof.capture.spans import Spans
+from dtprof.capture.string_entries import entry
+from dtprof.capture.token_counter import Consumption
+from dtprof.records import events
+
+MOST_CANDIDATES = 4096
+STEPS_TO_SEARCH = 3
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
+
+
+class _Open(threading.local):
+    """The forward pass that a thread is in."""
+
+    owner: int = 0
+    span: int | None = 0
+
+
+class Forward:
+    """Spans of forward passes: `evaluation` where the module is in eval mode or no gradients are recorded."""
+
+    def __init__(self, spans: Spans) -> None:
+        """Record on these spans."""
+        self._spans = spans
+        self._open = _Open()
+        self._before: list[Callable[[], object]] = []
+        self._graph_task: Callable[[], int]
+        self._records_gradients: Callable[[], bool]
+        self.consumption = Consumption(spans)
+        self.roots = Roots(self)
+        self.wrappers = Known()
+
+    def before_forward(self, call: Callable[[], object]) -> None:
+        """Call this, which must not raise, before each forward pass."""
+        self._before.append(call)
+
+    @fence.fenced("the forward pass")
+    def install(self) -> None:
+        """Hook DDP now, FSDP and compiled modules once they are imported; watch for models without them."""
+        import torch
+
+        self._graph_task = torch._C._current_graph_task_id
+        self._records_gradients = torch.is_grad_enabled
+        self.consumption.install(
+            torch.Tensor,
+            (torch.int64, torch.int32),  # what an embedding takes
+            intercepted=torch._C._len_torch_function_stack,
+            aside=torch._C.DisableTorchFunction,
+        )
+        self.roots.watch()
+        self._hook_ddp()
+        after_import("torch.distributed.fsdp.fully_sharded_data_parallel", self._hook_fsdp1)
+        after_import(_FSDP2, self._hook_fsdp2)
+        after_import("torch._dynamo.eval_frame", self._hook_compiled)
+
+    # ---- spans ---------------------------------------------------------------------------------------------------
+
+    def begin(self, module: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], owner: int = 0) -> int:
+        """Begin the forward pass of a module; 0 where it is inside another, or recomputed in a backward pass."""
+        try:
+            owner = owner or id(module)
+            own = self._open
+            if own.owner == owner:
+                self.end(owner, True)  # the last one ended in an exception
+            elif own.owner:
+                return 0
+            if self._graph_task() != -1:
+                return 0
+            trains = module.training and self._records_gradients()
+            if trains:
+                for call in self._before:
+                    call()
+                self.consumption.see(owner, arguments, options)
+            own.owner = owner
+            own.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
+            return owner
+        except Exception as error:  # noqa: BLE001  # a fence of its own
+            fence.report("the begin of a forward pass", error)
+            return 0
+
+    def end(self, begun: int | None, failed: bool) -> None:
+        """End what `begin` began."""
+        own = self._open
+        if begun and own.owner == begun:
+            span, own.owner, own.span = own.span, 0, 0
+            self._spans.end(span, failed=failed)
+
+    def close(self) -> None:
+        """End the forward pass of this thread that ended in an exception, if there is one."""
+        if self._open.owner:
+            self.end(self._open.owner, True)
+
+    # ---- torch's wrappers ----------------------------------------------------------------------------------------
+
+    @fence.fenced("the forward pass of DDP")
+    def _hook_ddp(self) -> None:
+        """Compiled code is left as it is."""
+        import torch.compiler
+        import torch.nn.parallel.distributed
+
+        ddp: Any = torch.nn.parallel.distributed.DistributedDataParallel
+        before, after, is_compiling = ddp._pre_forward, ddp._post_forward, torch.compiler.is_compiling
+
+        @functools.wraps(before)
+        def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
+            if not is_compiling():
+                self._see_ddp(module)
+                self.begin(module, inputs, options)
+            return before(module, *inputs, **options)
+
+        @functools.wraps(after)
+        def post_forward(module: Any, output: Any) -> Any:
+            result = after(module, output)
+            if not is_compiling():
+                self.end(id(module), False)
+            return result
+
+        ddp._pre_forward = pre_forward
+        ddp._post_forward = post_forward
+
+    @fence.fenced("the begin of a forward pass")
+    def _see_ddp(self, module: Any) -> None:
+        if module not in self.wrappers:
+            recorder = self._spans.recorder(True)
+            if recorder is not None and not self.wrappers:
+                recorder.write_entry(entry("feature", name="ddp"))
+            self.wrappers.add(module)
+
+    @fence.fenced("the forward pass of FSDP")
+    def _hook_fsdp1(self, module: Any) -> None:
+        self.replace(module.FullyShardedDataParallel)
+
+    @fence.fenced("the forward pass of FSDP")
+    def _hook_fsdp2(self, module: Any) -> None:
+        state_class = module.FSDPState
+        before, after = state_class._pre_forward, state_class._post_forward
+
+        @functools.wraps(before)
+        def pre_forward(state: Any, module: Any, *inputs: Any) -> Any:
+            self._begin_fsdp2(state, module, *inputs)
+            return before(state, module, *inputs)
+
+        @functools.wraps(after)
+        def post_forward(state: Any, *inputs: Any) -> Any:
+            result = after(state, *inputs)
+            self.end(id(state), False)
+            return result
+
+        pre_forward._torchdynamo_disable = post_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
+        state_class._pre_forward, state_class._post_forward = pre_forward, post_forward
+
+    @fence.fenced("the begin of a forward pass")
+    def _begin_fsdp2(
+        self, state: Any, module: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] | None = None
+    ) -> None:
+        if state._state_ctx.iter_forward_root is None and state._training_state.name != "PRE_BACKWARD":
+            self.begin(module, arguments, options or {}, id(state))
+
+    @fence.fenced("the forward pass of compiled modules")
+    def _hook_compiled(self, module: Any) -> None:
+        self.replace(module.OptimizedModule, "__call__")
+
+    def replace(self, owner: Any, name: str = "forward", is_root: Callable[[Any], bool] | None = None) -> None:
+        """Let a class record spans around its forward passes.
+
+        Its new function keeps the globals of the old one: torch.jit.script looks names up in them.
+        """
+        import torch.compiler
+
+        original = vars(owner)[name]
+        made = _with_span(original, self.begin, self.end, torch.compiler.is_compiling, is_root or (lambda _: True))
+        closed = types.FunctionType(made.__code__, original.__globals__, name, None, made.__closure__)
+        setattr(owner, name, functools.wraps(original)(closed))
+
+
+def _with_span(
+    _dtprof_original: Any, _dtprof_begin: Any, _dtprof_end: Any, _dtprof_is_compiling: Any, _dtprof_is_root: Any
+) -> Any:
+    """Return a function around another that uses no globals."""
+
+    def forward(self: Any, *arguments: Any, **options: Any) -> Any:
+        if _dtprof_is_compiling() or not _dtprof_is_root(self):
+            return _dtprof_original(self, *arguments, **options)
+        begun = _dtprof_begin(self, arguments, options)
+        failed = True
+        try:
+            result = _dtprof_original(self, *arguments, **options)
+            failed = False
+            return result
+        finally:
+            _dtprof_end(begun, failed)
+
+    return forward
+
+
+class Roots:
+    """The models of a job that no wrapper of torch's stands around: found when an optimizer steps their parameters."""
+
+    def __init__(self, forward: Forward) -> None:
+        """Know none."""
+        self._forward = forward
+        self._candidates = Known()
+        self._restore: Callable[[], None] | None = None
+        self._searches = 0
+        self._classes: dict[
+            type, set[int]
+        ] = {}  # by class the ids of the models; a set of modules would call their code
+        self.found = Known()
+
+    def watch(self) -> None:
+        """Remember the modules whose parameters are asked for, until the first steps have been taken."""
+        import torch.compiler
+        import torch.nn
+
+        owner: Any = torch.nn.Module
+        candidates, is_compiling = self._candidates, torch.compiler.is_compiling
+        original = owner.named_parameters
+
+        @functools.wraps(original)
+        def named_parameters(module: Any, *arguments: Any, **options: Any) -> Any:
+            if not is_compiling() and len(candidates) < MOST_CANDIDATES:
+                candidates.add(module)
+            return original(module, *arguments, **options)
+
+        def restore() -> None:
+            if vars(owner).get("named_parameters") is named_parameters:
+                owner.named_parameters = original
+
+        owner.named_parameters = named_parameters
+        self._restore = restore
+
+    def search(self, optimizer: Any) -> None:
+        """Find the models whose parameters this optimizer steps; called at its first step."""
+        if self._restore is not None:
+            self._find(optimizer)
+
+    @fence.fenced("the forward pass of a model without a wrapper")
+    def _find(self, optimizer: Any) -> None:
+        modules = list(self._candidates)
+        inner = {id(child) for wrapper in self._forward.wrappers for child in wrapper.modules()}
+        for module in modules:
+            if id(module) not in inner:
+                inner.update(id(child) for child in module.modules() if child is not module)
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for module in modules:
+            if id(module) not in inner and any(id(parameter) in stepped for parameter in module.parameters()):
+                self._adopt(module)
+
+    def _adopt(self, module: Any) -> None:
+        import torch
+
+        self.found.add(module)
+        owner = next((kind for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+        known = owner in self._classes
+        if owner is None or not (known or isinstance(vars(owner)["forward"], types.FunctionType)):
+            return
+        is_torchs = owner.__module__.startswith("torch.") and owner is not torch.nn.Sequential
+        if is_torchs or _is_wrapped(module) or _has_compiled():
+            return
+        roots = self._classes.setdefault(owner, set())
+        roots.add(id(module))
+        if not known:
+            self._forward.replace(owner, is_root=lambda called: id(called) in roots)
+
+    def forget(self) -> None:
+        """Stop watching once the first steps have been taken."""
+        self._searches += 1
+        if self._searches >= STEPS_TO_SEARCH and self._restore is not None:
+            self._restore()
+            self._restore = None
+            self._candidates.clear()
+
+
+def _is_wrapped(module: Any) -> bool:
+    """Say whether another hook sees its forward pass."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+
+
+def _has_compiled() -> bool:
+    """Say whether this process has compiled anything: code may be compiled anew when a class changes."""
+    convert = sys.modules.get("torch._dynamo.convert_frame")
+    return convert is not None and bool(convert.FRAME_COUNTER)

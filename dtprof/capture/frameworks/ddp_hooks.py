@@ -1,0 +1,130 @@
+"""Label what DistributedDataParallel does in Python, and note the buckets that its reducer fills and reduces in C++.
+
+The reducer issues one all_reduce a bucket in the order of buckets, with no frame of Python of its own; the reader of
+the run finds them by their order and size within a backward pass.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.attribution_labels import Description, Labels
+from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.string_entries import timed_entry
+
+CHECKED_FORWARDS = 4
+"""Forward passes of steps that reduce, after which the buckets are looked at: they are rebuilt once at most, before the
+second, and DDP tells of it in the third."""
+_BY = "torch.nn.parallel.DistributedDataParallel"
+
+
+def _doing(what: str) -> Description:
+    return Description("ddp", f"ddp {what}")
+
+
+def _bucket(index: int, nbytes: int) -> Description:
+    return Description("ddp", f"ddp bucket {index}, {nbytes / (1 << 20):.3g} MiB")
+
+
+class DataParallel:
+    """Hooks into DistributedDataParallel."""
+
+    def __init__(self, acting: Acting) -> None:
+        """Keep who tells the recorder."""
+        self._acting = acting
+        self._ids: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
+        self._num_ids = 0
+        self._forwards: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def install(self) -> None:
+        """Wait for the job to import DistributedDataParallel."""
+        self._acting.after_import("torch.nn.parallel.distributed", self._hook)
+        self._acting.after_import("torch.distributed", self._hook_registration)
+
+    def _hook(self, module: Any) -> None:
+        ddp, around = module.DistributedDataParallel, self._acting.around
+        doings = {
+            "__init__": "set-up",
+            "_sync_module_buffers": "broadcast of buffers",
+            "_check_global_requires_backward_grad_sync": "check of gradient synchronisation",
+        }
+        for name, doing in doings.items():
+            around(ddp, name, functools.partial(self._begin, doing))
+        around(module, "_sync_module_states", functools.partial(self._begin, "broadcast of parameters and buffers"))
+        around(ddp, "_pre_forward", self._begin_forward, self._end_forward)
+        self._acting.after(ddp, "__init__", lambda _, made, *__, **___: self._note_buckets(made))
+
+    def _begin(self, doing: str, *_: Any, **__: Any) -> int:
+        return self._acting.begin(_doing, doing)
+
+    # ---- buckets -------------------------------------------------------------------------------------------------
+
+    def _begin_forward(self, ddp: Any, *_: Any, **__: Any) -> tuple[Any, int]:
+        return ddp, self._acting.begin(_doing, "rebuild of buckets")
+
+    def _end_forward(self, begun: tuple[Any, int] | None, failed: bool) -> None:
+        if begun is None:
+            return
+        import torch
+
+        ddp, before = begun
+        self._acting.end(before, failed)
+        seen = self._forwards.get(ddp, 0)
+        if seen < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            self._forwards[ddp] = seen + 1
+            self._note_buckets(ddp)
+
+    def _note_buckets(self, ddp: Any) -> None:
+        """Write which buckets the reducer has now, unless that was written."""
+        labels = self._acting.labels()
+        if labels is None:
+            return
+        known = self._ids.get(ddp)
+        if known is None or known[0] is not labels:
+            self._num_ids += 1
+            known = self._ids[ddp] = labels, self._num_ids
+        data = ddp._get_ddp_logging_data()
+        sizes = _numbers(data.get("rebuilt_bucket_sizes", "")) or _numbers(data.get("bucket_sizes", ""))
+        group = ddp.process_group.group_name
+        if labels.first_time(("ddp", known[1], sizes)):
+            parameters = int(data.get("num_parameter_tensors", 0))
+            labels.recorder.write_entry(
+                timed_entry("ddp", id=known[1], group=group, buckets=sizes, parameters=parameters)
+            )
+        self._acting.declare_use(group, "dp", _BY)
+
+    # ---- communication hooks -------------------------------------------------------------------------------------
+
+    def _hook_registration(self, module: Any) -> None:
+        """Label what a communication hook in Python does by the bucket it is called with."""
+
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def register(reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
+                return original(reducer, state, self._labelled(hook))
+
+            return register
+
+        self._acting.replace(module, "_register_comm_hook", make)
+
+    def _labelled(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        begin = fence.fenced("on whose behalf a communication hook acts")(
+            lambda bucket: self._acting.begin(_bucket, bucket.index(), bucket.buffer().nbytes)
+        )
+
+        @functools.wraps(hook)
+        def labelled(state: Any, bucket: Any) -> Any:
+            before = begin(bucket)
+            try:
+                return hook(state, bucket)
+            finally:
+                self._acting.end(before)
+
+        return labelled
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list as DDP's logger writes it."""
+    return tuple(int(part) for part in str(text).replace(" ", "").split(",") if part.isdigit())

@@ -1,0 +1,92 @@
+"""Label calls of frameworks that need no more than their name: ZeRO, checkpoints, averaging, uneven inputs, rings."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dtprof.capture.attribution_labels import Description
+from dtprof.capture.frameworks.attribution import Acting
+
+
+class Call(NamedTuple):
+    """A function whose communication serves one thing."""
+
+    module: str
+    owner: str | None  # a class of the module
+    name: str
+    api: str
+    what: str
+
+
+_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+_STATE_DICT = "torch.distributed._state_dict_utils"
+_FSDP = "torch.distributed.fsdp"
+_JOIN = "torch.distributed.algorithms.join"
+_AVERAGING = "torch.distributed.algorithms.model_averaging"
+_RING = "torch.distributed.tensor.experimental._context_parallel._attention"
+CALLS = (
+    Call(_ZERO, "ZeroRedundancyOptimizer", "_broadcast_params_from_rank", "zero", "broadcast of parameters"),
+    Call(_ZERO, "ZeroRedundancyOptimizer", "consolidate_state_dict", "zero", "consolidation of the state dict"),
+    Call(_STATE_DICT, None, "_iterate_state_dict", "dcp", "gathering of the state dict"),
+    Call(_STATE_DICT, None, "_broadcast_state_dict", "dcp", "broadcast of the state dict"),
+    Call(_STATE_DICT, None, "_distribute_state_dict", "dcp", "distribution of the state dict"),
+    Call(
+        f"{_FSDP}._state_dict_utils", None, "_sharded_pre_load_state_dict_hook", "fsdp", "gathering of the state dict"
+    ),
+    Call(f"{_FSDP}._optim_utils", None, "_optim_state_dict", "fsdp", "gathering of the state dict"),
+    Call("torch.distributed.checkpoint.utils", None, "_all_gather_keys", "dcp", "exchange of keys"),
+    Call(f"{_AVERAGING}.averagers", "PeriodicModelAverager", "average_parameters", "local_sgd", "averaging"),
+    Call(
+        f"{_AVERAGING}.hierarchical_model_averager",
+        "HierarchicalModelAverager",
+        "average_parameters",
+        "local_sgd",
+        "averaging",
+    ),
+    Call(_JOIN, "Join", "__exit__", "join", "shadowing of collectives"),
+    Call(_JOIN, "Join", "_get_num_nonjoined_procs", "join", "count of ranks with inputs"),
+    Call(_JOIN, "Join", "notify_join_context", "join", "count of ranks with inputs"),
+    Call(_RING, None, "_templated_ring_attention", "cp", "ring attention"),
+    Call(_RING, None, "_templated_ring_attention_backward", "cp", "ring attention, backward"),
+    Call(_RING, None, "context_parallel_unshard", "cp", "gathering of shards"),
+)
+_CHECKPOINT = "torch.distributed.checkpoint.utils"
+_PHASES_OF_CHECKPOINT = ("reduce_scatter", "all_reduce", "all_gather", "broadcast")
+"""Methods of the wrapper of a group that checkpoints use, called with the name of what they agree on."""
+
+
+def _doing(api: str, what: str) -> Description:
+    words = "local SGD" if api == "local_sgd" else api
+    return Description(api, f"{words} {what}")
+
+
+class Calls:
+    """Hooks into the functions of the table."""
+
+    def __init__(self, acting: Acting) -> None:
+        """Keep who tells the recorder."""
+        self._acting = acting
+
+    def install(self) -> None:
+        """Wait for the job to import the modules."""
+        for call in CALLS:
+            self._acting.after_import(call.module, self._hook(call))
+        self._acting.after_import(_CHECKPOINT, self._hook_checkpoint)
+
+    def _hook(self, call: Call) -> Callable[[Any], None]:
+        begin = self._acting.begin if call.api != "dcp" else self._acting.begin_unless_labelled
+
+        def hook(module: Any) -> None:
+            owner = module if call.owner is None else getattr(module, call.owner)
+            self._acting.around(owner, call.name, lambda *_, **__: begin(_doing, call.api, call.what))
+
+        return hook
+
+    def _hook_checkpoint(self, module: Any) -> None:
+        wrapper, around = module._DistWrapper, self._acting.around
+
+        def begin(_: Any, step: str, *__: Any, **___: Any) -> int:
+            return self._acting.begin(_doing, "dcp", step)
+
+        for name in _PHASES_OF_CHECKPOINT:
+            around(wrapper, name, begin)
+        around(wrapper, "barrier", lambda *_, **__: self._acting.begin(_doing, "dcp", "barrier"))

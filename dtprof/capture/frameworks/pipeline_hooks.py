@@ -1,0 +1,221 @@
+"""Record the actions of torch.distributed.pipelining: what each stage computes, sends and receives for a microbatch."""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from dtprof.capture.attribution_labels import Description, Labels
+from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.string_entries import entry
+from dtprof.records import events
+
+MOST_PLANS = 1_000
+_SETUP = ("_initialize_stage", "_initialize_stages")
+
+
+def _forward(stage: int, microbatch: int) -> Description:
+    return Description(
+        "pp", f"pp forward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
+    )
+
+
+def _backward(stage: int, microbatch: int) -> Description:
+    return Description(
+        "pp", f"pp backward of stage {stage}, microbatch {microbatch}", stage=stage, microbatch=microbatch
+    )
+
+
+def _setup() -> Description:
+    return Description("pp", "pp set-up of stages")
+
+
+class Pipelines:
+    """Hooks into stages and schedules."""
+
+    def __init__(self, acting: Acting) -> None:
+        """Keep who tells the recorder."""
+        self._acting = acting
+        self._plans: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
+        self._num_plans = 0
+
+    def install(self) -> None:
+        """Wait for the job to import stages and schedules."""
+        self._acting.after_import("torch.distributed.pipelining.stage", self._hook_stages)
+        self._acting.after_import("torch.distributed.pipelining.schedules", self._hook_schedules)
+
+    def _hook_stages(self, module: Any) -> None:
+        stage = module._PipelineStageBase
+        around = self._acting.around
+        around(stage, "forward_one_chunk", self._begin_forward, self._end)
+        around(stage, "backward_one_chunk", self._begin_backward, self._end)
+        around(stage, "backward_weight_one_chunk", self._begin_weights, self._end)
+        around(stage, "perform_reduce_grad", self._begin_reduce, self._end)
+        after = self._acting.after
+        after(stage, "get_fwd_recv_ops", self._label_forward_receives)
+        after(stage, "get_fwd_send_ops", self._label_forward_sends)
+        after(stage, "get_bwd_recv_ops", self._label_backward_receives)
+        after(stage, "get_bwd_send_ops", self._label_backward_sends)
+
+    def _hook_schedules(self, module: Any) -> None:
+        around = self._acting.around
+        around(module, "_batch_p2p", self._begin_batch, self._end_batch)
+        around(module._PipelineSchedule, "_maybe_compute_loss", self._begin_loss, self._end)
+        for schedule, setup in zip((module.PipelineScheduleSingle, module.PipelineScheduleMulti), _SETUP, strict=True):
+            around(schedule, "step", self._begin_step, self._end)
+            around(schedule, setup, lambda *_, **__: self._acting.begin(_setup))
+
+    # ---- computation ---------------------------------------------------------------------------------------------
+
+    def _begin(self, name: str, stage: int, microbatch: int) -> tuple[Labels, int] | None:
+        labels = self._acting.labels()
+        if labels is None:
+            return None
+        recorder = labels.recorder
+        return labels, recorder.begin_span(recorder.name_id(name), False, stage, microbatch)
+
+    @staticmethod
+    def _end(begun: tuple[Labels, int] | None, failed: bool) -> None:
+        if begun is not None:
+            begun[0].recorder.end_span(begun[1], failed, 0, False)
+
+    def _begin_forward(self, stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+        return self._begin(events.PP_FORWARD, stage.stage_index, fwd_chunk_id)
+
+    def _begin_backward(
+        self, stage: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *_: Any, **__: Any
+    ) -> tuple[Labels, int] | None:
+        del loss
+        if not stage.has_backward:
+            return None
+        name = events.PP_BACKWARD if full_backward else events.PP_BACKWARD_INPUT
+        return self._begin(name, stage.stage_index, bwd_chunk_id)
+
+    def _begin_weights(self, stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+        if not stage.has_backward:
+            return None
+        return self._begin(events.PP_BACKWARD_WEIGHT, stage.stage_index, bwd_chunk_id)
+
+    def _begin_reduce(self, stage: Any, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+        return self._begin(events.PP_REDUCE_GRAD, stage.stage_index, -1)
+
+    def _begin_loss(
+        self, schedule: Any, stage: Any, output: Any, target_mbs: Any, mb_index: int, *_: Any, **__: Any
+    ) -> tuple[Labels, int] | None:
+        del output, target_mbs
+        if not stage.is_last or schedule._loss_fn is None:
+            return None
+        return self._begin(events.PP_LOSS, stage.stage_index, mb_index)
+
+    # ---- messages ------------------------------------------------------------------------------------------------
+
+    def _label_forward_receives(self, ops: list[Any], stage: Any, fwd_chunk_id: int) -> None:
+        if ops:
+            sources = _sources(ops, stage.args_recv_info[fwd_chunk_id], stage.stage_index - 1)
+            for op, source in zip(ops, sources, strict=True):
+                op._dtprof_label = self._acting.label(_forward, source, fwd_chunk_id)
+
+    def _label_backward_receives(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
+        if ops:
+            sources = _sources(ops, stage.grad_recv_info[bwd_chunk_id], stage.stage_index + 1)
+            for op, source in zip(ops, sources, strict=True):
+                op._dtprof_label = self._acting.label(_backward, source, bwd_chunk_id)
+
+    def _label_forward_sends(self, ops: list[Any], stage: Any, fwd_chunk_id: int) -> None:
+        for op in ops:
+            op._dtprof_label = self._acting.label(_forward, stage.stage_index, fwd_chunk_id)
+
+    def _label_backward_sends(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
+        for op in ops:
+            op._dtprof_label = self._acting.label(_backward, stage.stage_index, bwd_chunk_id)
+
+    def _begin_batch(self, p2p_ops: Sequence[Any], *_: Any, **__: Any) -> Labels | None:
+        given = [getattr(op, "_dtprof_label", 0) for op in p2p_ops]
+        labels = self._acting.labels() if any(given) else None
+        if labels is not None:
+            labels.recorder.label_next_p2p(given)
+        return labels
+
+    @staticmethod
+    def _end_batch(labels: Labels | None, failed: bool) -> None:
+        del failed
+        if labels is not None:
+            labels.recorder.label_next_p2p([])
+
+    # ---- schedules -----------------------------------------------------------------------------------------------
+
+    def _begin_step(self, schedule: Any, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+        name = events.PP_STEP if schedule._has_backward else events.PP_EVALUATION
+        return self._begin(name, -1, self._plan(schedule))
+
+    def _plan(self, schedule: Any) -> int:
+        """Return the id of the schedule's entry in the run, written when it first steps; 0 for one too many."""
+        labels = self._acting.labels()
+        if labels is None:
+            return 0
+        known = self._plans.get(schedule)
+        if known is not None and known[0] is labels:
+            return known[1]
+        if self._num_plans >= MOST_PLANS:
+            return 0
+        self._num_plans += 1
+        self._plans[schedule] = labels, self._num_plans
+        stages = getattr(schedule, "_stages", None) or [schedule._stage]
+        first = stages[0]
+        row = getattr(schedule, "rank", first.stage_index)
+        order = schedule.pipeline_order or {}
+        group = _group_name(first.group)
+        labels.recorder.write_entry(
+            entry(
+                "pipeline",
+                id=self._num_plans,
+                schedule=type(schedule).__name__,
+                num_stages=first.num_stages,
+                stages=[stage.stage_index for stage in stages],
+                microbatches=schedule._n_microbatches,
+                group=group,
+                group_rank=first.group_rank,
+                group_size=first.group_size,
+                order=_slots(order[row], schedule._n_microbatches) if row in order else None,
+            )
+        )
+        self._acting.declare_use(group, "pp", "torch.distributed.pipelining")
+        return self._num_plans
+
+
+def _group_name(group: Any) -> str:
+    """Return the name of a group; of the default group for None."""
+    import torch.distributed.distributed_c10d as c10d
+
+    return str((group or c10d._get_default_group()).group_name)
+
+
+def _sources(ops: Sequence[Any], infos: Sequence[Any], neighbour: int) -> list[int]:
+    """Return the stage that each receive is from."""
+    sources = [
+        info.source
+        for info in infos
+        if isinstance(getattr(info, "source", None), int) and getattr(info, "buffer", None) is not None
+    ]
+    return sources if len(sources) == len(ops) else [neighbour] * len(ops)
+
+
+def _slots(plan: Sequence[Any], num_microbatches: int) -> list[str]:
+    """Return the slots of a plan.
+
+    The plan that torch shows for the last stage of 1F1B counts the forwards from 1; it runs them from 0.
+    """
+    forwards = [action.microbatch_index for action in plan if action and action.computation_type.value == "F"]
+    first = 1 if forwards and min(forwards) == 1 and max(forwards) == num_microbatches else 0
+    return [_slot(action, first) for action in plan]
+
+
+def _slot(action: Any, first: int) -> str:
+    """Return a slot of the plan: nothing, `STAGE KIND MICROBATCH` in one word, or several of them that overlap."""
+    if action is None:
+        return ""
+    if getattr(action, "sub_actions", None):
+        return " ".join(_slot(part, first) for part in action.sub_actions)
+    kind, microbatch = action.computation_type.value, action.microbatch_index
+    if microbatch is None:
+        return f"{action.stage_index}{kind}"
+    return f"{action.stage_index}{kind}{microbatch - first if kind == 'F' else microbatch}"

@@ -1,0 +1,157 @@
+"""Describe a process group: what its own object says, and what only torch.distributed knows."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.string_entries import entry
+from dtprof.records.axis_names import axis_of
+
+_NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
+"""Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
+MAX_LISTED = 16
+"""Members of a group that are written one by one, where a larger group may be a range."""
+_GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
+"""Attributes of the grid of a DeepSpeed pipeline, which `deepspeed.utils.groups.mpu` holds."""
+
+
+def uses_gloo(group: Any) -> bool:
+    """Say whether CPU tensors of this group travel through gloo, whose completions can be observed."""
+    import torch
+
+    try:
+        return bool(group._get_backend(torch.device("cpu")).name() == "gloo")
+    except RuntimeError:
+        return False
+
+
+def first_entry(group_id: int, group: Any) -> str:
+    """Return the entry that declares the id."""
+    return entry(
+        "group",
+        id=group_id,
+        name=group.group_name,
+        description=group.group_desc,
+        size=group.size(),
+        rank=group.rank(),
+    )
+
+
+ids: dict[str, int] = {}
+"""Of groups that torch knows, by name."""
+_splits: dict[str, tuple[list[int], str, float | None]] = {}
+"""Members, back end and timeout of the newest group of each name that was split off another; torch keeps no list."""
+_on_nccl: list[Callable[[], None]] = []
+
+
+def on_first_nccl_group(call: Callable[[], None]) -> None:
+    """Arrange a call once a process group of this process turns out to use NCCL."""
+    _on_nccl[:] = [call]
+
+
+def know_split(group: Any, parent: Any, ranks: Sequence[int]) -> None:
+    """Keep what is to be written of a group that was split off a parent, whose own numbers of its ranks are given."""
+    import torch.distributed.distributed_c10d as c10d
+
+    if group is None:
+        return  # this rank is not in it
+    if parent in c10d._world.pg_map:
+        of_parent = c10d.get_process_group_ranks(parent)
+    elif parent.group_name in _splits:
+        of_parent, _, _ = _splits[parent.group_name]
+    else:
+        return
+    # The options of the new back end name members, too; those of gloo are wrong (torch 2.13).
+    backend = group._get_backend(group._device_types[0]).name()
+    _splits[group.group_name] = [of_parent[rank] for rank in sorted(ranks)], backend, _timeout_s(group)
+
+
+@fence.fenced("the members of a process group")
+def members_entry(group_id: int, name: str) -> str:
+    """Return the lines with members, back end, timeout and axis, as far as torch and the frameworks know the group."""
+    return "\n".join(filter(None, (_members_entry(group_id, name), named_axis_entry(name))))
+
+
+def _members_entry(group_id: int, name: str) -> str:
+    import torch.distributed.distributed_c10d as c10d
+
+    group = _group_named(name)
+    if group is None:
+        if name not in _splits:
+            return ""
+        ranks, backend, timeout_s = _splits[name]
+        return entry("group", id=group_id, name=name, **members_of(ranks), backend=backend, timeout_s=timeout_s)
+    backend, _ = c10d._world.pg_map[group]
+    ids[name] = group_id
+    while "nccl" in backend and _on_nccl:
+        _on_nccl.pop()()
+    return entry(
+        "group",
+        id=group_id,
+        name=name,
+        **members_of(c10d.get_process_group_ranks(group)),
+        backend=backend,
+        timeout_s=_timeout_s(group),
+    )
+
+
+def members_of(ranks: Sequence[int]) -> dict[str, list[int]]:
+    """Return the field of an entry that says which ranks are in a group: a range for many at equal distances."""
+    if len(ranks) > MAX_LISTED:
+        stride = ranks[1] - ranks[0]
+        if list(ranks) == [ranks[0] + stride * i for i in range(len(ranks))]:
+            return {"range": [ranks[0], len(ranks), stride]}
+    return {"ranks": list(ranks)}
+
+
+def _group_named(name: str) -> Any:
+    """Return a group that torch.distributed knows, without a look at all the others; None where it does not."""
+    import torch
+    import torch.distributed.distributed_c10d as c10d
+
+    resolve: Any = torch._C._distributed_c10d._resolve_process_group
+    try:
+        group = resolve(name)
+    except RuntimeError:
+        return None
+    return group if group in c10d._world.pg_map else None
+
+
+def _timeout_s(group: Any) -> float | None:
+    import torch
+
+    for device in ("cpu", "cuda"):
+        try:
+            return float(group._get_backend(torch.device(device)).options._timeout.total_seconds())
+        except (RuntimeError, AttributeError):
+            continue
+    return None
+
+
+@fence.fenced("what a process group is for")
+def named_axis_entry(name: str) -> str:
+    """Return the entry that says what Megatron or DeepSpeed keep a group for, or an empty string.
+
+    Their variables are read rather than their getters called, some of which create groups. They are filled in after
+    the group was made: ask at its first operation.
+    """
+    for module_name in _NAMING_MODULES:
+        module = sys.modules.get(module_name)
+        for axis, group in _named_groups(vars(module)) if module is not None else ():
+            if getattr(group, "group_name", None) == name:
+                return entry("axis", group=name, axis=axis, by=module_name)
+    return ""
+
+
+def _named_groups(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for variable, value in list(variables.items()):
+        if "_GROUP" in variable and (axis := axis_of(variable)):
+            if isinstance(value, Mapping):
+                yield from ((axis, group) for group in value.values())
+            elif isinstance(value, list | tuple):
+                yield from ((axis, group) for group in value)
+            else:
+                yield axis, value
+    grid = getattr(variables.get("mpu"), "__dict__", {})
+    yield from ((axis, grid[name]) for name, axis in _GRID.items() if name in grid)

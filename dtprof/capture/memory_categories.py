@@ -1,0 +1,224 @@
+"""Reckon what memory is held for, from the models and optimizers that the job really uses.
+
+Nothing here keeps a tensor alive: sizes are added up at once, models and optimizers are held weakly.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from time import monotonic_ns
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.forward_passes import Forward
+from dtprof.capture.known_objects import Known
+from dtprof.capture.spans import Spans
+
+FAKE = "meta"
+"""Where the memory lies of tensors that have none, whatever device they show."""
+
+
+class Categories:
+    """Parameters, gradients, optimizer state, activations, communication; of the steps that are watched."""
+
+    def __init__(self, forward: Forward, live_bytes: Callable[[], int | None]) -> None:
+        """Know no model yet; `live_bytes` tells what is allocated where the model lies."""
+        self._forward = forward
+        self._live_bytes = live_bytes
+        self.optimizers = Known()
+        self.watching = False
+        self.taken_ns = 0
+        """What all of it has taken in the step that is watched: each backward pass of many adds to it."""
+        self._baseline: int | None = None
+        self._activations: int | None = None
+
+    def install(self, spans: Spans) -> None:
+        """See the forward and backward passes of the steps watched."""
+        self._forward.before_forward(self._before_forward)
+        spans.before_backward(self._before_backward)
+
+    def see_optimizer(self, optimizer: Any) -> None:
+        """Remember an optimizer."""
+        self.optimizers.add(optimizer)
+
+    @fence.fenced("the memory of activations")
+    def watch(self, watching: bool) -> None:
+        """Watch the step that begins, or do not."""
+        self.watching = watching
+        self.taken_ns = 0
+        self._baseline = self._activations = None
+
+    @fence.fenced("the memory of activations")
+    def _before_forward(self) -> None:
+        if self.watching and self._baseline is None:
+            with self._timed():
+                held = self._live_bytes()
+                self._baseline = None if held is None else held - self._gradient_bytes()
+
+    @fence.fenced("the memory of activations")
+    def _before_backward(self) -> None:
+        if self.watching and self._baseline is not None:
+            with self._timed():
+                held = self._live_bytes()
+                if held is not None:
+                    grown = held - self._gradient_bytes() - self._baseline
+                    self._activations = max(self._activations or 0, grown)
+
+    def at_step_end(self) -> dict[str, int]:
+        """Return what is held, in bytes, by category as far as it is known."""
+        with self._timed():
+            held = self.held()
+        if self._activations is not None:
+            held["activations"] = self._activations
+        return held
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began_ns = monotonic_ns()
+        try:
+            yield
+        finally:
+            self.taken_ns += monotonic_ns() - began_ns
+
+    def held(self) -> dict[str, int]:
+        """Return what parameters, gradients, optimizer state and communication take now."""
+        optimizers, parameters = list(self.optimizers), list(self._parameters())
+        if not parameters:
+            return {}
+        device = _device_of(parameters[0])
+        states = (state for optimizer in optimizers for state in optimizer.state.values())
+        found = {
+            "parameters": _storage_bytes(parameters, device),
+            "gradients": _storage_bytes((parameter.grad for parameter in parameters), device),
+            "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
+        }
+        communication = self._communication_bytes()
+        if communication is not None:
+            found["communication"] = communication
+        return found
+
+    def names(self) -> dict[int, tuple[str, str]]:
+        """Return category and name of what the models and optimizers hold now, by the address of its memory."""
+        found: dict[int, tuple[str, str]] = {}
+        for optimizer in self.optimizers:
+            for parameter, state in optimizer.state.items():
+                shape = "x".join(map(str, getattr(parameter, "shape", ())))
+                for tensor in _tensors_in(state):
+                    _name(found, tensor, "optimizer_state", f"state of a parameter of {shape}")
+        for module in self._models():
+            for name, parameter in (*module.named_parameters(), *module.named_buffers()):
+                _name(found, parameter.grad, "gradients", name)
+                _name(found, parameter, "parameters", name)
+        for parameter in self._parameters():
+            _name(found, parameter.grad, "gradients", "")
+            _name(found, parameter, "parameters", "")
+        return found
+
+    @fence.fenced("the memory of communication")
+    def _communication_bytes(self) -> int | None:
+        """Return what DDP's buckets take, or the largest parts that FSDP gathers; None under anything else."""
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return 0
+        buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers]
+        gathered = [size for root in self._forward.roots.found if (size := _gathered_bytes(root)) is not None]
+        return sum(buckets) + sum(gathered) if buckets or gathered else None
+
+    def _gradient_bytes(self) -> int:
+        parameters = list(self._parameters())
+        device = _device_of(parameters[0]) if parameters else ""
+        return _storage_bytes((parameter.grad for parameter in parameters), device)
+
+    def _models(self) -> list[Any]:
+        return [*self._forward.wrappers, *self._forward.roots.found]
+
+    def _parameters(self) -> Iterator[Any]:
+        """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                yield from group["params"]
+        for module in self._models():
+            yield from module.parameters()
+            yield from module.buffers()
+
+
+def _device_of(tensor: Any) -> str:
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return str(tensor.device.type)
+
+
+def _name(found: dict[int, tuple[str, str]], tensor: Any, category: str, name: str) -> None:
+    """Enter the memory below a tensor, where that is not known yet."""
+    import torch
+
+    if tensor is not None:
+        with torch._C.DisableTorchFunction():
+            part = getattr(tensor, "_local_tensor", tensor)
+            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type != FAKE:
+                found.setdefault(storage.data_ptr(), (category, name))
+
+
+def _tensors_in(state: Any) -> Iterator[Any]:
+    """Return the tensors of the state of one parameter, nested or not."""
+    import torch
+
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _tensors_in(value)
+
+
+def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
+    """Return the bytes of the memory below some tensors on one kind of device, each piece once.
+
+    Of a tensor that is spread over ranks only the part of this rank counts.
+    """
+    import torch
+
+    sizes: dict[int, int] = {}
+    with torch._C.DisableTorchFunction():
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            part = getattr(tensor, "_local_tensor", tensor)
+            if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _gathered_bytes(root: Any) -> int | None:
+    """Return the bytes of the largest part of a model that FSDP gathers at a time; None for a model without FSDP."""
+    state = getattr(type(root), "_get_fsdp_state", None)
+    if state is not None:
+        groups = [group for each in state(root)._state_ctx.all_states for group in _groups(each)]
+        sizes = [
+            sum(part._orig_size.numel() * (part.param_dtype or part.orig_dtype).itemsize for part in group.fsdp_params)
+            for group in groups
+        ]
+        return max(sizes, default=0)
+    # Looked up in the dictionary: modules of users may make what they are asked for.
+    handles = [handle for module in root.modules() if (handle := vars(module).get("_handle")) is not None]
+    flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
+    return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP gathers together; older versions of torch have one a module."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _bucket_bytes(ddp: Any) -> int:
+    """Return the bytes of DDP's buckets, which are none of their own where gradients lie in them."""
+    if ddp.gradient_as_bucket_view:
+        return 0
+    data = ddp._get_ddp_logging_data()
+    text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    return sum(int(size) for size in text.split(",") if size.strip().isdigit())

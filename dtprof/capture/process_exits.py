@@ -1,0 +1,183 @@
+"""Record how processes end: exceptions and orderly exits of this one, exit statuses of its children."""
+
+import atexit
+import functools
+import importlib
+import multiprocessing.process
+import multiprocessing.util
+import os
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dtprof import fence
+from dtprof.capture.call_sites import CodeOwners
+from dtprof.capture.recorder import Recorder
+from dtprof.capture.string_entries import timed_entry
+from dtprof.records import paths, writer
+
+MAX_TRACEBACK = 32_768
+
+
+class ExitRecords:
+    """Writes exceptions and the orderly end of one rank into its strings file."""
+
+    def __init__(self, recorder: Recorder, owners: CodeOwners, describe: Callable[[BaseException], str | None]) -> None:
+        """Watch this process; `describe` gives the entry that belongs to an exception, or none."""
+        self._describe = describe
+        self._recorder = recorder
+        self._owners = owners
+        self._pid = os.getpid()
+        self._ended = False
+
+    @fence.fenced("the end of this process")
+    def install(self) -> None:
+        """Chain to the exception hook; see the interpreter's exit, also in multiprocessing's children."""
+        record_uncaught(self.record_exception)
+        atexit.register(self.record_end)
+        multiprocessing.util.Finalize(self, self.record_end, exitpriority=-100)
+
+    @fence.fenced("an exception")
+    def record_exception(self, error: BaseException) -> None:
+        """Write what left the program, with the innermost line of the user's code."""
+        if os.getpid() != self._pid:
+            return
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if not self._owners.is_tool(f.filename) and not self._owners.is_library(f.filename)]
+        frame = own[-1] if own else frames[-1] if frames else None
+        text = "".join(traceback.format_exception(error))
+        self._recorder.write_entry(
+            timed_entry(
+                "exception",
+                type=type(error).__qualname__,
+                message=_message_of(error),
+                traceback=text[-MAX_TRACEBACK:],
+                frame=frame and {"file": frame.filename, "line": frame.lineno, "function": frame.name},
+            )
+        )
+        if line := self._describe(error):
+            self._recorder.write_entry(line)
+
+    @fence.fenced("the end of this process")
+    def record_end(self) -> None:
+        """Write that the interpreter ends in order."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._ended = True
+        self._recorder.write_entry(timed_entry("exit", how="interpreter", code=None))
+        self._recorder.close_log()
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)[:2000]
+    except Exception as own:  # noqa: BLE001  # the program's own error, in its own text
+        return f"(its text cannot be had: {type(own).__name__})"
+
+
+@fence.fenced("the end of this process")
+def record_uncaught(record: Callable[[BaseException], None]) -> None:
+    """See the exception that leaves the program; the hook that was there follows."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        record(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+@fence.fenced("the end of this process")
+def watch_leaving(mark: Callable[[], None]) -> None:
+    """See calls of sys.exit and os._exit: their line tells where a rank left."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        original = getattr(module, name)
+        if not isinstance(original, types.FunctionType):  # ours is inherited from the parent of a forked process
+            setattr(module, name, _marking(original, module.__name__, mark))
+
+
+def _marking(leave: Callable[..., Any], module: str, mark: Callable[[], None]) -> Callable[..., Any]:
+    def marked(*arguments: Any, **options: Any) -> Any:
+        mark()
+        return leave(*arguments, **options)
+
+    # By these it is pickled, as the target of a process for example.
+    marked.__module__, marked.__name__, marked.__qualname__ = module, leave.__name__, leave.__qualname__
+    marked.__doc__ = leave.__doc__
+    return marked
+
+
+@fence.fenced("the exceptions of spawned ranks")
+def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
+    """See the exceptions of ranks started from Python, which never reach the exception hook."""
+    process: Any = multiprocessing.process.BaseProcess
+    process.run = _recording(process.run, record)
+    spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
+    original = spawn._wrap
+
+    def wrap(fn: Callable[..., Any], i: int, args: Any, error_file: str) -> None:
+        original(_recording(fn, record), i, args, error_file)
+
+    wrap.__qualname__, wrap.__name__, wrap.__module__ = original.__qualname__, original.__name__, original.__module__
+    spawn._wrap = wrap
+
+
+def _recording(function: Callable[..., Any], record: Callable[[BaseException], None]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            record(error)
+            raise
+
+    return recorded
+
+
+@fence.fenced("the exit statuses of child processes")
+def record_children(node_folder: Path) -> None:
+    """Write the exit status of every child process of this one that Python reaps, as the kernel gave it.
+
+    This is how the true end of a rank under torchrun or torch.multiprocessing is known: only its parent learns it.
+    """
+    import multiprocessing.popen_fork as popen_fork
+    import multiprocessing.popen_forkserver as popen_forkserver
+    import subprocess
+
+    file = node_folder / paths.EXITS
+    reap: Any = subprocess.Popen._handle_exitstatus  # type: ignore[attr-defined]
+
+    @fence.fenced("the exit status of a child process")
+    def write(pid: int, status: int | None) -> None:
+        # Negative: the signal that ended it, as in subprocess.
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        if not node_folder.exists():
+            return  # the run was moved or deleted, as the launcher says
+        writer.append_line(file, {"pid": pid, "status": status, "t_ns": now, "by": os.getpid()})
+
+    def handle_exitstatus(self: Any, sts: int, *rest: Any, **options: Any) -> None:
+        reap(self, sts, *rest, **options)
+        write(self.pid, self.returncode)
+
+    def watch(popen: Any) -> None:
+        poll = popen.poll
+
+        def polled(self: Any, *arguments: Any, **options: Any) -> int | None:
+            known = self.returncode is not None
+            status: int | None = poll(self, *arguments, **options)
+            if not known and status is not None:
+                write(self.pid, status)
+            return status
+
+        popen.poll = polled
+
+    subprocess.Popen._handle_exitstatus = handle_exitstatus  # type: ignore[attr-defined]
+    watch(popen_fork.Popen)  # and of spawn, which inherits it
+    watch(popen_forkserver.Popen)

@@ -1,0 +1,221 @@
+"""A shorter way to the record for the calls that Python programs make.
+
+A Python kernel costs ten microseconds before it does anything: the dispatcher turns every argument into a Python object
+and back. Calls of ProcessGroup's own methods with dense CPU tensors on gloo are recorded here instead, from the Python
+objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no other kernel
+for these operators. It does have one for every function that makes a new tensor, which gloo, or a wrapper that checks
+it, may do on the calling thread and on its own, which takes over the state of the calling one: the CPU is named in its
+place, which is where that kernel would send them. Everything else (C++ callers, other tensors, other back ends, modes
+that intercept) takes the kernels.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from dtprof import fence
+from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32
+from dtprof.capture.python_hook.work_waits import poll, watch
+from dtprof.records import schema
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from dtprof.capture.python_hook.dispatcher_hook import Group, PythonTap
+
+ASYNC = schema.FLAG["async"]
+OBSERVED = schema.FLAG["completion"] | schema.FLAG["polled"]
+RETURNED, FAILED, RETURNED_AT = STATE["returned"], STATE["failed"], AT["returned_after"]
+MARK = "_dtprof_shortcut"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of ProcessGroup and the operator that it calls; the options are its last argument."""
+
+    op: str
+    options: str | None = None
+    """Their class; None for the peer and the tag of a point-to-point operation."""
+    arity: int = 3
+    """Number of arguments: tensors or outputs and inputs, sizes of their parts, options."""
+
+
+METHODS = {
+    "allreduce": Method(op="allreduce_", options="AllreduceOptions", arity=2),
+    "broadcast": Method(op="broadcast_", options="BroadcastOptions", arity=2),
+    "reduce": Method(op="reduce_", options="ReduceOptions", arity=2),
+    "allgather": Method(op="allgather_", options="AllgatherOptions"),
+    "_allgather_base": Method(op="_allgather_base_", options="AllgatherOptions"),
+    "all_gather_single": Method(op="_allgather_base_", options="AllgatherOptions"),
+    "reduce_scatter": Method(op="reduce_scatter_", options="ReduceScatterOptions"),
+    "_reduce_scatter_base": Method(op="_reduce_scatter_base_", options="ReduceScatterOptions"),
+    "reduce_scatter_single": Method(op="_reduce_scatter_base_", options="ReduceScatterOptions"),
+    "gather": Method(op="gather_", options="GatherOptions"),
+    "scatter": Method(op="scatter_", options="ScatterOptions"),
+    "alltoall": Method(op="alltoall_", options="AllToAllOptions"),
+    "alltoall_base": Method(op="alltoall_base_", options="AllToAllOptions", arity=5),
+    "all_to_all_single": Method(op="alltoall_base_", options="AllToAllOptions", arity=5),
+    "send": Method(op="send"),
+    "recv": Method(op="recv_"),
+}
+
+
+def install(tap: "PythonTap", ops: list[str]) -> None:
+    """Give ProcessGroup's methods the shorter way, where this torch has what it needs."""
+    import torch
+
+    c10d = torch._C._distributed_c10d
+    if not hasattr(torch._C, "_PreserveDispatchKeyGuard"):
+        return
+    for name, method in METHODS.items():
+        original = getattr(c10d.ProcessGroup, name, None)
+        options = getattr(c10d, method.options) if method.options else None
+        if original is not None and method.op in ops and (options is None or hasattr(options, "asyncOp")):
+            original = getattr(original, MARK, original)  # inherited from the parent of this forked process
+            setattr(c10d.ProcessGroup, name, _recorded(tap, original, method, options))
+
+
+Described = tuple[int, int, int, int, int, int]
+"""Type of the elements, reduction, flags, peer, tag or sizes, number of elements."""
+
+
+def _describer(tap: "PythonTap", method: Method, options: type | None) -> Callable[[tuple[Any, ...]], Described | None]:
+    """Return the function that reads the arguments of a call; None for one that must take the kernel."""
+    import torch
+
+    plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+    dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
+    reduces, rooted = hasattr(options, "reduceOp"), hasattr(options, "rootRank")
+    no_code, sizes_id, splits = schema.NO_CODE, tap.sizes_id, method.arity == 5
+
+    def is_ordinary(tensor: Any) -> bool:
+        return tensor.__class__ in plain and tensor.is_cpu and tensor.layout is strided
+
+    def measure(value: Any, sizes: list[int]) -> Any:
+        """Add the number of elements of each tensor; return the type of the first, or None if one is not ordinary."""
+        tensors = value if value.__class__ is list else [value]
+        if tensors and tensors[0].__class__ is list:
+            if len(tensors) > 1:
+                return None
+            tensors = tensors[0]
+        for tensor in tensors:
+            if tensor.__class__ not in plain or not tensor.is_cpu or tensor.layout is not strided:
+                return None
+            sizes.append(tensor.numel())
+        return tensors[0].dtype if tensors else no_code
+
+    def read_options(given: Any) -> tuple[int, int, int]:
+        reduction = int(given.reduceOp.op) if reduces else no_code
+        return reduction, ASYNC if given.asyncOp else 0, given.rootRank if rooted else -1
+
+    def describe_one(arguments: tuple[Any, ...]) -> Described | None:
+        tensors, given = arguments
+        if given.__class__ is not options or tensors.__class__ is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        if not is_ordinary(tensor):
+            return None
+        return dtypes.get(tensor.dtype, no_code), *read_options(given), 0, tensor.numel()
+
+    def describe_p2p(arguments: tuple[Any, ...]) -> Described | None:
+        tensors, peer, tag = arguments
+        if peer.__class__ is not int or tensors.__class__ is not list or len(tensors) != 1:
+            return None
+        tensor = tensors[0]
+        if not is_ordinary(tensor):
+            return None
+        return dtypes.get(tensor.dtype, no_code), no_code, 0, peer, int(tag), tensor.numel()
+
+    def describe_pair(arguments: tuple[Any, ...]) -> Described | None:
+        if arguments[-1].__class__ is not options:
+            return None
+        inputs: list[int] = []
+        outputs: list[int] = []
+        dtype = measure(arguments[1], inputs)
+        dtype_of_outputs = measure(arguments[0], outputs)
+        if dtype is None or dtype_of_outputs is None:
+            return None
+        numel, tag = sum(inputs) or sum(outputs), 0
+        if splits:
+            inputs, outputs = list(arguments[3]) or inputs, list(arguments[2]) or outputs
+        if (len(inputs) > 1 or len(outputs) > 1) and (len(set(inputs)) > 1 or len(set(outputs)) > 1):
+            tag = sizes_id(inputs, outputs)
+        return dtypes.get(dtype if inputs else dtype_of_outputs, no_code), *read_options(arguments[-1]), tag, numel
+
+    return describe_p2p if options is None else describe_one if method.arity == 2 else describe_pair
+
+
+def _recorded(
+    tap: "PythonTap", original: Callable[..., Any], method: Method, options: type | None
+) -> Callable[..., Any]:
+    """Return a method that records a call and makes it, passing the kernel by."""
+    import torch
+
+    state, key, cpu = torch._C, torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CPU
+    as_before, exclude, include = (
+        state._PreserveDispatchKeyGuard,
+        state._dispatch_tls_set_dispatch_key_excluded,
+        state._dispatch_tls_set_dispatch_key_included,
+    )
+    modes, transforms = state._len_torch_dispatch_stack, state._functorch.peek_interpreter_stack
+    frame_of, recording, group_of, arity = sys._getframe, tap.recording, tap.group, method.arity
+    describe, write = _describer(tap, method, options), tap.writer(method.op, p2p=options is None)
+
+    def begin(group: Any, arguments: tuple[Any, ...], caller: "FrameType") -> tuple[Any, int, int] | None:
+        """Record the issue of a call that may take the shorter way; None for every other."""
+        issued = monotonic_ns()
+        if modes() or transforms() is not None:
+            return None
+        described = describe(arguments)
+        if described is None:
+            return None
+        known: Group = group_of(group)
+        if not known.gloo:
+            return None
+        poll()
+        dtype, reduce_op, flags, peer, tag, numel = described
+        claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, numel)
+        return None if claimed is None else (*claimed, issued)
+
+    def recorded(self: Any, *arguments: Any, **named: Any) -> Any:
+        event = None
+        if recording() and len(arguments) == arity and not named:
+            try:
+                event = begin(self, arguments, frame_of(1))
+            except Exception as error:
+                fence.report("an operation", error)
+        if event is None:
+            return original(self, *arguments, **named)
+        memory, at, issued = event
+        try:
+            with as_before():
+                exclude(key, True)
+                include(cpu, True)
+                work = original(self, *arguments)
+        except BaseException:
+            pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
+            complete(memory, at, issued, FAILED)
+            raise
+        pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
+        memory[at] = RETURNED
+        watch(work, memory, at, issued)
+        return work
+
+    recorded.__name__ = original.__name__
+    recorded.__qualname__ = getattr(original, "__qualname__", original.__name__)
+    recorded.__doc__ = original.__doc__
+    setattr(recorded, MARK, original)
+    _hide_from_dynamo(recorded)
+    return recorded
+
+
+def _hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Keep torch.compile from compiling this function, and what it calls, where a graph breaks before it."""
+    import torch
+
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "set_code_exec_strategy"):
+        skip = dynamo._FrameAction.SKIP
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))

@@ -1,0 +1,108 @@
+"""Operations in flight under the Python tap, and the waits of the job for them."""
+
+import mmap
+import os
+from itertools import islice
+from time import monotonic_ns
+from typing import Any
+
+from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32, unpack_f32
+
+MAX_WATCHED = 64
+"""Operations in flight whose work is held; of more, the oldest are let go and stay `returned`."""
+POLLED_AT_ONCE = 4
+
+_in_flight: dict[int, tuple[Any, mmap.mmap, int, int]] = {}
+"""Work, memory and offset of its record, time of issue; oldest first, by the id of the work.
+
+The work is held so that the job is handed this very object; it is let go at the wait, or at the first event of the rank
+after completion.
+"""
+
+
+_inherited: list[Any] = []
+"""What was in flight in the parent of this forked process: its records are none of ours, and to end its works here
+could wait for threads that were not forked."""
+
+
+def watch(work: Any, memory: mmap.mmap, at: int, issued: int) -> None:
+    """Follow an operation until it completes."""
+    _in_flight[id(work)] = (work, memory, at, issued)
+    if len(_in_flight) > MAX_WATCHED:
+        for oldest in list(islice(_in_flight, 1)):
+            _in_flight.pop(oldest, None)
+
+
+def poll() -> None:
+    """See which of the oldest operations in flight have completed.
+
+    A callback on the operation's future would tell at once, but it takes the GIL on gloo's thread and costs the
+    launching thread up to 100 us in handing it over. An operation that failed before anybody waited for it
+    reads as done: torch would warn on stderr when asked.
+    """
+    if not _in_flight:
+        return
+    for key in list(islice(_in_flight, POLLED_AT_ONCE)):
+        held = _in_flight.get(key)
+        if held is None:
+            continue  # another thread was faster
+        work, memory, at, issued = held
+        if not work.is_completed():
+            return
+        complete(memory, at, issued, STATE["done"])
+        _in_flight.pop(key, None)
+
+
+def _set_aside() -> None:
+    _inherited.append(_in_flight.copy())
+    _in_flight.clear()
+
+
+def settle() -> None:
+    """See which operations have completed, and hold no work any more: the interpreter ends.
+
+    All are looked at, and their futures too: gloo's thread completes the future, on which the job may have waited in
+    C++, a moment before the work. Gloo's threads shall not need the interpreter for what we hold.
+    """
+    for work, memory, at, issued in list(_in_flight.values()):
+        if work.is_completed() or _is_future_done(work):
+            complete(memory, at, issued, STATE["done"])
+    _in_flight.clear()
+
+
+def _is_future_done(work: Any) -> bool:
+    try:
+        return bool(work.get_future().done())
+    except RuntimeError:  # it has none
+        return False
+
+
+def watch_waits(work_class: Any) -> None:
+    """Time every wait made from Python on an operation in flight."""
+    original = work_class.wait
+    if getattr(original, "__module__", "") == __name__:
+        return  # inherited from the parent of this forked process
+    os.register_at_fork(after_in_child=_set_aside)
+
+    def wait(self: Any, *arguments: Any, **options: Any) -> Any:
+        held = _in_flight.get(id(self))
+        if held is None:
+            return original(self, *arguments, **options)
+        _, memory, at, issued = held
+        begun = monotonic_ns()
+        if memory[at + AT["waits"]] == 0:
+            pack_f32(memory, at + AT["waited_from"], begun - issued)
+        memory[at + AT["waits"]] = min(memory[at + AT["waits"]] + 1, 255)
+        state = STATE["failed"]
+        try:
+            result = original(self, *arguments, **options)
+            state = STATE["done"]
+        finally:
+            so_far = unpack_f32(memory, at + AT["waited_for"])[0]
+            pack_f32(memory, at + AT["waited_for"], so_far + monotonic_ns() - begun)
+            complete(memory, at, issued, state)
+            _in_flight.pop(id(self), None)
+        return result
+
+    wait.__doc__ = original.__doc__
+    work_class.wait = wait

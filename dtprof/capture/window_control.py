@@ -1,0 +1,256 @@
+"""Take windows of torch.profiler and snapshots of memory, where a step ends: planned by a setting, or asked for.
+
+A window begins where the step before its first one ends, and ends where its last one does, both on the thread that
+steps. Stopping the profiler and writing what it saw holds the interpreter, on whatever thread, so it is done there and
+then; the file is compressed on a thread beside the program.
+"""
+
+import atexit
+import multiprocessing.util
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic_ns
+from typing import Any
+
+from dtprof import fence, settings
+from dtprof.capture.memory_sampler import PAGE_BYTES, Budget, Memory
+from dtprof.capture.recorder import Recorder
+from dtprof.capture.snapshots import Snapshots
+from dtprof.capture.string_entries import timed_entry
+from dtprof.capture.window_files import TooLargeError, TracedStep, pack
+from dtprof.capture.window_profiler import OwnProfilers, WindowProfiler, forget_in_child
+from dtprof.records import paths, trace_requests
+from dtprof.records.trace_requests import TraceRequest
+
+LOOK_EVERY_NS = 500_000_000
+NEVER = sys.maxsize
+MEMORY_PER_FILE = 8
+"""While it is open, a window may make the process grow by this many times what its file may take."""
+FREE_BYTES = 256 << 20
+OWN_PROFILER = "the program runs a torch.profiler of its own"
+
+
+class _Open:
+    """The window that is open."""
+
+    def __init__(self, planned: dict[str, Any], profiler: WindowProfiler) -> None:
+        """Begin now, on this thread."""
+        self.first, self.last = int(planned["first"]), int(planned["last"])
+        self.profiler = profiler
+        self.thread = threading.get_ident()
+        self.resident = _resident_bytes()
+        self.steps: list[tuple[int, int, int]] = []
+        self.step_begin_ns = 0
+        begin_ns, realtime_ns = _clocks()
+        self.facts = planned | {"begin_ns": begin_ns, "realtime_ns": realtime_ns}
+        """What its entries say."""
+
+
+class Windows:
+    """The windows and snapshots of one process."""
+
+    def __init__(self, memory: Memory) -> None:
+        """Take none before the log is opened."""
+        self._memory = memory
+        self._own = OwnProfilers()
+        self._looks = Budget(LOOK_EVERY_NS)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._recorder: Recorder | None = None
+        self._folder = Path()
+        self._request_file = ""
+        self._open: _Open | None = None
+        self._plan = (NEVER, NEVER)
+        self._count = self._ended = 0
+        self._left_bytes = 0
+        self._snapshots: Snapshots | None = None
+
+    def install(self) -> None:
+        """See profilers of the program; leave a forked process alone."""
+        self._own.install()
+        os.register_at_fork(after_in_child=self._forget)
+
+    @fence.fenced("a profiler window in a forked process", "goes on")
+    def _forget(self) -> None:
+        if self._open is not None:
+            forget_in_child()
+        self._reset()
+
+    @fence.fenced("profiler windows", "are not taken in this process")
+    def begin_log(self, recorder: Recorder, folder: Path, rank: int) -> None:
+        """Know what is planned for this rank, and where files go."""
+        self._reset()
+        self._recorder, self._folder = recorder, folder
+        self._request_file = str(folder / paths.TRACE_REQUEST)
+        limit = settings.from_environment(settings.MAX_TRACE_MB)
+        self._left_bytes = int(settings.parse_number(limit, setting=settings.MAX_TRACE_MB, minimum=1) * (1 << 20))
+        self._snapshots = Snapshots(self._memory, recorder, folder)
+        steps, ranks = (settings.from_environment(one) for one in (settings.TRACE_STEPS, settings.TRACE_RANKS))
+        chosen = settings.parse_traced_ranks(ranks)
+        if steps and (not chosen or any(first <= rank <= last for first, last in chosen)):
+            self._plan = settings.parse_traced_steps(steps)
+        atexit.register(self.finish)
+        multiprocessing.util.Finalize(None, self.finish, exitpriority=-50)
+
+    @fence.fenced("a profiler window", "is not taken")
+    def at_step_end(self, ended: int) -> None:
+        """Begin, go on with or end a window: `ended` steps have ended."""
+        self._ended = ended
+        if self._open is not None:
+            self._go_on(self._open, ended)
+        elif self._plan[0] == ended + 1:
+            self._begin(*self._plan, request="")
+        else:
+            if self._recorder is not None and self._looks.allows():
+                began_ns = monotonic_ns()
+                is_asked = os.access(self._request_file, os.F_OK)
+                self._looks.charge(monotonic_ns() - began_ns)
+                if is_asked:
+                    self._answer(ended)
+
+    def _answer(self, ended: int) -> None:
+        request: TraceRequest | None = trace_requests.take(self._folder)
+        if request is None:
+            return
+        if request.memory:
+            self.take_snapshot("request", request=request.id)
+        if request.steps:
+            self._begin(ended + 1, ended + request.steps, request=request.id)
+
+    @fence.fenced("a memory snapshot", "is not taken")
+    def take_snapshot(self, why: str, *, request: str = "") -> None:
+        """Write what memory is held for into a file, as far as there is room."""
+        if self._snapshots is not None:
+            self._left_bytes -= self._snapshots.take(why, self._ended, limit_bytes=self._left_bytes, request=request)
+
+    def _begin(self, first: int, last: int, *, request: str) -> None:
+        self._count += 1
+        planned = {"id": self._count, "first": first, "last": last, **({"request": request} if request else {})}
+        if refusal := self._refusal():
+            self._entry("failed", planned | {"reason": refusal})
+            fence.warn_once(f"no profiler window over steps {first} to {last} is taken: {refusal}")
+            return
+        try:
+            window = _Open(planned, WindowProfiler(self._give_way))
+            self._write("begun", window)
+            window.profiler.start()
+        except Exception as error:
+            self._entry("failed", planned | {"reason": f"{type(error).__name__}: {error}"})
+            raise
+        window.step_begin_ns = monotonic_ns()
+        self._open = window
+
+    def _refusal(self) -> str:
+        """Return why none can be taken now; empty where one can."""
+        if self._own.any:
+            return OWN_PROFILER
+        if self._left_bytes <= 0:
+            return f"the {settings.MAX_TRACE_MB.option} of this rank is used up"
+        if shutil.disk_usage(self._folder).free < FREE_BYTES:
+            return f"less than {FREE_BYTES >> 20} MiB are free on the disk of the run"
+        return ""
+
+    def _go_on(self, window: _Open, ended: int) -> None:
+        if threading.get_ident() != window.thread:
+            return  # another model's step: only its own thread can stop a profiler
+        now_ns = monotonic_ns()
+        window.steps.append((ended, window.step_begin_ns, now_ns))
+        grown = _resident_bytes() - window.resident
+        if ended >= window.last:
+            self._end(window)
+        elif grown > MEMORY_PER_FILE * self._left_bytes:
+            self._end(window, f"ended after step {ended}: the process had grown by {grown >> 20} MiB")
+        else:
+            window.step_begin_ns = now_ns
+
+    @fence.fenced("a profiler window", "is not kept")
+    def _give_way(self) -> None:
+        if self._open is not None and threading.get_ident() == self._open.thread:
+            self._end(self._open, f"ended early: {OWN_PROFILER}")
+
+    @fence.fenced("a profiler window", "is not kept")
+    def finish(self) -> None:
+        """End what is open where the program ends."""
+        window = self._open
+        if window is None:
+            return
+        if threading.get_ident() != window.thread:
+            self._open = None
+            self._write("failed", window, reason="the thread that it was begun on did not end another step")
+            return
+        done = window.steps[-1][0] if window.steps else window.first - 1
+        self._end(window, f"ended early: the job ended after step {done}", beside=False)
+
+    def _end(self, window: _Open, reason: str = "", *, beside: bool = True) -> None:
+        """Stop the profiler and write its file; `reason` says why it ends before its last step."""
+        self._open = None
+        end_ns, realtime_ns = _clocks()
+        raw = self._folder / f".window-{window.first}.json"
+        try:
+            window.profiler.stop()
+            window.profiler.save(raw)
+        except Exception as error:
+            self._write("failed", window, end_ns=end_ns, reason=f"{type(error).__name__}: {error}")
+            raise
+        ready_ns = monotonic_ns()
+        offset = realtime_ns - end_ns
+        steps = [TracedStep(number, begin + offset, end + offset) for number, begin, end in window.steps]
+        last = max(window.steps[-1][0] if window.steps else window.first, window.first)
+        target = self._folder / paths.window_name(window.first, last)
+
+        @fence.fenced("a profiler window", "is not kept")
+        def write() -> None:
+            times = {"end_ns": end_ns, "ready_ns": ready_ns}
+            facts = {**window.facts, "end_ns": end_ns, "end_realtime_ns": realtime_ns}
+            room = max(0, self._left_bytes)
+            try:
+                size = pack(raw, target, pid=os.getpid(), steps=steps, facts=facts, limit_bytes=room)
+            except (OSError, ValueError, TooLargeError) as error:
+                failure = _failure(error, room)
+                self._write("failed", window, **times, reason=failure)
+                fence.warn_once(
+                    f"the profiler window over steps {window.first} to {window.last} is not kept: {failure}"
+                )
+                return
+            self._left_bytes -= size
+            self._write("written", window, **times, file=target.name, bytes=size, reason=reason)
+
+        _run(write, beside=beside)
+
+    def _write(self, state: str, window: _Open, **fields: object) -> None:
+        self._entry(state, window.facts | {name: value for name, value in fields.items() if value != ""})
+
+    def _entry(self, state: str, fields: dict[str, object]) -> None:
+        if self._recorder is not None:
+            self._recorder.write_entry(timed_entry("window", state=state, **fields))
+
+
+def _failure(error: Exception, room_bytes: int) -> str:
+    if isinstance(error, TooLargeError):
+        return (
+            f"it takes more than the {room_bytes >> 20} MiB that are left of {settings.MAX_TRACE_MB.option}; "
+            "take fewer steps or give more"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def _run(write: Callable[[], object], *, beside: bool) -> None:
+    if beside:
+        threading.Thread(target=write, name="dtprof-window").start()  # the interpreter waits for it at its end
+    else:
+        write()
+
+
+def _clocks() -> tuple[int, int]:
+    """Return what the monotonic clock and the wall clock say now."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.clock_gettime_ns(time.CLOCK_REALTIME)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * PAGE_BYTES

@@ -1,0 +1,430 @@
+"""What the rules look at: the newest operations, the end and the stack of every rank, and who is in which group.
+
+`recorded.py` makes it from the tables of a run.
+"""
+
+import functools
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis.stack_groups import RankStack
+from dtprof.records.tables import (
+    UNKNOWN_NS,
+    Array,
+    ExceptionRecord,
+    Group,
+    Manifest,
+    OutOfMemory,
+    Pipeline,
+    ProcessExit,
+    Site,
+)
+
+_POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+TRANSPORT_WORDS = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out waiting",
+    "application timeout caused pair closure",
+    "socket timeout",
+    "wait timeout after",
+    "read error",
+    "write error",
+    "remote process exited",
+    "watchdog caught collective operation timeout",
+    "failed to recv, got 0 bytes",
+    "unhandled system error",
+    "nccl communicator was aborted",
+    "preamble.length",
+    "monitoredbarrier",
+)
+"""Parts of messages by which gloo, NCCL and the store say that a peer is gone or late: victims say so, not culprits."""
+
+BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store", "backward", "monitoredbarrier")
+"""Parts of a traceback through an operation, or of what a back end says."""
+CHAINED = ("direct cause of the following exception", "During handling of the above exception")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupKey:
+    """A group across ranks: its name, its members, and how many of that name came before (after a re-init)."""
+
+    name: str
+    ranks: tuple[int, ...]
+    occurrence: int
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.ranks, self.occurrence))
+
+    def __hash__(self) -> int:
+        """Return the hash, computed once: groups have many ranks, and are looked up often."""
+        return self._hash
+
+    def __reduce__(self) -> tuple[Callable[..., "GroupKey"], tuple[str, tuple[int, ...], int]]:
+        """Pickle what makes the key; every process has its own hashes, and one object for each group."""
+        return group_key, (self.name, self.ranks, self.occurrence)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def group_key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
+    """Return one and the same object for every rank that knows the group: comparing it costs nothing then."""
+    return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of one rank."""
+
+    group: GroupKey
+    op: str
+    api: str
+    seq: int
+    p2p: bool
+    peer: int
+    tag: int
+    numel: int
+    dtype: int
+    reduce_op: int
+    site: Site | None
+    step: int
+    inside_call: bool
+    failed: bool
+    done: bool
+    issued_ns: int
+    done_ns: int
+    observed: bool  # completion can be known
+    waited: bool = False  # a wait for it began
+    asked: bool = False  # its handle was asked for completion or a future
+    nbytes: int = 0
+    thread: int = 0
+    is_async: bool = False
+    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of uneven operations: what goes in, what comes out
+    even_sizes: bool = False  # of an all_gather into one tensor: every member must bring as much
+    nth: int = -1  # point to point: messages of this channel issued before; -1 where that is not known
+
+    @property
+    def blocks(self) -> bool:
+        """Say whether the program is seen to wait for it."""
+        return self.open and (self.inside_call or self.waited or self.failed)
+
+    @property
+    def peer_rank(self) -> int:
+        """The global rank of the peer or root; -1 for none, or any source."""
+        return self.group.ranks[self.peer] if 0 <= self.peer < len(self.group.ranks) else -1
+
+    @property
+    def open(self) -> bool:
+        """Say whether it is known not to have ended well."""
+        return self.failed or (self.observed and not self.done) or self.inside_call
+
+    @property
+    def label(self) -> tuple[GroupKey, str, tuple[str, int] | None]:
+        """What makes two operations of two ranks the same place in the program."""
+        return self.group, self.op, (self.site.file, self.site.line) if self.site else None
+
+
+QUIET_NS = 5_000_000_000
+"""A job in which nothing began or ended for less than this makes progress, as far as can be told."""
+LONGER = 2
+"""A job stands still once nothing has begun or ended for so many times as long as ever before in it."""
+BUSY = 0.2
+"""Share of a core above which a process counts as working."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What a process was seen doing from outside."""
+
+    state: str
+    cpu_share: float | None
+    frames: tuple[Site, ...]  # of the main thread, innermost first
+    reason: str = ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether it works; runnable counts whatever its share: on a host with much to do it waits for a core."""
+        return self.state == "running" or (self.cpu_share is not None and self.cpu_share > BUSY)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What point-to-point messages go through in order, as one of its ends counts them."""
+
+    group: GroupKey
+    peer: int  # global rank; -1: any source
+    tag: int
+    sends: bool
+
+
+MESSAGE = np.dtype(
+    [
+        ("nth", "i8"),  # messages of the channel issued before
+        ("at", "i8"),  # in RankEvidence.operations
+        ("nbytes", "i8"),
+        ("site", "u4"),  # equal for messages of one line
+        ("plain", "?"),  # a send or a receive, not several as one
+        ("done", "?"),  # as Operation.done
+        ("settled", "?"),  # done, failed, inside its call, waited for or asked about
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePass:
+    """One step of a pipeline schedule on one rank."""
+
+    plan: Pipeline | None
+    ended: bool
+    forwards: dict[int, int]  # microbatches that went forward, by stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPhase:
+    """A checkpoint or a compilation that took long, several in a row as one."""
+
+    phase: str
+    site: Site | None
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The collectives of a rank in columns (columns.SWEPT), to compare whole runs."""
+
+    groups: dict[GroupKey, Array]  # by position
+    operation: Callable[[int], Operation]  # of a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """One rank."""
+
+    rank: int
+    attempt: int
+    pid: int
+    host: str
+    operations: Sequence[Operation] = ()  # the newest, in the order of issue
+    open_operations: tuple[Operation, ...] = ()  # those of them that had not ended well
+    first_row: int = 0  # of the first of `operations` among all of the rank
+    counts: dict[tuple[GroupKey, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
+    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    exceptions: tuple[ExceptionRecord, ...] = ()
+    out_of_memory: tuple[OutOfMemory, ...] = ()
+    exit: ProcessExit | None = None
+    ended_ns: int = UNKNOWN_NS
+    last_ns: int
+    moments: tuple[int, ...] = ()  # the newest at which it began something, or an operation ended well; ascending
+    longest_gap_ns: int = 0  # between operations that followed each other
+    last_site: Site | None = None
+    open_phases: tuple[str, ...] = ()
+    steps: int = 0
+    in_init: bool = False
+    stack: Stack | None = None
+    alive: bool | None = None  # None: not known
+    channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
+    messages: dict[Channel, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
+    sees_questions: bool = False  # `Operation.asked` is known
+    complete: bool = True  # nothing was dropped: messages can be counted
+    batches: int = 0  # taken from data loaders
+    exhausted: int = 0  # times that a data loader had no batch left
+    newest_is_exhaustion: bool = False  # it was the last that happened to data
+    group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
+    making_group: Site | None = None  # the call of new_group it is in
+    passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
+    long_phases: tuple[LongPhase, ...] = ()
+    sweep: Sweep | None = None
+
+    @cached_property
+    def blocking(self) -> tuple[Operation, ...]:
+        """What holds its program up: operations it waits for; all that are open where no wait was seen."""
+        return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+
+    @cached_property
+    def newest_collectives(self) -> dict[GroupKey, Array]:
+        """The collectives among `operations` in columns, by group."""
+        groups = self.sweep.groups if self.sweep is not None else {}
+        return {group: table[table["row"] >= self.first_row] for group, table in groups.items()}
+
+    @property
+    def front(self) -> Operation | None:
+        """The oldest operation the rank is, or was at its end, held up in."""
+        return self.blocking[0] if self.blocking else None
+
+    @property
+    def own_exception(self) -> ExceptionRecord | None:
+        """The last exception that left the program, unless it only tells of a lost or late peer."""
+        if not self.exceptions or self.transport_exception is not None:
+            return None
+        return self.exceptions[-1]
+
+    @property
+    def transport_exception(self) -> ExceptionRecord | None:
+        """The last exception, where it only tells of a lost or late peer."""
+        if not self.exceptions:
+            return None
+        last = self.exceptions[-1]
+        # An exception raised in a handler tells of what was handled: its traceback begins with that.
+        chained = any(words in last.traceback for words in CHAINED)
+        whole = f"{last.traceback}{last.type}: {last.message}".lower()
+        text = whole if chained else f"{last.type}: {last.message}".lower()
+        of_torch = any(words in whole for words in BACK_ENDS)  # others lose connections, too: to loggers, to storage
+        return last if of_torch and any(words in text for words in TRANSPORT_WORDS) else None
+
+    @property
+    def interruption(self) -> ExceptionRecord | None:
+        """The last exception, where it is that of Ctrl-C (SIGINT): its frame is where the signal found the program."""
+        last = self.exceptions[-1] if self.exceptions else None
+        return last if last is not None and last.type == "KeyboardInterrupt" else None
+
+    @property
+    def signal_name(self) -> str | None:
+        """The signal that ended the process."""
+        if self.exit is None or self.exit.status >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit.status).name
+        except ValueError:
+            return f"signal {-self.exit.status}"
+
+    @property
+    def stopped_politely(self) -> bool:
+        """Say whether it was ended by a signal that launchers and people send to stop a job."""
+        return self.exit is not None and -self.exit.status in _POLITE
+
+    @property
+    def finished(self) -> bool:
+        """Say whether the program ended in order, whatever became of the process during its shutdown."""
+        if self.exceptions:
+            return False
+        return self.ended_ns != UNKNOWN_NS or (self.exit is not None and self.exit.status == 0)
+
+    @property
+    def groups_made(self) -> int:
+        """Calls of new_group and split_group."""
+        return len(self.group_sites)
+
+    @property
+    def place(self) -> Site | None:
+        """Where the rank is or last was: its open operation, its stack, its last record."""
+        return self.place_held or self.last_site
+
+    @property
+    def place_held(self) -> Site | None:
+        """Where the rank is or was at its end, as its open operation, its interruption or its stack shows."""
+        if self.front is not None and self.front.site is not None:
+            return self.front.site
+        if self.interruption is not None and self.interruption.frame is not None:
+            return self.interruption.frame
+        if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
+            return self.stack.frames[0]
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """How a job was going when it was stopped from outside."""
+
+    quiet_ns: int  # nothing had begun or ended for so long
+    usual_ns: int  # the longest that a rank had begun nothing before
+    by_kill: bool = False  # all its ranks were killed together by SIGKILL; else somebody asked them to end
+
+    @property
+    def stood_still(self) -> bool:
+        """Say whether that was longer than the job is known to take."""
+        return self.quiet_ns > max(QUIET_NS, LONGER * self.usual_ns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stragglers:
+    """What the analysis of steps says of ranks that the others wait for."""
+
+    steps: int  # looked at
+    found: tuple[StragglerResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handler:
+    """An exception handler that a collective stands in, as the source has it."""
+
+    text: str
+    line: int
+    call: str  # the text of the line of the collective
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The whole job."""
+
+    ranks: dict[int, RankEvidence]
+    world_size: int
+    manifest: Manifest
+    stalled: bool  # nobody made progress for long, or ranks ended while operations were open
+    stop: Stop | None = None  # the job was stopped from outside
+    stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
+    oom_kills: int = 0
+    find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
+    find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
+    find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
+    problems: tuple[str, ...] = ()
+    starting: Mapping[int, RankEvidence] = field(default_factory=dict)  # of those missing: the process was seen
+    at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks of the job that left no record."""
+        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Say whether the job stands still, or ended with a status other than 0."""
+        return self.stalled or self.manifest.exit_status not in (None, 0)
+
+    def goes_on(self, rank: RankEvidence) -> bool:
+        """Say whether a rank may yet do what it has not done."""
+        return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
+
+    def group(self, key: GroupKey) -> Group:
+        """Return the group as the rank that knows most of it tells; its name alone where the records have lost it."""
+        known = self._groups.get(key)
+        return known if known is not None else Group(name=key.name, description="", size=len(key.ranks))
+
+    @cached_property
+    def _groups(self) -> dict[GroupKey, Group]:
+        best: dict[GroupKey, Group] = {}
+        for rank in self.ranks.values():
+            for key, group in rank.groups.items():
+                known = best.get(key)
+                if known is None or _knowledge(known) < _knowledge(group):
+                    best[key] = group
+        return best
+
+
+def _knowledge(group: Group) -> tuple[int, bool]:
+    return len(group.ranks), group.timeout_s is not None
+
+
+def main_stack(seen: RankStack, *, is_user: Callable[[str], bool]) -> Stack:
+    """Return the stack of the main thread: its frames in files that `is_user` accepts, all where there are none."""
+    frames = seen.main.frames if seen.main is not None else ()
+    own = tuple(frame for frame in frames if is_user(frame.file))
+    return Stack(
+        state=seen.state,
+        cpu_share=seen.cpu_share,
+        frames=tuple(Site(file=f.file, line=f.line, function=f.function) for f in own or frames),
+        reason=seen.reason,
+    )
+
+
+def gather(ranks: Iterable[RankEvidence], **job: Any) -> Evidence:
+    """Put the ranks together."""
+    return Evidence(ranks={evidence.rank: evidence for evidence in ranks}, **job)

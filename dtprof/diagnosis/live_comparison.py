@@ -1,0 +1,305 @@
+"""Compare what ranks record while they run: calls at one position of a group that do not go together.
+
+What is new is compared in columns, position by position, for all groups at once; only where it differs, the rules of
+finished runs decide, on the records of each rank around the first position of each group that does. Looks may be far
+apart, and ranks may come to a position in any order: whatever came between two looks is compared.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.diagnosis.compared_columns import POSITION, disagree, group_of, pairs_of_places, positions_of, seq_of
+from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.job_state import GroupKey, gather
+from dtprof.diagnosis.rules.argument_mismatches import find_mismatches
+from dtprof.diagnosis.rules.shifted_collectives import find_shift
+from dtprof.diagnosis.sources.rank_evidence import NO_PAST, are_named, group_keys, rank_evidence, spans_named
+from dtprof.records import codes, events
+from dtprof.records.tables import Array, Manifest, RankTables, join, select
+
+BEFORE, AFTER = 1024, 512
+"""Positions of a group on which is decided, around the first that differs."""
+MAX_KEPT, MIN_KEPT = 131_072, 2048
+"""Operations that are kept to decide on: of all ranks together, and of each."""
+MAX_OPEN = 262_144
+"""Positions that wait for members to come to them; beyond, the oldest are not compared."""
+SETTLING = 16
+"""Positions after the first whose line or step differs, before it is decided whether ranks are out of step."""
+MAX_WAYS = 1024
+"""In which lines and steps of a group's ranks may differ; beyond, they have no order to find a fault in."""
+MAX_DOUBLINGS = 12
+"""Of the positions between decisions that find nothing."""
+KINDS = frozenset(
+    {
+        *("reduce-op-mismatch", "root-mismatch", "dtype-mismatch", "size-mismatch", "split-size-mismatch"),
+        *("collective-order-mismatch", "step-mismatch"),
+    }
+)
+_OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
+_LATEST = np.iinfo(np.int64).max
+
+
+@dataclass
+class _Rank:
+    """One rank: its newest records, and the number of each of its groups."""
+
+    tables: RankTables
+    numbers: npt.NDArray[np.int64]  # by key of the tables; -1: nothing to compare
+    steppers: npt.NDArray[np.integer]
+
+
+@dataclass
+class _Group:
+    """What is undecided of one group, and what was decided."""
+
+    key: GroupKey
+    newest: int = -1  # position that can be decided on: all members of this host have come to it
+    differs_at: int = _LATEST  # the first position with other arguments
+    looks_from: int = 0  # the first position whose arguments count
+    fruitless: int = 0  # decisions on arguments that go together after all
+    ways: dict[int, int] = field(default_factory=dict)  # how lines and steps differ, and first where; -1: by right
+    ways_due: int = 0  # the position at which the next decision on them is due
+    ways_fruitless: int = 0
+    closed: bool = False
+
+    def first_due(self, *, is_last: bool) -> int | None:
+        """Return the first position that can be decided on."""
+        first = self.differs_at
+        if is_last or self.newest >= self.ways_due:
+            settled = self.newest if is_last else self.newest - SETTLING
+            first = min([first, *(seq for seq in self.ways.values() if 0 <= seq <= settled)])
+        return first if first != _LATEST else None
+
+    def decided(self) -> None:
+        """Take what was decided on as right: what is new counts, each time after more positions."""
+        settled = {way for way, seq in self.ways.items() if 0 <= seq <= self.newest - SETTLING}
+        if settled:
+            self.ways |= dict.fromkeys(settled, -1)
+            self.ways_due = self.newest + (SETTLING << self.ways_fruitless)
+            self.ways_fruitless = min(self.ways_fruitless + 1, MAX_DOUBLINGS)
+        if self.differs_at != _LATEST:
+            self.looks_from = self.newest + (1 << self.fruitless)
+            self.fruitless = min(self.fruitless + 1, MAX_DOUBLINGS)
+            self.differs_at = _LATEST
+
+
+class LiveComparison:
+    """Compares the ranks of one host; tells of each group once."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._begin(-1)
+
+    def take(self, grown: Iterable[RankTables], *, is_last: bool = False) -> list[Finding]:
+        """Add the operations that have settled since the last call, by rank; return mismatches not told of before."""
+        grown = list(grown)
+        attempt = max((tables.attempt for tables in grown), default=-1)
+        if attempt > self._attempt:
+            self._begin(attempt)
+        self._looks += 1
+        new = [(self._add(tables), tables.operations) for tables in grown if tables.attempt == self._attempt]
+        for rank, rows in new:
+            self._compare(self._positions(rank, rows))
+        self._complete(is_last=is_last)
+        told = self._decide(is_last=is_last)
+        self._trim()
+        return told
+
+    def _begin(self, attempt: int) -> None:
+        """Forget an attempt when its ranks are restarted: positions count from 0 again."""
+        self._attempt, self._looks = attempt, 0
+        self._ranks: dict[int, _Rank] = {}
+        self._groups: list[_Group] = []
+        self._numbers: dict[GroupKey, int] = {}
+        self._here: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # members of each group on this host
+        self._seen = 0
+        self._open: Array = np.zeros(0, _OPEN)
+        self._out_of_step: set[tuple[int, ...]] = set()
+
+    def _add(self, tables: RankTables) -> _Rank:
+        known = self._ranks.get(tables.rank)
+        before = [known.tables] if known is not None else []
+        operations = join([one.operations for one in (*before, tables)])
+        spans = join([one.spans for one in (*before, tables)])
+        steps = spans_named(tables, spans, events.STEP, events.OPTIMIZER)
+        steppers, at = np.unique(steps["thread"], return_index=True)
+        spans = join([steps[at], spans_named(tables, spans, events.FORWARD)])
+        numbers = known.numbers if known is not None else np.zeros(0, np.int64)
+        if known is None or known.tables.groups is not tables.groups:
+            numbers = self._number(tables)
+        own = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0])
+        if known is not None:
+            own = replace(own, past=known.tables.past)
+        self._ranks[tables.rank] = rank = _Rank(tables=own, numbers=numbers, steppers=steppers)
+        return rank
+
+    def _number(self, tables: RankTables) -> npt.NDArray[np.int64]:
+        """Return a number for each group of a rank that is the same for all ranks."""
+        keys = group_keys(tables)[0]
+        numbers = np.full(max(keys, default=0) + 1, -1, np.int64)
+        for group_id, key in keys.items():
+            if len(key.ranks) < 2:
+                continue
+            if key not in self._numbers:
+                self._numbers[key] = len(self._groups)
+                self._groups.append(_Group(key=key))
+            numbers[group_id] = self._numbers[key]
+        return numbers
+
+    def _positions(self, rank: _Rank, rows: Array) -> Array:
+        """Return what is compared of a rank's new operations."""
+        rows = select(rows, rows["op"] < len(rank.tables.ops))
+        rows = select(rows, rows["kind"] != codes.POINT_TO_POINT)
+        groups = _numbered(rank, rows)
+        # A call that was refused takes no position in the back end: those after it cannot be counted from here.
+        for number in np.unique(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
+            self._groups[number].closed = True
+        compared = np.array([not group.closed for group in self._groups] + [False])[groups]
+        members = {group_id: group.ranks for group_id, group in rank.tables.groups.items()}
+        return positions_of(
+            select(rows, compared), rank.tables, groups=groups[compared], members=members, steppers=rank.steppers
+        )
+
+    def _compare(self, own: Array) -> None:
+        """Compare the positions of a rank with those of the first rank that came to them."""
+        at = np.searchsorted(self._open["key"], own["key"])
+        met = np.zeros(len(own), bool)
+        inside = at < len(self._open)
+        met[inside] = self._open["key"][at[inside]] == own["key"][inside]
+        at, mine = at[met], own[met]
+        first = self._open[at]
+        self._open["differs"][at] |= disagree(first, mine)
+        self._open["balance"][at] += mine["balance"]
+        self._open["come"][at] += 1
+        self._note_ways(pairs_of_places(first, mine), mine["key"])
+        if met.all():
+            return
+        fresh = np.zeros(int((~met).sum()), _OPEN)
+        for name in POSITION.names or ():
+            fresh[name] = own[name][~met]
+        fresh["come"], fresh["look"] = 1, self._looks
+        self._open = join([self._open, fresh])
+        self._open = select(self._open, np.argsort(self._open["key"], kind="stable"))
+
+    def _note_ways(self, ways: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> None:
+        ways, at = np.unique(ways, return_index=True)
+        for way, number, seq in zip(ways.tolist(), group_of(keys[at]).tolist(), seq_of(keys[at]).tolist(), strict=True):
+            group = self._groups[number]
+            if way and len(group.ways) < MAX_WAYS:
+                group.ways.setdefault(way, seq)
+
+    def _complete(self, *, is_last: bool) -> None:
+        """Take what all local members have come to; keep it for another look: a rank may have been seen too late."""
+        if len(self._here) != len(self._groups) or self._seen != len(self._ranks):  # groups may have many members
+            self._seen = len(self._ranks)
+            here = [sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups]
+            self._here = np.array(here, np.int64)
+        whole = np.array([len(group.key.ranks) for group in self._groups], np.int64)
+        groups = group_of(self._open["key"])
+        come = self._open["come"]
+        complete = (come >= self._here[groups]) & (come > 1)
+        differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
+        # Where members are elsewhere, or not seen yet, a look more: one of this host may be among them.
+        decidable = (come == whole[groups]) | (complete & self._open["complete"]) | (is_last & (come > 1))
+        seqs = seq_of(self._open["key"])
+        newest = np.full(len(self._groups), -1, np.int64)
+        np.maximum.at(newest, groups[decidable], seqs[decidable])
+        for number in np.flatnonzero(newest >= 0).tolist():
+            self._groups[number].newest = max(self._groups[number].newest, int(newest[number]))
+        for at in np.flatnonzero(differs & decidable).tolist():
+            group = self._groups[int(groups[at])]
+            if int(seqs[at]) >= group.looks_from:
+                group.differs_at = min(group.differs_at, int(seqs[at]))
+        closed = np.array([group.closed for group in self._groups], bool)
+        kept = ~(complete & self._open["complete"]) & ~closed[groups]
+        self._open["complete"] = complete
+        self._open = select(self._open, kept)
+        if len(self._open) > MAX_OPEN:
+            newest_first = np.argsort(-self._open["look"], kind="stable")
+            self._open = select(self._open, np.sort(newest_first[:MAX_OPEN]))
+
+    def _decide(self, *, is_last: bool) -> list[Finding]:
+        """Apply the rules of finished runs to the records around the first positions that are due."""
+        due = {
+            number: first
+            for number, group in enumerate(self._groups)
+            if not group.closed and (first := group.first_due(is_last=is_last)) is not None
+        }
+        if not due:
+            return []
+        begin = np.full(len(self._groups) + 1, _LATEST)  # the last stands for no group
+        for number, first in due.items():
+            begin[number] = max(0, first - BEFORE)
+        near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
+        evidence = gather(
+            [rank_evidence(tables, exit=None, stack=None, alive=True) for tables in near],
+            world_size=max((tables.world_size for tables in near), default=0),
+            manifest=Manifest(),
+            stalled=False,
+            stopped_on_hang_ns=None,
+        )
+        shift = find_shift(evidence)
+        found = (*find_mismatches(evidence), *([shift] if shift is not None else []))
+        groups = [self._groups[number] for number in due]
+        told = [finding for finding in found if finding.kind in KINDS and self._is_new(finding, groups)]
+        for group in groups:
+            group.decided()
+        return told
+
+    def _is_new(self, finding: Finding, groups: list[_Group]) -> bool:
+        """Say whether this was not told before, and close its group."""
+        group = next((one for one in groups if (one.key.name, one.key.ranks) == _name(finding)), None)
+        if group is None or group.closed:
+            return False
+        group.closed = True
+        if finding.kind != "step-mismatch":
+            return True
+        # A rank that is out of step is so in all its groups.
+        was_in_step = finding.culprit_ranks not in self._out_of_step
+        self._out_of_step.add(finding.culprit_ranks)
+        return was_in_step
+
+    def _trim(self) -> None:
+        """Let go of the oldest records."""
+        limit = max(MIN_KEPT, MAX_KEPT // max(1, len(self._ranks)))
+        for rank in self._ranks.values():
+            rows = rank.tables.operations
+            if len(rows) > limit:  # a copy: a view would keep the whole
+                rank.tables = replace(rank.tables, operations=rows[-limit:].copy())
+            rank.tables = _without_early_forwards(rank.tables, most=limit)
+
+
+def _without_early_forwards(tables: RankTables, *, most: int) -> RankTables:
+    """Return the tables with forward passes before the operations in them counted, and so all but the newest."""
+    forwards = np.flatnonzero(are_named(tables, tables.spans, events.FORWARD))
+    oldest_ns = int(tables.operations["issued_ns"][0]) if len(tables.operations) else 0
+    early = max(int(np.count_nonzero(tables.spans["begin_ns"][forwards] < oldest_ns)), len(forwards) - most)
+    if early <= 0:
+        return tables
+    past = tables.past or NO_PAST
+    return replace(
+        tables,
+        spans=np.delete(tables.spans, forwards[:early]),
+        past=replace(past, forwards=past.forwards + early),
+    )
+
+
+def _name(finding: Finding) -> tuple[str, tuple[int, ...]]:
+    return (finding.group.name, finding.group.ranks) if finding.group is not None else ("", ())
+
+
+def _numbered(rank: _Rank, rows: Array) -> npt.NDArray[np.int64]:
+    """Return the number of the group of each row; -1 where there is none."""
+    last = len(rank.numbers) - 1
+    return np.where(rows["group"] <= last, rank.numbers[np.minimum(rows["group"], last)], -1)
+
+
+def _around(rank: _Rank, begin: npt.NDArray[np.int64]) -> RankTables:
+    """Return the rank with the collectives of some groups only, from a position of each on."""
+    rows = rank.tables.operations
+    first = begin[_numbered(rank, rows)]
+    near = (rows["seq"] >= first) & (rows["seq"] - first < BEFORE + AFTER) & (rows["kind"] != codes.POINT_TO_POINT)
+    return replace(rank.tables, operations=select(rows, near))

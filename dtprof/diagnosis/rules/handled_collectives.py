@@ -1,0 +1,95 @@
+"""Calls that stand in an exception handler and met a call outside of it on other ranks, in a job that went well.
+
+The records show the lines; the source, where it can still be read and is older than the job, what stands around them.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.job_state import Evidence, GroupKey, Handler, Operation
+from dtprof.diagnosis.rules.argument_mismatches import at_position, disagreement, group_tables
+from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.records.tables import Array, Site
+
+MAX_PAIRS = 64
+"""Pairs of lines that meet in a group, of which the source is looked at."""
+
+
+def find_handled(evidence: Evidence) -> Iterable[Finding]:
+    """Give a note for each call in a handler that was met by a call of other ranks that had nothing to handle.
+
+    Where all members come to the handler together, the exception was that of all of them.
+    """
+    if evidence.find_handlers is None:
+        return
+    told: set[Site] = set()
+    for group, tables in group_tables(evidence).items():
+        for seq in _where_lines_differ(tables):
+            present = at_position(evidence, tables, seq)
+            handled = {rank: handler for rank, o in present.items() if (handler := _handler(evidence, o)) is not None}
+            if not handled or len(handled) == len(present) or disagreement(present) is not None:
+                continue
+            first = present[min(handled)].site
+            if first is not None and first not in told:
+                told.add(first)
+                yield _finding(evidence, group, present, handled)
+
+
+def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
+    """Yield the first position of each pair of lines at which two ranks made one operation."""
+    reference, *others = tables.values()
+    pairs: set[tuple[int, int]] = set()
+    for other in others:
+        a, b = reference, other
+        if not np.array_equal(a["seq"], b["seq"]):
+            _, mine, theirs = np.intersect1d(a["seq"], b["seq"], return_indices=True)
+            a, b = a[mine], b[theirs]
+        at = np.flatnonzero((a["line"] != b["line"]) & (a["op"] == b["op"]))
+        lines = np.stack([a["line"][at], b["line"][at]], axis=1)
+        _, first = np.unique(lines, axis=0, return_index=True)
+        for i in np.sort(first).tolist():
+            pair = int(lines[i][0]), int(lines[i][1])
+            if pair not in pairs and len(pairs) < MAX_PAIRS:
+                pairs.add(pair)
+                yield int(a["seq"][at[i]])
+
+
+def _handler(evidence: Evidence, operation: Operation) -> Handler | None:
+    """Return the handler that the call of an operation stands in: the line must still make that call."""
+    site = operation.site
+    if site is None or evidence.find_handlers is None or not site.api:
+        return None
+    handler = evidence.find_handlers(site.file).get(site.line)
+    return handler if handler is not None and site.api.rpartition(".")[2] in handler.call else None
+
+
+def _finding(
+    evidence: Evidence, group: GroupKey, present: dict[int, Operation], handled: dict[int, Handler]
+) -> Finding:
+    ranks = tuple(sorted(handled))
+    known = evidence.group(group)
+    mine, handler = present[ranks[0]], handled[ranks[0]]
+    others = {rank: operation for rank, operation in present.items() if rank not in handled}
+    theirs = others[min(others)]
+    return Finding(
+        kind="collective-in-except",
+        severity="info",
+        summary=f"{capitalised(ranks)} made {mine.op} #{mine.seq} of {group_words(known)}{at_line(mine.site)} in "
+        f"`{handler.text}` (line {handler.line}); it met the call{at_line(theirs.site)} of "
+        f"{rank_list(tuple(others))}, and went well.",
+        culprit_ranks=ranks,
+        confidence=0.7,
+        group=known,
+        op=mine.op,
+        seq=mine.seq,
+        step=mine.step,
+        call_sites=call_sites(others),
+        culprit_call_sites=call_sites({rank: present[rank] for rank in ranks}),
+        evidence=("an exception is the business of one rank: the others came to this position by another line",),
+        advice=(
+            "Where the two calls are not meant for each other, or the exception may come after the other call, make "
+            "one call behind the try statement, by which all ranks learn of the failure.",
+        ),
+    )

@@ -1,0 +1,277 @@
+"""Ranks whose calls of one group run ahead of, or behind, those of the others: each meets the call of another step.
+
+The back end does not notice where the calls have the same form. It shows in lines and steps: from some position on,
+what one rank calls is what the others call a few positions later, or earlier.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation
+from dtprof.diagnosis.rules.argument_mismatches import at_position, group_tables
+from dtprof.diagnosis.rules.rank_deaths import call_sites, victims
+from dtprof.diagnosis.rules.skipped_collectives import MAX_SHIFT
+from dtprof.records.tables import Array
+
+MIN_TAIL = 4
+"""Calls that must fit when shifted."""
+MIN_MISFITS = 2
+"""Calls that must not fit otherwise."""
+MIN_HISTORY = 2
+"""Times that all ranks must have made a call at the same position before one of them is said to have left it out."""
+
+Codes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """One rank against the reference."""
+
+    at: int  # index of the first call that differs
+    by: int  # calls left out (negative) or added (positive) by the rank
+
+
+def find_shift(evidence: Evidence, *, clock: str = "step") -> Finding | None:
+    """Return the finding for the earliest shift, None where every group is in step.
+
+    The clock is the column that counts rounds: `step` or `forwards`.
+    """
+    found = [
+        finding
+        for group, tables in group_tables(evidence).items()
+        if (finding := _of_group(evidence, group, tables, clock))
+    ]
+    return min(found, key=lambda finding: finding.step or 0, default=None)
+
+
+def find_skipped_round(evidence: Evidence) -> Finding | None:
+    """Return the finding for ranks of a job that hangs that left out the calls of a round and its step, too.
+
+    Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
+    counts where such a rank has come to its end, or to a call that the others have not come to.
+    """
+    finding = find_shift(evidence, clock="forwards")
+    if finding is None or finding.kind != "rank-skipped-collective":
+        return None
+    return finding if all(_is_past_the_others(evidence, rank, finding) for rank in finding.culprit_ranks) else None
+
+
+def _is_past_the_others(evidence: Evidence, rank: int, finding: Finding) -> bool:
+    own = evidence.ranks[rank]
+    if own.finished or own.front is None:
+        return own.finished
+    others = (r for r in evidence.ranks.values() if r.rank not in finding.culprit_ranks)
+    return all(operation.label != own.front.label for other in others for operation in other.operations)
+
+
+def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clock: str) -> Finding | None:
+    start = max(int(table["seq"][0]) for table in tables.values())
+    cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
+    if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
+        return None  # positions are missing: nothing can be counted
+    shortest = min(map(len, cut.values()))
+    if shortest < MIN_TAIL:
+        return None
+    codes = {rank: _codes(table, clock) for rank, table in cut.items()}
+    likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
+    usual, _ = Counter(likeness.values()).most_common(1)[0]
+    reference = next(rank for rank, own in likeness.items() if own == usual)
+    shifts = {
+        rank: shift
+        for rank, own in codes.items()
+        if likeness[rank] != usual
+        and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(evidence, cut, rank)))
+        is not None
+    }
+    if not shifts and evidence.went_wrong:
+        shifts = {
+            rank: shift
+            for rank, own in codes.items()
+            if (shift := _added_before_the_end(codes[reference], own, cut[reference], cut[rank])) is not None
+        }
+    if not shifts:
+        return None
+    first = min(shifts.values(), key=lambda shift: shift.at)
+    culprits = tuple(sorted(rank for rank, shift in shifts.items() if shift == first))
+    tie = 2 * len(culprits) >= len(tables)
+    if tie and len(tables) == 2 and _is_usual(cut[culprits[0]], first.at) and not _is_usual(cut[reference], first.at):
+        culprits, first, tie = (reference,), Shift(at=first.at, by=-first.by), False
+    elif tie and len(tables) == 2 and not _is_usual(cut[culprits[0]], first.at):
+        tie = False
+    seq = start + first.at
+    present = at_position(evidence, tables, seq)
+    if clock == "step" and not evidence.went_wrong and _call_alike(cut, shortest):
+        return _optimizer_finding(evidence, group, present, culprits, seq=seq, tie=tie)
+    return _finding(evidence, group, present, culprits, first, seq=seq, tie=tie)
+
+
+def _call_alike(tables: dict[int, Array], shortest: int) -> bool:
+    """Say whether all ranks make the same calls after as many forward passes: then none was left out or added."""
+    known = all(table["forwards"][:shortest].any() for table in tables.values())
+    return known and len({_codes(table, "forwards")[:shortest].tobytes() for table in tables.values()}) == 1
+
+
+def _codes(table: Array, clock: str) -> Codes:
+    op, place = (table[name].astype(np.uint64) for name in ("op", "place"))
+    time = np.where(table["in_step"], table[clock], 0).astype(np.uint64)  # other threads keep no pace with steps
+    return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
+
+
+def _surplus(evidence: Evidence, tables: dict[int, Array], rank: int) -> int:
+    """Return how many calls more a rank made than all others, which have ended in order after as many each; else 0."""
+    lengths = {len(table) for other, table in tables.items() if other != rank}
+    if len(lengths) > 1 or not all(evidence.ranks[other].finished for other in tables if other != rank):
+        return 0
+    return max(0, len(tables[rank]) - lengths.pop())
+
+
+def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Array, *, surplus: int) -> Shift | None:
+    common = min(len(reference), len(own))
+    differs = np.flatnonzero(reference[:common] != own[:common])
+    if len(differs) < (1 if surplus else MIN_MISFITS):
+        return None
+    at = int(differs[0])
+    same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "place"))
+    if same_line and _history(reference_table, at) < MIN_HISTORY:
+        return None  # only steps differ, from the first call on: a rank that made steps of its own before
+    for by in range(1, MAX_SHIFT + 1):
+        for added in (False, True):
+            a, b = (reference[at:], own[at + by :]) if added else (reference[at + by :], own[at:])
+            overlap = min(len(a), len(b))
+            few = len(differs) < MIN_MISFITS
+            if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
+                continue  # then lines of its own tell which calls the rank made more than the others
+            if overlap >= MIN_TAIL and np.array_equal(a[:overlap], b[:overlap]):
+                return Shift(at=at, by=by if added else -by)
+    return None
+
+
+def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
+    """Find calls at lines of a rank's own, shortly before a job came to its end, that met calls the others always make.
+
+    The rank makes those after them: then the first that does not fit is where it meets what the others make later.
+    """
+    common = min(len(reference), len(own))
+    differs = np.flatnonzero(reference[:common] != own[:common])
+    if len(differs) < MIN_MISFITS:
+        return None
+    at = int(differs[0])
+    places = np.r_[reference_table["place"], own_table["place"][:at]]
+    if _history(reference_table, at) < MIN_HISTORY:
+        return None
+    for by in range(1, MAX_SHIFT + 1):
+        overlap = min(len(reference) - at, len(own) - at - by)
+        if overlap < 1 or np.isin(own_table["place"][at + by - 1], places):
+            return None
+        theirs, mine = slice(at, at + overlap), slice(at + by, at + by + overlap)
+        same_sizes = np.array_equal(reference_table["numel"][theirs], own_table["numel"][mine])
+        if same_sizes and np.array_equal(reference[theirs], own[mine]):
+            return Shift(at=at, by=by)
+    return None
+
+
+def _history(table: Array, at: int) -> int:
+    return int(((table["place"][:at] == table["place"][at]) & (table["op"][:at] == table["op"][at])).sum())
+
+
+def _is_usual(table: Array, at: int) -> bool:
+    """Say whether a rank made as many calls in the step of a position as in the step before."""
+    step = int(table["step"][at])
+    return int((table["step"] == step).sum()) == int((table["step"] == step - 1).sum())
+
+
+def _finding(
+    evidence: Evidence,
+    key: GroupKey,
+    present: dict[int, Operation],
+    culprits: tuple[int, ...],
+    shift: Shift,
+    *,
+    seq: int,
+    tie: bool,
+) -> Finding:
+    group = evidence.group(key)
+    theirs, mine = _both_sides(present, culprits)
+    skipped = shift.by < 0
+    what = (
+        f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"
+        if skipped
+        else f"made one more {mine.op}{at_line(mine.site)} in step {mine.step}"
+    )
+    finding = Finding(
+        kind="rank-skipped-collective" if skipped and evidence.went_wrong else "step-mismatch",
+        summary=f"{capitalised(culprits)} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
+        f"{'ahead of' if skipped else 'behind'} the others, and every result mixes calls that do not belong together.",
+        culprit_ranks=culprits,
+        waiting_ranks=victims(evidence, set(culprits)) if evidence.went_wrong else (),
+        confidence=_sure(tie=tie),
+        group=group,
+        op=(theirs if skipped else mine).op,
+        seq=seq,
+        step=theirs.step,
+        evidence=(
+            f"before #{seq}, lines and steps agree on all members",
+            f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in step {mine.step}"
+            f"{at_line(mine.site)}, the others in step {theirs.step}{at_line(theirs.site)}",
+            *_doubts(tie=tie),
+        ),
+        advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
+    )
+    return _with_lines(finding, present)
+
+
+def _optimizer_finding(
+    evidence: Evidence, key: GroupKey, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
+) -> Finding:
+    """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
+    group = evidence.group(key)
+    theirs, mine = _both_sides(present, culprits)
+    ahead = mine.step - theirs.step
+    steps = "an optimizer step" if abs(ahead) == 1 else f"{abs(ahead)} optimizer steps"
+    what = f"made {steps} more than the others" if ahead > 0 else f"left out {steps}"
+    finding = Finding(
+        kind="step-mismatch",
+        summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} "
+        f"{'it is' if len(culprits) == 1 else 'they are'} in step {mine.step}, the others in step {theirs.step}. "
+        "The calls go together; parameters may differ from here on.",
+        culprit_ranks=culprits,
+        confidence=_sure(tie=tie),
+        group=group,
+        op=mine.op,
+        seq=seq,
+        step=theirs.step,
+        evidence=(
+            f"before #{seq}, lines and steps agree on all members",
+            f"#{seq} is {mine.op}{at_line(mine.site)} on all of them, after as many forward passes",
+            *_doubts(tie=tie),
+        ),
+        advice=(
+            "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is left out, "
+            "a check of gradients, a scaler that only one rank has.",
+        ),
+    )
+    return _with_lines(finding, present)
+
+
+def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:
+    """Return what one of the others and one of the culprits calls at a position."""
+    return next(operation for rank, operation in present.items() if rank not in culprits), present[culprits[0]]
+
+
+def _sure(*, tie: bool) -> float:
+    return 0.6 if tie else 0.9
+
+
+def _doubts(*, tie: bool) -> tuple[str, ...]:
+    return ("as many ranks on either side: which one is wrong is a guess",) if tie else ()
+
+
+def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
+    """Add where the ranks are at the position."""
+    culprits = {rank: operation for rank, operation in present.items() if rank in finding.culprit_ranks}
+    others = {rank: operation for rank, operation in present.items() if rank not in culprits}
+    return replace(finding, call_sites=call_sites(others), culprit_call_sites=call_sites(culprits))

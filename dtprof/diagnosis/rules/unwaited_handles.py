@@ -1,0 +1,210 @@
+"""Asynchronous operations whose handles are dropped: by one rank where its peers wait, or by everybody.
+
+gloo completes operations in any order, and only a barrier of the group waits for those before it. On a device a stream
+may wait for what no record shows.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+from zlib import crc32
+
+import numpy as np
+
+from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
+from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation, RankEvidence
+from dtprof.diagnosis.rules.argument_mismatches import group_tables
+from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.records import codes
+from dtprof.records.tables import Array, Group, Site, join, select
+
+RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Collectives that fill a buffer on every member."""
+_BARRIER = crc32(b"barrier")
+MAX_PEERS = 8
+"""Members that a rank is compared with: a thousand with a thousand would take minutes."""
+
+
+def find_unwaited(evidence: Evidence) -> list[Finding]:
+    """Return a finding for each line at which a rank dropped handles that other ranks wait for at that line."""
+    found: dict[tuple[object, int], Finding] = {}
+    for group, tables in group_tables(evidence).items():
+        for rank, table in tables.items():
+            others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
+            for operation, count, waiting in _dropped(evidence, rank, table, others):
+                key = (operation.site, rank)
+                if key not in found:
+                    found[key] = _finding(evidence, group, operation, rank=rank, count=count, waiting=waiting)
+    known = {site for site, _ in found}
+    return [*found.values(), *(finding for finding in _find_dropped_by_all(evidence) if not known & _sites(finding))]
+
+
+def find_dropped_receives(evidence: Evidence) -> list[Finding]:
+    """Return a finding for each line at which a rank received message after message and never waited for one.
+
+    Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
+    """
+    found = []
+    for rank in evidence.ranks.values():
+        for operations in _receives_let_go(rank) if rank.sees_questions else ():
+            group = evidence.group(operations[0].group)
+            if len(operations) > 1 and "gloo" in (group.backend or ""):
+                found.append(_finding_of_receives(group, rank, operations))
+    return found
+
+
+def _receives_let_go(rank: RankEvidence) -> list[list[Operation]]:
+    """Return the receives of each line of the program of which none is waited for, asked about or seen to end."""
+    lines: dict[Site, list[Array]] = {}
+    for channel, table in rank.messages.items():
+        for number in np.unique(table["site"][table["plain"]]).tolist() if not channel.sends else ():
+            own = select(table, table["plain"] & (table["site"] == number))
+            site = rank.operations[int(own["at"][0])].site
+            if site is not None and site.label is None:
+                lines.setdefault(site, []).append(own)
+    let_go = [np.sort(join(parts)["at"]) for parts in lines.values() if not any(own["settled"].any() for own in parts)]
+    return [[rank.operations[at] for at in rows.tolist()] for rows in sorted(let_go, key=lambda rows: int(rows[0]))]
+
+
+def _finding_of_receives(group: Group, rank: RankEvidence, operations: list[Operation]) -> Finding:
+    first, senders = operations[0], sorted({operation.peer_rank for operation in operations} - {-1})
+    return Finding(
+        kind="unwaited-async",
+        summary=f"Rank {rank.rank} never waited for what it receives from {rank_list(senders) if senders else 'others'}"
+        f"{at_line(first.site)}, {_times(len(operations))}: the buffer may be used before the message is there.",
+        culprit_ranks=(rank.rank,),
+        confidence=0.8 if rank.finished else 0.6,
+        group=group,
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        culprit_call_sites=call_sites({rank.rank: first}),
+        evidence=("the handles were neither waited for nor asked for completion",),
+        advice=("Call wait() on what irecv returns before the buffer is used, and keep it until then.",),
+    )
+
+
+def _sites(finding: Finding) -> set[object]:
+    return set(finding.culprit_call_sites.values())
+
+
+def _find_dropped_by_all(evidence: Evidence) -> Iterable[Finding]:
+    """Give a finding for each line at which no rank did anything with the handles."""
+    for group, tables in group_tables(evidence).items():
+        if "gloo" not in (evidence.group(group).backend or "") or len(tables) < len(group.ranks):
+            continue
+        lines: dict[int, dict[int, tuple[Operation, int]]] = {}
+        for rank, table in tables.items():
+            if evidence.ranks[rank].sees_questions:
+                for place, dropped in _left_alone(evidence, rank, table).items():
+                    lines.setdefault(place, {})[rank] = dropped
+        yield from (_finding_of_all(evidence, group, own) for own in lines.values() if len(own) == len(tables))
+
+
+def _left_alone(evidence: Evidence, rank: int, table: Array) -> dict[int, tuple[Operation, int]]:
+    """Return by place of the program the first operation of which the handle was dropped, and how many there were.
+
+    It was, where neither a wait nor a question ever came, nor a barrier before the step, or the program, ended.
+    """
+    sweep = evidence.ranks[rank].sweep
+    unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
+    unused &= (table["waits"] == 0) & (table["place"] != 0) & (table["state"] != codes.FAILED)
+    barriers = np.flatnonzero(table["op"] == _BARRIER)
+    found = {}
+    for place in np.unique(table["place"][unused]).tolist() if sweep is not None else ():
+        here = np.flatnonzero(table["place"] == place)
+        if not unused[here].all() or sweep is None:
+            continue
+        ends = np.searchsorted(table["step"], table["step"][here], side="right")
+        covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
+        open_ended = (ends == len(table)) & (not evidence.ranks[rank].finished)
+        dropped = here[~covered & ~open_ended]
+        operation = sweep.operation(int(table["row"][here[0]]))
+        if len(dropped) and operation.op in RECEIVE_ALL and _is_of_the_program(operation):
+            found[place] = sweep.operation(int(table["row"][dropped[0]])), len(dropped)
+    return found
+
+
+def _is_of_the_program(operation: Operation) -> bool:
+    """Say whether the program itself made the call: what a library does with its handles is the library's."""
+    site = operation.site
+    return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
+
+
+def _finding_of_all(evidence: Evidence, group: GroupKey, dropped: dict[int, tuple[Operation, int]]) -> Finding:
+    known = evidence.group(group)
+    first, count = dropped[min(dropped)]
+    return Finding(
+        kind="unwaited-async",
+        summary=f"No rank ever waited for {first.op} #{first.seq} of {group_words(known)}{at_line(first.site)}, "
+        f"{_times(count)}: what it fills may be used before it is there.",
+        culprit_ranks=tuple(sorted(dropped)),
+        confidence=0.8,
+        group=known,
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        culprit_call_sites=call_sites({rank: operation for rank, (operation, _) in dropped.items()}),
+        evidence=(
+            "its handle was neither waited for nor asked for completion, and no barrier came before the step ended",
+        ),
+        advice=("Call wait() on the handle before the buffer is used.",),
+    )
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
+
+
+def _dropped(
+    evidence: Evidence, rank: int, table: Array, others: dict[int, Array]
+) -> list[tuple[Operation, int, tuple[int, ...]]]:
+    """Return operations never waited for, the first of each line, how often, and who waits there."""
+    sweep = evidence.ranks[rank].sweep
+    if sweep is None:
+        return []
+    is_async = (table["flags"] & codes.ASYNC) != 0
+    # The newest may be waited for yet; in a job that goes on, all of its step.
+    open_ended = table["row"] >= table["row"][-1]
+    if evidence.goes_on(evidence.ranks[rank]):
+        open_ended |= table["step"] >= table["step"][-1]
+    asked = (table["flags"] & codes.ASKED) != 0
+    mine = table[is_async & ~asked & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
+    results = []
+    for place in np.unique(mine["place"]):
+        here = mine[mine["place"] == place]
+        # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
+        if ((table["place"] == place) & (table["waits"] > 0)).any():
+            continue
+        operation = sweep.operation(int(here["row"][0]))
+        if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:
+            continue
+        waiting = tuple(sorted(r for r, other in others.items() if _waits_there(other, here)))
+        if 2 * len(waiting) >= len(others) and waiting:
+            results.append((operation, len(here), waiting))
+    return results
+
+
+def _waits_there(other: Array, here: Array) -> bool:
+    """Say whether another rank made the same calls at the same line, and waited for all of them."""
+    rows = other[np.isin(other["seq"], here["seq"]) & (other["place"] == here["place"][0])]
+    return len(rows) == len(here) and bool((rows["waits"] > 0).all())
+
+
+def _finding(
+    evidence: Evidence, group: GroupKey, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
+) -> Finding:
+    known = evidence.group(group)
+    return Finding(
+        kind="unwaited-async",
+        summary=f"Rank {rank} never waited for {operation.op} #{operation.seq} of {group_words(known)}"
+        f"{at_line(operation.site)}, {_times(count)}: what it fills may be used before it is there.",
+        culprit_ranks=(rank,),
+        confidence=0.85,
+        group=known,
+        op=operation.op,
+        seq=operation.seq,
+        step=operation.step,
+        culprit_call_sites=call_sites({rank: operation}),
+        evidence=(f"{wait_words(waiting)} for the handle at the same line, rank {rank} never did",),
+        advice=("Call wait() on the handle on every rank before the buffer is used.",),
+    )

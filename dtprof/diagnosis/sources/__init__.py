@@ -1,0 +1,1 @@
+"""What a diagnosis starts from: records, Flight Recorder dumps, plain logs."""

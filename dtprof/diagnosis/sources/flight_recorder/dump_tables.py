@@ -1,0 +1,121 @@
+"""What Flight Recorder dumps say, as data: one rank at a time, small however long the ring of its recorder was.
+
+Readers fill these tables, rules read them. Times are nanoseconds of the clock of day, as the dumps hold them.
+"""
+
+from array import array
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from dtprof.records.tables import Site
+
+NO_LABEL = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """What a collective says of itself: members of a group must agree on it at one position, the line apart."""
+
+    op: str
+    numel_in: int  # -1: not known, or free to differ between members
+    numel_out: int
+    dtype: str  # empty: not known
+    site: Site | None
+
+    @property
+    def place(self) -> Hashable:
+        """What makes two operations the same place in the program: the line, or the arguments where it is unknown."""
+        return (self.op, self.site.file, self.site.line) if self.site else (self.op, self.numel_in, self.dtype)
+
+
+class Labels:
+    """Labels by number: a dump names the same few again and again."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self._labels: list[Label] = []
+
+    def number(self, op: str, numel_in: int, numel_out: int, dtype: str, site: Site | None) -> int:
+        """Return the number of a label."""
+        key = (op, numel_in, numel_out, dtype, site)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._labels)
+            self._labels.append(Label(op=op, numel_in=numel_in, numel_out=numel_out, dtype=dtype, site=site))
+        return number
+
+    def __getitem__(self, number: int) -> Label:
+        return self._labels[number]
+
+    def __iter__(self) -> Iterator[Label]:
+        return iter(self._labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpGroup:
+    """A process group as one dump tells it; `ranks` is empty where it does not."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """An operation that had not ended when the dump was made."""
+
+    group: str
+    op: str
+    seq: int  # position in the group as torch counts, from 1; collectives and point-to-point apart
+    p2p: bool
+    order: int  # among all operations of the rank
+    numel_in: int
+    numel_out: int
+    dtype: str
+    site: Site | None
+    created_ns: int
+    timeout_ms: int
+    started: bool
+    peers: tuple[int, int] | None = None  # of send and recv: sender and receiver, as ranks in the group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """The collectives of one group that a dump still holds: label numbers by position, NO_LABEL in gaps."""
+
+    first: int
+    labels: "array[int]"
+
+    @property
+    def end(self) -> int:
+        """The position after the last."""
+        return self.first + len(self.labels)
+
+    def at(self, seq: int) -> int:
+        """Return the label number at a position, NO_LABEL where the dump holds none."""
+        return self.labels[seq - self.first] if self.first <= seq < self.end else NO_LABEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dump:
+    """One rank's dump."""
+
+    rank: int
+    path: str
+    version: str
+    backend: str
+    groups: dict[str, DumpGroup]
+    tracks: dict[str, Track]
+    sequence: "array[int]"  # label numbers of all collectives in the order of issue
+    pending: tuple[Pending, ...]
+    issued: dict[str, int]  # newest collective of a group that an entry tells
+    status: dict[str, tuple[int, int]]  # by group: last enqueued and last completed, collective or point-to-point
+    p2p_groups: frozenset[str]  # groups in which an entry is of a point-to-point operation
+    p2p_counts: dict[tuple[str, str, tuple[int, int]], int]  # by group, send or recv, and sender and receiver
+    whole: bool  # nothing was overwritten in the ring or left out
+    newest_ns: int  # when the newest operation was issued; 0: no entry
+    last_done_ns: int  # when an operation was last seen to end; 0: not told
+    last_site: Site | None
+    written_ns: int  # when the file was written
+    num_entries: int
+    problems: tuple[str, ...] = field(default=())

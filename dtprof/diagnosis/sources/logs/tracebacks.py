@@ -1,0 +1,227 @@
+"""Python tracebacks and torchelastic's table of failures, put together from the interleaved lines of many processes."""
+
+import re
+from dataclasses import dataclass, field
+
+from dtprof.diagnosis.sources.logs import traceback_boxes
+from dtprof.diagnosis.sources.logs.line_prefixes import Line
+from dtprof.diagnosis.sources.logs.log_facts import Exit, Facts, Order, Trace
+from dtprof.records.tables import Site
+
+FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
+RAISED = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\[\w+\])?(?:\(\w+\))?)(?::\s?(.*))?$", re.DOTALL)
+BARE = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)): (.+)")
+MARKS = re.compile(r"[\s~^]*$")
+CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+NOT_FATAL = (
+    "Exception ignored in",
+    "Exception in thread",
+    "--- Logging error ---",
+    "Task exception was never retrieved",
+)
+SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+ENTRY_RANK = re.compile(r"\s*rank\s+: (\d{1,7}) \(local_rank: (\d{1,6})\)")
+ENTRY_HOST = re.compile(r"\s*host\s+: (\S{1,200})")
+ENTRY_EXIT = re.compile(r"\s*exitcode\s+: (-?\d{1,5}) \(pid: (\d{1,10})\)")
+ENTRY_TRACE = re.compile(r"\s*traceback\s+: (.*)")
+
+API = re.compile(
+    r"^(?:monitored_)?(?:all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|barrier|reduce|gather|scatter|send|recv)"
+    r"(?:_coalesced|_into_tensor|_tensor|_single|_object_list|_object|_multigpu)?$|^_(?:all_gather|reduce_scatter)_base$"
+    r"|^(?:isend|irecv|batch_isend_irecv|init_process_group|new_group|destroy_process_group)$"
+)
+CALLED = re.compile(r"\.\s*(\w+)\s*\(")
+MAX_STREAMS = 20_000
+MAX_FRAMES = 200
+
+
+@dataclass
+class _Open:
+    """A traceback whose last line has not come yet."""
+
+    order: Order
+    rank: int | None
+    task: int | None
+    from_torch: bool
+    indent: int
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    sources: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Stream:
+    """What is known of the output of one process."""
+
+    open: _Open | None = None
+    chained: bool = False
+    handled: bool = False
+    spawned: int | None = None
+    entry_rank: int | None = None
+    entry_local: int | None = None
+    entry_host: str = ""
+
+
+class Tracebacks:
+    """Collects tracebacks and tables, one state for each process's output."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._streams: dict[str, _Stream] = {}
+
+    def read(self, line: Line, order: Order) -> bool:
+        """Take a line; say whether it belonged to a traceback or a table."""
+        stream = self._streams.get(line.stream)
+        if stream is None:
+            if len(self._streams) >= MAX_STREAMS:
+                self._streams.clear()
+            stream = self._streams[line.stream] = _Stream()
+        text = line.text
+        if traceback_boxes.is_boxed(text):
+            unboxed = traceback_boxes.unboxed(text)
+            if unboxed is None:
+                return stream.open is not None
+            text = unboxed
+        if self._read_table(text, stream):
+            return True
+        if traceback_boxes.START in text:
+            self._begin(line, order, stream)
+            return True
+        if stream.open is not None:
+            return self._continue(text, order, stream, line)
+        if text.startswith(CHAIN):
+            stream.chained = True
+        elif any(words in text for words in NOT_FATAL):
+            stream.handled = True
+        elif found := SPAWNED.search(text):
+            stream.spawned = int(found[1])
+        elif found := BARE.match(text):
+            self._add_bare(found, line, order)
+        else:
+            return False
+        return True
+
+    def _begin(self, line: Line, order: Order, stream: _Stream) -> None:
+        rank = stream.spawned if stream.spawned is not None else line.rank
+        in_table = ENTRY_TRACE.match(line.text)
+        if in_table and stream.entry_rank is not None:
+            rank = stream.entry_rank
+        certain = line.from_torch or stream.spawned is not None or in_table is not None
+        stream.open = _Open(order, rank, line.task, certain, _indent(line.text))
+
+    def _continue(self, text: str, order: Order, stream: _Stream, line: Line) -> bool:
+        current = stream.open
+        if current is None:
+            return False
+        if found := FRAME.match(text):
+            if len(current.frames) < MAX_FRAMES:
+                current.frames.append((found[1], int(found[2]), (found[3] or "").strip()))
+            return True
+        if not current.frames:
+            stream.open = None if text.strip() else current
+            return False
+        # Source lines are indented by 4, the exception not at all; a carrier may have taken a space.
+        if MARKS.match(text) or _indent(text) > current.indent + 1:
+            current.sources.setdefault(len(current.frames) - 1, text.strip()[:300])
+            return True
+        stream.open = None
+        raised = RAISED.match(text)
+        if raised is None or not (raised[2] or raised[1].rpartition(".")[2][:1].isupper()):
+            return False
+        self._close(current, raised[1], raised[2] or "", stream, line, order)
+        return True
+
+    def _close(self, done: _Open, kind: str, message: str, stream: _Stream, line: Line, order: Order) -> None:
+        site, source, call, torch_only = place_of(done.frames, done.sources)
+        self.facts.add(
+            Trace(
+                order=order,
+                rank=done.rank,
+                task=done.task,
+                stream=line.stream,
+                type=kind,
+                message=message.strip()[:400],
+                site=site,
+                source=source,
+                call=call,
+                torch_only=torch_only,
+                fatal=done.from_torch,
+                handled=stream.handled,
+                chained=stream.chained,
+            )
+        )
+        stream.chained = stream.handled = False
+        stream.spawned = None
+        self.facts.last_activity[line.stream] = 0
+
+    def _add_bare(self, found: re.Match[str], line: Line, order: Order) -> None:
+        self.facts.add(
+            Trace(
+                order=order,
+                rank=line.rank,
+                task=line.task,
+                stream=line.stream,
+                type=found[1],
+                message=found[2].strip()[:400],
+                bare=True,
+            )
+        )
+
+    def _read_table(self, text: str, stream: _Stream) -> bool:
+        if " : " not in text:
+            return False
+        if found := ENTRY_HOST.match(text):
+            stream.entry_host = found[1]
+        elif found := ENTRY_RANK.match(text):
+            stream.entry_rank, stream.entry_local = int(found[1]), int(found[2])
+        elif (found := ENTRY_EXIT.match(text)) and stream.entry_rank is not None:
+            rank = stream.entry_rank
+            self.facts.name_rank(rank)
+            self.facts.exits[rank] = Exit(
+                rank=rank,
+                status=int(found[1]),
+                local_rank=stream.entry_local,
+                host=stream.entry_host,
+                pid=int(found[2]),
+                from_table=True,
+            )
+        else:
+            return False
+        return True
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip(" "))
+
+
+def is_library(file: str) -> bool:
+    """Say whether a frame's file is installed code or the interpreter's own."""
+    inside = (
+        "/site-packages/",
+        "/dist-packages/",
+        "/lib/python3",
+        "/lib64/python3",
+        "/torch/distributed/",
+        "/torch/nn/",
+    )
+    return file.startswith("<") or any(part in file for part in inside) or file.endswith("/bin/torchrun")
+
+
+def is_torch(file: str) -> bool:
+    """Say whether a frame's file is torch's."""
+    return "/torch/" in file or file.endswith("contextlib.py")
+
+
+def place_of(frames: list[tuple[str, int, str]], sources: dict[int, str]) -> tuple[Site | None, str, str, bool]:
+    """Return the user's innermost line, its source, the call of torch.distributed, and whether only torch is below."""
+    own = [i for i, (file, _, _) in enumerate(frames) if not is_library(file)]
+    outside = own or [i for i, (file, _, _) in enumerate(frames) if not is_torch(file)]
+    last = outside[-1] if outside else -1
+    below = frames[last + 1 :]
+    call = next((name for file, _, name in reversed(below) if "/torch/" in file and API.match(name)), "")
+    if not call and any(name in ("backward", "_engine_run_backward") for _, _, name in below):
+        call = "backward"
+    source = sources.get(last, "")
+    if not call and source and (not below or all(name == "wait" for _, _, name in below)):
+        call = next((name for name in CALLED.findall(source) if API.match(name)), "")
+    site = Site(file=frames[last][0], line=frames[last][1], function=frames[last][2]) if outside else None
+    return site, source, call, bool(below) and all(is_torch(file) for file, _, _ in below)

@@ -1,0 +1,477 @@
+"""From the tables of one rank to the evidence that the rules look at."""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.diagnosis.collective_columns import sweep
+from dtprof.diagnosis.job_state import (
+    MESSAGE,
+    Channel,
+    GroupKey,
+    LongPhase,
+    Operation,
+    PipelinePass,
+    RankEvidence,
+    Stack,
+    group_key,
+)
+from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
+from dtprof.job.rank_executor import Executor, map_tasks, share_out
+from dtprof.records import codes, events
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, ids_named, join, select
+
+MAX_OPERATIONS = 400_000
+"""Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
+MAX_TAIL, MIN_TAIL = 4096, 256
+MAX_SWEPT = 2_000_000
+"""Operations of all ranks together that are compared in columns: 240 bytes each."""
+LONG_NS = 5_000_000_000
+PAUSE_NS = 1_000_000_000
+
+_REFUSED_NS = 5_000_000
+LONG_PHASES = (events.CHECKPOINT, events.COMPILE)
+NO_PAST = Past(counts={}, messages={}, batches=0, exhausted=0, newest_is_exhaustion=False, forwards=0, longest_gap_ns=0)
+
+
+class RankRecords(Protocol):
+    """Where the records of ranks come from."""
+
+    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
+        """Read one rank in an attempt, its last unless named; at least so many operations, and the sums of the rest."""
+
+
+class Run(Protocol):
+    """A run, whose ranks are read part by part; run_format.reader.Run is one."""
+
+    def part(self, ranks: Sequence[int]) -> RankRecords:
+        """Return the records of some ranks: picklable, and little more than where they lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRead:
+    """What the files of one rank tell."""
+
+    evidence: RankEvidence
+    world_size: int
+    boot_id: str
+    first_ns: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    records: RankRecords
+    ranks: Sequence[int]
+    attempt: int | None
+    newest: int
+
+
+def read_ranks(
+    run: Run, ranks: Sequence[int], executor: Executor, *, attempt: int | None = None, newest: int | None = None
+) -> Iterator[RankRead]:
+    """Read ranks, and give what the rules need of each, in order.
+
+    Parameters:
+        attempt: the one to read; None for the last of each.
+        newest: operations of all ranks together that are compared; None for MAX_SWEPT.
+    """
+    of_all = MAX_SWEPT if newest is None else newest
+    tasks = (
+        _Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks, executor)
+    )
+    for part in map_tasks(executor, _read_part, tasks):
+        yield from part
+
+
+def _read_part(task: _Task) -> list[RankRead]:
+    load = functools.partial(task.records.load_newest, of_all=task.newest, of_each=MAX_TAIL)
+    return [_read(load(rank, task.attempt)) for rank in task.ranks]
+
+
+def _read(tables: RankTables) -> RankRead:
+    return RankRead(
+        evidence=rank_evidence(tables, exit=None, stack=None, alive=None),
+        world_size=max(tables.world_size, tables.rank + 1),
+        boot_id=tables.boot_id,
+        first_ns=tables.first_ns,
+        problems=tables.problems,
+    )
+
+
+def rank_evidence(
+    tables: RankTables,
+    *,
+    exit: ProcessExit | None,  # noqa: A002
+    stack: Stack | None,
+    alive: bool | None,
+) -> RankEvidence:
+    """Reduce the tables of one rank to what the rules need."""
+    keys, groups = group_keys(tables)
+    past = tables.past or NO_PAST
+    rows = without_refused(_named_ones(tables, tables.operations))
+    world_size = max(1, tables.world_size)
+    tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
+    first = max(0, len(rows) - tail)
+    swept = max(0, len(rows) - max(MAX_TAIL, MAX_SWEPT // world_size))
+    messages = _count_messages(rows, tables, keys, first, past)
+    maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth, first=min(first, swept))
+    operations = _Tail(maker, first)
+    spans = _named_ones(tables, tables.spans)
+    is_open = spans["end_ns"] == UNKNOWN_NS
+    data = spans_named(tables, spans, events.DATA)
+    exhausted = (data["flags"] & codes.SKIPPED) != 0
+    groups_made = spans_named(tables, spans, events.NEW_GROUP)
+    making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
+    gap_ns = longest_gap_ns(rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables))
+    return RankEvidence(
+        rank=tables.rank,
+        attempt=tables.attempt,
+        pid=tables.pid,
+        host=tables.host,
+        operations=operations,
+        first_row=first,
+        open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),
+        counts=_count_operations(rows, keys, past),
+        groups=groups,
+        exceptions=tables.exceptions,
+        out_of_memory=tables.out_of_memory,
+        exit=exit,
+        ended_ns=tables.ended_ns,
+        last_ns=tables.last_ns,
+        moments=newest_moments(rows, spans),
+        longest_gap_ns=max(gap_ns, 0 if tables.dropped_events else past.longest_gap_ns),
+        last_site=_last_site(tables),
+        open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
+        steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
+        in_init=bool(len(spans_named(tables, spans[is_open], events.INIT))),
+        stack=stack,
+        alive=alive,
+        channels=messages.channels,
+        messages=messages.newest,
+        sees_questions=tables.tap == "native",
+        complete=not tables.dropped_events,
+        batches=past.batches + int((~exhausted).sum()),
+        exhausted=past.exhausted + int(exhausted.sum()),
+        newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
+        group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
+        making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
+        passes=_passes(tables, spans),
+        long_phases=tuple(_long_phases(tables, spans)),
+        sweep=sweep(
+            tables,
+            keys,
+            rows,
+            maker.operation,
+            first=swept,
+            forwards_before=past.forwards,
+            forwards_ns=np.sort(spans_named(tables, spans, events.FORWARD)["begin_ns"]),
+            steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
+        ),
+    )
+
+
+def _first_error(tables: RankTables) -> int:
+    """Return when the first exception left the program; what is issued later is issued while it ends."""
+    return min((error.t_ns for error in tables.exceptions), default=UNKNOWN_NS)
+
+
+def _named_ones(tables: RankTables, records: Array) -> Array:
+    """Return the records whose name is known: as a rule all, which are not copied then."""
+    known = records["op"] < len(tables.ops)
+    return records if known.all() else select(records, known)
+
+
+def _without_records(tables: RankTables) -> RankTables:
+    """Return what a rank says of names and lines; what holds on to it holds on to no records."""
+    operations, spans, samples = (
+        np.zeros(0, records.dtype) for records in (tables.operations, tables.spans, tables.samples)
+    )
+    return replace(tables, operations=operations, spans=spans, samples=samples)
+
+
+def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
+    """Return the groups of a rank as all ranks name them, by id, and what the rank knows of each."""
+    keys: dict[int, GroupKey] = {}
+    groups: dict[GroupKey, Group] = {}
+    seen: dict[tuple[str, tuple[int, ...]], int] = {}
+    for group_id in sorted(tables.groups):
+        group = tables.groups[group_id]
+        name = (group.name, group.ranks)
+        key = group_key(group.name, group.ranks, seen.get(name, 0))
+        seen[name] = key.occurrence + 1
+        keys[group_id] = key
+        groups[key] = group
+    return keys, groups
+
+
+def without_refused(rows: Array) -> Array:
+    """Count positions without calls that were refused before any message was sent, where the group went on after.
+
+    The back end does not count them either: what the rank calls next meets what its peers call now.
+    """
+    quick = rows["done_ns"] - rows["issued_ns"] < _REFUSED_NS
+    refused = (rows["state"] == codes.FAILED) & (rows["waits"] == 0) & quick
+    if not refused.any():
+        return rows
+    rows = rows.copy()
+    p2p = rows["kind"] == codes.POINT_TO_POINT
+    gone = np.zeros(len(rows), bool)
+    for group in np.unique(rows["group"][refused]):
+        for kind in (False, True):
+            mine = (rows["group"] == group) & (p2p == kind)
+            went_on = np.flatnonzero(mine & (rows["state"] == codes.DONE))
+            out = mine & refused
+            out[went_on[-1] if len(went_on) else 0 :] = False
+            rows["seq"][mine] -= np.cumsum(out)[mine]
+            gone |= out
+    return rows[~gone]
+
+
+def _count_operations(rows: Array, keys: dict[int, GroupKey], past: Past) -> dict[tuple[GroupKey, bool], int]:
+    """Return how many operations a rank issued, by group and whether they are point to point."""
+    kinds = rows["group"].astype(np.int64) * 2 + (rows["kind"] == codes.POINT_TO_POINT)
+    newest = np.full(2 * max([0, *keys]) + 2, -1, np.int64)
+    known = kinds < len(newest)
+    np.maximum.at(newest, kinds[known], rows["seq"][known])
+    return {
+        (key, p2p): count
+        for group_id, key in keys.items()
+        for p2p in (False, True)
+        if (count := int(newest[2 * group_id + p2p]) + 1 or past.counts.get((group_id, p2p), 0))
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Messages:
+    nth: npt.NDArray[np.int64]  # of each operation: how many of its channel came before, -1 for collectives
+    channels: dict[Channel, int] = field(default_factory=dict)  # how many there are
+    newest: dict[Channel, Array] = field(default_factory=dict)
+
+
+def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], tail: int, past: Past) -> _Messages:
+    """Count the messages of each channel, and return those from the row `tail` on in columns."""
+    nth = np.full(len(rows), -1, np.int64)
+    found = _Messages(nth=nth)
+    messages = np.flatnonzero(rows["kind"] == codes.POINT_TO_POINT)
+    past_columns = np.array([*past.messages], np.int64).reshape(-1, 4)
+    past_sends = ids_named(tables.ops, events.POINT_TO_POINT[:1])[past_columns[:, 1]]
+    past_keys = _channel_keys(past_columns[:, 0], past_columns[:, 2], past_sends, past_columns[:, 3])
+    before: Counter[int] = Counter()
+    for i, ((group_id, op, peer, tag), number) in enumerate(past.messages.items()):
+        before[int(past_keys[i])] += number
+        if op < len(tables.ops) and group_id in keys:
+            sent = bool(past_sends[i])
+            channel = _channel(keys[group_id], peer, tag, sent)
+            found.channels[channel] = found.channels.get(channel, 0) + number
+    if not len(messages):
+        return found
+    own = select(rows, messages)
+    sends = are_named(tables, own, events.POINT_TO_POINT[0])
+    key = _channel_keys(own["group"], own["peer"], sends, own["tag"])
+    order = np.argsort(key, kind="stable")
+    _, first, count = np.unique(key[order], return_index=True, return_counts=True)
+    earlier = np.array([before[one] for one in key[order][first].tolist()], np.int64)
+    nth[messages[order]] = np.arange(len(order)) - np.repeat(first - earlier, count)
+    is_newest = messages[order] >= tail
+    newest = _in_columns(rows, messages[order][is_newest], nth, tables, tail)
+    ends = np.append(0, np.cumsum(is_newest))[np.append(first, len(order))].tolist()
+    for i, (at, number) in enumerate(zip(order[first].tolist(), count.tolist(), strict=True)):
+        group = keys.get(int(own["group"][at]))
+        if group is None:
+            continue
+        channel = _channel(group, int(own["peer"][at]), int(own["tag"][at]), bool(sends[at]))
+        found.channels[channel] = found.channels.get(channel, 0) + number
+        if ends[i] < ends[i + 1]:
+            known = found.newest.get(channel)  # only where the peer is not known: several stand for one channel then
+            table = newest[ends[i] : ends[i + 1]]
+            found.newest[channel] = table if known is None else join([known, table])
+    return found
+
+
+def _channel(group: GroupKey, peer: int, tag: int, sends: bool) -> Channel:
+    return Channel(group, group.ranks[peer] if 0 <= peer < len(group.ranks) else -1, tag, sends)
+
+
+def _channel_keys(
+    groups: npt.NDArray[np.integer],
+    peers: npt.NDArray[np.integer],
+    sends: npt.NDArray[np.bool_],
+    tags: npt.NDArray[np.integer],
+) -> npt.NDArray[np.uint64]:
+    """Return what stands for the channel of each message where all of a rank are counted."""
+    key: npt.NDArray[np.uint64] = groups.astype(np.uint64) << np.uint64(48)
+    key |= ((peers + 1).astype(np.uint64) & np.uint64(0x7FFF)) << np.uint64(33)
+    key |= (sends.astype(np.uint64) << np.uint64(32)) | (tags.astype(np.uint64) & np.uint64(0xFFFFFFFF))
+    return key
+
+
+def _in_columns(
+    rows: Array, chosen: npt.NDArray[np.int64], nth: npt.NDArray[np.int64], tables: RankTables, tail: int
+) -> Array:
+    own = select(rows, chosen)
+    table = np.empty(len(own), MESSAGE)
+    table["nth"], table["at"], table["nbytes"], table["site"] = nth[chosen], chosen - tail, own["nbytes"], own["site"]
+    table["plain"] = are_named(tables, own, *events.POINT_TO_POINT)
+    table["done"] = (own["done_ns"] != UNKNOWN_NS) & (own["state"] != codes.FAILED)
+    noticed = (own["waits"] > 0) | ((own["flags"] & codes.ASKED) != 0)
+    table["settled"] = table["done"] | noticed | (own["state"] == codes.FAILED) | (own["state"] == codes.ISSUED)
+    return table
+
+
+def are_named(tables: RankTables, rows: Array, *names: str) -> npt.NDArray[np.bool_]:
+    """Say which records have one of these names; those whose name is lost have none."""
+    return np.asarray(ids_named(tables.ops, names)[rows["op"]], np.bool_)
+
+
+def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
+    """Say of each operation what `Operation.open` says of it."""
+    failed = rows["state"] == codes.FAILED
+    observed = (rows["flags"] & codes.COMPLETION_SEEN) != 0
+    return np.asarray(failed | (observed & (rows["done_ns"] == UNKNOWN_NS)) | (rows["state"] == codes.ISSUED), bool)
+
+
+class _Tail(Sequence[Operation]):
+    """The newest operations of a rank, made when they are looked at: most of them never are."""
+
+    def __init__(self, maker: "_Maker", first: int) -> None:
+        self._maker = maker
+        self._first = first
+        self._made: list[Operation | None] = [None] * (maker.num_rows - first)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Operation]:
+        for at, found in enumerate(self._made):
+            yield found or self[at]
+
+    @overload
+    def __getitem__(self, at: int) -> Operation: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(len(self))[at])
+        found = self._made[at]
+        if found is None:
+            found = self._made[at] = self._maker.operation(self._first + range(len(self))[at])
+        return found
+
+
+class _Maker:
+    """Makes operations of rows, from the row `first` on: it holds on to no others."""
+
+    def __init__(
+        self, *, tables: RankTables, keys: dict[int, GroupKey], rows: Array, nth: npt.NDArray[np.int64], first: int
+    ) -> None:
+        self.num_rows = len(rows)
+        self._first = first
+        self._tables = tables
+        self._keys = keys
+        self._rows = rows[first:].copy() if first else rows
+        self._nth = nth[first:].copy() if first else nth
+        self._names = rows.dtype.names or ()
+        self._unknown = GroupKey(name="?", ranks=(), occurrence=0)
+        self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
+
+    def operation(self, i: int) -> Operation:
+        """Return the operation of one row."""
+        at = i - self._first
+        row: dict[str, Any] = dict(zip(self._names, self._rows[at].item(), strict=True))
+        tables = self._tables
+        site = tables.sites.get(row["site"])
+        state = row["state"]
+        flags = row["flags"]
+        p2p = row["kind"] == codes.POINT_TO_POINT
+        return Operation(
+            group=self._keys.get(row["group"], self._unknown),
+            op=tables.ops[row["op"]],
+            api=site.api if site else "",
+            seq=row["seq"],
+            p2p=p2p,
+            peer=row["peer"],
+            tag=row["tag"],
+            numel=row["numel"],
+            dtype=row["dtype"],
+            reduce_op=row["reduce_op"],
+            site=site,
+            step=row["step"],
+            inside_call=state == codes.ISSUED,
+            failed=state == codes.FAILED,
+            done=row["done_ns"] != UNKNOWN_NS and state != codes.FAILED,
+            issued_ns=row["issued_ns"],
+            done_ns=row["done_ns"],
+            observed=bool(flags & codes.COMPLETION_SEEN),
+            waited=row["waits"] > 0,
+            asked=bool(flags & codes.ASKED),
+            nbytes=row["nbytes"],
+            thread=row["thread"],
+            is_async=bool(flags & codes.ASYNC),
+            sizes=None if p2p else tables.sizes.get(row["tag"]),
+            even_sizes=row["op"] in self._one_tensor,
+            nth=int(self._nth[at]),
+        )
+
+
+def _last_site(tables: RankTables) -> Site | None:
+    """Return the line of the newest event that has one."""
+    newest = [
+        (int(table[begin][-1]), int(table["site"][-1]))
+        for table, begin in ((tables.operations, "issued_ns"), (tables.spans, "begin_ns"))
+        if len(table)
+    ]
+    return tables.sites.get(max(newest)[1]) if newest else None
+
+
+def spans_named(tables: RankTables, spans: Array, *names: str) -> Array:
+    """Return the spans of these names."""
+    return select(spans, are_named(tables, spans, *names)) if len(spans) else spans
+
+
+def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
+    """Return the newest training step of a pipeline schedule, and before it the newest that has ended."""
+    steps = spans_named(tables, spans, events.PP_STEP)
+    forwards = spans_named(tables, spans, events.PP_FORWARD) if len(steps) else spans[:0]
+    ended = steps["state"] == codes.DONE
+    passes = []
+    for at in sorted({*np.flatnonzero(ended)[-1:].tolist(), *range(len(steps))[-1:]}):
+        inside = forwards["begin_ns"] >= steps["begin_ns"][at]
+        if ended[at]:
+            inside &= forwards["begin_ns"] <= steps["end_ns"][at]
+        stages, numbers = np.unique(forwards["stage"][inside], return_counts=True)
+        passes.append(
+            PipelinePass(
+                plan=tables.pipelines.get(int(steps["microbatch"][at])),
+                ended=bool(ended[at]),
+                forwards=dict(zip(stages.tolist(), numbers.tolist(), strict=True)),
+            )
+        )
+    return tuple(passes)
+
+
+def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
+    """Give checkpoints and compilations that took long; those that follow one another at once are one."""
+    for phase in LONG_PHASES:
+        own = spans_named(tables, spans, phase)
+        own = own[own["end_ns"] != UNKNOWN_NS]
+        begin = 0
+        for end in range(1, len(own) + 1):
+            if end < len(own) and int(own["begin_ns"][end] - own["end_ns"][end - 1]) <= PAUSE_NS:
+                continue
+            first, last = own[begin], own[end - 1]
+            if int(last["end_ns"] - first["begin_ns"]) >= LONG_NS:
+                yield LongPhase(
+                    phase=phase,
+                    site=tables.sites.get(int(first["site"])),
+                    begin_ns=int(first["begin_ns"]),
+                    end_ns=int(last["end_ns"]),
+                )
+            begin = end

@@ -1,0 +1,1 @@
+"""Runs from and in the formats of other tools."""

@@ -1,0 +1,312 @@
+"""A log directory for TensorBoard: scalars of each rank and of all, spreads, texts, the layout, and traces.
+
+Times are in ms and sizes in bytes; each point lies at the number of its step. `all ranks` holds medians over ranks,
+what the slowest and the fastest took, the spread of steps over ranks, what the job consumes a second, texts, pictures,
+and the layout as hyperparameters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.results import PARTS
+from dtprof.analysis.steps.throughput import measure_throughput
+from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, read_ranks
+from dtprof.formatting import format_count
+from dtprof.interchange.exporters.exported_steps import choose_window
+from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
+from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
+from dtprof.intervals import Column
+
+Floats = npt.NDArray[np.float64]
+Result = TypeVar("Result")
+
+ALL_RANKS = "all ranks"
+TRACES = "traces"
+PARTS_MS, PHASES_MS, MEMORY_BYTES = "parts_ms", "phases_ms", "memory_bytes"
+"""What tags of several quantities begin with."""
+EXPOSED = ("exposed_transfer", "exposed_wait")
+DESCRIPTIONS = {
+    "step_ms": "From the end of one step to the end of the next.",
+    "exposed_ms": "Exposed transfer and exposed wait together.",
+    "step_slowest_ms": "What the slowest rank took for the step.",
+    "step_fastest_ms": "What the fastest rank took for the step.",
+    "tokens_per_s": "Tokens that the whole job consumed a second; of the steps used.",
+    "samples_per_s": "Samples that the whole job consumed a second; of the steps used.",
+}
+PHASE, MEMORY = "Time of the step in this phase.", "The largest sample within the step."
+OF_RANKS = "Median over ranks. "
+MAX_POINTS = 1_000
+"""TensorBoard shows so many points of a tag."""
+MAX_SPREADS = 100
+MAX_RANKS = 64
+"""More runs than this cannot be told apart in TensorBoard."""
+MAX_TRACE_EVENTS = 40_000
+"""Of all ranks: torch-tb-profiler takes about a second for 20,000."""
+MAX_TRACED_RANKS = 16
+NO_PLUGIN = (
+    "the tab of the traces needs torch-tb-profiler, which is not installed here; pip install 'dtprof[tensorboard]'"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSeries:
+    """One quantity a column, one step a row."""
+
+    rank: int
+    numbers: Column
+    ended_s: Floats  # wall-clock time
+    columns: dict[str, Floats]  # by tag, in the unit that the tag ends with
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What is said and drawn of the whole run, by tag; shown with `all ranks`."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)  # Markdown
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+
+
+class RankMap(Protocol):
+    """Does some work on every rank of a run."""
+
+    def __call__(self, work: Callable[[RankDetail], Result], /) -> Sequence[Result]:
+        """Return what is made of each rank, in order; both are picklable."""
+
+
+def say_nothing() -> Account:
+    """Return an empty one."""
+    return Account()
+
+
+@dataclass(kw_only=True)
+class ScalarLogs:
+    """The event files of a run; what a running job has come to since is appended."""
+
+    folder: Path
+    definitions: Mapping[str, str] = field(default_factory=dict)  # of the parts of a step
+    logs: dict[str, EventLog] = field(default_factory=dict)
+    written: int = 0  # the last step that was
+
+    def append(self, run: RunDetail, series: Sequence[RankSeries]) -> list[str]:
+        """Add the steps that every rank has ended since the last time; return what is said of what is left out."""
+        last = min((int(one.numbers[-1]) for one in series if len(one.numbers)), default=0)
+        first = min((int(one.numbers[0]) for one in series if len(one.numbers)), default=1)
+        stride = max(1, -(-(last - max(first, self.written + 1) + 1) // MAX_POINTS))
+        shown = _spread_over([one.rank for one in series], MAX_RANKS)
+        for one in series:
+            if one.rank in shown:
+                self._append_rank(one, last, stride)
+        self._append_all(series, last, stride, consumption(run))
+        self.written = max(self.written, last)
+        for log in self.logs.values():
+            log.flush()
+        said = [f"one step in {stride} of {format_count(last)} is a point of the scalars"] if stride > 1 else []
+        if len(shown) < len(run.ranks):
+            said.append(f"scalars are of {len(shown)} of {len(run.ranks)} ranks, and of all together")
+        return said
+
+    def tell(self, account: Account) -> None:
+        """Add texts and pictures at the step that was written last."""
+        log = self.log(ALL_RANKS)
+        for tag, text in account.texts.items():
+            log.text(self.written, tag, text)
+        for tag, picture in account.pictures.items():
+            log.picture(self.written, tag, picture)
+        log.flush()
+
+    def log(self, name: str) -> EventLog:
+        """Return the log of this name."""
+        if name not in self.logs:
+            self.logs[name] = EventLog(self.folder / name)
+        return self.logs[name]
+
+    def close(self) -> None:
+        """Write what is left."""
+        for log in self.logs.values():
+            log.__exit__(None, None, None)
+
+    def _append_rank(self, one: RankSeries, last: int, stride: int) -> None:
+        chosen = _chosen(one.numbers, self.written, last, stride)
+        columns = {tag: values[chosen] for tag, values in one.columns.items()}
+        descriptions = {tag: self._describe(tag) for tag in columns}
+        log = self.log(f"rank {one.rank:05}")
+        log.scalars(one.numbers[chosen], one.ended_s[chosen], columns, descriptions=descriptions)
+
+    def _describe(self, tag: str) -> str:
+        """Return what a tag means; empty: nobody said."""
+        family, _, name = tag.partition("/")
+        if family == PARTS_MS:
+            return self.definitions.get(name, "")
+        return {PHASES_MS: PHASE, MEMORY_BYTES: MEMORY}.get(family) or DESCRIPTIONS.get(tag, "")
+
+    def _append_all(
+        self, series: Sequence[RankSeries], last: int, stride: int, consumed: Mapping[str, Mapping[int, float]]
+    ) -> None:
+        longest = max(series, key=lambda one: len(one.numbers), default=None)
+        if longest is None or not len(longest.numbers):
+            return
+        chosen = _chosen(longest.numbers, self.written, last, stride)
+        numbers = longest.numbers[chosen]
+        tables = {
+            tag: np.stack([_at(one, tag, numbers) for one in series if tag in one.columns])
+            for tag in {tag: None for one in series for tag in one.columns}
+        }
+        durations, walls_s = tables["step_ms"], longest.ended_s[chosen]
+        known = ~np.isnan(durations).all(axis=0)
+        extremes = {"step_slowest_ms": np.fmax.reduce(durations), "step_fastest_ms": np.fmin.reduce(durations)}
+        log = self.log(ALL_RANKS)
+        of_job = {tag: np.array([own.get(step, np.nan) for step in numbers.tolist()]) for tag, own in consumed.items()}
+        medians = {tag: _median(table) for tag, table in tables.items()}
+        descriptions = {tag: OF_RANKS + own for tag in medians if (own := self._describe(tag))}
+        descriptions |= {tag: self._describe(tag) for tag in extremes | of_job}
+        log.scalars(numbers, walls_s, medians | extremes | of_job, descriptions=descriptions)
+        every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
+        for i in np.flatnonzero(known)[::every].tolist():
+            spread = durations[:, i]
+            log.histogram(int(numbers[i]), float(walls_s[i]), "step_over_ranks_ms", spread[~np.isnan(spread)])
+
+
+def write_tensorboard(
+    detail: RunDetail,
+    folder: Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    account: Callable[[], Account] = say_nothing,
+    look: RankMap | None = None,
+    definitions: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[ScalarLogs, list[str]]:
+    """Write the log directory; return the logs, to which steps can be added, and what was left out.
+
+    Parameters:
+        look: what looks at every rank; where it is not given this process does.
+        definitions: of the parts of a step, by name, to be shown beside their scalars.
+    """
+    logs = ScalarLogs(folder=folder, definitions=definitions)
+    window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
+    is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
+    collect = trace_collector(detail, window) if is_traced else None
+    look_at = partial(_look_at, collect)
+    seen = list(map(look_at, read_ranks(detail))) if look is None else look(look_at)
+    series = [one for one, _ in seen]
+    if is_traced:
+        write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)
+        said = window.describe()
+        if find_spec("torch_tb_profiler") is None:
+            said.append(NO_PLUGIN)
+    else:
+        said = [f"no traces: torch-tb-profiler keeps all of {len(detail.ranks)} ranks in memory; use --format perfetto"]
+    said += logs.append(detail, series)
+    logs.log(ALL_RANKS).hyperparameters(describe_layout(detail), *_wall_times(series))
+    logs.tell(account())
+    return logs, said
+
+
+def _look_at(
+    collect: Callable[[RankDetail], RankTrace] | None, rank: RankDetail
+) -> tuple[RankSeries, RankTrace | None]:
+    return rank_series(rank), None if collect is None else collect(rank)
+
+
+def append_steps(detail: RunDetail, logs: ScalarLogs) -> None:
+    """Add the steps that a running job has ended since the last time."""
+    logs.append(detail, [rank_series(rank) for rank in read_ranks(detail)])
+
+
+def rank_series(rank: RankDetail) -> RankSeries:
+    """Return the figures of each step of one rank, as the summary takes its means of them."""
+    numbers, windows = rank.steps.numbers, rank.steps.windows
+    columns: dict[str, Floats] = {"step_ms": (windows[:, 1] - windows[:, 0]) / 1e6}
+    if rank.parts is not None:
+        columns |= {f"{PARTS_MS}/{part}": rank.parts[part] / 1e6 for part in PARTS}
+        columns["exposed_ms"] = sum((rank.parts[part] for part in EXPOSED), np.zeros(len(numbers), np.int64)) / 1e6
+    columns |= {f"{PHASES_MS}/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
+    columns |= _memory(rank)
+    ended = (windows[:, 1] + rank.tables.monotonic_to_realtime_ns) / 1e9
+    return RankSeries(rank=rank.tables.rank, numbers=numbers, ended_s=ended, columns=columns)
+
+
+def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
+    """Return what the whole job consumed a second in each used step, by tag and step."""
+    groups = [group for fact in run.surveys.facts for group in fact.groups.values()]
+    found, _ = measure_throughput(run.steps, run.surveys.consumed, groups, run.used)
+    if found is None:
+        return {}
+    rates = {"tokens_per_s": found.tokens_per_s_of_steps, "samples_per_s": found.samples_per_s_of_steps}
+    return {tag: dict(enumerate(own, found.first_step)) for tag, own in rates.items() if own}
+
+
+def _memory(rank: RankDetail) -> dict[str, Floats]:
+    """Return the largest value of each sample of memory within each step; nan where there is none."""
+    samples, windows = rank.tables.samples, rank.steps.windows
+    found: dict[str, Floats] = {}
+    for op, name in enumerate(rank.tables.ops):
+        own = samples[samples["op"] == op]
+        if not name.endswith("_bytes") or not len(own) or not len(windows):
+            continue
+        at = np.searchsorted(windows[:, 1], own["t_ns"], "left")
+        inside = (at < len(windows)) & (own["t_ns"] >= windows[np.minimum(at, len(windows) - 1), 0])
+        largest = np.full(len(windows), -np.inf)
+        np.maximum.at(largest, at[inside], own["value"][inside].astype(np.float64))
+        if inside.any():
+            found[f"{MEMORY_BYTES}/{name.removesuffix('_bytes')}"] = np.where(np.isinf(largest), np.nan, largest)
+    return found
+
+
+def describe_layout(run: RunDetail) -> dict[str, str | float]:
+    """Return how the job was laid out: ranks, hosts, and the size of each axis of parallelism."""
+    facts = run.surveys.facts
+    layout: dict[str, str | float] = {"world_size": float(max((fact.world_size for fact in facts), default=0))}
+    layout["hosts"] = float(len({fact.host for fact in facts if fact.host}))
+    sizes: dict[str, int] = {}
+    for fact in facts:
+        for group in fact.groups.values():
+            if group.axis:
+                sizes[group.axis] = max(sizes.get(group.axis, 0), len(group.ranks) or group.size)
+    layout |= {f"size_{axis}": float(size) for axis, size in sorted(sizes.items())}
+    backends = sorted({group.backend for fact in facts for group in fact.groups.values() if group.backend})
+    layout["backend"] = ", ".join(backends) or "unknown"
+    pipeline = next(iter(run.surveys.pipelines.values()), None)
+    if pipeline is not None:
+        layout["schedule"] = pipeline.pipeline.schedule
+        layout["microbatches"] = float(pipeline.pipeline.num_microbatches)
+    return layout
+
+
+def _chosen(numbers: Column, written: int, last: int, stride: int) -> Column:
+    """Return the rows of the steps to write; every stride-th counted from the last."""
+    return np.flatnonzero((numbers > written) & (numbers <= last) & ((last - numbers) % stride == 0))
+
+
+def _at(one: RankSeries, tag: str, numbers: Column) -> Floats:
+    """Return the values of these steps; nan where there is none."""
+    if not len(one.numbers):
+        return np.full(len(numbers), np.nan)
+    at = np.minimum(np.searchsorted(one.numbers, numbers), len(one.numbers) - 1)
+    return np.where(one.numbers[at] == numbers, one.columns[tag][at], np.nan)
+
+
+def _median(table: Floats) -> Floats:
+    """Return the median over ranks of what is known; nan where nothing is."""
+    known = ~np.isnan(table).all(axis=0)
+    medians = np.full(table.shape[1], np.nan)
+    medians[known] = np.nanmedian(table[:, known], axis=0)
+    return medians
+
+
+def _spread_over(ranks: Sequence[int], limit: int) -> set[int]:
+    """Return all ranks, or of many as many as allowed, evenly chosen."""
+    places = np.linspace(0, len(ranks) - 1, min(limit, len(ranks))) if ranks else np.zeros(0)
+    return {ranks[i] for i in places.round().astype(np.int64).tolist()}
+
+
+def _wall_times(series: Sequence[RankSeries]) -> tuple[float, float]:
+    ended = [one.ended_s for one in series if len(one.ended_s)]
+    return min((float(own[0]) for own in ended), default=0.0), max((float(own[-1]) for own in ended), default=0.0)

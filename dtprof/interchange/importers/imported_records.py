@@ -1,0 +1,190 @@
+"""What importers make of foreign files, whatever their format: the records of each rank."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.records import events, schema
+from dtprof.records.archive import RECORD_DTYPE
+from dtprof.records.tables import Array
+
+MAX_WORLD_SIZE = 1 << 20
+MAX_OPS = 1000
+MAIN_THREAD = 1
+COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
+LAST_NS = 1 << 62
+
+Column = npt.NDArray[np.int64]
+DTYPE_CODES = {name: code for code, (name, _) in enumerate(schema.DTYPES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRank:
+    """The records of one rank. Times count in ns from any moment that all ranks of the run share."""
+
+    rank: int
+    world_size: int
+    ops: tuple[str, ...]  # what `op` of a record stands for
+    records: Array  # RECORD_DTYPE; their steps are filled in when they are written
+    groups: tuple[Mapping[str, Any], ...] = ()  # name, ranks or size, description, backend; ids are positions
+    entries: tuple[Mapping[str, Any], ...] = ()  # further lines of the strings file
+    notes: tuple[str, ...] = ()
+    host: str = ""
+    clock: str = ""  # ranks with the same one share a clock
+    pid: int = 0
+    local_rank: int = -1
+    torch_version: str = ""
+    ended: bool = True  # the process is not known to have gone on, or to have hung
+    first_step: int | None = None  # what the format calls the first step that is marked
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedRun:
+    """All ranks, and what can be said of them together."""
+
+    format: str
+    files: tuple[str, ...]
+    ranks: tuple[ImportedRank, ...]
+    cannot_tell: tuple[str, ...] = ()  # the figure, a colon, why it is not known
+    starts_at_epoch: bool = False  # times count from 1970
+
+
+@dataclass
+class RecordBuilder:
+    """Collects the records of one rank, column by column."""
+
+    ops: list[str] = field(default_factory=lambda: ["unknown"])
+    parts: list[Array] = field(default_factory=list)
+
+    def op(self, name: str) -> int:
+        """Return the id of an operation or phase."""
+        if name not in self.ops:
+            if len(self.ops) >= MAX_OPS:
+                return self.op("unknown")
+            self.ops.append(name)
+        return self.ops.index(name)
+
+    def operations(
+        self,
+        op: Column,
+        kind: Column | int,
+        begin: Column,
+        end: Column,
+        *,
+        observed: bool,
+        device: bool = False,
+        returned_after: Column | int = 0,
+        **fields: Column | int,
+    ) -> None:
+        """Add operations; an end before the begin is not known.
+
+        Parameters:
+            observed: the end is that of the operation itself, so that it is known when it kept the rank from working.
+        """
+        rows = np.zeros(len(begin), RECORD_DTYPE)
+        done = end >= begin
+        rows["state"] = np.where(done, schema.STATE["done"], schema.STATE["returned"])
+        rows["kind"], rows["op"], rows["issued_ns"], rows["thread"] = kind, op, begin, MAIN_THREAD
+        rows["flags"] = np.where(done & observed, schema.FLAG["completion"], 0) | device * schema.FLAG["device"]
+        rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
+        rows["peer"] = -1
+        rows["returned_after"] = returned_after
+        rows["done_after"] = np.where(done, end - begin, 0)
+        for name, values in fields.items():
+            rows[name] = values
+        self.parts.append(rows)
+
+    def spans(
+        self, name: str, begin: Column, end: Column, *, stage: Column | int = -1, microbatch: Column | int = 0
+    ) -> None:
+        """Add spans of one phase."""
+        rows = np.zeros(len(begin), RECORD_DTYPE)
+        rows["state"], rows["kind"], rows["thread"] = schema.STATE["done"], schema.KIND["span"], MAIN_THREAD
+        rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
+        rows["op"], rows["issued_ns"], rows["done_after"] = self.op(name), begin, np.maximum(end - begin, 0)
+        rows["peer"], rows["tag"] = stage, microbatch
+        self.parts.append(rows)
+
+    def marks(self, ends: Column) -> None:
+        """Add the ends of steps."""
+        self.spans(events.STEP, ends, ends)
+
+    def samples(self, name: str, times: Column, values: Column) -> None:
+        """Add samples of one quantity."""
+        rows = np.zeros(len(times), RECORD_DTYPE)
+        rows["state"], rows["kind"], rows["thread"] = schema.STATE["done"], schema.KIND["sample"], MAIN_THREAD
+        rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
+        rows["op"], rows["issued_ns"], rows["numel"], rows["peer"] = self.op(name), times, values, -1
+        self.parts.append(rows)
+
+    def records(self) -> Array:
+        """Return all records in order of time; of one moment the end of a step first."""
+        rows: Array = np.concatenate(self.parts) if self.parts else np.zeros(0, RECORD_DTYPE)
+        is_mark = (rows["kind"] == schema.KIND["span"]) & (rows["op"] == self.op(events.STEP))
+        return rows[np.lexsort((~is_mark, begins(rows)))]
+
+
+def begins(records: Array) -> Column:
+    """Return when each record begins; before it is written, a run may count its time from any moment inside it."""
+    times: Column = records["issued_ns"].view(np.int64)
+    return times
+
+
+def number_in_group(group: Column, kind: Column) -> Column:
+    """Return the position of each operation in its group, collectives and messages apart; they are given in order."""
+    key = group.astype(np.int64) << 8 | kind
+    order = np.argsort(key, kind="stable")
+    first = np.r_[True, np.diff(key[order]) != 0] if len(key) else np.zeros(0, np.bool_)
+    place = np.arange(len(key)) - np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
+    numbers = np.zeros(len(key), np.int64)
+    numbers[order] = place
+    return numbers
+
+
+def merge_intervals(begin: Column, end: Column) -> tuple[Column, Column]:
+    """Return begin and end of the times that any of the intervals covers."""
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    if not len(begin):
+        return begin, end
+    first = np.flatnonzero(np.r_[True, begin[1:] > end[:-1]])
+    found_begin, found_end = begin[first], end[np.r_[first[1:] - 1, len(end) - 1]]
+    covers = found_end > found_begin
+    return found_begin[covers], found_end[covers]
+
+
+def align_steps(ranks: Sequence[ImportedRank]) -> list[ImportedRank]:
+    """Let all ranks begin with the same step, where steps are marked on all of them.
+
+    What was recorded before differs from rank to rank, and so does the position of operations in their groups: they are
+    left out, and positions count from the first step that all have.
+    """
+    first = [rank.first_step for rank in ranks]
+    if not ranks or None in first:
+        return list(ranks)
+    latest = max(step for step in first if step is not None)
+    return [_from_step(rank, latest) for rank in ranks]
+
+
+def _from_step(rank: ImportedRank, step: int) -> ImportedRank:
+    records = rank.records
+    is_mark = (records["kind"] == schema.KIND["span"]) & (records["op"] == rank.ops.index(events.STEP))
+    marks = np.flatnonzero(is_mark)
+    surplus = step - (rank.first_step or 0)
+    if surplus >= len(marks):
+        return replace(rank, records=np.delete(records, marks))
+    begin = begins(records)[marks[surplus]]
+    is_operation = (records["kind"] == COLLECTIVE) | (records["kind"] == POINT_TO_POINT)
+    early = is_operation & (begins(records) < begin)
+    known = [number for number, group in enumerate(rank.groups) if group.get("ranks")]
+    records = records.copy()
+    for number in known:
+        for kind in (COLLECTIVE, POINT_TO_POINT):
+            own = (records["group"] == number) & (records["kind"] == kind)
+            records["seq"][own & ~early] -= np.uint32((own & early).sum())
+    gone = early.copy()
+    gone[marks[:surplus]] = True
+    return replace(rank, records=records[~gone], first_step=step)

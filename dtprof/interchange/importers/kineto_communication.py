@@ -1,0 +1,287 @@
+"""The communication of one torch.profiler trace as records: kernels of a device, or work of gloo on the host."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, numel, rank_numbers
+from dtprof.interchange.importers.collective_names import dtype_code, of_kernel, operation_name
+from dtprof.interchange.importers.imported_records import (
+    COLLECTIVE,
+    LAST_NS,
+    POINT_TO_POINT,
+    RecordBuilder,
+    number_in_group,
+)
+from dtprof.interchange.importers.kineto_events import Arguments, Call, KinetoTrace
+from dtprof.records import events, schema
+
+SECOND_INPUT = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+"""Operators whose first argument is the output."""
+PLACE_OF_ROOT = {"broadcast": 2, "send": 2, "recv": 2, "reduce": 3, "gather": 3, "scatter": 3}
+PLACE_OF_TAG = 3
+NOT_RECORDED = "?"
+MAX_GROUPS = 60_000
+_WHOLE = re.compile(r"-?\d{1,9}$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of the rank, as it will be recorded."""
+
+    op: str
+    begin: int
+    end: int  # before `begin`: not known
+    group: int
+    elements: int = 0
+    dtype: int = schema.NO_CODE
+    reduction: int = schema.NO_CODE
+    peer: int = -1
+    tag: int = 0
+    returned_after: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        """Say whether it is a send or receive."""
+        return self.op in events.POINT_TO_POINT or self.op in ("sendrecv", "coalesced")
+
+
+@dataclass(kw_only=True)
+class Groups:
+    """The process groups of a rank: ids are positions."""
+
+    rank: int
+    world_size: int
+    configured: dict[str, Mapping[str, Any]]  # by name, as the trace lists them
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    _ids: dict[str, int] = field(default_factory=dict)
+
+    def of(self, name: str, description: str, ranks: tuple[int, ...], size: int) -> int:
+        """Return the id of a group."""
+        if name in self._ids:
+            return self._ids[name]
+        known = self.configured.get(name, {})
+        listed = rank_numbers(known.get("ranks"))
+        if size and len(ranks) != size and len(listed) == size:
+            ranks = listed
+        if size and len(ranks) != size and name != NOT_RECORDED:
+            ranks = tuple(range(size)) if size == self.world_size else _progression(ranks, size)
+        number = self._ids[name] = min(len(self.entries), MAX_GROUPS)
+        if number == len(self.entries):
+            backend = str(known.get("backend_config") or known.get("backend") or "").split(",")[0].rpartition(":")[2]
+            self.entries.append(
+                {
+                    "name": name,
+                    "description": description or str(known.get("pg_desc") or ""),
+                    "size": len(ranks) or size,
+                    "ranks": list(ranks),
+                    "backend": backend or None,
+                }
+            )
+        return number
+
+    def only(self) -> int | None:
+        """Return the id of the group that an operation must be of where none is named; None where it is not sure.
+
+        It is sure where all groups of the rank have the same members: then their operations follow one another.
+        """
+        known = {name: rank_numbers(group.get("ranks")) for name, group in self.configured.items()}
+        shared = {name: ranks for name, ranks in known.items() if len(ranks) > 1 and self.rank in ranks}
+        if not shared and not self.configured:
+            return self.of("0", "default_pg", tuple(range(self.world_size)), self.world_size)
+        if len(set(shared.values())) != 1:
+            return None
+        name, ranks = next(iter(shared.items()))
+        return self.of(name, "", ranks, len(ranks))
+
+
+def _progression(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the members of a group of which only the first and the last are listed, where they are evenly apart."""
+    if len(ranks) < 4 or not 1 < size <= MAX_RANK:
+        return ()
+    step = ranks[1] - ranks[0]
+    whole = tuple(range(ranks[0], ranks[0] + step * size, step)) if step > 0 else ()
+    return whole if len(whole) == size and whole[: len(ranks) - 1] == ranks[:-1] and whole[-1] == ranks[-1] else ()
+
+
+def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
+    """Return the operations whose kernels ran on the device."""
+    found = []
+    for call in trace.collectives:
+        arguments = call.arguments
+        if arguments.collective is None:
+            arguments = trace.described.get(arguments.external_id, arguments)
+        op, reduction, dtype = of_kernel(call.name)
+        if isinstance(arguments.collective, str) and arguments.collective:
+            op = operation_name(arguments.collective)
+        peer = _peer(arguments, op)
+        group = _group_of(arguments, groups)
+        members = groups.entries[group]["ranks"]
+        found.append(
+            Operation(
+                op=op,
+                begin=call.begin,
+                end=call.end,
+                group=group,
+                elements=_count(arguments.elements_in),
+                dtype=code if (code := dtype_code(arguments.dtype)) != schema.NO_CODE else dtype,
+                reduction=reduction,
+                peer=members.index(peer) if peer in members else -1,
+            )
+        )
+    return found
+
+
+def _peer(arguments: Arguments, op: str) -> int:
+    value = {"send": arguments.target, "recv": arguments.source}.get(op)
+    return value if type(value) is int else -1
+
+
+def _count(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 18:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < LAST_NS else 0
+
+
+def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
+    """Return the operations that the program issued on the host, each with the work of the back end on it.
+
+    Where only that work is in the trace, it stands for the call.
+    """
+    if not trace.calls:
+        return [_work_alone(work, groups) for work in trace.works]
+    calls = sorted(trace.calls, key=lambda call: call.begin)
+    named = [events.canonical_op(call.name.rpartition(":")[2]) for call in calls]
+    done = _pair_up(calls, named, sorted(trace.works, key=lambda call: call.begin))
+    group = groups.only()
+    if group is None and calls:
+        group = groups.of(NOT_RECORDED, "not recorded", (), groups.world_size)
+    found = []
+    for position, (call, op) in enumerate(zip(calls, named, strict=True)):
+        work = done.get(position)
+        elements, dtype = _payload(call, work, op)
+        values = call.inputs()[2]
+        found.append(
+            Operation(
+                op=op,
+                begin=call.begin,
+                end=max(work.end, call.begin) if work is not None else -1,
+                group=group or 0,
+                elements=elements,
+                dtype=dtype,
+                peer=_whole(values, PLACE_OF_ROOT[op]) if op in PLACE_OF_ROOT else -1,
+                tag=max(0, _whole(values, PLACE_OF_TAG)) if op in events.POINT_TO_POINT else 0,
+                returned_after=call.end - call.begin,
+            )
+        )
+    return found
+
+
+def _work_alone(work: Call, groups: Groups) -> Operation:
+    op = operation_name(work.name)
+    elements, dtype = _payload(work, work, op)
+    return Operation(
+        op=op, begin=work.begin, end=work.end, group=_group_of(work.arguments, groups), elements=elements, dtype=dtype
+    )
+
+
+def _group_of(arguments: Arguments, groups: Groups) -> int:
+    """Return the id of the group that an event names; else the only one that it can be, or one of its own."""
+    if isinstance(arguments.group, str) and arguments.group:
+        ranks = rank_numbers(arguments.group_ranks)
+        return groups.of(arguments.group, str(arguments.group_text or ""), ranks, _count(arguments.group_size))
+    only = groups.only()
+    return groups.of(NOT_RECORDED, "not recorded", (), groups.world_size) if only is None else only
+
+
+def _pair_up(calls: Sequence[Call], named: Sequence[str], works: Sequence[Call]) -> dict[int, Call]:
+    """Return the work of each call by position: of one operation they begin in the order in which they were issued."""
+    waiting: dict[str, list[int]] = defaultdict(list)
+    for position, op in enumerate(named):
+        waiting[op].append(position)
+    by_op: dict[str, list[Call]] = defaultdict(list)
+    # What is more than calls was issued before the trace began, and so begins first.
+    for work in works[max(0, len(works) - len(calls)) :]:
+        by_op[operation_name(work.name)].append(work)
+    found: dict[int, Call] = {}
+    left: list[Call] = []
+    for op, own in by_op.items():
+        left += _in_order(calls, waiting.get(op, []), own, found)
+    # gloo does some operations as others: what is left over belongs together in order.
+    rest = [position for position in range(len(calls)) if position not in found]
+    _in_order(calls, rest, sorted(left, key=lambda work: work.begin), found)
+    return found
+
+
+def _in_order(
+    calls: Sequence[Call], positions: Sequence[int], works: Sequence[Call], found: dict[int, Call]
+) -> list[Call]:
+    """Pair calls and works one after the other; return the works that begin before any call that is left."""
+    left, at = [], 0
+    for work in works:
+        if at >= len(positions) or calls[positions[at]].begin > work.begin:
+            left.append(work)  # of what was issued before the trace began, or of another operation
+            continue
+        found[positions[at]] = work
+        at += 1
+    return left
+
+
+def _payload(call: Call, work: Call | None, op: str) -> tuple[int, int]:
+    """Return how many elements this rank puts in, and the code of their type."""
+    dims, types, _ = call.inputs()
+    place = 1 if op in SECOND_INPUT and len(dims) > 1 and dims[1] else 0
+    elements, dtype = -1, schema.NO_CODE
+    own = dims[place] if place < len(dims) else None
+    if isinstance(own, list) and own:
+        elements = numel(own if isinstance(own[0], list) else [own])
+        dtype = dtype_code(types[place]) if place < len(types) else schema.NO_CODE
+    if work is not None and (elements < 0 or dtype == schema.NO_CODE):
+        dims, types, _ = work.inputs()
+        if elements < 0 and dims:
+            elements = numel(dims)
+        if dtype == schema.NO_CODE and types:
+            dtype = dtype_code(types[0])
+    return max(elements, 0), dtype
+
+
+def _whole(values: Sequence[object], place: int) -> int:
+    value = values[place] if place < len(values) else None
+    return int(value) if isinstance(value, str) and _WHOLE.match(value) else -1
+
+
+def add_operations(
+    builder: RecordBuilder, operations: Sequence[Operation], groups: Groups, *, base_ns: int, on_device: bool
+) -> None:
+    """Add the operations to the records of the rank."""
+    operations = sorted(operations, key=lambda one: one.begin)
+    if not operations:
+        return
+    kind = np.array([POINT_TO_POINT if one.is_message else COLLECTIVE for one in operations], np.int64)
+    group = np.array([one.group for one in operations], np.int64)
+    seq = number_in_group(group, kind)
+    unknown = [i for i, entry in enumerate(groups.entries) if entry["name"] == NOT_RECORDED]
+    # Which group these belong to is not known: no two ranks shall seem to meet in one.
+    seq = np.where(np.isin(group, unknown), seq * groups.world_size + groups.rank, seq)
+    begin = np.array([one.begin for one in operations], np.int64) + base_ns
+    ended = np.array([one.end >= one.begin for one in operations])
+    builder.operations(
+        np.array([builder.op(one.op) for one in operations], np.int64),
+        kind,
+        begin,
+        np.where(ended, np.array([one.end for one in operations], np.int64) + base_ns, -1),
+        observed=True,
+        device=on_device,
+        group=group,
+        seq=seq & 0xFFFFFFFF,
+        numel=np.array([one.elements for one in operations], np.int64),
+        dtype=np.array([one.dtype for one in operations], np.int64),
+        reduce_op=np.array([one.reduction for one in operations], np.int64),
+        peer=np.array([one.peer for one in operations], np.int64),
+        tag=np.array([one.tag for one in operations], np.int64),
+        returned_after=np.array([one.returned_after for one in operations], np.int64),
+    )

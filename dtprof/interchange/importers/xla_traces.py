@@ -1,0 +1,276 @@
+"""Traces of the XLA profiler (JAX, TensorFlow), `.trace.json.gz`, one for each host, as a run: a rank is a device.
+
+Operations of the compiled program carry its name for them (hlo_op). Collectives that the compiler split in a start and
+a done last from one to the other; everything else that ran on the device computed.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dtprof.errors import NotATraceError
+from dtprof.interchange.importers.collective_names import dtype_code
+from dtprof.interchange.importers.imported_records import (
+    COLLECTIVE,
+    LAST_NS,
+    MAX_WORLD_SIZE,
+    Column,
+    ImportedRank,
+    ImportedRun,
+    RecordBuilder,
+    align_steps,
+    merge_intervals,
+    number_in_group,
+)
+from dtprof.interchange.importers.trace_stream import TraceFile
+from dtprof.records import events, schema
+
+FORMAT = "XLA"
+_COLLECTIVE = re.compile(
+    r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
+    r"(-start|-done)?(?:[.\d]+.*)?$"
+)
+_WRAPPER = re.compile(r"(while|conditional|call|async-start|async-done|async-update)([.\d]+)?$")
+_DEVICE = re.compile(r"/device:(\w+):(\d{1,6})")
+_GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
+_RESULT = re.compile(r"=\s*\(?(\w+)\[([\d,]*)\]")
+NAMES = {"collective-broadcast": "broadcast", "ragged-all-to-all": "all_to_all"}
+NOT_TOLD = "?"
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event."""
+
+    ph: str = ""
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Any = None
+
+
+@dataclass(kw_only=True)
+class _Collective:
+    """One collective of a device, us."""
+
+    op: str
+    begin: float
+    end: float
+    text: str  # of the instruction, where it is told
+
+
+@dataclass(kw_only=True)
+class _Device:
+    """What one device did."""
+
+    computed: list[tuple[float, float]] = field(default_factory=list)
+    collectives: list[_Collective] = field(default_factory=list)
+    started: dict[str, _Collective] = field(default_factory=dict)
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class _Host:
+    """What one file holds."""
+
+    path: Path
+    problems: list[str]
+    devices: dict[int, _Device] = field(default_factory=dict)
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    processes: dict[object, int] = field(default_factory=dict)  # device of each process of the trace
+    step_lines: set[tuple[object, object]] = field(default_factory=set)
+
+
+def import_xla(files: Sequence[Path]) -> ImportedRun:
+    """Read the traces of all hosts.
+
+    Raises:
+        NotATraceError: one holds no operation of a compiled program.
+    """
+    hosts = [_read(file) for file in files]
+    ranks: list[ImportedRank] = []
+    size = sum(len(host.devices) for host in hosts)
+    if size > MAX_WORLD_SIZE:
+        raise NotATraceError(f"the traces are of {size} devices; expected {MAX_WORLD_SIZE} at most.")
+    for number, host in enumerate(hosts):
+        for device in sorted(host.devices):
+            ranks.append(_rank(host, number, device, len(ranks), size))
+    return ImportedRun(
+        format=FORMAT, files=tuple(map(str, files)), ranks=tuple(align_steps(ranks)), cannot_tell=tuple(_lacks(ranks))
+    )
+
+
+def _read(path: Path) -> _Host:
+    file = TraceFile(path, Event)
+    host = _Host(path=path, problems=file.problems)
+    for found in file.events():
+        for event in found:
+            arguments = event.args if isinstance(event.args, dict) else {}
+            if event.ph == "M":
+                _take_name(host, event, arguments)
+            elif event.ph == "X" and abs(event.ts) < 1e15 and 0 <= event.dur < 1e15:
+                _take(host, event, arguments)
+    if not host.devices:
+        raise NotATraceError(
+            f"{path} holds no operation of a compiled program (hlo_op) among {file.count:,} events; expected the "
+            "trace.json.gz that jax.profiler.trace writes. Record steps that run on the devices."
+        )
+    return host
+
+
+def _take_name(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
+    name = arguments.get("name")
+    if event.name == "process_name" and isinstance(name, str) and (match := _DEVICE.search(name)):
+        host.processes[event.pid] = int(match[2])
+    elif event.name == "thread_name" and name == "Steps":
+        host.step_lines.add((event.pid, event.tid))
+
+
+def _take(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
+    times = (event.ts, event.ts + event.dur)
+    step = arguments.get("step_num")
+    if (event.pid, event.tid) in host.step_lines:
+        if event.pid in host.processes and event.name.isdecimal() and len(event.name) < 16:
+            host.devices.setdefault(host.processes[event.pid], _Device()).steps.setdefault(int(event.name), times)
+        return
+    if isinstance(step, int | str) and str(step).isdecimal() and len(str(step)) < 16:
+        host.steps.setdefault(int(step), times)
+    op = arguments.get("hlo_op")
+    if not isinstance(op, str):
+        return
+    ordinal = arguments.get("device_ordinal", host.processes.get(event.pid, 0))
+    number = int(ordinal) if isinstance(ordinal, int | str) and str(ordinal).isdecimal() else 0
+    device = host.devices.setdefault(min(number, MAX_WORLD_SIZE), _Device())
+    match = _COLLECTIVE.match(op)
+    if match is None:
+        if not _WRAPPER.match(op):
+            device.computed.append(times)
+        return
+    kind, half = match[1], match[2]
+    text = next((str(arguments[key]) for key in ("long_name", "hlo_text", "expression") if key in arguments), "")
+    pair = op.replace("-start", "").replace("-done", "")
+    if half == "-done" and pair in device.started:
+        device.started.pop(pair).end = times[1]
+        return
+    one = _Collective(op=NAMES.get(kind, kind.replace("-", "_")), begin=times[0], end=times[1], text=text)
+    device.collectives.append(one)
+    if half == "-start":
+        device.started[pair] = one
+
+
+def _rank(host: _Host, number: int, ordinal: int, rank: int, size: int) -> ImportedRank:
+    device = host.devices[ordinal]
+    builder = RecordBuilder()
+    computed = _whole_ns(device.computed)
+    builder.spans(events.DEVICE_BUSY, *merge_intervals(computed[:, 0], computed[:, 1]))
+    steps = device.steps or host.steps
+    first = min(steps, default=None)
+    if steps:
+        times = _whole_ns([steps[key] for key in sorted(steps)])
+        builder.marks(np.maximum.accumulate(np.r_[times[:1, 0], times[:, 1]]))
+    groups: list[dict[str, Any]] = []
+    _add_collectives(builder, device.collectives, groups, rank, size)
+    return ImportedRank(
+        rank=rank,
+        world_size=size,
+        ops=tuple(builder.ops),
+        records=builder.records(),
+        groups=tuple(groups),
+        entries=({"k": "feature", "name": "backend:xla"},),
+        notes=tuple(f"{host.path.name}: {problem}" for problem in host.problems),
+        host=f"host-{number}",
+        clock=f"host-{number}",
+        local_rank=ordinal,
+        first_step=first,
+    )
+
+
+def _whole_ns(times: Sequence[tuple[float, float]]) -> Column:
+    found: Column = np.round(np.array(times, np.float64).reshape(-1, 2) * 1000.0).astype(np.int64)
+    return found
+
+
+def _add_collectives(
+    builder: RecordBuilder, collectives: Sequence[_Collective], groups: list[dict[str, Any]], rank: int, size: int
+) -> None:
+    if not collectives:
+        return
+    ordered = sorted(collectives, key=lambda one: one.begin)
+    ids: dict[tuple[int, ...], int] = {}
+    group = []
+    for one in ordered:
+        members = _members(one.text, rank, size)
+        if members not in ids:
+            ids[members] = len(groups)
+            name = ",".join(map(str, members[:8])) if members else NOT_TOLD
+            groups.append({"name": name, "description": "" if members else "not told", "size": len(members) or size})
+            if members:
+                groups[-1]["ranks"] = list(members)
+        group.append(ids[members])
+    numbers = np.array(group, np.int64)
+    seq = number_in_group(numbers, np.zeros(len(numbers), np.int64))
+    unknown = np.isin(numbers, [number for members, number in ids.items() if not members])
+    times = _whole_ns([(one.begin, one.end) for one in ordered])
+    sizes = [_size(one.text) for one in ordered]
+    builder.operations(
+        np.array([builder.op(one.op) for one in ordered], np.int64),
+        COLLECTIVE,
+        times[:, 0],
+        times[:, 1],
+        observed=True,
+        device=True,
+        group=numbers,
+        seq=np.where(unknown, seq * size + rank, seq) & 0xFFFFFFFF,
+        numel=np.array([elements for elements, _ in sizes], np.int64),
+        dtype=np.array([dtype for _, dtype in sizes], np.int64),
+    )
+
+
+def _members(text: str, rank: int, size: int) -> tuple[int, ...]:
+    """Return the devices that take part, from the instruction; empty where it does not tell."""
+    match = _GROUPS.search(text)
+    if match is None:
+        return ()
+    if not match[1]:
+        return tuple(range(size))
+    for listed in re.findall(r"\{([\d,]+)\}", match[1]):
+        members = tuple(int(one) for one in listed.split(",") if one and len(one) < 8)
+        if rank in members and max(members) < size:
+            return members
+    return ()
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = _RESULT.search(text)
+    if match is None:
+        return 0, schema.NO_CODE
+    elements = 1
+    for extent in match[2].split(","):
+        elements *= int(extent[:15]) if extent else 1
+    return (elements if elements < LAST_NS else 0), dtype_code(match[1])
+
+
+def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
+    groups = [group for rank in ranks for group in rank.groups]
+    lacks = [
+        "idle: the partition is that of the device; idle is when no operation of the program ran on it",
+        "phases: not in the trace",
+        "memory: not in the trace",
+        "overhead: not in the trace",
+    ]
+    if any(group["name"] == NOT_TOLD for group in groups):
+        lacks += [
+            "wait_ns: which devices take part in a collective is not in the trace; waits and bandwidths are not known",
+            "bytes: sizes are not in the trace; bytes are given as 0",
+        ]
+    if not any(events.STEP in rank.ops for rank in ranks if rank.first_step is not None):
+        lacks.append("steps: the trace has none; jax.profiler.StepTraceAnnotation(name, step_num=i) records them")
+    if len({rank.clock for rank in ranks}) > 1:
+        lacks.append("ranks: devices of several hosts are numbered in the order of the files")
+    return lacks

@@ -1,0 +1,1 @@
+"""What the records of all ranks say together: groups, clocks, and operations matched across ranks."""

@@ -1,0 +1,68 @@
+"""What the user called when an operation was issued, in short names."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.intervals import Column
+from dtprof.records.tables import Array, RankTables, Site
+
+_BACKWARD = ("Tensor.backward", "backward")
+_SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
+_MODULE_CALL = "Module._wrapped_call_impl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apis:
+    """Short names, and for each operation the position of its own."""
+
+    names: tuple[str, ...]
+    of_operation: Column
+
+
+def find_apis(tables: RankTables, operations: Array) -> Apis:
+    """Name the call behind each operation of one rank."""
+    uses_ddp = "ddp" in tables.features
+    names: dict[str, int] = {"": 0}
+    sites, place = _distinct(operations["site"])
+    numbers = np.zeros(len(sites), np.int64)
+    for i, site in enumerate(sites.tolist()):
+        numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
+    return Apis(names=tuple(names), of_operation=numbers[place])
+
+
+def _distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
+    """Return the distinct values and for each value the position of its own; fast where they are small."""
+    if len(values) and (largest := int(values.max())) < 4 * len(values):
+        present = np.bincount(values, minlength=largest + 1) > 0
+        return np.flatnonzero(present), (np.cumsum(present) - 1)[values.astype(np.int64)]
+    distinct, place = np.unique(values, return_inverse=True)
+    return distinct.astype(np.int64), place
+
+
+def name_site(tables: RankTables, site: int) -> str:
+    """Return the short name of what was called at a site of one rank."""
+    return _name(tables.sites.get(site), uses_ddp="ddp" in tables.features)
+
+
+def _name(site: Site | None, *, uses_ddp: bool) -> str:
+    """Return the framework on whose behalf a call was made, else the short name of what the user called."""
+    if site is None:
+        return ""
+    return site.label.api if site.label is not None else short_name(site.api, uses_ddp=uses_ddp)
+
+
+def short_name(api: str, *, uses_ddp: bool) -> str:
+    """Return the short name of a call: "ddp" for DDP's own doing, else the last name; empty where that says nothing."""
+    if api.startswith("DistributedDataParallel."):
+        return "ddp init" if api.endswith(".__init__") else "ddp"
+    if api in _BACKWARD:
+        return "ddp" if uses_ddp else "backward"
+    if api == _MODULE_CALL:
+        return "ddp" if uses_ddp else "forward"
+    if "profile_hook_step" in api:
+        return "optimizer.step"
+    name = api.replace(".<locals>", "").rsplit(".", 1)[-1]
+    return "" if name in _SAYS_NOTHING else name

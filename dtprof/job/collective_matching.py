@@ -1,0 +1,493 @@
+"""Match operations across ranks: a meeting is one operation of one group, as all its members see it.
+
+Each rank gives, per family of operations, one row an operation; rows of the same position are combined. Combining is
+associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
+"""
+
+import functools
+import itertools
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from dtprof.intervals import Column
+from dtprof.job.api_names import Apis
+from dtprof.job.rank_batches import RankBatch
+from dtprof.job.sound_records import UNNAMED
+from dtprof.records import codes
+from dtprof.records.events import POINT_TO_POINT
+from dtprof.records.group_members import Members, share
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, join, select
+
+MEETING = np.dtype(
+    [
+        ("seq", "i8"),  # position in the family
+        ("num_seen", "i4"),  # members that recorded it
+        ("first_start", "i8"),
+        ("last_start", "i8"),
+        ("last_rank", "i4"),  # who arrived last; the lowest of several
+        ("root_start", "i8"),  # -1: no root, or its record is missing
+        ("root_rank", "i4"),
+        ("min_duration", "i8"),  # of those that completed; FAR where none did
+        ("first_rank", "i4"),  # lowest rank that recorded it
+        ("op", "i4"),  # interned; as that rank called it
+        ("api", "i4"),
+        ("mixed_ops", "?"),
+        ("host", "i4"),
+        ("mixed_hosts", "?"),
+    ],
+    align=True,
+)
+FAR = np.iinfo(np.int64).max
+NOBODY = np.iinfo(np.int32).max
+_WHOLE = f"V{MEETING.itemsize}"
+_ROWS_AT_ONCE = 2048
+_NEUTRAL = np.zeros(1, MEETING)
+for _column, _value in {
+    "first_start": FAR,
+    "last_start": -1,
+    "last_rank": NOBODY,
+    "root_start": -1,
+    "root_rank": -1,
+    "min_duration": FAR,
+    "first_rank": NOBODY,
+    "op": -1,
+    "api": -1,
+    "host": -1,
+}.items():
+    _NEUTRAL[_column] = _value
+
+
+class Family(NamedTuple):
+    """What can meet: the collectives of one group, or the messages of one group from one member to another."""
+
+    group: str
+    ranks: Members  # empty where not known
+    size: int
+    generation: int  # groups of the same name and members, counted
+    sender: int = -1  # rank in the group; -1 for collectives
+    receiver: int = -1
+
+    @property
+    def is_p2p(self) -> bool:
+        """Say whether two ranks meet here, by messages."""
+        return self.sender >= 0
+
+    @property
+    def members(self) -> int:
+        """Return how many ranks take part in each operation."""
+        return 2 if self.is_p2p else self.size
+
+
+class Names:
+    """Names by number, numbers by name."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, the next one where it is new."""
+        known = self._numbers.setdefault(name, len(self.names))
+        if known == len(self.names):
+            self.names.append(name)
+        return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """Where operations belong: families, and of each the rows of the operations, by position.
+
+    Of several ranks side by side, those of one rank follow those of another: a family is there once a rank.
+    """
+
+    families: Sequence[Family]
+    rows: Sequence[Column]
+    seqs: Sequence[Column]
+    unmatched: int  # operations that cannot be placed
+
+    @functools.cached_property
+    def every_row(self) -> Column:
+        """All rows, family by family."""
+        return np.concatenate([*self.rows, np.zeros(0, np.int64)])
+
+    def of_each(self, values: Iterable[int]) -> Column:
+        """Return for each of these rows the value of its family, given one a family."""
+        lengths = [len(rows) for rows in self.rows]
+        return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
+
+    def met_in(self, meetings: "Meetings") -> "Matched":
+        """Return the same without operations that were recorded after the meetings were: a job may be running."""
+        kept = []
+        for family, rows, seqs in zip(self.families, self.rows, self.seqs, strict=True):
+            table = meetings.tables.get(family)
+            last = int(table["seq"][-1]) if table is not None and len(table) else -1
+            # Positions ascend.
+            count = len(seqs) if len(seqs) and seqs[-1] <= last else int(np.searchsorted(seqs, last, "right"))
+            kept.append((family, rows[:count], seqs[:count]))
+        if all(len(rows) == len(own) for (_, rows, _), own in zip(kept, self.rows, strict=True)):
+            return self
+        kept = [one for one in kept if len(one[1])]
+        return Matched(
+            families=[family for family, _, _ in kept],
+            rows=[rows for _, rows, _ in kept],
+            seqs=[seqs for _, _, seqs in kept],
+            unmatched=self.unmatched,
+        )
+
+    def find_met(self, meetings: "Meetings") -> Array:
+        """Return the meetings of these rows."""
+        if not self.rows:
+            return np.zeros(0, MEETING)
+        tables = [meetings.tables[family] for family in self.families]
+        met = join(tables)
+        seqs = np.concatenate(self.seqs)
+        if np.array_equal(met["seq"], seqs):
+            return met
+        parts = zip(tables, self.seqs, strict=True)
+        return join([select(table, np.searchsorted(table["seq"], own)) for table, own in parts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMeetings:
+    """What one rank brings: rows of MEETING whose `op` and `api` are positions in its own names."""
+
+    boot_id: str
+    ops: tuple[str, ...]
+    apis: tuple[str, ...]
+    rows: dict[Family, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meetings:
+    """All meetings of a run by family, each table by position."""
+
+    tables: dict[Family, Array] = field(default_factory=dict)
+    ops: Names = field(default_factory=Names)
+    apis: Names = field(default_factory=Names)
+    hosts: Names = field(default_factory=Names)
+
+    def add(self, rank: RankMeetings) -> None:
+        """Take in one more rank."""
+        self._take(rank.rows, rank.ops, rank.apis, (rank.boot_id,))
+
+    def join(self, others: "Meetings") -> None:
+        """Take in the meetings of other ranks."""
+        self._take(others.tables, others.ops.names, others.apis.names, others.hosts.names)
+
+    def of(self, families: Iterable[Family]) -> "Meetings":
+        """Return the meetings of some families."""
+        return replace(self, tables={family: self.tables[family] for family in families})
+
+    def _take(
+        self, tables: Mapping[Family, Array], ops: Sequence[str], apis: Sequence[str], hosts: Sequence[str]
+    ) -> None:
+        """Take in rows whose `op`, `api` and `host` are positions in these names."""
+        numbers = {
+            column: np.array([own.number(name) for name in names], np.int32)
+            for column, own, names in (("op", self.ops, ops), ("api", self.apis, apis), ("host", self.hosts, hosts))
+        }
+        others = {
+            column: number for column, number in numbers.items() if not np.array_equal(number, np.arange(len(number)))
+        }
+        if others and tables:
+            rows = join([*tables.values(), np.zeros(0, MEETING)])
+            for column, number in others.items():
+                rows[column] = number[rows[column]]
+            tables = split(rows, tables, tables.values())
+        self._merge(tables)
+
+    def _merge(self, theirs: Mapping[Family, Array]) -> None:
+        """Take in rows; those of small families that have met at the same positions so far in one go."""
+        alike = [
+            family
+            for family, rows in theirs.items()
+            if len(rows) < _ROWS_AT_ONCE and len(self.tables.get(family, ())) == len(rows)
+        ]
+        if alike:
+            known, new = (join([tables[family] for family in alike]) for tables in (self.tables, theirs))
+            if np.array_equal(known["seq"], new["seq"]):
+                self.tables.update(split(_combine(known, new), alike, [theirs[family] for family in alike]))
+                merged = set(alike)
+                theirs = {family: rows for family, rows in theirs.items() if family not in merged}
+        for family, rows in theirs.items():
+            before = self.tables.get(family)
+            self.tables[family] = rows if before is None else merge(before, rows)
+
+
+def split(rows: Array, families: Iterable[Family], like: Iterable[Array | Column]) -> dict[Family, Array]:
+    """Return the rows of each family, which follow one another and are as many as those of `like`."""
+    ends = list(itertools.accumulate(map(len, like)))
+    return {family: rows[begin:end] for family, begin, end in zip(families, [0, *ends], ends, strict=False)}
+
+
+def match_operations(batch: RankBatch) -> list[Matched]:
+    """Place every operation of each rank in its family; rows are counted from the first operation of the rank."""
+    operations = batch.operations
+    groups = np.ascontiguousarray(operations.table["group"])
+    is_p2p = operations.table["kind"] == codes.POINT_TO_POINT
+    seqs_seen = np.ascontiguousarray(operations.table["seq"])
+    several = len(batch.tables) > 1
+    key = is_p2p.astype(np.int32) << 16 | groups
+    if several:
+        key = operations.place << 17 | key
+    # Positions ascend with time but in damaged records: then radix sorts of columns of 16 bits are all there is to do.
+    order = groups.argsort(kind="stable")
+    order = np.concatenate((order[~is_p2p[order]], order[is_p2p[order]]))
+    if several:
+        order = order[operations.place.astype(np.uint16)[order].argsort(kind="stable")]
+    keys, seqs = key[order], seqs_seen[order]
+    same = keys[1:] == keys[:-1]
+    if ((seqs[1:] < seqs[:-1]) & same).any():
+        order = np.lexsort((seqs_seen, key))
+        seqs = seqs_seen[order]  # of equal keys still equal ones
+    bounds = _bounds(keys)
+    chosen = [_Key.unpack(number) for number in keys[bounds[:-1]].tolist()]
+    rows = order - np.array(operations.bounds)[operations.place[order]] if several else order
+    repeated = same & (seqs[1:] == seqs[:-1])  # a position twice: damaged records
+    families = _families_of(batch.tables, chosen)
+    found = [_Placed() for _ in batch.tables]
+    messages: list[_Messages] = []
+    for one, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
+        family = families[one.place].get(one.group)
+        if family is None:
+            found[one.place].unmatched += end - begin
+        elif one.is_p2p:
+            messages.append(_Messages(place=one.place, family=family, rows=rows[begin:end]))
+        else:
+            own, own_seqs = rows[begin:end], seqs[begin:end]
+            if repeated[begin : end - 1].any():
+                only = np.concatenate(([True], ~repeated[begin : end - 1]))
+                found[one.place].unmatched += end - begin - int(np.count_nonzero(only))
+                own, own_seqs = own[only], own_seqs[only]
+            found[one.place].add(family, own, own_seqs)
+    _match_messages(batch, messages, found)
+    return [placed.matched() for placed in found]
+
+
+class _Key(NamedTuple):
+    """What the operations of one group and kind of one rank have in common."""
+
+    place: int
+    is_p2p: bool
+    group: int
+
+    @classmethod
+    def unpack(cls, number: int) -> "_Key":
+        """Return the key that is packed in a number."""
+        return cls(number >> 17, bool(number >> 16 & 1), number & 0xFFFF)
+
+
+@dataclass
+class _Placed:
+    """The operations of one rank that are placed so far."""
+
+    families: list[Family] = field(default_factory=list)
+    rows: list[Column] = field(default_factory=list)
+    seqs: list[Column] = field(default_factory=list)
+    unmatched: int = 0
+
+    def add(self, family: Family, rows: Column, seqs: Column) -> None:
+        self.families.append(family)
+        self.rows.append(rows)
+        self.seqs.append(seqs)
+
+    def matched(self) -> Matched:
+        return Matched(families=self.families, rows=self.rows, seqs=self.seqs, unmatched=self.unmatched)
+
+
+class _Messages(NamedTuple):
+    """The messages of one rank in one group."""
+
+    place: int  # of the rank
+    family: Family  # of the collectives of the group
+    rows: Column
+
+
+def _families_of(tables: Sequence[RankTables], chosen: Iterable[_Key]) -> list[dict[int, Family]]:
+    """Return the families of each rank by id of the group, of those that occur."""
+    occur: list[set[int]] = [set() for _ in tables]
+    for one in chosen:
+        occur[one.place].add(one.group)
+    return [find_families(own.groups, groups) for own, groups in zip(tables, occur, strict=True)]
+
+
+def _bounds(sorted_values: Column) -> list[int]:
+    """Return where each run of equal values begins, and the end of the last."""
+    if not len(sorted_values):
+        return [0]
+    changes = np.flatnonzero(sorted_values[1:] != sorted_values[:-1]) + 1
+    return [0, *changes.tolist(), len(sorted_values)]
+
+
+def find_families(groups: Mapping[int, Group], chosen: Container[int] | None = None) -> dict[int, Family]:
+    """Return the family of each (chosen) group's collectives; a group made again under the same name counts apart."""
+    families: dict[int, Family] = {}
+    seen: dict[tuple[str, Members], int] = {}
+    for number in sorted(groups):
+        group = groups[number]
+        ranks = group.ranks if isinstance(group.ranks, Members) else share(group.ranks)
+        generation = seen.get((group.name, ranks), 0)
+        seen[group.name, ranks] = generation + 1
+        if chosen is None or number in chosen:
+            size = len(ranks) or group.size
+            families[number] = Family(group=group.name, ranks=ranks, size=size, generation=generation)
+    return families
+
+
+def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[_Placed]) -> None:
+    """Place sends and receives by pair of ranks, tag and order."""
+    placed: list[_Messages] = []
+    members: list[int] = []
+    for one in every:
+        tables = batch.tables[one.place]
+        own = one.family.ranks.place_of(tables.rank)
+        if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
+            found[one.place].unmatched += len(one.rows)
+        else:
+            placed.append(one)
+            members.append(own)
+    if not placed:
+        return
+    lengths = [len(one.rows) for one in placed]
+    which = np.repeat(np.arange(len(placed)), lengths)
+    rows = np.concatenate([one.rows for one in placed])
+    in_table = rows + np.repeat([batch.operations.bounds[one.place] for one in placed], lengths)
+    operations = batch.operations.table
+    is_send = batch.operations.is_named(POINT_TO_POINT[:1])[in_table]
+    peer = operations["peer"][in_table].astype(np.int64)
+    tag = operations["tag"][in_table].astype(np.int64) & 0x7FFFFFFF
+    sizes = np.repeat([one.family.size for one in placed], lengths)
+    known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
+    for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
+        found[one.place].unmatched += unknown
+    pair_key = which << 33 | is_send.astype(np.int64) << 32 | peer
+    order = np.lexsort((rows, tag, pair_key))
+    order = order[known[order]]
+    pair_key, tag, rows = pair_key[order], tag[order], rows[order]
+    place = np.arange(len(order))
+    begins = np.flatnonzero((pair_key[1:] != pair_key[:-1]) | (tag[1:] != tag[:-1])) + 1
+    first = np.zeros(len(order), np.int64)
+    first[begins] = begins
+    seqs = tag << 32 | (place - np.maximum.accumulate(first))
+    bounds = _bounds(pair_key)
+    for number, begin, end in zip(pair_key[bounds[:-1]].tolist(), bounds, bounds[1:], strict=False):
+        one, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF
+        sender, receiver = (own, other) if number >> 32 & 1 else (other, own)
+        family = one.family._replace(sender=sender, receiver=receiver)
+        found[one.place].add(family, rows[begin:end], seqs[begin:end])
+
+
+def duration_of(operations: Array) -> Column:
+    """Return how long operations took: on their device where that was measured; UNKNOWN_NS where not known."""
+    done, device = np.ascontiguousarray(operations["done_ns"]), np.ascontiguousarray(operations["device_ns"])
+    known = done != UNKNOWN_NS
+    duration: Column = done - operations["issued_ns"]
+    if not known.all():
+        duration[~known] = UNKNOWN_NS
+    on_device = device >= 0
+    if on_device.any():
+        np.copyto(duration, device, where=on_device & known)
+    return duration
+
+
+def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequence[Matched]) -> list[RankMeetings]:
+    """Describe the operations of each rank for the meeting with the other ranks."""
+    operations, tables = batch.operations.table, batch.tables
+    lengths = [len(one.every_row) for one in matched]
+    of_each = functools.partial(np.repeat, repeats=lengths)
+    some = np.concatenate([one.every_row for one in matched]) + of_each(batch.operations.bounds[:-1])
+    ranks = of_each([one.rank for one in tables])
+    duration = duration_of(operations)
+    duration[operations["done_ns"] == UNKNOWN_NS] = FAR
+    start = operations["issued_ns"][some]
+    columns = {
+        "seq": np.concatenate([seqs for one in matched for seqs in one.seqs] or [np.zeros(0, np.int64)]),
+        "first_start": start,
+        "last_start": start,
+        "min_duration": duration[some],
+        "op": np.minimum(operations["op"][some], of_each([len(one.ops) for one in tables])),
+        "api": np.concatenate([one.of_operation for one in apis])[some],
+        "first_rank": ranks,
+        "last_rank": ranks,
+    }
+    neutral = _NEUTRAL.copy()
+    neutral["num_seen"] = 1
+    neutral["host"] = 0
+    rows = np.empty(len(some), MEETING)
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[begin : begin + _ROWS_AT_ONCE]
+        part.view(_WHOLE)[:] = neutral.view(_WHOLE)
+        for name, column in columns.items():
+            part[name] = column[begin : begin + _ROWS_AT_ONCE]
+    has_root = operations["peer"][some] >= 0
+    described = []
+    ends = itertools.accumulate(lengths)
+    for i, (one, own, end) in enumerate(zip(tables, matched, ends, strict=True)):
+        begin = end - lengths[i]
+        by_family = split(rows[begin:end], own.families, own.rows)
+        is_p2p = own.of_each(family.is_p2p for family in own.families) > 0
+        if (has_root[begin:end] & ~is_p2p).any():
+            _describe_roots(one.rank, batch.operations.of(i), own, by_family)
+        described.append(RankMeetings(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_family))
+    return described
+
+
+def _describe_roots(rank: int, operations: Array, matched: Matched, by_family: Mapping[Family, Array]) -> None:
+    """Fill in the roots of collectives."""
+    for (family, rows), own in zip(by_family.items(), matched.rows, strict=True):
+        root = operations["peer"][own]
+        has_root = (root >= 0) & (root < len(family.ranks))
+        if not family.is_p2p and has_root.any():
+            rows["root_rank"][has_root] = family.ranks.array[root[has_root]]
+            rows["root_start"] = np.where(rows["root_rank"] == rank, rows["first_start"], -1)
+
+
+def merge(a: Array, b: Array) -> Array:
+    """Return the meetings of both tables, each sorted by position without repeats."""
+    if len(a) == len(b) and np.array_equal(a["seq"], b["seq"]):
+        return _combine(a, b)
+    seqs = np.union1d(a["seq"], b["seq"])
+    return _combine(_expand(a, seqs), _expand(b, seqs))
+
+
+def _expand(rows: Array, seqs: Column) -> Array:
+    table = np.repeat(_NEUTRAL, len(seqs))
+    table["seq"] = seqs
+    table.view(_WHOLE)[np.searchsorted(seqs, rows["seq"])] = rows.view(_WHOLE)
+    return table
+
+
+def _combine(a: Array, b: Array) -> Array:
+    """Combine row by row, as many at once as stay in the processor's cache."""
+    out = np.empty(len(a), MEETING)
+    for begin in range(0, len(a), _ROWS_AT_ONCE):
+        some = slice(begin, begin + _ROWS_AT_ONCE)
+        _combine_into(out[some], a[some], b[some])
+    return out
+
+
+def _combine_into(out: Array, a: Array, b: Array) -> None:
+    """Write what both say of each row; where one says nothing (-1) the other counts."""
+    out.view(_WHOLE)[:] = a.view(_WHOLE)
+    out["num_seen"] += b["num_seen"]
+    np.minimum(a["first_start"], b["first_start"], out=out["first_start"])
+    last, other_last = a["last_start"].copy(), b["last_start"].copy()
+    later = (other_last > last) | ((other_last == last) & (b["last_rank"] < a["last_rank"]))
+    out["last_start"] = np.maximum(last, other_last)
+    np.copyto(out["last_rank"], b["last_rank"], where=later)
+    if (b["root_rank"] >= 0).any():
+        for column in ("root_start", "root_rank"):
+            np.maximum(a[column], b[column], out=out[column])
+    np.minimum(a["min_duration"], b["min_duration"], out=out["min_duration"])
+    for column, mixed in (("op", "mixed_ops"), ("host", "mixed_hosts")):
+        own, other = a[column].copy(), b[column].copy()
+        out[mixed] |= b[mixed] | ((own != other) & (own >= 0) & (other >= 0))
+    np.maximum(a["host"], b["host"], out=out["host"])
+    lower = b["first_rank"] < a["first_rank"]
+    if lower.any():
+        for column in ("first_rank", "op", "api"):
+            np.copyto(out[column], b[column], where=lower)

@@ -1,0 +1,116 @@
+"""What the records of one rank hold that can be reckoned with: possible times, names, spans by phase.
+
+A file cut short or damaged may hold any value; what cannot be a time is left out here, and counted.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.intervals import Column, Intervals, Mask, pair
+from dtprof.records import codes
+from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
+
+MAX_TIME_NS = 1 << 60
+"""36 years of uptime: no host clock goes further, and sums of differences stay within 64 bits."""
+UNNAMED = "?"
+ENDED = (codes.DONE, codes.FAILED)
+"""States of spans that are over, however they ended."""
+
+
+def sound_operations(rows: Array) -> Array:
+    """Return the operations whose times can be: issued first, everything else later or unknown; the table if all can.
+
+    An operation that failed has no completion: when it gave up says nothing about how long it takes.
+    """
+    issued = np.ascontiguousarray(rows["issued_ns"])
+    possible = _are_within(issued, 1) & _are_within(rows["wait_ns"], 0) & (rows["seq"] >= 0) & (rows["nbytes"] >= 0)
+    for column in ("returned_ns", "wait_begin_ns", "done_ns"):
+        times = np.ascontiguousarray(rows[column])
+        later = times >= issued
+        later &= times < MAX_TIME_NS
+        if not later.all():
+            later |= times == UNKNOWN_NS
+        possible &= later
+    failed = rows["state"] == codes.FAILED
+    if possible.all() and not failed.any():
+        return rows
+    sound = select(rows, possible)
+    sound["done_ns"][failed[possible]] = UNKNOWN_NS
+    return sound
+
+
+def sound_spans(rows: Array) -> Array:
+    """Return the spans whose times can be; the table if all can."""
+    ended = (rows["end_ns"] >= rows["begin_ns"]) & _is_time(rows["end_ns"])
+    possible = _is_time(rows["begin_ns"]) & ((rows["end_ns"] == UNKNOWN_NS) | ended)
+    return rows if possible.all() else select(rows, possible)
+
+
+def spans_of(spans: Array, tables: RankTables, phase: str, states: Collection[int]) -> Array:
+    """Return the spans of one phase that have ended in one of these states."""
+    return spans_of_any(spans, tables, (phase,), states)
+
+
+def spans_of_any(spans: Array, tables: RankTables, phases: Collection[str], states: Collection[int]) -> Array:
+    """Return the spans of several phases, in their order, that have ended in one of these states."""
+    ids = [i for i, name in enumerate(tables.ops) if name in phases]
+    if not ids:
+        return spans[:0]
+    chosen = is_any(spans["op"], ids) & is_any(spans["state"], states)
+    chosen &= spans["end_ns"] != UNKNOWN_NS
+    return select(spans, chosen)
+
+
+def is_any(column: npt.NDArray[np.integer[Any]], values: Iterable[int]) -> Mask:
+    """Say which rows hold one of a few values, as np.isin does, which takes longer for short columns."""
+    found = np.zeros(len(column), np.bool_)
+    for value in values:
+        found |= column == value
+    return found
+
+
+def is_among(column: Column, values: Column) -> Mask:
+    """Say which rows hold one of many values, which are sorted; at once where the column is just these."""
+    if not len(values) or np.array_equal(column, values):
+        return np.full(len(column), len(values) > 0)
+    found: Mask = values[np.minimum(np.searchsorted(values, column), len(values) - 1)] == column
+    return found
+
+
+def times_of(spans: Array) -> Intervals:
+    """Return begin and end of every span."""
+    return pair(spans["begin_ns"], spans["end_ns"])
+
+
+def stride_of(count: int, most: int) -> int:
+    """Return the power of two whose multiples are kept of so many numbers, so that at most `most` are.
+
+    What one rank keeps is then among what any other keeps.
+    """
+    stride = 1
+    while count > most * stride:
+        stride *= 2
+    return stride
+
+
+def list_ranks(ranks: Iterable[int], limit: int = 8) -> str:
+    """Return "rank 3" or "ranks 0, 1, 5 and 12 more"."""
+    known = sorted(ranks)
+    shown = ", ".join(map(str, known[:limit]))
+    more = f" and {len(known) - limit} more" if len(known) > limit else ""
+    return f"rank{'s' if len(known) != 1 else ''} {shown}{more}"
+
+
+def _is_time(column: Column) -> Mask:
+    return _are_within(column, 1)
+
+
+def _are_within(column: Column, least: int) -> Mask:
+    """Say which times are at least this and below MAX_TIME_NS."""
+    times = np.ascontiguousarray(column)
+    if len(times) and times.min() >= least and times.max() < MAX_TIME_NS:
+        return np.ones(len(times), np.bool_)
+    return (times >= least) & (times < MAX_TIME_NS)

@@ -1,0 +1,249 @@
+"""Measure this host's clock against that of the launcher that created the run, by small UDP packets between launchers.
+
+The job's processes and process groups are not touched. The launcher that created the run answers; every other one asks
+a few times in a row, at the start, every ten seconds, and at the end, and keeps the exchange with the shortest round
+trip: the offset is ((t1-t0)+(t2-t3))/2, wrong by half the round trip at most.
+"""
+
+import dataclasses
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof import fence
+from dtprof.records import host_clocks, paths, writer
+
+ADDRESS_FILE = ".clock.json"
+MAGIC = b"DTPCLOCK"
+TOKEN_BYTES = 16
+PACKET = struct.Struct("!8s16sIqqq")
+"""Magic, token of the run, number, and the times t0, t1, t2: an answer is as long as its question."""
+ROUNDS = 16
+ROUND_TIMEOUT_S = 1.0
+MOST_LOST = 3
+"""Questions without an answer, from the start, after which an address is given up."""
+EVERY_S = 10.0
+STOP_S = 2.0
+
+Clock = Callable[[], int]
+
+
+def monotonic_ns() -> int:
+    """Return the host's time, as in the records of the ranks."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the clock of a run can be asked."""
+
+    hosts: tuple[str, ...]
+    port: int
+    token: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """The best of some exchanges."""
+
+    t_ns: int  # of this host, in the middle of it
+    offset_ns: float
+    round_trip_ns: int
+    rounds: int  # answered
+    host: str  # the name or address that answered
+
+    @property
+    def error_ns(self) -> float:
+        """Return by how much the offset can be off: neither way took less than no time."""
+        return self.round_trip_ns / 2
+
+
+class Responder:
+    """Answers questions about this host's clock until it is closed."""
+
+    def __init__(self, *, bind: tuple[str, int] = ("", 0), token: bytes, clock: Clock = monotonic_ns) -> None:
+        """Open the socket and answer from now on.
+
+        Raises:
+            OSError: the address is not of this host, or taken.
+        """
+        self._token, self._clock = token, clock
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(bind)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._thread = threading.Thread(target=self._work, name="dtprof-clock", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._wake.send(b"x")
+        self._thread.join()
+        for one in (self._socket, self._wake, self._woken):
+            one.close()
+
+    @fence.fenced("the clock of this host", "is not told to others any longer")
+    def _work(self) -> None:
+        while True:
+            readable, _, _ = select.select([self._socket, self._woken], [], [])
+            if self._woken in readable:
+                return
+            try:
+                packet, sender = self._socket.recvfrom(PACKET.size + 1)
+                received_ns = self._clock()
+                if len(packet) != PACKET.size:
+                    continue
+                magic, token, number, t0, _, _ = PACKET.unpack(packet)
+                if magic == MAGIC and secrets.compare_digest(token, self._token):
+                    answer = PACKET.pack(MAGIC, token, number, t0, received_ns, self._clock())
+                    self._socket.sendto(answer, sender)
+            except OSError:
+                continue  # the asker has gone
+
+
+def measure(address: Address, *, clock: Clock = monotonic_ns, rounds: int = ROUNDS) -> Measurement | None:
+    """Ask the clock at an address; None where it does not answer at any of its hosts."""
+    for host in address.hosts:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(ROUND_TIMEOUT_S)
+            try:
+                sock.connect((host, address.port))
+                found = _measure(sock, host, address.token, clock, rounds)
+            except OSError:
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def _measure(sock: socket.socket, host: str, token: bytes, clock: Clock, rounds: int) -> Measurement | None:
+    best: tuple[int, int, float] | None = None  # round trip, time, offset
+    answered = lost = 0
+    for number in range(rounds):
+        t0 = clock()
+        sock.send(PACKET.pack(MAGIC, token, number, t0, 0, 0))
+        try:
+            while True:
+                packet = sock.recv(PACKET.size + 1)
+                t3 = clock()
+                if len(packet) == PACKET.size and PACKET.unpack(packet)[:4] == (MAGIC, token, number, t0):
+                    break
+        except TimeoutError:
+            lost += 1
+            if lost >= MOST_LOST and not answered:
+                return None
+            continue
+        answered += 1
+        t1, t2 = PACKET.unpack(packet)[4:]
+        exchange = (max(0, (t3 - t0) - (t2 - t1)), (t0 + t3) // 2, ((t1 - t0) + (t2 - t3)) / 2)
+        best = exchange if best is None else min(best, exchange)
+    if best is None:
+        return None
+    return Measurement(t_ns=best[1], offset_ns=best[2], round_trip_ns=best[0], rounds=answered, host=host)
+
+
+class ClockKeeper:
+    """The part of a launcher that answers for its clock, or measures it against the one that does."""
+
+    def __init__(self, node_folder: Path, *, host: str, responder: Responder | None, address: Address | None) -> None:
+        """Say whose clock this is; measure it at once where there is an address, and every ten seconds."""
+        self._file = node_folder / host_clocks.FILE
+        self._responder, self._address = responder, address
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._write({"host": host, "boot_id": writer.boot_id(), "is_reference": address is None})
+        if address is not None:
+            self._thread = threading.Thread(target=self._work, name="dtprof-clock", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Measure a last time; stop answering."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(STOP_S)
+        if self._responder is not None:
+            self._responder.close()
+
+    @fence.fenced("the clock of this host", "is not measured any longer")
+    def _work(self) -> None:
+        assert self._address is not None
+        while True:
+            is_last = self._end.is_set()
+            found = measure(self._address)
+            if found is not None:
+                self._address = dataclasses.replace(self._address, hosts=(found.host,))
+                self._write(
+                    {
+                        "t_ns": found.t_ns,
+                        "offset_ns": found.offset_ns,
+                        "error_ns": found.error_ns,
+                        "round_trip_ns": found.round_trip_ns,
+                        "rounds": found.rounds,
+                    }
+                )
+            if is_last:
+                return
+            self._end.wait(EVERY_S)
+
+    def _write(self, entry: dict[str, object]) -> None:
+        try:
+            writer.append_line(self._file, entry)
+        except OSError:
+            self._end.set()  # the disk is full, or the run was deleted: the watcher tells of it
+
+
+def start(run: Path, *, is_reference: bool, answers: bool) -> ClockKeeper:
+    """Keep the clock of this launcher: the one that created the run answers where others may join, those measure."""
+    host = writer.host_name()
+    return ClockKeeper(
+        run / paths.node_folder_name(host),
+        host=host,
+        responder=serve(run) if is_reference and answers else None,
+        address=None if is_reference else read_address(run),
+    )
+
+
+def serve(run: Path) -> Responder | None:
+    """Answer for the clock of a run that this launcher has created; leave the address in the run."""
+    token = secrets.token_bytes(TOKEN_BYTES)
+    try:
+        responder = Responder(token=token)
+        writer.write_json(
+            run / ADDRESS_FILE,
+            {"hosts": _own_addresses(), "port": responder.port, "token": token.hex(), "pid": os.getpid()},
+        )
+    except OSError:
+        return None
+    return responder
+
+
+def read_address(run: Path) -> Address | None:
+    """Return where the clock of a run can be asked; None where it cannot."""
+    try:
+        document = json.loads((run / ADDRESS_FILE).read_text(encoding="utf-8"))
+        token = bytes.fromhex(document["token"])
+        return Address(hosts=tuple(map(str, document["hosts"])), port=int(document["port"]), token=token)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _own_addresses() -> list[str]:
+    """Return the names under which other hosts may find this one, and this one itself."""
+    import psutil
+
+    found = [socket.gethostname()]
+    for addresses in psutil.net_if_addrs().values():
+        found += [one.address for one in addresses if one.family == socket.AF_INET]
+    return sorted(dict.fromkeys(found), key=lambda name: name.startswith("127."))

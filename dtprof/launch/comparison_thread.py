@@ -1,0 +1,92 @@
+"""Compare the calls of the ranks of this host while the job runs, in a thread of the launcher; tell of mismatches."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dtprof import fence
+from dtprof.records import paths
+
+EVERY_S = 2.0
+EVERY_AT_MOST_S = 20.0
+"""Between looks that are so dear that they would take more than a thousandth of a core."""
+NICENESS = 10
+STOP_S = 30.0
+"""How long the end of a job waits for the last look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """Calls at one position of a group that do not go together."""
+
+    kind: str
+    group: str
+    seq: int
+    summary: str
+    text: str  # in full, with the lines of both sides
+
+
+class Look(Protocol):
+    """Reads what is new in the records."""
+
+    def __call__(self, is_last: bool, /) -> Iterable[Mismatch]:
+        """Return the mismatches not told of before; nothing comes after the last look."""
+
+
+class Comparer:
+    """Looks every few seconds until it is stopped."""
+
+    def __init__(self, make: Callable[[], Look], node_folder: Path, *, say: Callable[[str], None]) -> None:
+        """Start at once. `make` is called in the thread: what it imports takes a moment."""
+        self._make, self._folder, self._say = make, node_folder, say
+        self._end = threading.Event()
+        self._looks_last = False
+        self._thread = threading.Thread(target=self._work, name="dtprof-comparer", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, looks_last: bool) -> None:
+        """Look at what came since, where that is wanted, and stop."""
+        self._looks_last = looks_last
+        self._end.set()
+        self._thread.join(STOP_S)
+        if looks_last and self._thread.is_alive():
+            self._say("the newest calls of the ranks were not compared: that takes too long here; diagnose does it")
+
+    @fence.fenced("the comparison of ranks", "has ended; the job goes on")
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        look: Look | None = None
+        pause_s = EVERY_S
+        while not self._end.wait(pause_s):
+            look = look or self._make()
+            began_s = time.thread_time()
+            self._tell(look(False))
+            pause_s = min(max(EVERY_S, 1_000 * (time.thread_time() - began_s)), EVERY_AT_MOST_S)
+        if self._looks_last and (look or any(self._folder.parent.glob("rank-*"))):
+            self._tell((look or self._make())(True))
+
+    def _tell(self, found: Iterable[Mismatch]) -> None:
+        for mismatch in found:
+            about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
+            if not fence.is_first(self._folder.parent, about, mark=fence.TOLD):
+                continue
+            self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
+            row = {
+                "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+                "realtime_ns": time.time_ns(),
+                "kind": mismatch.kind,
+                "group": mismatch.group,
+                "seq": mismatch.seq,
+                "summary": mismatch.summary,
+            }
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with (self._folder / paths.MISMATCHES).open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+            except OSError:
+                continue  # the disk is full: the watcher tells of it

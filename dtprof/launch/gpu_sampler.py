@@ -1,0 +1,221 @@
+"""Sample the NVIDIA GPUs of this node through NVML, from outside the job."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dtprof.records.node_samples import GPU, Value
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+ALL_LINKS = 0xFFFFFFFF
+KIB = 1024
+XID_EVENTS_AT_ONCE = 64
+MOST_ANCESTORS = 64
+_MEMBER_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Of NVML's union of values, by its value types."""
+
+
+class Device:
+    """One GPU; a question that it refuses is not asked again."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        """Find the device by NVML's index."""
+        self._nvml = nvml
+        self._refused: set[tuple[object, ...]] = set()
+        self.index = index
+        self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self.xids: list[int] = []
+
+    def ask(self, function: str, *arguments: object) -> Any:
+        """Return the answer of one of NVML's functions of devices; None where there is none."""
+        question = (function, *arguments)
+        if question in self._refused:
+            return None
+        try:
+            return getattr(self._nvml, f"nvmlDevice{function}")(self.handle, *arguments)
+        except (self._nvml.NVMLError, AttributeError):  # this device, driver or version of the module lacks it
+            self._refused.add(question)
+            return None
+
+    def ask_field(self, number: int, scope: int = 0) -> float | None:
+        """Return one of NVML's numbered values."""
+        answers = self.ask("GetFieldValues", ((number, scope),))
+        if answers is None or answers[0].nvmlReturn != 0:
+            return None
+        return float(getattr(answers[0].value, _MEMBER_OF_TYPE[answers[0].valueType]))
+
+    def describe(self) -> dict[str, object]:
+        """Return what does not change."""
+        memory = self.ask("GetMemoryInfo")
+        bus = self.ask("GetPciInfo")
+        return {
+            "index": self.index,
+            "name": _text(self.ask("GetName")),
+            "uuid": _text(self.ask("GetUUID")),
+            "bus": _text(bus.busId) if bus is not None else None,
+            "memory_bytes": memory.total if memory is not None else None,
+        }
+
+    def values(self, *, is_of_job: Callable[[int], bool] | None, sees_errors: bool) -> list[Value]:
+        """Return the values of the table `GPU`; `is_of_job` is None where NVML's pids are not those seen here."""
+        nvml = self._nvml
+        rates, memory = self.ask("GetUtilizationRates"), self.ask("GetMemoryInfo")
+        values: dict[str, Value] = {
+            "utilisation": rates.gpu / 100 if rates is not None else None,
+            "memory_utilisation": rates.memory / 100 if rates is not None else None,
+            "memory_used_bytes": memory.used if memory is not None else None,
+            "power_w": _scaled(self.ask("GetPowerUsage"), 0.001),
+            "energy_j": _scaled(self.ask("GetTotalEnergyConsumption"), 0.001),
+            "temperature_c": self.ask("GetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            "sm_clock_mhz": self.ask("GetClockInfo", nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self.ask("GetClockInfo", nvml.NVML_CLOCK_MEM),
+            "throttle_reasons": self.ask("GetCurrentClocksThrottleReasons"),
+            "ecc_corrected": self._ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            "ecc_uncorrected": self._ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            "xid_errors": len(self.xids) if sees_errors else None,
+            "last_xid": self.xids[-1] if self.xids else None,
+        }
+        values |= self._links()
+        if is_of_job is not None:
+            values |= self._memory_by_owner(is_of_job)
+        return [values.get(field.name) for field in GPU]
+
+    def _ecc_errors(self, kind: int) -> int | None:
+        count: int | None = self.ask("GetTotalEccErrors", kind, self._nvml.NVML_VOLATILE_ECC)
+        return count
+
+    def _memory_by_owner(self, is_of_job: Callable[[int], bool]) -> dict[str, Value]:
+        processes = self.ask("GetComputeRunningProcesses")
+        if processes is None or any(one.usedGpuMemory is None for one in processes):
+            return {}
+        ours = sum(one.usedGpuMemory for one in processes if is_of_job(one.pid))
+        total = sum(one.usedGpuMemory for one in processes)
+        return {"memory_of_job_bytes": ours, "memory_of_others_bytes": total - ours}
+
+    def _links(self) -> dict[str, Value]:
+        """Return what went over PCIe and NVLink."""
+        nvml = self._nvml
+        values: dict[str, Value] = {
+            "pcie_sent_bytes": self.ask_field(nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
+            "pcie_received_bytes": self.ask_field(nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES),
+            "nvlink_sent_bytes": _scaled(self.ask_field(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS), KIB),
+            "nvlink_received_bytes": _scaled(
+                self.ask_field(nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS), KIB
+            ),
+        }
+        if values["pcie_sent_bytes"] is None:
+            sent, received = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+            values["pcie_sent_bytes_per_s"] = _scaled(self.ask("GetPcieThroughput", sent), KIB)
+            values["pcie_received_bytes_per_s"] = _scaled(self.ask("GetPcieThroughput", received), KIB)
+        return values
+
+
+class Gpus:
+    """All devices that NVML shows, and their critical errors."""
+
+    def __init__(self, nvml: Any, launcher_pid: int, *, sees_pids: bool) -> None:
+        """Open NVML, as the module `pynvml`, for a job whose processes descend from the launcher.
+
+        Raises:
+            Exception: NVML's own error, where there is no driver.
+        """
+        self._nvml = nvml
+        self._launcher_pid = launcher_pid
+        self._sees_pids = sees_pids
+        self._of_job: dict[int, bool] = {}
+        nvml.nvmlInit()
+        self._devices = [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._events = self._watch_errors()
+
+    def describe(self) -> list[dict[str, object]]:
+        """Return what does not change of each device."""
+        return [device.describe() for device in self._devices]
+
+    def sample(self) -> dict[int, list[Value]]:
+        """Return the values of every device, in the order of the table `GPU`."""
+        self._collect_errors()
+        is_of_job = self._is_of_job if self._sees_pids else None
+        sees_errors = self._events is not None
+        return {device.index: device.values(is_of_job=is_of_job, sees_errors=sees_errors) for device in self._devices}
+
+    def close(self) -> None:
+        """Close NVML."""
+        self._nvml.nvmlShutdown()
+
+    def _is_of_job(self, pid: int) -> bool:
+        if pid not in self._of_job:
+            self._of_job[pid] = descends_from(pid, self._launcher_pid)
+        return self._of_job[pid]
+
+    def _watch_errors(self) -> Any:
+        """Ask for critical XID events; return None where no device reports them."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return None
+        watched = 0
+        for device in self._devices:
+            try:
+                nvml.nvmlDeviceRegisterEvents(device.handle, nvml.nvmlEventTypeXidCriticalError, events)
+                watched += 1
+            except nvml.NVMLError:
+                continue
+        return events if watched else None
+
+    def _collect_errors(self) -> None:
+        for _ in range(XID_EVENTS_AT_ONCE if self._events is not None else 0):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                index = self._nvml.nvmlDeviceGetIndex(event.device)
+            except self._nvml.NVMLError:
+                return  # none is left
+            self._devices[index].xids.append(int(event.eventData))
+
+
+def open_gpus(launcher_pid: int) -> tuple[Gpus | None, str | None]:
+    """Return the GPUs of this node; or None, and why."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, "nvidia-ml-py is not installed"
+    try:
+        gpus = Gpus(pynvml, launcher_pid, sees_pids=_in_initial_pid_namespace())
+    except pynvml.NVMLError as error:
+        return None, f"NVML cannot be used: {error}"
+    if not gpus.describe():
+        gpus.close()
+        return None, "NVML shows no GPU"
+    return gpus, None
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Say whether a process has another among its ancestors."""
+    for _ in range(MOST_ANCESTORS):
+        if pid == ancestor:
+            return True
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return False
+        if pid <= 1:
+            return False
+    return False
+
+
+def _in_initial_pid_namespace() -> bool:
+    """Say whether the pids that the driver knows are those that are seen here."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return None if value is None else str(value)

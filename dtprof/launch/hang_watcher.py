@@ -1,0 +1,225 @@
+"""Watch a running job from its records: notice that nobody makes progress, and that a disk is full."""
+
+import os
+import signal
+import statistics
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dtprof.fence import TOLD, fenced, is_first
+from dtprof.launch import stack_sampler
+from dtprof.launch.unjoined_processes import find_starting
+from dtprof.records import paths, schema, writer
+from dtprof.records.strings import json_lines
+
+_READ = schema.HEADER_STRUCT.size
+_AT = schema.HEADER_OFFSET
+RECHECK_SHARE = 0.25
+GAPS = 10.0
+"""Times the median of the job's own pauses that it may stand still; at most so many times what was asked for."""
+MIN_GAPS, MAX_GAPS = 5, 99
+FIRST_STEP = 5.0
+"""Times what was asked for that a rank may work on its first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the diagnosis says of a job that makes no progress."""
+
+    is_hang: bool
+    text: str
+    is_unclear: bool = False  # nothing moves, and the records do not show why: told, and no hang
+    is_early: bool = False  # a rank that is awaited works on its first step: longer is waited for that
+    headline: str = ""  # what is said without figures that differ from look to look
+
+
+class Diagnose(Protocol):
+    """Reads the run and says what holds it up."""
+
+    def __call__(self, run: Path) -> Verdict:
+        """Return the verdict; `is_hang` False where ranks only compute for long."""
+
+
+@dataclass(kw_only=True)
+class RankProgress:
+    """How far one rank's log had come at the last look."""
+
+    heads: dict[int, int] = field(default_factory=dict)  # records claimed, by number of the segment
+    pid: int = 0
+    truncated: bool = False
+
+
+class Watcher:
+    """Looks at the newest segment header of every rank of this host each time it is ticked."""
+
+    def __init__(
+        self,
+        *,
+        run: Path,
+        hang_after_s: float,
+        diagnose: Diagnose,
+        say: Callable[[str], None],
+        boot_id: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the clock of progress now; 0 seconds turns the hang alarm off.
+
+        With a boot id, ranks of hosts with another one are left to the launchers there.
+        """
+        self._boot_id = boot_id.encode()[:39] if boot_id is not None else None
+        self._run = run
+        self._hang_after_s = hang_after_s
+        self._diagnose = diagnose
+        self._say = say
+        self._clock = clock
+        self._last_progress = self._last_look = clock()
+        self._ranks: dict[str, RankProgress] = {}
+        self._quiet_at: float | None = None  # the newest look since the last progress that saw none
+        self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
+        self._told_truncated = False
+        self._told_hangs: set[str] = set()
+        self._told_unclear = False
+        self.hang: Verdict | None = None
+        self.hang_detected_ns: int | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that write a log in this run."""
+        return [progress.pid for progress in list(self._ranks.values()) if progress.pid]
+
+    @property
+    def truncated(self) -> bool:
+        """Say whether any rank had to stop recording."""
+        return any(progress.truncated for progress in list(self._ranks.values()))
+
+    def tick(self) -> None:
+        """Look once."""
+        now = self._clock()
+        if self._look():
+            self._gaps.append(max(0.0, (self._quiet_at or self._last_progress) - self._last_progress))
+            self._last_progress, self._quiet_at = now, None
+            self.hang = None
+        else:
+            self._quiet_at = now
+        self._tell_truncated("recording stopped; the job goes on, the run is marked truncated")
+        quiet_s = now - self._last_progress
+        if not self._hang_after_s or not self._ranks or quiet_s < self._patience_s():
+            return
+        # A hang is looked at again each time it has lasted twice as long: it may come to another verdict.
+        pause_s = self._hang_after_s * RECHECK_SHARE if self.hang is None else quiet_s / 2
+        if now - self._last_look < pause_s and self._last_look > self._last_progress:
+            return
+        self._last_look = now
+        if not self._all_have_ended():
+            self._examine(quiet_s)
+
+    def _patience_s(self) -> float:
+        """Return how long the job may stand still: jobs with long pauses of their own longer than was asked for."""
+        if len(self._gaps) < MIN_GAPS:
+            return self._hang_after_s
+        return max(self._hang_after_s, GAPS * min(self._hang_after_s, statistics.median(self._gaps)))
+
+    def _all_have_ended(self) -> bool:
+        """Say whether the launcher under this one saw the end of every rank, and itself takes its time to end."""
+        rows = json_lines(self._run / paths.node_folder_name(writer.host_name()) / paths.EXITS, [])
+        return {progress.pid for progress in self._ranks.values()} <= {row.get("pid") for row in rows}
+
+    @fenced("the last look at the job's records", "failed")
+    def look_last(self) -> None:
+        """Look when the job has ended: what happened since the last tick."""
+        self._look()
+        self._tell_truncated("recording stopped before the job ended; the run is marked truncated")
+
+    def _tell_truncated(self, consequence: str) -> None:
+        if self.truncated and not self._told_truncated:
+            self._told_truncated = True
+            self._say(f"the disk is full or not writable: {consequence}")
+
+    def _examine(self, quiet_s: float) -> None:
+        recorded = {found[0] for found in map(paths.parse_rank_folder, list(self._ranks)) if found is not None}
+        stack_sampler.sample(
+            self.pids,
+            self._run / paths.node_folder_name(writer.host_name()),
+            starting=find_starting(self._run, recorded=recorded),
+        )
+        verdict = self._diagnose(self._run)
+        if not verdict.is_hang or (verdict.is_early and quiet_s < FIRST_STEP * self._hang_after_s):
+            self.hang = None
+            if verdict.is_unclear and not self._told_unclear:
+                self._told_unclear = True
+                self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
+            return
+        if self.hang is None:
+            self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        self.hang = verdict
+        headline = verdict.headline or verdict.text
+        if headline not in self._told_hangs:
+            self._told_hangs.add(headline)
+            if not is_first(self._run, headline, mark=TOLD):
+                return
+            self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
+
+    def _look(self) -> bool:
+        """Read the headers; return whether anything moved since the last look."""
+        moved = False
+        for folder in self._run.iterdir():
+            if paths.parse_rank_folder(folder.name) is None:
+                continue
+            # The newest may be a spare, opened before the one that is written to is full.
+            segments = paths.segment_files(folder)[-2:]
+            if folder.name not in self._ranks and self._is_elsewhere(segments):
+                continue
+            known = self._ranks.setdefault(folder.name, RankProgress())
+            for segment in segments:
+                moved |= _read(segment, known)
+        return moved
+
+    def _is_elsewhere(self, segments: list[Path]) -> bool:
+        """Say whether a rank runs on another host, or whether that cannot be told yet."""
+        if self._boot_id is None:
+            return False
+        for segment in segments:
+            try:
+                with segment.open("rb", buffering=0) as file:
+                    header = file.read(_READ)
+            except OSError:
+                continue
+            if len(header) == _READ:
+                (boot_id,) = struct.unpack_from("<40s", header, _AT["boot_id"])
+                return bool(boot_id.rstrip(b"\0") != self._boot_id)
+        return True
+
+
+def _read(segment: Path, known: RankProgress) -> bool:
+    """Update what is known of a rank from its newest header; return whether it changed."""
+    try:
+        with segment.open("rb", buffering=0) as file:
+            header = file.read(_READ)
+    except OSError:
+        return False
+    if len(header) < _READ:
+        return False
+    (head,) = struct.unpack_from("<Q", header, _AT["head"])
+    (number,) = struct.unpack_from("<I", header, _AT["segment"])
+    (marks,) = struct.unpack_from("<I", header, _AT["marks"])
+    (known.pid,) = struct.unpack_from("<I", header, _AT["pid"])
+    known.truncated |= bool(marks & schema.MARK["truncated"])
+    changed: bool = head != known.heads.get(number)
+    known.heads[number] = head
+    return changed
+
+
+def end_leftovers(pids: list[int], run: Path) -> None:
+    """Kill processes of this very run that outlived their launcher; a reused pid is left alone."""
+    wanted = f"DTPROF_RUN_DIR={run}".encode()
+    for pid in pids:
+        try:
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue  # it has ended

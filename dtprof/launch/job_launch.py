@@ -1,0 +1,269 @@
+"""Run a job from start to end: directory, tap, child, watcher, closing note."""
+
+import dataclasses
+import errno
+import functools
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dtprof.errors import CommandNotFoundError, DiskFullError
+from dtprof.fence import fenced, is_gone, keep_in
+from dtprof.launch import (
+    announcement,
+    child_process,
+    clock_probes,
+    hang_watcher,
+    interpreter,
+    run_directory,
+    run_joining,
+    storage,
+)
+from dtprof.launch.archiver import Archiver
+from dtprof.launch.comparison_thread import Comparer, Look
+from dtprof.launch.memory_cgroup import count_oom_kills
+from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
+from dtprof.launch.node_sampler import Sampler
+from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.records import paths, writer
+
+EXIT_HANG = 3
+STOP_GRACE_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobSettings:
+    """How to run the job."""
+
+    output: Path | None
+    force: bool
+    join: bool
+    native: bool
+    max_log_mb: float
+    hang_after_s: float
+    stop_on_hang: bool
+    metrics: MetricsSettings = NO_METRICS
+    trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Settings of profiler windows, which the ranks read: values by variable of the environment."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How the job ended."""
+
+    run: Path | None  # None: nothing could be recorded
+    status: int  # of the child; negative: the signal that ended it
+    stopped_by_us: bool
+
+
+def say(text: str) -> None:
+    """Print progress on stderr."""
+    print("\n".join(f"dtprof: {line}" for line in text.splitlines()), file=sys.stderr, flush=True)
+
+
+def run_job(
+    command: Sequence[str],
+    settings: JobSettings,
+    diagnose: hang_watcher.Diagnose,
+    *,
+    compare: Callable[[Path], Look] | None = None,
+) -> JobEnd:
+    """Run the command with its ranks instrumented.
+
+    Raises:
+        OutputError: the run directory cannot be made.
+        CommandNotFoundError: the command cannot be started.
+    """
+    check_command(command[0])
+    run = (settings.output or run_directory.default_directory(command)).absolute()
+    shown = {
+        "max_log_mb": f"{settings.max_log_mb:g}",
+        "hang_after_s": f"{settings.hang_after_s:g}",
+        "on_hang": "stop" if settings.stop_on_hang else "report",
+        **{name.removeprefix("DTPROF_").lower(): value for name, value in settings.trace.items() if value},
+    }
+    try:
+        is_creator = run_joining.enter(run, force=settings.force, join=settings.join)
+        manifest: run_directory.RunManifest | run_directory.JoinedLauncher
+        if is_creator:
+            manifest = run_directory.RunManifest(run, command, shown, job=run_joining.job_key())
+        else:
+            manifest = run_directory.JoinedLauncher(run, command)
+    except DiskFullError as error:
+        say(f"{error}: nothing is recorded, the job runs uninstrumented")
+        return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
+    keep_in(run)
+    may_be_joined = settings.join or run_joining.job_key() is not None  # else no port is opened
+    with child_process.signals_held():
+        clock = clock_probes.start(run, is_reference=is_creator, answers=may_be_joined)
+    tap = interpreter.choose_tap(command[0], native=settings.native, environment=dict(os.environ), say=say)
+    if tap.message:
+        say(tap.message)
+        manifest.note(tap.message)
+    records = _place_of_records(run, settings, manifest)
+    environment = interpreter.job_environment(run=records, tap=tap)
+    environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
+    environment |= settings.trace
+    watch = hang_watcher.Watcher(
+        run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
+    )
+    oom_before = count_oom_kills()
+    announced = announcement.announce(environment)
+    process = start(command, environment)
+    stopper = _Stopper(process, watch, enabled=settings.stop_on_hang)
+    companions = _Companions(clock.stop)
+    companions.start(functools.partial(_node_state, run, watch, oom_before), watch, records, settings.metrics, compare)
+    status = process.wait(stopper.tick)
+    announcement.withdraw(announced)
+    companions.stop(status)
+    watch.look_last()
+    stopped = stopper.begun_s is not None
+    if stopped:
+        hang_watcher.end_leftovers(watch.pids, records)
+    if records != run:
+        _bring_home(records, run)
+    kept = manifest.update(
+        ended_realtime_ns=time.time_ns(),
+        ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        exit_status=status,
+        stopped_on_hang=stopped,
+        hang_detected_ns=watch.hang_detected_ns,
+        oom_kills=count_oom_kills() - oom_before,
+        truncated=watch.truncated,
+        **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),
+    )
+    if not kept and not is_gone():
+        say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
+    return JobEnd(run=run, status=status, stopped_by_us=stopped)
+
+
+class _Companions:
+    """What runs beside the job in threads; the job goes on, and ends, whatever becomes of them."""
+
+    def __init__(self, *stops: Callable[[], object]) -> None:
+        self._stops = list(stops)
+        self._comparer: Comparer | None = None
+
+    @fenced("a part of the watch over the job", "is not started")
+    def start(
+        self,
+        node_state: Callable[[Sampler], NodeState],
+        watch: hang_watcher.Watcher,
+        records: Path,
+        metrics: MetricsSettings,
+        compare: Callable[[Path], Look] | None,
+    ) -> None:
+        """Start all of them."""
+        node_folder = records / paths.node_folder_name(writer.host_name())
+        self._stops.append(Archiver(records).stop)
+        sampler = Sampler(node_folder, lambda: watch.pids)
+        self._stops += [sampler.stop, Metrics.start(metrics, records, lambda: node_state(sampler), say=say).stop]
+        if compare is not None:
+            self._comparer = Comparer(lambda: compare(records), node_folder, say=say)
+
+    def stop(self, status: int) -> None:
+        """End them, the newest first."""
+        if self._comparer is not None:
+            self._stops.append(functools.partial(self._comparer.stop, looks_last=status == 0))
+        for stop in reversed(self._stops):
+            fenced("a part of the watch over the job", "did not end in order")(stop)()
+
+
+def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler: Sampler) -> NodeState:
+    """Return what is known of this node beside the records."""
+    return NodeState(
+        run=run.name,
+        host=writer.host_name(),
+        is_hung=watch.hang is not None,
+        truncated=watch.truncated,
+        oom_kills=count_oom_kills() - oom_before,
+        sample=sampler.newest,
+        description=sampler.description,
+    )
+
+
+def _place_of_records(
+    run: Path, settings: JobSettings, manifest: run_directory.RunManifest | run_directory.JoinedLauncher
+) -> Path:
+    """Return where the ranks shall write: the run itself, or a local folder where that lies on a network."""
+    place = storage.examine(run)
+    told = storage.remark(run, place, max_log_mb=settings.max_log_mb)
+    if told is not None:
+        say(told)
+        manifest.note(told)
+    if not place.is_network:
+        return run
+    local = storage.local_place(run)
+    if local is None:
+        text = f"{run} lies on a network ({place.kind}) and no local disk was found: set DTPROF_LOCAL_DIR to one"
+        say(text)
+        manifest.note(text)
+        return run
+    manifest.note(f"{run} lies on a network ({place.kind}): records were written to {local} and moved at the end")
+    manifest.update()
+    return local
+
+
+def _bring_home(records: Path, run: Path) -> None:
+    try:
+        storage.bring_home(records, run)
+    except OSError as error:
+        say(f"records could not be moved to {run} ({error.strerror}): what is missing there is in {records}")
+
+
+def check_command(name: str) -> None:
+    """Refuse a command that cannot be started before anything is written for it.
+
+    Raises:
+        CommandNotFoundError: there is no such command, or it is not executable.
+    """
+    if shutil.which(name) is None:
+        exists = os.sep in name and Path(name).exists()
+        raise _not_found(name, os.strerror(errno.EACCES if exists else errno.ENOENT))
+
+
+def start(command: Sequence[str], environment: dict[str, str]) -> child_process.Child:
+    """Start the command.
+
+    Raises:
+        CommandNotFoundError: the system cannot execute it.
+    """
+    try:
+        return child_process.Child(command, environment)
+    except OSError as error:
+        raise _not_found(command[0], error.strerror) from error
+
+
+def _not_found(name: str, reason: str | None) -> CommandNotFoundError:
+    return CommandNotFoundError(
+        f"{name!r} cannot be started ({reason}); expected a command on PATH or a path to one, "
+        "for example: dtprof run -- torchrun --nproc-per-node 4 train.py"
+    )
+
+
+class _Stopper:
+    """Ticks the watcher; ends a hung job where that was asked for."""
+
+    def __init__(self, process: child_process.Child, watch: hang_watcher.Watcher, *, enabled: bool) -> None:
+        self._process = process
+        self._watch = watch
+        self._enabled = enabled
+        self._killed = False
+        self.begun_s: float | None = None
+
+    @fenced("the watch over the job", "missed a look")
+    def tick(self) -> None:
+        """Look once; stop the job where it hangs and that was asked for."""
+        if self.begun_s is None:
+            self._watch.tick()
+            if self._enabled and self._watch.hang is not None and self._process.status is None:
+                say("stopping the job, as --on-hang stop asks")
+                self.begun_s = time.monotonic()
+                self._process.send(signal.SIGTERM)
+        elif not self._killed and time.monotonic() - self.begun_s > STOP_GRACE_S:
+            self._killed = True
+            self._process.send(signal.SIGKILL)

@@ -1,0 +1,129 @@
+"""Tell the metrics of this node while a job runs: over HTTP, in a file, or both; in threads of the launcher."""
+
+import errno
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof import fence, settings
+from dtprof.records import writer
+
+if TYPE_CHECKING:
+    from dtprof.monitor.prometheus.metrics_server import MetricsServer
+    from dtprof.monitor.prometheus.metrics_textfile import MetricsFile
+    from dtprof.monitor.prometheus.node_metrics import NodeState
+
+PERIOD_S = 15.0
+EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30
+"""At the beginning, so that what starts is soon seen to start."""
+NICENESS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsSettings:
+    """Where the metrics of this node are told."""
+
+    port: int | None = None  # 0: any that is free
+    address: str = settings.METRICS_ADDRESS.default
+    file: Path | None = None
+
+
+NO_METRICS = MetricsSettings()
+
+
+class Metrics:
+    """Follows the ranks of this node and tells what there is anew each period, until it is stopped."""
+
+    def __init__(
+        self,
+        run: Path,
+        state: "Callable[[], NodeState]",
+        *,
+        server: "MetricsServer | None",
+        file: "MetricsFile | None",
+    ) -> None:
+        """Start at once where there is anybody to tell."""
+        self._run, self._state = run, state
+        self._server, self._file = server, file
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="dtprof-metrics", daemon=True)
+        if server is not None or file is not None:
+            self._thread.start()
+
+    @classmethod
+    def start(
+        cls, chosen: MetricsSettings, run: Path, state: "Callable[[], NodeState]", *, say: Callable[[str], None]
+    ) -> "Metrics":
+        """Start what was asked for; where that cannot be had, say why, and let the job go on without it."""
+        return cls(run, state, server=_serve(chosen, say), file=_keep(chosen, say))
+
+    def stop(self) -> None:
+        """Tell the last state, then nothing more."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @fence.fenced("the metrics", "are not told any longer")
+    def _work(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            from dtprof.monitor.prometheus.metrics_collector import Collector  # numpy: not before the job was started
+
+            collector = Collector(self._run, boot_id=writer.boot_id(), state=self._state)
+            for number in itertools.count():
+                is_last = self._end.is_set()
+                text = collector.collect()
+                if self._server is not None:
+                    self._server.show(text)
+                if self._file is not None:
+                    self._file.show(text)
+                if is_last:
+                    return
+                self._end.wait(EARLY_PERIOD_S if number < EARLY_LOOKS else PERIOD_S)
+        finally:
+            if self._server is not None:
+                self._server.stop()
+            if self._file is not None:
+                self._file.remove()
+
+
+def _serve(chosen: MetricsSettings, say: Callable[[str], None]) -> "MetricsServer | None":
+    if chosen.port is None:
+        return None
+    from dtprof.monitor.prometheus.metrics_server import MetricsServer
+
+    try:
+        server = MetricsServer(chosen.address, chosen.port)
+    except OSError as error:
+        is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        instead = (
+            "another --metrics-port, 0 for any that is free"
+            if is_port
+            else "as --metrics-address an address of this host, 0.0.0.0 for all it has"
+        )
+        say(
+            f"metrics cannot be served on {chosen.address}, port {chosen.port} ({error.strerror}): the job goes on "
+            f"without them; give {instead}"
+        )
+        return None
+    say(f"metrics of this node are at {server.url}")
+    return server
+
+
+def _keep(chosen: MetricsSettings, say: Callable[[str], None]) -> "MetricsFile | None":
+    if chosen.file is None:
+        return None
+    from dtprof.monitor.prometheus.metrics_textfile import MetricsFile
+
+    try:
+        return MetricsFile(chosen.file)
+    except OSError as error:
+        say(
+            f"metrics cannot be kept in {chosen.file} ({error.strerror}): the job goes on without them; "
+            "give --metrics-file a file in a folder that may be written to"
+        )
+        return None

@@ -1,0 +1,269 @@
+"""Create the directory of a run and write what is known about the job as a whole."""
+
+import datetime
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dtprof import __version__
+from dtprof.errors import DiskFullError, OutputError
+from dtprof.launch import announcement, interpreter
+from dtprof.records import paths, schema, writer
+
+RUNS = Path("dtprof-runs")
+OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?|\.told-\w+")
+OUR_NODE_FILE = re.compile(
+    r"(exits|processes|samples|clock|mismatches)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
+)
+LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
+
+
+def default_directory(command: Sequence[str]) -> Path:
+    """Return a new name under dtprof-runs/ that tells the date and the program."""
+    name = next((Path(word).stem for word in command if LOOKS_LIKE_SCRIPT.fullmatch(word)), "")
+    if not name and "-m" in command[:-1]:
+        modules = [b for a, b in itertools.pairwise(command) if a == "-m"]
+        name = modules[-1]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
+    stamp = datetime.datetime.now(tz=datetime.UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+    base = RUNS / f"{stamp}-{name}"
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{base.name}-{number}")
+    return candidate
+
+
+def create(path: Path, *, force: bool) -> None:
+    """Create the run directory.
+
+    Raises:
+        OutputError: it is not empty and `force` is not given, holds something else than a run, or cannot be written.
+    """
+    try:
+        if path.exists():
+            if not path.is_dir():
+                raise OutputError(f"{path} is a file; expected a directory that is empty or new: give another -o")
+            _empty(path, force=force)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / paths.node_folder_name(writer.host_name())).mkdir()
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def output_error(path: Path, error: OSError) -> OutputError:
+    """Return the error for a directory that the system refuses to write to."""
+    kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else OutputError
+    return kind(f"{path} cannot be written to ({error.strerror}); give a directory that can with -o DIR")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what run.json of a directory holds; nothing where that is no object.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        document = json.loads((path / paths.MANIFEST).read_text(encoding="utf-8"))
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {}
+
+
+def taken_error(path: Path) -> OutputError:
+    """Return the error for a directory that something is in."""
+    try:
+        document = read_manifest(path)
+    except OSError:
+        document = {}
+    if document.get("ended_realtime_ns") == 0:
+        return OutputError(
+            f"{path} holds a run that has not ended; give another directory, --join on every host where it is one job "
+            "of several, or --force to replace what was left by a launcher that is gone"
+        )
+    return OutputError(f"{path} is not empty; give another directory, or --force to replace the run in it")
+
+
+def _empty(path: Path, *, force: bool) -> None:
+    entries = list(path.iterdir())
+    if not entries:
+        return
+    if not force:
+        raise taken_error(path)
+    refuse_what_is_not_ours(path)
+    for entry in entries:
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def refuse_what_is_not_ours(path: Path) -> None:
+    """Refuse to replace what is in a directory, where it holds anything that dtprof does not write into a run.
+
+    Raises:
+        OutputError: it does.
+    """
+    foreign = [entry.name for entry in path.iterdir() if not _is_ours(entry)] if path.is_dir() else []
+    if foreign:
+        raise OutputError(
+            f"{path} holds {foreign[0]!r}, which dtprof did not write; "
+            "--force replaces runs only: give another directory"
+        )
+
+
+def _is_ours(entry: Path) -> bool:
+    """Say whether an entry of a directory is one that dtprof writes into a run."""
+    if entry.is_symlink():
+        return False
+    if not entry.is_dir():
+        return OUR_FILE.fullmatch(entry.name) is not None
+    if paths.parse_rank_folder(entry.name):
+        return True
+    return entry.name.startswith("node-") and all(OUR_NODE_FILE.fullmatch(e.name) for e in entry.iterdir())
+
+
+class RunManifest:
+    """run.json: rewritten whole when something about the job becomes known."""
+
+    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str], *, job: str | None = None) -> None:
+        """Write the first version.
+
+        Raises:
+            OutputError: the directory went away; DiskFullError where there is no space.
+        """
+        self._path = path / paths.MANIFEST
+        self._notes: list[str] = []
+        self._fields: dict[str, object] = {
+            "format_version": schema.FORMAT_VERSION,
+            "dtprof_version": __version__,
+            "command": list(command),
+            "cwd": str(Path.cwd()),
+            "settings": settings,
+            "environment": relevant_environment(),
+            "given_to_torch": interpreter.given_to_torch(),
+            "hosts": [writer.host_name()],
+            "machine": {
+                "cpus": psutil.cpu_count(),
+                "memory_bytes": psutil.virtual_memory().total,
+                "platform": sys.platform,
+                "gpus": gpu_names(),
+            },
+            "boot_id": writer.boot_id(),
+            "job": job,
+            "launcher_pid": os.getpid(),
+            "launcher_start_ticks": announcement.start_ticks(os.getpid()),
+            "started_realtime_ns": time.time_ns(),
+            "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+            "ended_realtime_ns": 0,
+            "exit_status": None,
+            "notes": self._notes,
+        }
+        try:
+            writer.write_json(self._path, self._fields)
+        except OSError as error:
+            raise output_error(self._path, error) from error
+
+    def note(self, text: str) -> None:
+        """Keep a sentence about the run."""
+        self._notes.append(text)
+
+    def update(self, **fields: object) -> bool:
+        """Rewrite the file with new fields; False where the disk does not take it."""
+        self._fields.update(fields)
+        try:
+            writer.write_json(self._path, self._fields)
+        except OSError:
+            return False
+        return True
+
+
+class JoinedLauncher:
+    """The same of a launcher that has joined a run: launcher-PID.json in the folder of its node."""
+
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
+        """Write the first version.
+
+        Raises:
+            OutputError: as for the manifest.
+        """
+        host = writer.host_name()
+        self._path = path / paths.node_folder_name(host) / f"launcher-{os.getpid()}.json"
+        self._notes: list[str] = []
+        self._known: dict[str, object] = {
+            "host": host,
+            "boot_id": writer.boot_id(),
+            "command": list(command),
+            "started_realtime_ns": time.time_ns(),
+            "ended_realtime_ns": 0,
+            "exit_status": None,
+            "notes": self._notes,
+        }
+        try:
+            writer.write_json(self._path, self._known)
+        except OSError as error:
+            raise output_error(self._path, error) from error
+
+    def note(self, text: str) -> None:
+        """Keep a sentence about this launcher."""
+        self._notes.append(text)
+
+    def update(self, **fields: object) -> bool:
+        """Rewrite the file with new fields; False where the disk does not take it."""
+        self._known.update(fields)
+        try:
+            writer.write_json(self._path, self._known)
+        except OSError:
+            return False
+        return True
+
+
+def hosts_of(path: Path) -> list[str]:
+    """Return this host and those whose launchers have joined the run."""
+    joined = set()
+    for file in path.glob("node-*/launcher-*.json"):
+        try:
+            joined.add(str(json.loads(file.read_text(encoding="utf-8"))["host"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    own = writer.host_name()
+    return [own, *sorted(joined - {own})]
+
+
+def relevant_environment() -> dict[str, str]:
+    """Return the variables that change how a distributed job behaves; nothing that could be a secret."""
+    wanted = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "CUDA_", "TORCHELASTIC_", "DTPROF_", "PYTORCH_")
+    exact = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID")
+    hidden = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name.startswith(wanted) or name in exact) and not hidden.search(name)
+    }
+
+
+def gpu_names() -> list[str]:
+    """Return the names of this host's NVIDIA GPUs; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,268 @@
+"""Join the folders that the launchers of one job have written apart, each on its host, into one run.
+
+The run of rank 0 gives the manifest; the other launchers appear in it as those that join a run do.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import OutputError, UsageError
+from dtprof.launch import run_directory
+from dtprof.records import host_clocks, paths, writer
+from dtprof.records.file_copies import link_or_copy
+from dtprof.records.rank_processes import newest_header
+
+OF_THE_NODE = re.compile(
+    r"--?(node[-_]rank|machine[-_]rank|local[-_]addr|master[-_]addr|rdzv[-_]endpoint|rdzv[-_]conf|nproc[-_]per[-_]node)"
+)
+"""Options that may differ from node to node of one job."""
+SLACK_NS = 600_000_000_000
+"""How far the clocks of hosts may be apart before two runs are taken to have been at different times."""
+OF_A_LAUNCHER = (
+    *("command", "boot_id", "started_realtime_ns", "ended_realtime_ns", "exit_status", "stopped_on_hang"),
+    *("hang_detected_ns", "oom_kills", "truncated", "notes"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRun:
+    """What one launcher has written."""
+
+    given: str  # as the user named it
+    path: Path
+    document: Mapping[str, Any]  # run.json
+    folders: Mapping[tuple[int, int], Path]  # of each rank and attempt
+    headers: Mapping[tuple[int, int], Mapping[str, Any]]  # newest of each that can be read
+
+    @property
+    def world_sizes(self) -> set[int]:
+        """What its ranks say, one number as a rule."""
+        return {header["world_size"] for header in self.headers.values() if header["world_size"] > 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What has become one run."""
+
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+    remarks: tuple[str, ...]  # a sentence each
+
+
+def read_node_run(given: str, path: Path, document: Mapping[str, Any], ranks: Mapping[int, Any]) -> NodeRun:
+    """Look at a run directory; `ranks` is `Run.folders`: attempts by rank."""
+    folders = {(rank, number): folder for rank, attempts in ranks.items() for number, folder in attempts}
+    headers = {key: header for key, folder in folders.items() if (header := newest_header(folder)) is not None}
+    return NodeRun(given=given, path=path, document=document, folders=folders, headers=headers)
+
+
+def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
+    """Write one run of several.
+
+    Raises:
+        UsageError: they are not of one job, or hold the same rank twice.
+        OutputError: the directory is taken or cannot be written to.
+    """
+    _check_places([run.path for run in runs], output)
+    _check_job(runs, any_command=force)
+    chosen, remarks = _choose_folders(runs)
+    runs = sorted(runs, key=lambda run: (min(run.folders, default=(1 << 62, 0)), run.given))
+    run_directory.create(output, force=force)
+    try:
+        for node in output.iterdir():
+            node.rmdir()  # of this host, which took no part
+        for (rank, number), folder in chosen.items():
+            _copy_folder(folder, output / paths.rank_folder_name(rank, number))
+        for run in runs:
+            remarks += _copy_nodes(run, output, is_first=run is runs[0])
+        writer.write_json(output / paths.MANIFEST, _merge(runs))
+    except OSError as error:
+        raise run_directory.output_error(output, error) from error
+    ranks = tuple(sorted({rank for rank, _ in chosen}))
+    sizes = [size for run in runs for size in run.world_sizes]
+    world_size = max([*sizes, *(rank + 1 for rank in ranks)], default=0)
+    newest = {number for run in runs if run.folders for number in [max(number for _, number in run.folders)]}
+    if len(newest) > 1:
+        remarks.append(f"the folders end with different attempts ({_listed(newest)}): only the newest is analysed")
+    remarks += [f"{run.given} holds no rank" for run in runs if not run.folders]
+    remarks += [f"{run.given} has no {paths.MANIFEST}" for run in runs if not run.document]
+    missing = tuple(sorted(set(range(world_size)) - set(ranks)))
+    return Gathered(ranks=ranks, missing=missing, remarks=tuple(remarks))
+
+
+def _check_places(sources: Sequence[Path], output: Path) -> None:
+    real = [source.resolve() for source in sources]
+    for i, one in enumerate(real):
+        if one in real[:i]:
+            raise UsageError(f"{sources[i]} was given twice; expected the folder of each node once")
+        target = output.resolve()
+        if target == one or target in one.parents or one in target.parents:
+            raise OutputError(f"{output} and {sources[i]} lie in each other; give a directory of its own with -o")
+
+
+def _check_job(runs: Sequence[NodeRun], *, any_command: bool) -> None:
+    """Refuse runs that cannot be of one job, and where that is not allowed those whose commands differ."""
+    told = [run for run in runs if run.document.get("job")]
+    _refuse_where_they_differ([(run, str(run.document["job"])) for run in told], "are of different jobs")
+    if len(told) < len(runs) and not any_command:
+        commands = [(run, _command(run.document.get("command"))) for run in runs if run.document.get("command")]
+        _refuse_where_they_differ(commands, "ran different commands", "; --force joins them all the same")
+    _refuse_where_they_differ(
+        [(run, _listed(run.world_sizes)) for run in runs if run.world_sizes], "differ in world size"
+    )
+    spans = [
+        (run, started, run.document.get("ended_realtime_ns") or 1 << 63)
+        for run in runs
+        if isinstance(started := run.document.get("started_realtime_ns"), int) and started
+    ]
+    for run, started, _ in spans:
+        for other, _, ended in spans:
+            if started > ended + SLACK_NS:
+                late_s = (started - ended) / 1e9
+                raise UsageError(
+                    f"{run.given} began {late_s:,.0f} s after {other.given} had ended: these are two runs; expected "
+                    "what the launchers of one job have written"
+                )
+
+
+def _refuse_where_they_differ(told: Sequence[tuple[NodeRun, str]], what: str, way_out: str = "") -> None:
+    for run, value in told[1:]:
+        first, expected = told[0]
+        if value != expected:
+            raise UsageError(
+                f"{first.given} and {run.given} {what} ({expected}; {value}); expected what the launchers of one job "
+                f"have written{way_out}"
+            )
+
+
+def _command(words: object) -> str:
+    """Return a command without what tells nodes apart."""
+    kept: list[str] = []
+    skip = False
+    for word in map(str, words) if isinstance(words, list) else ():
+        option = OF_THE_NODE.match(word)
+        if not skip and option is None:
+            kept.append(Path(word).name if not kept else word)
+        skip = option is not None and "=" not in word
+    return " ".join(kept)
+
+
+def _choose_folders(runs: Sequence[NodeRun]) -> tuple[dict[tuple[int, int], Path], list[str]]:
+    """Return the folder of each rank and attempt; of two copies of one the longer."""
+    chosen: dict[tuple[int, int], Path] = {}
+    owners: dict[tuple[int, int], NodeRun] = {}
+    doubled: list[int] = []
+    for run in runs:
+        for key, folder in sorted(run.folders.items()):
+            owner = owners.setdefault(key, run)
+            if owner is run:
+                chosen[key] = folder
+                continue
+            first, second = (_process(one.headers.get(key)) for one in (owner, run))
+            if first != second:
+                raise UsageError(
+                    f"rank {key[0]} is in {owner.given} ({first}) and in {run.given} ({second}): two processes were "
+                    "this rank; expected what the launchers of one job have written, each rank once"
+                )
+            doubled.append(key[0])
+            if _size(folder) > _size(chosen[key]):
+                chosen[key] = folder
+    remarks = [f"ranks {_listed(doubled)} were there twice, as copies; the longer one is taken"] if doubled else []
+    return chosen, remarks
+
+
+def _process(header: Mapping[str, Any] | None) -> str:
+    return f"pid {header['pid']} on {header['host']}" if header is not None else "unreadable"
+
+
+def _size(folder: Path) -> int:
+    return sum(512 * file.stat().st_blocks for file in folder.iterdir())
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    target.mkdir()
+    for file in sorted(source.iterdir()):
+        if file.is_file():
+            link_or_copy(file, target / file.name)
+
+
+def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
+    """Copy the folders of nodes; of a launcher that is not the first, as if it had joined."""
+    remarks = []
+    named = ""
+    for source in sorted(run.path.glob("node-*")):
+        target, number = output / source.name, 1
+        while target.exists():  # two launchers on one host, or hosts of one name
+            number += 1
+            target = output / f"{source.name}-{number}"
+        named = named or target.name
+        _copy_folder(source, target)
+        if not is_first and (target / host_clocks.FILE).exists() and _forget_offsets(target / host_clocks.FILE):
+            remarks.append(
+                f"the clock of {source.name} was not measured against that of the launcher of the first ranks: "
+                "the records alone align it"
+            )
+    if not is_first and run.document:
+        place = output / (named or paths.node_folder_name(_host(run)))
+        place.mkdir(exist_ok=True)
+        known = {name: run.document[name] for name in OF_A_LAUNCHER if name in run.document}
+        pid = run.document.get("launcher_pid")
+        file = place / f"launcher-{pid if isinstance(pid, int) else 0}.json"
+        writer.write_json(file, {"host": _host(run)} | known)
+    return remarks
+
+
+def _forget_offsets(file: Path) -> bool:
+    """Keep whose clock a file is about, as of a host that was not measured; say whether it had been."""
+    owner, had_been = None, False
+    for line in file.read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+            if "boot_id" in row:
+                owner = owner or row | {"is_reference": False}
+            else:
+                had_been = True
+        except (ValueError, TypeError):
+            continue
+    file.unlink()  # may be linked to the original
+    if owner is not None:
+        writer.append_line(file, owner)
+    return had_been
+
+
+def _host(run: NodeRun) -> str:
+    hosts = run.document.get("hosts")
+    return str(hosts[0]) if isinstance(hosts, list) and hosts else run.path.name
+
+
+def _merge(runs: Sequence[NodeRun]) -> dict[str, object]:
+    """Return the manifest of all: that of the first, and what only all together tell."""
+    documents = [run.document for run in runs if run.document]
+    first = next(iter(documents), {})
+
+    def told(name: str) -> list[Any]:
+        return [value for one in documents if isinstance(value := one.get(name), int) and value]
+
+    hosts = [str(host) for one in documents if isinstance(one.get("hosts"), list) for host in one["hosts"]]
+    notes = [f"{_host(run)}: {note}" for run in runs for note in run.document.get("notes") or ()]
+    statuses = told("exit_status")
+    return {
+        **first,
+        "hosts": list(dict.fromkeys(hosts)),
+        "started_realtime_ns": min(told("started_realtime_ns"), default=0),
+        "ended_realtime_ns": max(told("ended_realtime_ns"), default=0),
+        "exit_status": statuses[0] if statuses else first.get("exit_status"),
+        "stopped_on_hang": any(told("stopped_on_hang")),
+        "hang_detected_ns": next(iter(told("hang_detected_ns")), None),
+        "oom_kills": sum(told("oom_kills")),
+        "truncated": any(told("truncated")),
+        "notes": [*notes, f"gathered from the folders of {len(runs)} launchers"],
+    }
+
+
+def _listed(numbers: Sequence[int] | set[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers))))

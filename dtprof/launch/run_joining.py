@@ -1,0 +1,141 @@
+"""Create the directory of a run, or join the one that another launcher of the same job has created.
+
+A job of several hosts has a `dtprof run` on each. With one directory that all see, the first creates the run and the
+others join it: where the environment says that they are of one job, or where --join asks for it.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from dtprof.errors import OutputError, UsageError
+from dtprof.launch import announcement, clock_probes, run_directory
+from dtprof.records import paths, writer
+
+CLAIM = ".launcher"
+SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("MASTER_ADDR", "MASTER_PORT"))
+"""Variables that are equal on all hosts of a job, and given to launchers by whatever starts them."""
+MANIFEST_WAIT_S = 30.0
+ANSWER_WAIT_S = 5.0
+"""How long a launcher that has just created the run may take to answer."""
+JUST_S = 60.0
+LOOK_EVERY_S = 0.1
+
+
+def job_key() -> str | None:
+    """Return what this launcher's environment says of the job it belongs to; None where it says nothing."""
+    for names in SAME_JOB:
+        if all(os.environ.get(name) for name in names):
+            return ",".join(f"{name}={os.environ[name]}" for name in names)
+    return None
+
+
+def enter(path: Path, *, force: bool, join: bool) -> bool:
+    """Make the run directory ready for this launcher; say whether it has created the run, else it has joined one.
+
+    Raises:
+        OutputError: the directory is taken by something else than a running run of this job, or cannot be written;
+            with --force by a running run of another.
+        UsageError: --join and --force together.
+    """
+    if join and force:
+        raise UsageError("--join and --force exclude each other; give a new directory with -o, the same on all hosts")
+    try:
+        replace = force and not _goes_on(path)
+        if replace or not (join or job_key()):
+            run_directory.create(path, force=force)
+            return True
+        if not (path / paths.MANIFEST).exists():
+            claimed = _claim(path)
+            if claimed:
+                return True
+            _wait_for_manifest(path)
+        _check(path, run_directory.read_manifest(path), join=join)
+        (path / paths.node_folder_name(writer.host_name())).mkdir(exist_ok=True)
+    except OSError as error:
+        raise run_directory.output_error(path, error) from error
+    return False
+
+
+def _goes_on(path: Path) -> bool:
+    """Say whether the run that --force is to replace is one of this very job that goes on, and so is to be joined.
+
+    Raises:
+        OutputError: another job is being recorded into it.
+    """
+    if not (path / paths.MANIFEST).is_file():
+        return False
+    document = run_directory.read_manifest(path)
+    if document.get("ended_realtime_ns") != 0 or not _is_running(path, document):
+        return False
+    if job_key() is None or document.get("job") != job_key():
+        raise OutputError(
+            f"{path} holds a run that is still recorded (by process {document.get('launcher_pid')}); --force replaces "
+            "what has ended: end that job, or give another directory"
+        )
+    return True
+
+
+def _claim(path: Path) -> bool:
+    """Create the run, unless another launcher is at it; of launchers that start together one creates it."""
+    path.mkdir(parents=True, exist_ok=True)
+    others = [entry.name for entry in path.iterdir() if entry.name != CLAIM]
+    try:
+        descriptor = os.open(path / CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return False
+    os.close(descriptor)
+    if others:
+        (path / CLAIM).unlink()
+        raise run_directory.taken_error(path)
+    (path / paths.node_folder_name(writer.host_name())).mkdir()
+    return True
+
+
+def _wait_for_manifest(path: Path) -> None:
+    deadline_s = time.monotonic() + MANIFEST_WAIT_S
+    while not (path / paths.MANIFEST).exists():
+        if time.monotonic() > deadline_s:
+            raise OutputError(
+                f"{path} was taken by another launcher {MANIFEST_WAIT_S:.0f} s ago, and {paths.MANIFEST} is not there; "
+                "give another directory"
+            )
+        time.sleep(LOOK_EVERY_S)
+
+
+def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:
+    """Refuse to join a run that is not of this job, or not running."""
+    if document.get("ended_realtime_ns") != 0:
+        raise OutputError(f"{path} holds a run that has ended; give another directory, or --force to replace it")
+    if join:
+        return
+    if document.get("job") != job_key():
+        raise OutputError(
+            f"{path} holds the run of another job ({document.get('job')}; this one is {job_key()}): "
+            "give another directory, or --join where it is the same job all the same"
+        )
+    if not _is_running(path, document):
+        raise OutputError(
+            f"{path} holds a run whose launcher does not answer: give another directory, or --force to replace it; "
+            "--join where the launcher does run and UDP between the hosts is closed"
+        )
+
+
+def _is_running(path: Path, document: dict[str, Any]) -> bool:
+    """Say whether the launcher that created a run is there: its process on this host, else its clock answers."""
+    if document.get("boot_id") == writer.boot_id():
+        pid, started = document.get("launcher_pid"), document.get("launcher_start_ticks")
+        try:
+            if isinstance(pid, int) and announcement.start_ticks(pid) == started:
+                return True
+        except (OSError, ValueError):
+            pass  # it has ended, or lives in another PID namespace
+    started_ns = document.get("started_realtime_ns")
+    is_new = isinstance(started_ns, int) and abs(time.time_ns() - started_ns) < JUST_S * 1e9
+    deadline_s = time.monotonic() + ANSWER_WAIT_S * is_new
+    while (address := clock_probes.read_address(path)) is None or clock_probes.measure(address, rounds=1) is None:
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(LOOK_EVERY_S)
+    return True

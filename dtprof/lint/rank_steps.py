@@ -1,0 +1,207 @@
+"""The steps that ranks take in a function: operations, and the loops and conditions that all ranks share."""
+
+import ast
+import builtins
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dtprof.lint import vocabulary
+from dtprof.lint.lint_findings import Place
+from dtprof.lint.rank_values import Value
+
+OP, LOOP, BRANCH, BREAK, RETURN = "op", "loop", "branch", "break", "return"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Something that ranks decide differently, and how a collective comes after it."""
+
+    node: ast.stmt | ast.expr = field(compare=False)
+    value: Value = field(compare=False)
+    place: Place
+    how: str  # branch, exit, loop; caught: ranks agree, but what is raised there goes no further
+    exit: str = ""  # return, continue, break, raise
+
+
+@dataclass(frozen=True, eq=False)
+class Token:
+    """One step of what a rank does."""
+
+    kind: str
+    name: str = ""  # of an operation; the text of a condition
+    group: str = ""
+    members: frozenset[int] | None = None
+    place: Place | None = None
+    called_from: Place | None = None
+    conditions: tuple[Condition, ...] = ()
+    inner: tuple[tuple["Token", ...], ...] = ()
+
+    @functools.cached_property
+    def issues(self) -> bool:
+        """Say whether there is an operation in it."""
+        return self.kind == OP or any(token.issues for part in self.inner for token in part)
+
+    @property
+    def is_sure(self) -> bool:
+        """Say whether all ranks come to an operation, whatever they decide."""
+        return all(condition.how == "caught" for condition in self.conditions)
+
+    @functools.cached_property
+    def returns(self) -> bool:
+        """Say whether it may end the function."""
+        return self.kind == RETURN or any(token.returns for part in self.inner for token in part)
+
+    def operations(self) -> Iterator["Token"]:
+        """Yield the operations in it."""
+        if self.kind == OP:
+            yield self
+        for part in self.inner:
+            for token in part:
+                yield from token.operations()
+
+
+Tokens = tuple[Token, ...]
+Rest = Callable[[], Tokens]
+
+
+def whole(text: str, sides: tuple[Tokens, ...]) -> Tokens:
+    return (Token(BRANCH, name=text, inner=sides),) if any(sides) else ()
+
+
+def without_replicas(tokens: Tokens) -> Tokens:
+    """Leave out what replicated models do by themselves."""
+    found = []
+    for token in tokens:
+        if token.kind == OP:
+            if token.name not in vocabulary.OF_REPLICAS:
+                found.append(token)
+        elif any(inner := tuple(map(without_replicas, token.inner))) or not token.inner:
+            found.append(replace(token, inner=inner))
+    return tuple(found)
+
+
+def without_creations(tokens: Tokens, *, under_condition: bool = False) -> Tokens:
+    """Leave out what functions do once: they join the job, and make groups where they have none."""
+    found = []
+    for token in tokens:
+        if token.kind == OP:
+            if token.name not in vocabulary.ONCE and not (under_condition and token.name in vocabulary.CREATIONS):
+                found.append(token)
+            continue
+        inner = tuple(
+            without_creations(p, under_condition=under_condition or token.kind == BRANCH) for p in token.inner
+        )
+        if any(inner) or not token.inner:
+            found.append(replace(token, inner=inner))
+    return tuple(found)
+
+
+def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> Token:
+    """Return what a called function issues, as of the place of the call."""
+    return Token(
+        token.kind,
+        token.name,
+        token.group if not token.group or token.members is not None else f"{token.group} of {place.file}:{place.line}",
+        token.members,
+        token.place,
+        place,
+        conditions,
+        tuple(tuple(called_at(one, place, conditions) for one in part) for part in token.inner),
+    )
+
+
+def parts_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
+    """Say whether a raise is meant for some ranks: it stands alone under a condition on the rank.
+
+    Others refuse wrong arguments; who writes them checks for all ranks.
+    """
+    if not conditions or conditions[-1].how != "branch" or not isinstance(conditions[-1].node, ast.If):
+        return False
+    value = conditions[-1].value
+    own = conditions[-1].node
+    return not (value.assumed or value.of_data) and any(node is one for one in (*own.body, *own.orelse))
+
+
+def catches(handler: ast.ExceptHandler, node: ast.Raise) -> bool:
+    """Say whether a handler is seen to catch what is raised."""
+    if handler.type is None:
+        return True
+    raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return raised is not None and any(_is_kind_of(ast.unparse(raised), ast.unparse(one)) for one in types)
+
+
+def _is_kind_of(raised: str, caught: str) -> bool:
+    if raised == caught or caught in ("Exception", "BaseException"):
+        return True
+    own, other = getattr(builtins, raised, None), getattr(builtins, caught, None)
+    return isinstance(own, type) and isinstance(other, type) and issubclass(own, other)
+
+
+def trips(node: ast.For | ast.AsyncFor | ast.While, value: Value, rank: int) -> str:
+    """Return a name for how often a rank goes through a loop."""
+    known = value.known[rank] if value.known is not None else rank == 0
+    if isinstance(node, ast.While) or not isinstance(known, list | tuple | range | set | frozenset):
+        return f"{known!r} times" if not isinstance(known, int) or isinstance(known, bool) else f"{known} times"
+    return f"{len(known)} times"
+
+
+def leaving(body: Sequence[ast.stmt]) -> Iterator[str]:
+    """Yield by which statements a block may be left, its loops apart where they keep it to themselves."""
+    for node in body:
+        if isinstance(node, ast.Return | ast.Continue | ast.Break):
+            yield type(node).__name__.lower()
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            yield from (word for word in leaving(node.body) if word == "return")
+            yield from leaving(node.orelse)
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                yield from leaving(case.body)
+        else:
+            for block in ("body", "orelse", "finalbody"):
+                yield from leaving(getattr(node, block, []))
+
+
+def turns_off(node: ast.expr) -> bool:
+    """Say whether a model does not synchronise where this is entered, or not each time."""
+    if isinstance(node, ast.IfExp):
+        return turns_off(node.body) or turns_off(node.orelse)
+    func = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.Call) and ast.unparse(func).rpartition(".")[2] == "Join":
+        return True
+    return isinstance(func, ast.Attribute) and func.attr in ("no_sync", "join", "accumulate", "no_backward_sync")
+
+
+def swallows(node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar) -> bool:
+    """Say whether a block is one statement, and what that raises goes no further: it may well be meant to raise."""
+    if len(node.body) != 1 or not isinstance(node.body[0], ast.Expr | ast.Assign):
+        return False
+    if isinstance(node, ast.With | ast.AsyncWith):
+        calls = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
+        return any(ast.unparse(call.func).rpartition(".")[2] in ("suppress", "raises") for call in calls)
+    raising = any(isinstance(one, ast.Raise) for handler in node.handlers for one in ast.walk(handler))
+    return bool(node.handlers) and not raising
+
+
+def is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and bool(node.value)
+
+
+def places_of(*tokens: Token | None) -> tuple[Place, ...]:
+    """Return the lines at which records of the operations lie."""
+    return tuple(
+        place
+        for token in tokens
+        if token is not None
+        for place in (token.place, token.called_from)
+        if place is not None
+    )
+
+
+def text_of(operation: Token, group: str) -> str:
+    """Return an operation in words."""
+    text = f"{operation.name} of {group}" if group else operation.name
+    return f"{text} (called here)" if operation.called_from is not None else text

@@ -1,1 +1,0 @@
-"""A run that goes on: its newest steps as analysis sees a run, and what every rank does now."""

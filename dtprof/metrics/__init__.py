@@ -1,1 +1,0 @@
-"""What a monitoring system is told of a running job, node by node, kept up to date from the records of its ranks."""

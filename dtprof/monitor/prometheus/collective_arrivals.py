@@ -1,0 +1,94 @@
+"""Who came last to the collectives of ranks of one node, and how long the others waited for it.
+
+Only operations whose completion the host observes, and members on this node: what a rank waits for those on other nodes
+is not known here. A collective is judged once all members on this node have ended it. A rooted one that ended on a rank
+before the last came (a broadcast, a reduce) waited for nobody there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtprof.intervals import Column, Mask
+from dtprof.job.collective_matching import Family
+
+MAX_HELD = 16_384
+"""Operations of one rank and group that wait for other members; the oldest are given up."""
+SEQ, ISSUED, DONE, OP = range(4)
+"""Rows of what is held of a rank and group, a column an operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Collectives that all members on this node have ended: a row a member, a column a collective."""
+
+    ranks: list[int]
+    ops: Column  # as the first member calls them
+    waited_ns: Column
+    last: Column  # which member came last
+
+
+@dataclass
+class Arrivals:
+    """Holds the collectives of each group until every member on this node has ended them."""
+
+    _held: dict[Family, dict[int, Column]] = field(default_factory=dict)
+
+    def add(self, rank: int, family: Family, operations: Column) -> None:
+        """Take in collectives of one rank and group that were seen to end: rows SEQ, ISSUED, DONE, OP."""
+        own = self._held.setdefault(family, {})
+        if rank in own and own[rank].size:
+            operations = np.concatenate((own[rank], operations), axis=1)
+        own[rank] = operations[:, -MAX_HELD:]
+
+    def judge(self, members: Mapping[Family, set[int]], rooted: Mask) -> list[tuple[Family, Judged]]:
+        """Return what can be judged now.
+
+        Args:
+            members: of each group, on this node.
+            rooted: by number of the operation, whether it has a root.
+        """
+        found = []
+        for family, own in self._held.items():
+            here = members.get(family, set())
+            if len(here) > 1 and here <= own.keys() and (judged := _judge(own, rooted)) is not None:
+                found.append((family, judged))
+        return found
+
+
+def _judge(own: dict[int, Column], rooted: Mask) -> Judged | None:
+    """Judge what all have in common, and hold it no longer."""
+    ranks = sorted(own)
+    first = own[ranks[0]][SEQ]
+    if all(np.array_equal(own[rank][SEQ], first) for rank in ranks[1:]) and (np.diff(first) > 0).all():
+        chosen = [own[rank] for rank in ranks]
+        for rank in ranks:
+            own[rank] = own[rank][:, :0]
+    else:
+        chosen = _take_common(own, ranks)
+    if not chosen[0].size:
+        return None
+    issued, done = (np.array([held[row] for held in chosen]) for row in (ISSUED, DONE))
+    ops, arrival = chosen[0][OP], issued.max(axis=0)
+    early = (done < arrival) & rooted[ops]
+    return Judged(
+        ranks=ranks,
+        ops=ops,
+        waited_ns=np.where(early, 0, np.minimum(arrival, done) - issued),
+        last=issued.argmax(axis=0),
+    )
+
+
+def _take_common(own: dict[int, Column], ranks: list[int]) -> list[Column]:
+    """Take out the operations that all ranks hold, each once, by position."""
+    seqs = own[ranks[0]][SEQ]
+    for rank in ranks[1:]:
+        seqs = np.intersect1d(seqs, own[rank][SEQ])
+    taken = []
+    for rank in ranks:
+        is_common = np.isin(own[rank][SEQ], seqs)
+        common = own[rank][:, is_common]
+        taken.append(common[:, np.unique(common[SEQ], return_index=True)[1]])
+        own[rank] = own[rank][:, ~is_common]
+    return taken

@@ -1,0 +1,144 @@
+"""The figures of a node as Prometheus' metrics."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from dtprof import __version__
+from dtprof.interchange.prometheus_text import Histogram, Metric, Samples, Values
+from dtprof.monitor.prometheus import metric_catalogue as c
+from dtprof.monitor.prometheus.node_metrics import NodeState, list_node_metrics
+from dtprof.monitor.prometheus.node_tally import NodeTally, RankTally
+from dtprof.monitor.prometheus.step_counts import no_counts
+from dtprof.records import events
+
+FOREMOST = 8
+"""Ranks most waited for that are told of where there are too many to tell of all."""
+MEMORY_KINDS = {
+    "rss": events.RSS_BYTES,
+    "device_allocated": events.CUDA_ALLOCATED_BYTES,
+    "device_reserved": events.CUDA_RESERVED_BYTES,
+}
+
+
+def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cpu_s: float) -> list[Samples]:
+    """Return all metrics.
+
+    Args:
+        tally: of the ranks of this node.
+        state: of the node.
+        shown: ranks that are told one by one.
+        cpu_s: processor time that this has taken so far.
+    """
+    ranks = [*tally.ranks.values()]
+    every = tally.every
+    newest = ranks[0].tables if ranks else None
+    now_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    oldest = min((own.oldest_open_ns for own in ranks if own.oldest_open_ns is not None), default=now_ns)
+    last_ns = max((own.last_ns for own in ranks), default=0)
+    torch = newest.torch_version if newest is not None else ""
+    return [
+        _one(c.RUN_INFO, 1, state.run, state.host, __version__, torch),
+        _one(c.RANKS, len(ranks)),
+        Samples(c.WORLD_SIZE, {(): newest.world_size} if newest is not None else {}),
+        _one(c.HANG, int(state.is_hung)),
+        Samples(c.LAST_PROGRESS, {(): (last_ns + time.time_ns() - now_ns) / 1e9} if last_ns else {}),
+        _one(c.OLDEST_OPEN, max(0, now_ns - oldest) / 1e9),
+        *_operations(tally),
+        Samples(c.STEP_DURATION, {(): _durations(every)} if every else {}),
+        Samples(c.PHASE, _phases(tally)),
+        *_consumed(tally),
+        *_ranks(tally.ranks, shown),
+        Samples(c.MEMORY_HELD, _held(ranks)),
+        _one(c.EVENTS, sum(own.num_events for own in every)),
+        _one(c.DROPPED, sum(own.tables.dropped_events for own in every)),
+        _one(c.TRUNCATED, int(state.truncated)),
+        _one(c.CAPTURE, sum(own.tables.capture_ns for own in every) / 1e9),
+        _one(c.COLLECT, cpu_s),
+        _one(c.MISSED, sum(own.lost for own in every)),
+        _one(c.OOM_KILLS, state.oom_kills),
+        *list_node_metrics(state),
+    ]
+
+
+def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks to be told one by one: all, or those shown before and those most waited for now."""
+    if len(tally.ranks) <= c.MAX_RANKS:
+        return tuple(sorted(tally.ranks))
+    foremost = sorted(tally.ranks, key=lambda rank: (-tally.ranks[rank].waited_for_ns, rank))[:FOREMOST]
+    return (*shown, *(rank for rank in foremost if rank not in shown))[: c.MAX_RANKS]
+
+
+def _one(metric: Metric, value: float, *labels: str) -> Samples:
+    return Samples(metric, {labels: value})
+
+
+def _operations(tally: NodeTally) -> Iterable[Samples]:
+    def table(metric: Metric, name: str, scale: float | None = None, *, least: int = 0) -> Samples:
+        values = tally.sums[name]
+        counted = tally.sums["count"] if name != "open" else values
+        return Samples(
+            metric,
+            {
+                (group, op): int(values[i, j]) if scale is None else float(values[i, j]) / scale
+                for i, group in enumerate(tally.groups.names)
+                for j, op in enumerate(tally.ops.names)
+                if counted[i, j] > 0 and values[i, j] >= least
+            },
+        )
+
+    yield table(c.OPEN, "open")
+    yield table(c.OPERATIONS, "count")
+    yield table(c.BYTES, "nbytes")
+    yield table(c.FAILED, "failed")
+    yield table(c.DURATION, "duration_ns", 1e9)
+    yield table(c.BLOCKED, "blocked_ns", 1e9)
+    yield table(c.WAIT, "wait_ns", 1e9)
+
+
+def _durations(ranks: Iterable[RankTally]) -> Histogram:
+    counts, total_ns = no_counts(), 0
+    for own in ranks:
+        mine, ns = own.steps.durations()
+        counts = [a + b for a, b in zip(counts, mine, strict=True)]
+        total_ns += ns
+    return Histogram(bounds=c.STEP_BOUNDS, counts=tuple(counts), total=total_ns / 1e9)
+
+
+def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Samples]:
+    figures: tuple[tuple[Metric, Callable[[RankTally], float]], ...] = (
+        (c.RANK_STEPS, lambda own: own.steps.num_ended),
+        (c.RANK_STEP, lambda own: own.steps.durations()[1] / 1e9),
+        (c.RANK_BLOCKED, lambda own: own.blocked_ns / 1e9),
+        (c.RANK_WAIT, lambda own: own.wait_ns / 1e9),
+        (c.RANK_WAITED_FOR, lambda own: own.waited_for_ns / 1e9),
+    )
+    for metric, figure in figures:
+        yield Samples(metric, {(str(rank),): figure(ranks[rank]) for rank in shown})
+    yield Samples(
+        c.RANK_MEMORY,
+        {
+            (str(rank), kind): ranks[rank].memory[name]
+            for rank in shown
+            for kind, name in MEMORY_KINDS.items()
+            if name in ranks[rank].memory
+        },
+    )
+
+
+def _phases(tally: NodeTally) -> Values:
+    times = tally.phase_ns.tolist()
+    return {(name,): times[number] / 1e9 for number, name in enumerate(tally.phases.names)}
+
+
+def _consumed(tally: NodeTally) -> Iterable[Samples]:
+    for metric, total in zip((c.TOKENS, c.SAMPLES), tally.consumed().tolist(), strict=True):
+        yield Samples(metric, {(): total} if total else {})  # what nothing is known of is no 0
+
+
+def _held(ranks: Sequence[RankTally]) -> Values:
+    found: Values = {}
+    for category, name in events.MEMORY_CATEGORIES.items():
+        held = [own.memory[name] for own in ranks if name in own.memory]
+        if held:
+            found[category,] = max(held)
+    return found

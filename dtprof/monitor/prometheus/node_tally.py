@@ -1,0 +1,248 @@
+"""The figures of the ranks of one node, summed up as their records settle."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.analysis.communication.blocked_time import find_blocked
+from dtprof.analysis.steps.phase_intervals import BUSY
+from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.interchange.prometheus_text import label_text
+from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
+from dtprof.job.collective_matching import Family, find_families
+from dtprof.monitor.prometheus.collective_arrivals import Arrivals
+from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, OTHER
+from dtprof.monitor.prometheus.step_counts import StepCounter
+from dtprof.monitor.prometheus.token_counts import Consumed, sum_consumed
+from dtprof.records import codes, events
+from dtprof.records.events import FROM_ROOT, TO_ROOT
+from dtprof.records.run_follower import Growth
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
+
+SUMS = ("count", "nbytes", "failed", "duration_ns", "blocked_ns", "wait_ns", "open")
+"""What is summed by group and operation; `open` is the level at the newest look."""
+KEPT_BACKWARD = 64
+"""Backward passes that are remembered: an operation settles after its own has ended."""
+_DEFAULT_GROUP = "default_pg"
+Numbers = npt.NDArray[np.int8]
+
+
+class Labels:
+    """Names by number: the first MAX_NAMES as they are, all others as one."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.names: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name; names that are told in the same words have the same."""
+        if name not in self._numbers:
+            told = label_text(name) if len(self.names) < MAX_NAMES else OTHER
+            if told not in self._numbers:
+                self._numbers[told] = len(self.names)
+                self.names.append(told)
+            self._numbers[name] = self._numbers[told]
+        return self._numbers[name]
+
+
+def group_label(group: Group | None) -> str:
+    """Return what a group is for, which is the same on every node: its axis, else what its maker called it."""
+    if group is None:
+        return "unknown"
+    if group.axis:
+        return group.axis
+    if group.description == _DEFAULT_GROUP or group.name == _DEFAULT_GROUP:
+        return "default"
+    return group.description if group.description not in ("", "undefined") else group.name
+
+
+def _no_numbers() -> Numbers:
+    return np.full(1 << 16, -1, np.int8)
+
+
+@dataclass
+class RankTally:
+    """One rank in its newest attempt."""
+
+    tables: RankTables
+    steps: StepCounter = field(default_factory=StepCounter)
+    consumed: Consumed = field(default_factory=Consumed)
+    backward: Intervals = field(default_factory=lambda: NONE)
+    families: dict[int, Family] = field(default_factory=dict)
+    op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in Labels; -1 not yet seen
+    group_numbers: Numbers = field(default_factory=_no_numbers)
+    num_events: int = 0
+    lost: int = 0
+    blocked_ns: int = 0
+    wait_ns: int = 0
+    waited_for_ns: int = 0
+    memory: dict[str, int] = field(default_factory=dict)
+    oldest_open_ns: int | None = None
+    last_ns: int = 0
+
+
+class NodeTally:
+    """All ranks of the node; an attempt that ended goes on to count in what is not told by rank."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.ranks: dict[int, RankTally] = {}
+        self.groups, self.ops, self.phases = Labels(), Labels(), Labels()
+        self.phase_ns = np.zeros(MAX_NAMES + 1, np.int64)
+        self.sums = {name: np.zeros((MAX_NAMES + 1, MAX_NAMES + 1), np.int64) for name in SUMS}
+        self.earlier: list[RankTally] = []
+        self._rooted = np.zeros(MAX_NAMES + 1, np.bool_)
+        self._arrivals = Arrivals()
+        self._attempt = 0  # the newest of any rank: operations of two attempts do not meet
+
+    @property
+    def every(self) -> list[RankTally]:
+        """All attempts of all ranks."""
+        return [*self.earlier, *self.ranks.values()]
+
+    def consumed(self) -> Column:
+        """Return the tokens and samples that count on this node, of all attempts."""
+        attempts: dict[int, dict[int, Consumed]] = {}
+        for own in self.every:
+            attempts.setdefault(own.tables.attempt, {})[own.tables.rank] = own.consumed
+        return sum(map(sum_consumed, attempts.values()), np.zeros(len(events.CONSUMED), np.int64))
+
+    def take(self, growths: Mapping[int, Growth]) -> None:
+        """Take in what the ranks have gained since the last look."""
+        self.sums["open"][:] = 0
+        newest = max((growth.tables.attempt for growth in growths.values()), default=0)
+        if newest > self._attempt:
+            self._attempt, self._arrivals = newest, Arrivals()
+        for rank, growth in growths.items():
+            self._take_rank(rank, growth)
+        members: dict[Family, set[int]] = {}
+        for rank, tally in self.ranks.items():
+            for family in tally.families.values() if tally.tables.attempt == self._attempt else ():
+                if family.members > 1:
+                    members.setdefault(family, set()).add(rank)
+        for family, judged in self._arrivals.judge(members, self._rooted):
+            self._take_waits(family, judged.ranks, judged.ops, judged.waited_ns, judged.last)
+
+    def _take_rank(self, rank: int, growth: Growth) -> None:
+        tables = growth.tables
+        known = self.ranks.get(rank)
+        if known is None or known.tables.attempt != tables.attempt:
+            self.earlier += [known] if known is not None else []
+            known = self.ranks[rank] = RankTally(tables=tables)
+        if not known.families or tables.groups != known.tables.groups:
+            known.families = find_families(tables.groups)
+            known.consumed.know(tables.groups.values())
+            known.group_numbers[:] = -1
+        known.tables, known.lost = tables, growth.lost
+        known.num_events += len(tables.operations) + len(tables.spans) + len(tables.samples)
+        ends = self._take_spans(known, tables) if len(tables.spans) else []
+        if ends or len(tables.samples):
+            known.consumed.add(tables, ends)
+        if len(tables.samples):
+            _take_samples(known, tables)
+        if len(tables.operations):
+            self._take_operations(rank, known, tables)
+        self._take_open(known, growth)
+        for rows, column in ((tables.operations, "issued_ns"), (tables.spans, "end_ns"), (tables.samples, "t_ns")):
+            known.last_ns = max(known.last_ns, int(rows[column].max(initial=0)))
+        known.last_ns = max(known.last_ns, growth.newest_ns)
+
+    def _take_spans(self, own: RankTally, tables: RankTables) -> list[int]:
+        """Take in phases; return when steps ended."""
+        spans = select(tables.spans, tables.spans["end_ns"] != UNKNOWN_NS)
+        ends = own.steps.add(spans, tables.ops)
+        length = np.maximum(spans["end_ns"] - spans["begin_ns"], 0)
+        for op, took in enumerate(np.bincount(spans["op"], length).tolist()):
+            name = tables.ops[op] if op < len(tables.ops) else ""
+            if took and name:
+                self.phase_ns[self.phases.number(name.removeprefix(events.USER_PHASE))] += int(took)
+        backward = tables.ops.index(events.BACKWARD) if events.BACKWARD in tables.ops else -1
+        rows = spans[spans["op"] == backward]
+        if len(rows):
+            own.backward = union(np.concatenate((own.backward, pair(rows["begin_ns"], rows["end_ns"]))))
+            own.backward = own.backward[-KEPT_BACKWARD:]
+        return ends
+
+    def _take_operations(self, rank: int, own: RankTally, tables: RankTables) -> None:
+        rows = tables.operations
+        key = self._keys(rows, own)
+        done = (rows["done_ns"] != UNKNOWN_NS) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
+        duration = np.where(done, rows["done_ns"] - rows["issued_ns"], 0)
+        duration = np.where(rows["device_ns"] >= 0, rows["device_ns"], duration)
+        blocked = _blocked_ns(own, tables)
+        own.blocked_ns += int(blocked.sum())
+        self._add("count", key, np.ones(len(rows), np.int64))
+        self._add("nbytes", key, rows["nbytes"])
+        self._add("failed", key, (rows["state"] == codes.FAILED).astype(np.int64))
+        self._add("duration_ns", key, np.maximum(duration, 0))
+        self._add("blocked_ns", key, blocked)
+        self._take_arrivals(rank, own, rows, key % (MAX_NAMES + 1), done)
+
+    def _take_arrivals(self, rank: int, own: RankTally, rows: Array, ops: Column, done: Mask) -> None:
+        if own.tables.attempt != self._attempt:
+            return
+        chosen = done & (rows["kind"] == codes.COLLECTIVE)
+        held = np.stack((rows["seq"], rows["issued_ns"], rows["done_ns"], ops))[:, chosen]
+        groups = rows["group"][chosen]
+        for number in set(groups.tolist()):
+            family = own.families.get(number)
+            if family is not None and family.members > 1:
+                self._arrivals.add(rank, family, held[:, groups == number])
+
+    def _take_open(self, own: RankTally, growth: Growth) -> None:
+        rows = growth.open_operations
+        # Inside its call it is open, and whether its completion will be seen is not known yet.
+        sees_end = (rows["state"] == codes.ISSUED) | ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
+        waiting = rows[(rows["done_ns"] == UNKNOWN_NS) & sees_end]
+        own.oldest_open_ns = int(waiting["issued_ns"].min()) if len(waiting) else None
+        if len(waiting):
+            self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))
+
+    def _take_waits(self, family: Family, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
+        holder = self.ranks[ranks[0]]
+        number = next(number for number, known in holder.families.items() if known == family)
+        group = self.groups.number(group_label(holder.tables.groups.get(number)))
+        self._add("wait_ns", group * (MAX_NAMES + 1) + ops, waited.sum(axis=0))
+        caused = np.bincount(last, waited.sum(axis=0), len(ranks))
+        for row, rank in enumerate(ranks):
+            self.ranks[rank].wait_ns += int(waited[row].sum())
+            self.ranks[rank].waited_for_ns += int(caused[row])
+
+    def _keys(self, rows: Array, own: RankTally) -> Column:
+        """Return for each operation its group and name as one number."""
+        ops, groups = rows["op"], rows["group"]
+        if (own.op_numbers[ops] < 0).any():
+            for op in set(ops.tolist()):
+                name = own.tables.ops[op] if op < len(own.tables.ops) else "unknown"
+                own.op_numbers[op] = self.ops.number(name)
+                self._rooted[own.op_numbers[op]] = name in FROM_ROOT or name in TO_ROOT
+        if (own.group_numbers[groups] < 0).any():
+            for group in set(groups.tolist()):
+                own.group_numbers[group] = self.groups.number(group_label(own.tables.groups.get(group)))
+        keys: Column = own.group_numbers[groups].astype(np.int64) * (MAX_NAMES + 1) + own.op_numbers[ops]
+        return keys
+
+    def _add(self, name: str, key: Column, values: Column) -> None:
+        flat = np.bincount(key, values, (MAX_NAMES + 1) ** 2)
+        self.sums[name] += flat.astype(np.int64).reshape(MAX_NAMES + 1, MAX_NAMES + 1)
+
+
+def _take_samples(own: RankTally, tables: RankTables) -> None:
+    for op, value in zip(tables.samples["op"].tolist(), tables.samples["value"].tolist(), strict=True):
+        if op < len(tables.ops):
+            own.memory[tables.ops[op]] = value
+
+
+def _blocked_ns(own: RankTally, tables: RankTables) -> Column:
+    """Return how long each operation kept the program from going on."""
+    phases = dict.fromkeys((*BUSY, events.FORWARD), NONE) | {events.BACKWARD: own.backward}
+    threads = own.steps.threads or set(np.unique(tables.operations["thread"]).tolist())
+    steps = RankSteps(
+        rank=tables.rank, count=0, numbers=np.zeros(0, np.int64), windows=NONE, threads=tuple(sorted(threads))
+    )
+    blocked = find_blocked(tables, tables.operations, phases, steps)
+    both = blocked.call[:, 1] - blocked.call[:, 0] + blocked.wait[:, 1] - blocked.wait[:, 0]
+    return np.where(blocked.known & blocked.counts, np.maximum(both, 0), 0)

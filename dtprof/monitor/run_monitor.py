@@ -1,0 +1,217 @@
+"""A running job under watch: what its ranks do now, the summary of its newest steps, and what is wrong."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.analysis.rank_exits import STOPPED
+from dtprof.analysis.results import StragglerResult, Summary
+from dtprof.analysis.run_summary import summarise
+from dtprof.diagnosis.reported_mismatches import ToldMismatch, list_told
+from dtprof.formatting import format_count, format_ns
+from dtprof.job.sound_records import list_ranks
+from dtprof.monitor.live_run import LiveWindow
+from dtprof.monitor.polling_interval import Pace
+from dtprof.monitor.rank_activity import Present, RankNow
+from dtprof.records import writer
+from dtprof.records.run_follower import Growth
+
+MIN_STILL_S = 10.0
+STILL_STEPS = 10
+"""Nothing moves: for so long, and for so many times the median step."""
+MAX_TOLD = 2
+"""Mismatches that are alarms of their own: the first is the cause of most that follow."""
+MAX_NAMED = 8
+"""Ranks that are told by number where they are all that are left."""
+SUMMARY_EVERY_S = 1.0
+SUMMARY_SHARE = 0.01
+"""Of the time, that the summary may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What one look gives."""
+
+    ranks: Sequence[RankNow]
+    summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
+    has_moved: bool  # a rank has left a record since the look before
+    still_s: float  # for how long no rank has left a record
+    is_stuck: bool  # for longer than steps take
+    told: Sequence[ToldMismatch]  # what the launcher has told of
+    has_ended: bool
+    exit_status: int | None
+    job_problem: str  # why it is not known whether the job goes on; empty where that is known
+    alarms: Sequence[str]  # the worst first
+
+    @property
+    def step(self) -> int:
+        """Steps that all running ranks had ended."""
+        running = [rank.step for rank in self.ranks if rank.is_running] or [rank.step for rank in self.ranks]
+        return min(running, default=0)
+
+
+class Monitor:
+    """Looks at a run time and again; takes a bounded share of the time and of memory."""
+
+    def __init__(self, run: Path, *, summarises: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        """Open the run.
+
+        Args:
+            run: the run directory.
+            summarises: work out the summary of the newest steps; else whoever does it tells it to `summary`.
+            clock: seconds.
+
+        Raises:
+            NotARunError: there is none.
+            NewerFormatError: it was written by a newer dtprof.
+        """
+        self.window = LiveWindow(run)
+        self._summarises = summarises
+        self._present = Present()
+        self._clock = clock
+        self._boot_id = writer.boot_id()
+        self._moved = clock()
+        self.summary: Summary | None = None
+        self._pace = Pace(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
+        self._has_news = True
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.window.path
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that had a log when the run was opened or last changed."""
+        return self.window.num_ranks
+
+    def look(self, *, summarises: bool = True) -> Moment:
+        """Look once.
+
+        Args:
+            summarises: work out the summary where it is due; it takes longest where there are many ranks.
+
+        Raises:
+            NotARunError: the run has been moved or deleted.
+        """
+        growths = self.window.look()
+        manifest = self.window.manifest
+        has_ended = bool(manifest.ended_realtime_ns)
+        told = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
+        has_moved = any(growth.newest_ns or growth.tables.num_events for growth in growths.values())
+        if has_moved:
+            self._moved, self._has_news = self._clock(), True
+        ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
+        if growths and self._summarises and summarises:
+            self._summarise()
+        still_s = _still_s(ranks, self._clock() - self._moved)
+        is_over = has_ended or not any(rank.is_running for rank in ranks)
+        is_stuck = bool(ranks) and not is_over and still_s >= _patience_s(self.summary)
+        return Moment(
+            ranks=ranks,
+            summary=self.summary,
+            has_moved=has_moved,
+            still_s=still_s,
+            has_ended=has_ended,
+            exit_status=manifest.exit_status,
+            job_problem=self.window.job_problem,
+            is_stuck=is_stuck,
+            told=told,
+            alarms=(
+                *([tell_damage(self.window.job_problem)] if self.window.job_problem else []),
+                *_find_alarms(
+                    ranks, self.summary, growths, told, stuck_s=still_s if is_stuck else None, is_over=is_over
+                ),
+            ),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.window.close()
+
+    def _summarise(self) -> None:
+        """Summarise the newest steps where that is due and would say something new."""
+        if not self._has_news or not self._pace.is_due:
+            return
+        began = self._clock()
+        self._has_news = False
+        self.summary = summarise(self.window)
+        self._pace.charge(self._clock() - began)
+
+
+def tell_damage(job_problem: str) -> str:
+    """Say of a run whose run.json cannot be read what is the matter, and what there is to do."""
+    return (
+        f"{job_problem}; expected the JSON object that `dtprof run` writes: put it back, or go by what the ranks "
+        "recorded"
+    )
+
+
+def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:
+    """Return for how long no rank has left a record, where the clock tells; else for how long none was seen to."""
+    quiet = [rank.quiet_ns for rank in ranks if rank.is_running]
+    known = [ns for ns in quiet if ns is not None]
+    return min(known) / 1e9 if known and len(known) == len(quiet) else watched_s
+
+
+def _patience_s(summary: Summary | None) -> float:
+    """Return for how long no rank may leave a record."""
+    step = summary.steps.duration_ns if summary is not None else None
+    return max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0))
+
+
+def _find_alarms(
+    ranks: Sequence[RankNow],
+    summary: Summary | None,
+    growths: Mapping[int, Growth],
+    told: Sequence[ToldMismatch],
+    *,
+    stuck_s: float | None,
+    is_over: bool,
+) -> list[str]:
+    alarms = _tell_ends(ranks)
+    if stuck_s is not None:
+        alarms.append(f"nothing has moved for {stuck_s:.0f} s")
+    alarms += map(_mismatch, told[:MAX_TOLD])
+    if len(told) > MAX_TOLD:
+        alarms.append(f"{len(told) - MAX_TOLD} more mismatches")
+    stopped = [rank for rank, growth in growths.items() if growth.tables.truncated]
+    if stopped:
+        alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
+    if summary is not None:
+        alarms += [_slow(found, is_over=is_over) for found in summary.stragglers[:2]]
+    return alarms
+
+
+def _tell_ends(ranks: Sequence[RankNow]) -> list[str]:
+    """Say who did not end well, the few before the many; launchers send SIGTERM to those left, so they come last."""
+    by_end: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.ended_badly:
+            by_end.setdefault(rank.end, []).append(rank.rank)
+    told: list[str] = []
+    left = len(ranks)
+    for end, found in sorted(by_end.items(), key=lambda one: (one[0] == STOPPED, len(one[1]))):
+        named = list_ranks(found)
+        if len(found) == left > (MAX_NAMED if told else 1):
+            named = f"the other {format_count(left)} ranks" if told else f"all {format_count(left)} ranks"
+        left -= len(found)
+        was = "was" if len(found) == 1 else "were"
+        if end == STOPPED:
+            told.append(f"{'then ' if told else ''}{named} {was} stopped by SIGTERM")
+        else:
+            told.append(f"{named} {was} {end}" if end.startswith("killed") else f"{named} {end}")
+    return told
+
+
+def _mismatch(told: ToldMismatch) -> str:
+    when = f" {told.after_s:.0f} s after the start" if told.after_s is not None else ""
+    return f"mismatch{when}: {told.summary}"
+
+
+def _slow(found: StragglerResult, *, is_over: bool) -> str:
+    cost = f": {format_ns(found.blame_ns_per_step)} a step" if found.blame_ns_per_step else ""
+    return f"rank {found.rank} {'was' if is_over else 'is'} slow{cost}" + (
+        f" {found.phase_words}" if found.phase else ""
+    )

@@ -1,0 +1,161 @@
+"""The screen of `dtprof top`: the job, its alarms, and a row a rank; the ranks that matter first where not all fit."""
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from dtprof.analysis.results import RankResult, Summary
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate
+from dtprof.monitor.rank_activity import RankNow
+from dtprof.monitor.run_monitor import Moment
+
+WIDTH = 80
+FEWEST_RANKS = 3
+MAX_ALARM_LINES = 3
+"""Of one alarm."""
+LONG_NS = 1_000_000_000
+"""For which a rank is shown to be at one thing in another colour."""
+LEAST_DOING = 14
+"""Columns of the terminal that are left for what a rank does; where it is narrow, other things go for that."""
+_COLUMNS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
+_LEFT_OUT_FIRST = ("comm", "memory", "wait", "step time", "for", "step")
+
+
+def render_reading(run: Path, num_ranks: int) -> Group:
+    """Return what to show before the records have been read."""
+    title = Text.assemble((run.name or str(run), "bold"), no_wrap=True, overflow="ellipsis")
+    return Group(title, Text(f"reading {format_count(num_ranks)} rank{'' if num_ranks == 1 else 's'} ..."))
+
+
+def render_screen(moment: Moment, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
+    """Return what to show on a terminal of so many lines.
+
+    Args:
+        moment: what the last look gave.
+        run: the run directory.
+        height: lines there are.
+        width: columns there are; no more than 80 are used.
+        keys: what the last line says of keys; empty where there is nobody to press them.
+    """
+    width = min(width, WIDTH)
+    head = [*_head(moment, run), *_alarms(moment, run, width)]
+    room = max(FEWEST_RANKS, height - len(head) - 3)
+    shown = choose_ranks(moment.ranks, moment.summary, room)
+    rest = len(moment.ranks) - len(shown)
+    foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
+    foot = "  ".join(filter(None, (foot, keys)))
+    return Group(
+        *head, _table(shown, moment.summary, width), Text(foot, style="dim", no_wrap=True, overflow="ellipsis")
+    )
+
+
+def _head(moment: Moment, run: Path) -> list[Text]:
+    summary = moment.summary
+    state = "ended" if moment.has_ended else "running"
+    if moment.has_ended and moment.exit_status is not None:
+        state = f"ended with exit status {moment.exit_status}"
+    elif moment.job_problem:
+        state = "cannot tell whether it goes on"
+    title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
+    if summary is None:
+        known = (
+            f"{format_count(len(moment.ranks))} ranks, step {format_count(moment.step)}; working out their means ..."
+        )
+        return [title, Text(known if moment.ranks else "no rank has recorded anything yet")]
+    hosts = len({rank.host for rank in moment.ranks})
+    facts = [
+        f"{format_count(len(moment.ranks))} of {format_count(summary.world_size)} ranks "
+        f"on {hosts} host{'' if hosts == 1 else 's'}",
+        summary.backend or "",
+        f"step {format_count(moment.step)}",
+    ]
+    lines = (", ".join(filter(None, some)) for some in (facts, _step_facts(summary)))
+    return [title, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line)]
+
+
+def _step_facts(summary: Summary) -> list[str]:
+    spread, throughput, pipeline = summary.steps.duration_ns, summary.throughput, summary.pipeline
+    facts = [f"{format_ns(spread.median)} a step (p90 {format_ns(spread.p90)})"] if spread is not None else []
+    if throughput is not None and throughput.tokens_per_s is not None:
+        facts.append(f"{format_rate(throughput.tokens_per_s)} tokens/s")
+    elif throughput is not None and throughput.samples_per_s is not None:
+        facts.append(f"{format_rate(throughput.samples_per_s)} samples/s")
+    if pipeline is not None and pipeline.bubble_fraction is not None:
+        facts.append(f"bubble {100 * pipeline.bubble_fraction:.0f} %")
+    return facts
+
+
+def _alarms(moment: Moment, run: Path, width: int) -> list[Text]:
+    lines = [Text(line, style="bold red") for alarm in moment.alarms for line in _wrap(f"! {alarm}", width)]
+    if lines:
+        lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
+    return lines
+
+
+def _wrap(alarm: str, width: int) -> list[str]:
+    return textwrap.wrap(alarm, width, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
+
+
+def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
+    """Return the ranks to show, by number: all, or those that ended badly, block the others, are behind or slow."""
+    if len(ranks) <= room:
+        return list(ranks)
+    slow = {found.rank for found in summary.stragglers} if summary is not None else set()
+    least = min(rank.step for rank in ranks)
+
+    def order(rank: RankNow) -> tuple[bool, bool, int, bool, int]:
+        return not rank.ended_badly, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
+
+    return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
+
+
+def _table(ranks: Sequence[RankNow], summary: Summary | None, width: int) -> Table:
+    measured = {rank.rank: rank for rank in summary.ranks} if summary is not None else {}
+    rows = [_cells(rank, measured.get(rank.rank)) for rank in ranks]
+    shown = _choose_columns(rows, width - LEAST_DOING)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", width=width, pad_edge=False)
+    for at in shown:
+        table.add_column(_COLUMNS[at], justify="right", no_wrap=True)
+    table.add_column("does now", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        table.add_row(*(row[at] for at in shown), row[-1])
+    return table
+
+
+def _choose_columns(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
+    """Return the columns of numbers that have room, from left to right; always that of the ranks."""
+    widths = [1 + max(len(name), *(row[at].cell_len for row in rows)) for at, name in enumerate(_COLUMNS)]
+    shown = list(range(len(_COLUMNS)))
+    for name in _LEFT_OUT_FIRST:
+        if sum(widths[at] for at in shown) > room:
+            shown.remove(_COLUMNS.index(name))
+    return shown
+
+
+def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:
+    doing = rank.doing or ("between phases" if rank.is_running else "")
+    place = f"  {rank.where}" if rank.where else ""
+    style = "" if rank.is_running else "red" if rank.ended_badly else "dim"
+    is_long = rank.since_ns is not None and rank.since_ns >= LONG_NS
+    return [
+        Text(str(rank.rank)),
+        Text(format_count(rank.step)),
+        Text(format_ns(measured.step_ns if measured is not None else None)),
+        Text(_share(measured, ("exposed_transfer", "exposed_wait"))),
+        Text(_share(measured, ("exposed_wait",))),
+        Text(format_bytes(rank.memory_bytes)),
+        Text(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN, style="yellow" * is_long),
+        Text(f"{doing}{place}" if rank.is_running else rank.end, style=style),
+    ]
+
+
+def _share(measured: RankResult | None, parts: Sequence[str]) -> str:
+    shares: Mapping[str, int] | None = measured.partition_ns if measured is not None else None
+    if measured is None or shares is None or not measured.step_ns:
+        return UNKNOWN
+    return f"{100 * sum(shares[part] for part in parts) / measured.step_ns:.0f} %"

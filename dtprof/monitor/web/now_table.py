@@ -1,0 +1,91 @@
+"""What the ranks of a running job do at this moment: a table above the pages, made anew at every look."""
+
+from collections.abc import Mapping
+
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns
+from dtprof.monitor.newest_step import NewestStep
+from dtprof.monitor.rank_activity import RankNow
+from dtprof.monitor.run_monitor import Moment
+from dtprof.monitor.terminal.top_screen import choose_ranks
+from dtprof.report.figures.palette import HUES
+from dtprof.report.pages.page_markup import Markup, element, join
+
+MAX_ROWS = 8
+_HEADS = ("rank", "step", "step time", "parts of it", "comm", "wait", "memory", "for", "does now")
+_NUMBERS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
+_COMMUNICATION = ("exposed_transfer", "exposed_wait")
+
+
+def render_now(moment: Moment, newest: NewestStep | None) -> Markup:
+    """Return the table, with the step that the parts are of; the ranks that matter most where there are many."""
+    shown = choose_ranks(moment.ranks, moment.summary, MAX_ROWS)
+    longest_ns = max(newest.duration_ns.values(), default=0) if newest is not None else 0
+    rest = len(moment.ranks) - len(shown)
+    return join(
+        element("p", _tell_step(moment, newest), class_="now-step"),
+        element(
+            "div",
+            element(
+                "table",
+                element("thead", element("tr", *map(_head, _HEADS))),
+                element("tbody", *(_row(rank, newest, longest_ns) for rank in shown)),
+            ),
+            class_="scroll",
+            tabindex="0",
+            role="region",
+            aria_label="What each rank does",
+        ),
+        element("p", f"{format_count(rest)} more ranks, none of them in worse state", class_="hint") if rest else "",
+    )
+
+
+def _tell_step(moment: Moment, newest: NewestStep | None) -> str:
+    if newest is None:
+        return "No step has a begin and an end on every rank yet, or their newest records hold none."
+    slowest = max(newest.duration_ns, key=lambda rank: newest.duration_ns[rank])
+    behind = moment.step - newest.number
+    took = f"Step {format_count(newest.number)}, the newest that every rank has ended, took "
+    took += f"{format_ns(newest.duration_ns[slowest])} on the slowest (rank {slowest})."
+    return took if behind <= 1 else f"{took} {format_count(behind)} more have ended since."
+
+
+def _head(name: str) -> Markup:
+    return element("th", name, scope="col", class_="number" if name in _NUMBERS else None)
+
+
+def _row(rank: RankNow, newest: NewestStep | None, longest_ns: int) -> Markup:
+    duration_ns = newest.duration_ns.get(rank.rank) if newest is not None else None
+    parts = newest.parts_ns.get(rank.rank) if newest is not None else None
+    place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.is_running else rank.end
+    return element(
+        "tr",
+        _number(str(rank.rank)),
+        _number(format_count(rank.step)),
+        _number(format_ns(duration_ns)),
+        element("td", _bar(parts, longest_ns) if parts and longest_ns else UNKNOWN),
+        _number(_share(parts, _COMMUNICATION)),
+        _number(_share(parts, ("exposed_wait",))),
+        _number(format_bytes(rank.memory_bytes)),
+        _number(f"{rank.since_ns / 1e9:.1f} s" if rank.since_ns is not None else UNKNOWN),
+        element("td", element("bdi", place), class_="now-bad" if rank.ended_badly else None),
+    )
+
+
+def _number(text: str) -> Markup:
+    return element("td", text, class_="number")
+
+
+def _bar(parts: Mapping[str, int], longest_ns: int) -> Markup:
+    """Return a bar as long as the step, against the longest of any rank."""
+    there = {part: ns for part, ns in parts.items() if ns}
+    said = ", ".join(f"{HUES[part].label} {format_ns(ns)}" for part, ns in there.items())
+    pieces = [
+        element("i", style=f"width:{100 * ns / longest_ns:.2f}%;background:var(--hue-{part})")
+        for part, ns in there.items()
+    ]
+    return element("span", *pieces, class_="now-bar", role="img", aria_label=said, title=said)
+
+
+def _share(parts: Mapping[str, int] | None, chosen: tuple[str, ...]) -> str:
+    total = sum(parts.values()) if parts is not None else 0
+    return format_fraction(sum(parts[part] for part in chosen) / total) if parts is not None and total else UNKNOWN

@@ -1,0 +1,442 @@
+"""What the live pages of one run show: documents by panel, each with the version at which it last changed."""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from dtprof.analysis.memory.device_series import follow_devices, samples_each
+from dtprof.analysis.rank_surveys import newest_attempt
+from dtprof.analysis.results import Summary
+from dtprof.analysis.timeline.run_closeup import Closeup, examine
+from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.reported_mismatches import list_told
+from dtprof.errors import DtprofError, NotARunError
+from dtprof.formatting import format_age, format_count
+from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.monitor.live_run import LiveWindow
+from dtprof.monitor.newest_step import STEPS_READ, NewestStep, measure_newest_step
+from dtprof.monitor.polling_interval import Pace
+from dtprof.monitor.run_monitor import Moment, Monitor
+from dtprof.monitor.step_time_series import ENDS, STEPS_BEFORE, find_ends, follow_course
+from dtprof.monitor.web.now_table import render_now
+from dtprof.records.reader import Run, open_run
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.step_times_figure import continue_step_times
+from dtprof.report.pages.page_dashboard import Dashboard
+from dtprof.report.pages.page_documents import Document, render_page
+
+LOOK_EVERY_S = 0.5
+DRAW_SHARE = 0.0025
+"""Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
+DRAW_EVERY_S = 1.0
+TURN_SHARE = 0.1
+"""Of the time, that drawing may take while the job takes one turn after the other."""
+DIAGNOSE_SHARE = 0.0015
+DIAGNOSE_EVERY_S = 10.0
+NEWEST_SHARE = 0.0105
+"""Of the time, that the parts of the newest step may take."""
+NEWEST_EVERY_S = 0.9
+MAX_COURSE = 1000
+"""Newest steps with which the chart of step times is continued between two drawings."""
+AT_ONCE_S = 0.1
+"""For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
+WATCHED_S = 5.0
+"""Since it was asked for, in which a page is drawn ahead of being asked for again."""
+MAX_NODE_SAMPLES = 100
+"""Of one node, of which the course of its devices is drawn."""
+STILL_S = 3.0
+"""Without a record, from which on the page says so."""
+
+Pages = Callable[[Source], Sequence[Dashboard]]
+Result = TypeVar("Result")
+
+
+class Begin(Protocol):
+    """What begins work, and gives what its result is to be had from."""
+
+    def __call__(self, work: Callable[[], Result], /) -> Future[Result]:
+        """Begin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    version: int
+    digest: bytes
+    document: Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drawing:
+    """What the pages show from one time on, and those that are watched as they are drawn."""
+
+    source: Source
+    pages: Sequence[Dashboard]
+    documents: Mapping[str, Mapping[str, Document]]  # by page that is drawn already, by anchor
+    verdict: Verdict | None  # None: nobody asked for one
+    taken_s: float  # processor time, without that for the verdict
+    diagnosed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What is measured of the newest steps each time that one has ended."""
+
+    newest: NewestStep | None
+    course: list[dict[str, Any]]  # of figures.step_times.continue_step_times
+    is_all: bool  # all that is kept was gone through for it, else the newest steps
+    attempt: int
+    taken_s: float  # processor time
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AsOf:
+    """When something was taken from the records."""
+
+    step: int
+    at: float
+
+
+class Feed:
+    """Looks at a run when somebody asks, and draws what has changed; several threads may ask.
+
+    What every look tells is in the answer at once. What takes longer is worked out beside that. Of the pages those are
+    drawn that somebody looks at, the others once they are asked for.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        pages: Pages,
+        diagnose: Callable[[Path], Verdict],
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+        begin: Begin | None = None,
+    ) -> None:
+        """Open the run.
+
+        Args:
+            run: the run directory.
+            pages: which pages to show of what there is.
+            diagnose: says what is wrong with a run.
+            clock: seconds.
+            cpu: processor time of the calling thread, seconds.
+            begin: begins work beside the answers; None: in threads.
+
+        Raises:
+            NotARunError: there is none.
+            NewerFormatError: it was written by a newer dtprof.
+        """
+        self._monitor = Monitor(run, summarises=False, clock=clock)
+        self._make_pages, self._diagnose = pages, diagnose
+        self._clock, self._cpu = clock, cpu
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="dtprof-feed")
+        self._begin: Begin = begin or self._threads.submit
+        self._draw_pace = Pace(every_s=DRAW_EVERY_S, share=DRAW_SHARE, clock=clock)
+        self._turn_pace = Pace(every_s=DRAW_EVERY_S, share=TURN_SHARE, clock=clock)
+        self._diagnose_pace = Pace(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
+        self._newest_pace = Pace(every_s=NEWEST_EVERY_S, share=NEWEST_SHARE, clock=clock)
+        self._looked = float("-inf")
+        self._moment: Moment | None = None
+        self._verdict: Verdict | None = None
+        self._newest: NewestStep | None = None
+        self._shown: dict[str, _Shown] = {}
+        self._watched: dict[str, float] = {}  # by page, when it was asked for
+        self._pages_drawn: dict[str, int] = {}  # by page, of which version it is
+        self._version = 0
+        self._has_news = self._has_turned = True
+        self._has_moved = False
+        self._how: tuple[object, ...] = ()
+        self._drawing: Future[_Drawing] | None = None
+        self._measuring: Future[_Measured] | None = None
+        self._course: list[dict[str, Any]] = []
+        self._attempt = 0  # that the course is of
+        self._begun = _AsOf(step=0, at=0.0)
+        self._drawn: _AsOf | None = None
+        self._diagnosed: _AsOf | None = None
+        self._gone: DtprofError | None = None
+        self.source: Source | None = None
+        self.pages: Sequence[Dashboard] = ()
+        self.asked = clock()
+
+    def since(self, version: int, page: str = "", *, after: int | None = None) -> dict[str, Any]:
+        """Return what changed on a page after a version, the newest version, and how the job stands.
+
+        Parameters:
+            version: of the page.
+            page: its name; the first one where there is none of that name.
+            after: the step to which its chart of step times goes, which is continued from there; None: it has none.
+        """
+        with self._lock:
+            self.asked = self._clock()
+            self._look()
+            chosen = [one for one in self.pages if one.name == page] or self.pages[:1]
+            self._watched |= {one.name: self.asked for one in chosen}
+            self._draw_pages(chosen)
+            changed = {
+                panel.anchor: shown.document
+                for one in chosen
+                for panel in one.panels
+                if (shown := self._shown[panel.anchor]).version > version
+            }
+            return {
+                "version": self._version,
+                "pages": [page.name for page in self.pages],
+                "status": self._status(),
+                "now": self._now(),
+                "course": self._continue(after, is_drawn_anew=bool(changed)),
+                "documents": {
+                    anchor: {"markup": found.markup, "drawing": found.drawing} for anchor, found in changed.items()
+                },
+            }
+
+    def first(self) -> tuple[Source, Sequence[Dashboard], Mapping[str, Document], int]:
+        """Return what the pages begin with, and the version of that.
+
+        Raises:
+            DtprofError: there is nothing to begin with.
+        """
+        with self._lock:
+            self.asked = self._clock()
+            self._look()
+            if self.source is None:
+                if self._drawing is None:
+                    self._begin_drawing()
+                self._take_drawing(wait_s=None)
+            if self.source is None:
+                raise self._gone or NotARunError(f"{self._monitor.run} could not be read; try again")
+            self._draw_pages(self.pages)
+            return self.source, self.pages, {at: shown.document for at, shown in self._shown.items()}, self._version
+
+    def now(self) -> float:
+        """Return the time by the clock that `asked` is of."""
+        return self._clock()
+
+    def close(self) -> None:
+        """Close the files."""
+        with self._lock:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._monitor.close()
+
+    def _look(self) -> None:
+        self._take_drawing(wait_s=0)
+        if self._clock() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = self._clock()
+        had_ended = self._moment is not None and self._moment.has_ended
+        try:
+            self._moment = self._monitor.look()
+            self._gone = None
+        except DtprofError as error:  # what was seen last stays on the page
+            self._gone = error
+            return
+        ends = self._moment.has_ended and not had_ended
+        self._has_moved |= self._moment.has_moved
+        self._has_turned |= self._turns(self._moment)
+        is_stuck = self._moment.is_stuck and self._diagnose_pace.is_due
+        self._has_news |= self._moment.has_moved or self._has_turned or is_stuck
+        is_due = self._draw_pace.is_due or (self._has_turned and self._turn_pace.is_due) or ends
+        if self._has_news and is_due and self._drawing is None:
+            self._begin_drawing()
+            self._take_drawing(wait_s=0)
+        self._measure_newest_step(self._moment)
+
+    def _turns(self, moment: Moment) -> bool:
+        """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
+        before, ends = self._how, [rank.end for rank in moment.ranks]
+        self._how = (moment.has_ended, moment.is_stuck, len(moment.told), *ends)
+        return self._how != before
+
+    # ---- the newest step -----------------------------------------------------------------------------------------
+
+    def _measure_newest_step(self, moment: Moment) -> None:
+        """Begin to measure it where that is due and would say something new; take what has been measured."""
+        is_newest = self._newest is not None and self._newest.number == moment.step
+        is_new = self._has_moved and not is_newest and not moment.has_ended
+        if self._measuring is None and is_new and self._newest_pace.is_due:
+            self._has_moved = False
+            self._measuring = self._begin(self._to_measure(moment))
+        if self._measuring is None:
+            return
+        wait([self._measuring], AT_ONCE_S)
+        if self._measuring.done():
+            finished, self._measuring = self._measuring, None
+            found = finished.result()
+            self._newest = found.newest
+            self._newest_pace.charge(found.taken_s)
+            self._take_course(found)
+
+    def _to_measure(self, moment: Moment) -> Callable[[], _Measured]:
+        """Return the measurement of what is known now."""
+        window = self._monitor.window
+        records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window)
+        first = self._continued_to() if attempt == self._attempt else 0
+        # The newest steps are in the records that are read anyway; those before them where several have ended.
+        has_missed = moment.step - first >= STEPS_READ
+        spans = window.spans_since(first - STEPS_BEFORE, ENDS) if has_missed else []
+        of_attempt = [one for one in spans if one.attempt == attempt]
+
+        def measure() -> _Measured:
+            began = self._cpu()
+            newest = measure_newest_step(records)
+            steps = find_ends(of_attempt) if has_missed else newest.steps if newest is not None else {}
+            course = continue_step_times(follow_course(steps, first=first))
+            taken_s = self._cpu() - began
+            return _Measured(newest=newest, course=course, is_all=has_missed, attempt=attempt, taken_s=taken_s)
+
+        return measure
+
+    def _take_course(self, found: _Measured) -> None:
+        """Go on with the steps that have ended; the last of those known may have been longer than it was then."""
+        if found.attempt != self._attempt:
+            self._course, self._attempt = [], found.attempt
+        if not found.course:
+            return
+        first = found.course[0]["step"]
+        # The first step of a job has no begin, and is none of these.
+        if first > max(1, self._continued_to()) + 1 and not found.is_all:
+            return  # steps between are missing: they are looked for next time
+        known = [point for point in self._course if point["step"] < first]
+        known = known if known and known[-1]["step"] == first - 1 else []
+        self._course = (known + found.course)[-MAX_COURSE:]
+
+    def _continued_to(self) -> int:
+        """Return the last step that is drawn, or that the drawing is continued with."""
+        return max(self._last_drawn(), self._course[-1]["step"] if self._course else 0)
+
+    def _continue(self, after: int | None, *, is_drawn_anew: bool) -> list[dict[str, Any]]:
+        """Return the steps with which a chart that goes to a step is continued, that step included."""
+        if after is None:
+            return []
+        first = min(after, self._last_drawn()) if is_drawn_anew else after
+        return [point for point in self._course if point["step"] >= first]
+
+    def _last_drawn(self) -> int:
+        """Return the last step of all ranks that is drawn; 0 where there is none."""
+        series = self.source.summary.step_series if self.source is not None else ()
+        return min((one.steps[-1] for one in series if len(one.steps)), default=0)
+
+    # ---- the pages -----------------------------------------------------------------------------------------------
+
+    def _begin_drawing(self) -> None:
+        """Begin to analyse and draw the newest steps, of a job that has ended all."""
+        moment = self._moment
+        diagnoses = self._has_turned or self._diagnose_pace.is_due
+        self._has_news = self._has_turned = False
+        self._begun = _AsOf(step=moment.step if moment is not None else 0, at=self._clock())
+        window = None if moment is not None and moment.has_ended else self._monitor.window.frozen()
+        self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
+        watched = frozenset(self._watched)
+        self._drawing = self._begin(lambda: self._draw(window, watched, diagnoses=diagnoses))
+
+    def _draw(self, window: LiveWindow | None, watched: Collection[str], *, diagnoses: bool) -> _Drawing:
+        began = self._cpu()
+        on_disk = open_run(self._monitor.run)
+        summary, closeup = examine(window or on_disk, THIS_PROCESS)
+        examined = self._cpu()
+        verdict = self._diagnose(self._monitor.run) if diagnoses else None
+        diagnosed = self._cpu()
+        source = self._gather(on_disk, summary, closeup, verdict or self._verdict)
+        pages = self._make_pages(source)
+        return _Drawing(
+            source=source,
+            pages=pages,
+            documents={page.name: render_page(page, source, pages) for page in pages if page.name in watched},
+            verdict=verdict,
+            taken_s=examined - began + self._cpu() - diagnosed,
+            diagnosed_s=diagnosed - examined,
+        )
+
+    def _take_drawing(self, *, wait_s: float | None) -> None:
+        """Show what has been drawn, if it is ready in time; keep what was shown where it has failed."""
+        if self._drawing is None:
+            return
+        wait([self._drawing], wait_s)
+        if not self._drawing.done():
+            return
+        finished, self._drawing = self._drawing, None
+        try:
+            found = finished.result()
+        except DtprofError as error:
+            self._gone = error
+            return
+        self.source, self.pages, self._drawn = found.source, found.pages, self._begun
+        self._monitor.summary = found.source.summary
+        if found.verdict is not None:
+            self._verdict, self._diagnosed = found.verdict, self._begun
+            self._diagnose_pace.charge(found.diagnosed_s)
+        self._version += 1
+        there = {panel.anchor for page in found.pages for panel in page.panels}
+        self._shown = {anchor: shown for anchor, shown in self._shown.items() if anchor in there}
+        for page, documents in found.documents.items():
+            self._show(page, documents)
+        self._draw_pace.charge(found.taken_s)
+        self._turn_pace.charge(found.taken_s + found.diagnosed_s)
+
+    def _draw_pages(self, pages: Sequence[Dashboard]) -> None:
+        """Draw those of these pages that are not of the newest version."""
+        for page in pages:
+            if self.source is not None and self._pages_drawn.get(page.name) != self._version:
+                self._show(page.name, render_page(page, self.source, self.pages))
+
+    def _show(self, page: str, documents: Mapping[str, Document]) -> None:
+        """Take a page as it is drawn now; what is as before keeps its version."""
+        self._pages_drawn[page] = self._version
+        for anchor, document in documents.items():
+            as_sent = json.dumps([document.markup, document.drawing], sort_keys=True)
+            digest = hashlib.sha256(as_sent.encode()).digest()
+            known = self._shown.get(anchor)
+            if known is None or known.digest != digest:
+                self._shown[anchor] = _Shown(version=self._version, digest=digest, document=document)
+
+    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup, verdict: Verdict | None) -> Source:
+        nodes = on_disk.node_samples(max_samples=min(MAX_NODE_SAMPLES, samples_each(len(summary.hosts))))
+        return Source(
+            summary=summary,
+            closeup=closeup,
+            verdict=verdict,
+            nodes=follow_devices(nodes.values()),
+            told=list_told(on_disk.mismatches, verdict, started_ns=on_disk.manifest.started_realtime_ns),
+        )
+
+    # ---- how the job stands --------------------------------------------------------------------------------------
+
+    def _status(self) -> dict[str, Any]:
+        moment = self._moment
+        if self._gone is not None or moment is None:
+            return {"state": "gone", "text": f"what was seen last stays: {self._gone}", "alarms": [], "age": ""}
+        step = f"step {format_count(moment.step)}"
+        alarms = list(moment.alarms)
+        if moment.has_ended:
+            end = f" with exit status {moment.exit_status}" if moment.exit_status is not None else ""
+            return {"state": "ended", "text": f"ended{end}, {step}", "alarms": alarms, "age": ""}
+        newest = f", no record for {moment.still_s:.0f} s" if moment.ranks and moment.still_s >= STILL_S else ""
+        state, told = "running", "running"
+        if moment.job_problem:
+            state, told = "unknown", "cannot tell whether it goes on"
+        drawn, diagnosed = self._tell_age(self._drawn), self._tell_age(self._diagnosed)
+        told += f", {step}{newest}"
+        told += f"; figures as of {drawn}" if drawn else ""
+        if diagnosed and diagnosed != drawn:
+            told += f", verdict as of {diagnosed}"
+        return {"state": state, "text": told, "alarms": alarms, "age": drawn}
+
+    def _tell_age(self, as_of: _AsOf | None) -> str:
+        """Return of which step something is, and how old; empty before there is anything."""
+        if as_of is None:
+            return ""
+        return f"step {format_count(as_of.step)} ({format_age(self._clock() - as_of.at)} ago)"
+
+    def _now(self) -> str | None:
+        """Return what the ranks do at this moment; None once the job has ended."""
+        moment = self._moment
+        if moment is None or moment.has_ended or not moment.ranks:
+            return None
+        return render_now(moment, self._newest)

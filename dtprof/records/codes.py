@@ -1,0 +1,21 @@
+"""The codes of records by name, and the names behind codes: `schema` declares both."""
+
+from dtprof.records import schema
+
+COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
+ISSUED, RETURNED, DONE, FAILED = (schema.STATE[name] for name in ("issued", "returned", "done", "failed"))
+ASYNC, COMPLETION_SEEN, DEVICE = schema.FLAG["async"], schema.FLAG["completion"], schema.FLAG["device"]
+INFERRED_SITE, SKIPPED, ASKED = schema.FLAG["inferred_site"], schema.FLAG["skipped"], schema.FLAG["asked"]
+NONE = schema.NO_CODE
+DTYPES = tuple(name for name, _ in schema.DTYPES)
+REDUCE_OPS = schema.REDUCE_OPS
+
+
+def dtype_name(code: int) -> str:
+    """Return the name of an element type."""
+    return DTYPES[code] if code < len(DTYPES) else f"element type {code}"
+
+
+def reduce_op_name(code: int) -> str:
+    """Return the name of a reduction."""
+    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else f"reduction {code}"

@@ -1,0 +1,441 @@
+"""Open a run, whatever state it is in: finished, running, killed, truncated, half written.
+
+What cannot be read becomes a sentence in `problems`; only a path that holds no run at all is an error.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dtprof.errors import NotARunError
+from dtprof.records import device_durations, dropped_totals, paths, remote, schema, tables
+from dtprof.records.counted_segments import count_past, first_of_newest
+from dtprof.records.ddp_buckets import label_buckets
+from dtprof.records.exit_records import Endings
+from dtprof.records.host_clocks import HostClock, host_clocks
+from dtprof.records.node_memory import read_node_memory
+from dtprof.records.node_reader import NodeSamples, read_node_samples
+from dtprof.records.segments import (
+    ITEM_SIZES,
+    OperationRows,
+    Records,
+    Taker,
+    by_time,
+    count_at_most,
+    last_time,
+    read_segment,
+    refuse_newer,
+)
+from dtprof.records.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
+from dtprof.records.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
+
+_NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run on disk. Ranks are read one at a time, when asked for."""
+
+    path: Path
+    manifest: Manifest
+    folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
+    processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
+    job_facts: dict[str, Any]  # run.json as it stands
+    endings: Endings  # what launchers saw of their processes
+    mismatches: tuple[dict[str, Any], ...] = ()  # told of while the job ran
+    problems: tuple[str, ...] = ()
+    job_problem: str = ""  # the one of these that says why nothing of its run.json is known
+    origin: str = ""  # the URL that `path` is a copy of
+    lacking: remote.RemoteFiles | None = None  # what of the copy is fetched as ranks are read
+
+    @property
+    def name(self) -> str:
+        """Where the run lies, as it was given."""
+        return self.origin or str(self.path)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks that left a log, ascending."""
+        return sorted(self.folders)
+
+    def load(self, rank: int, attempt: int | None = None) -> RankTables:
+        """Read one rank; its last attempt unless another is named."""
+        attempt, folder = self._folder(rank, attempt)
+        return read_rank(folder, rank=rank, attempt=attempt)
+
+    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
+        """Read ranks, in this order, as `load` does; those with short logs several at a time."""
+        return read_ranks((rank, *self._folder(rank, None)) for rank in ranks)
+
+    def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
+        """Read one rank, of a long log only the newest operations; the rest is counted (`RankTables.past`).
+
+        Parameters:
+            of_all: operations of all ranks together that are wanted.
+            of_each: operations of this rank, at least.
+        """
+        attempt, folder = self._folder(rank, attempt)
+        found = read_newest(folder, rank=rank, attempt=attempt, of_all=of_all, of_each=of_each)
+        return found if found is not None else self.load(rank, attempt)
+
+    def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
+        attempts = dict(self.folders[rank])
+        chosen = max(attempts) if attempt is None else attempt
+        folder = attempts[chosen]
+        if self.lacking is not None:
+            folder = self.lacking.of([folder.name]).fetch() / folder.name
+        return chosen, folder
+
+    def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
+        """Read what was sampled on each node, by the node's name; of each at most so many, at even distances."""
+        return read_node_samples(self.path, max_samples=max_samples)
+
+    def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
+        """Return how a process of a host ended, seen since a time of that host; None where nobody saw it."""
+        return self.endings.exit_of(host, pid, since_ns=since_ns)
+
+    def node_memory(self) -> tuple[NodeMemory, ...]:
+        """Read how much memory each node has, and the most that was in use."""
+        return read_node_memory(self.path)
+
+    def host_clocks(self) -> dict[str, HostClock]:
+        """Read how the clock of each host maps to that of the reference host, where that is known."""
+        return host_clocks(self.path)
+
+    def part(self, ranks: Iterable[int]) -> "Run":
+        """Return the run as far as the records of some ranks need it, for any process."""
+        folders = {rank: [(number, one.absolute()) for number, one in self.folders[rank]] for rank in ranks}
+        lacking = self.lacking and self.lacking.of(one.name for attempts in folders.values() for _, one in attempts)
+        nothing: dict[str, Any] = {"endings": Endings(), "processes": (), "job_facts": {}, "problems": ()}
+        return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
+
+    def load_all(self) -> Iterator[RankTables]:
+        """Read the last attempt of every rank, one after the other."""
+        for rank in self.ranks:
+            yield self.load(rank)
+
+
+def open_run(path: Path) -> Run:
+    """Open a run directory, or a copy of the one at the URL that is given in its place.
+
+    Raises:
+        NotARunError: the path does not exist, is not a directory, or holds nothing that dtprof wrote.
+        NewerFormatError: it was written by a newer dtprof.
+        MissingDependencyError: a package that the URL needs is not installed.
+    """
+    url = remote.url_of(path)
+    if url is None:
+        return _open(remote.plain(path))
+    files = _find_files(url)
+    return _open(files.fetch(), origin=remote.shown(url))
+
+
+def open_piecemeal(path: Path) -> Run:
+    """Open a run as `open_run` does; of one at a URL each rank is fetched by the process that reads it.
+
+    Raises:
+        NotARunError, NewerFormatError, MissingDependencyError: as there.
+    """
+    url = remote.url_of(path)
+    if url is None:
+        return _open(remote.plain(path))
+    files = _find_files(url)
+    lacking = files.of_ranks(are_wanted=True)
+    place = files.of_ranks(are_wanted=False).fetch()
+    return dataclasses.replace(_open(place, lacking.files, origin=remote.shown(url)), lacking=lacking)
+
+
+def _find_files(url: str) -> remote.RemoteFiles:
+    files = remote.find_files(url)
+    if files.is_file:
+        raise _not_a_folder(remote.shown(url))
+    return files
+
+
+def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str = "") -> Run:
+    """Open a run directory; names of the folders of ranks where they are not there yet."""
+    folders = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
+    problems: list[str] = []
+    document = _read_document(path / paths.MANIFEST, problems)
+    if document is None and not folders:
+        raise NotARunError(
+            f"{origin or path} holds no run: neither {paths.MANIFEST} nor a folder rank-NNNNN.N is in it; "
+            "start one with `dtprof run -o DIR -- COMMAND`"
+        )
+    if document is None:
+        problems.append(f"{paths.MANIFEST} is missing: the command, the start and the exit status are not known")
+    job_problem = "".join(problems)
+    exits: dict[str, dict[int, tuple[ProcessExit, ...]]] = {}
+    processes: list[dict[str, Any]] = []
+    stacks: dict[str, dict[str, Any]] = {}
+    mismatches: list[dict[str, Any]] = []
+    for node in sorted(path.glob("node-*")):
+        own = exits.setdefault(node.name, {})
+        for row in json_lines(node / paths.EXITS, problems):
+            if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
+                seen = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
+                own[seen.pid] = (*own.get(seen.pid, ()), seen)
+        processes += json_lines(node / paths.PROCESSES, problems)
+        mismatches += json_lines(node / paths.MISMATCHES, problems)
+        stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
+    return Run(
+        path=path,
+        manifest=_manifest(document),
+        folders=folders,
+        processes=tuple(processes),
+        job_facts=document or {},
+        endings=Endings(exits=exits, stacks=stacks),
+        mismatches=tuple(mismatches),
+        problems=tuple(problems),
+        origin=origin,
+        job_problem=job_problem,
+    )
+
+
+def _not_a_folder(name: str) -> NotARunError:
+    return NotARunError(f"{name} is a file; expected a run directory, which holds {paths.MANIFEST} and rank folders")
+
+
+def _find_rank_folders(path: Path) -> dict[int, list[tuple[int, Path]]]:
+    """Return the folders of every rank, by attempt."""
+    try:
+        return _by_rank(child for child in path.iterdir() if child.is_dir())
+    except FileNotFoundError as error:
+        raise NotARunError(f"{path} does not exist; expected the run directory that `dtprof run` printed") from error
+    except NotADirectoryError as error:
+        raise _not_a_folder(str(path)) from error
+    except OSError as error:
+        raise NotARunError(f"{path} cannot be read ({error.strerror}); expected a run directory") from error
+
+
+def _by_rank(children: Iterable[Path]) -> dict[int, list[tuple[int, Path]]]:
+    folders: dict[int, list[tuple[int, Path]]] = {}
+    for child in children:
+        if parsed := paths.parse_rank_folder(child.name):
+            folders.setdefault(parsed[0], []).append((parsed[1], child))
+    for attempts in folders.values():
+        attempts.sort()
+    return folders
+
+
+def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
+    """Return a JSON object; None where there is no file, an empty one where it cannot be read."""
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        problems.append(f"{file} cannot be read ({error})")
+        return {}
+    if not isinstance(document, dict):
+        problems.append(f"{file} holds {type(document).__name__}, not an object")
+        return {}
+    refuse_newer(document.get("format_version"), file)
+    return document
+
+
+def _manifest(document: dict[str, Any] | None) -> Manifest:
+    fields = document or {}
+    settings = fields.get("settings")
+    status = fields.get("exit_status")
+
+    def words(name: str) -> tuple[str, ...]:
+        value = fields.get(name)
+        return tuple(map(str, value)) if isinstance(value, list) else ()
+
+    return Manifest(
+        command=words("command"),
+        started_realtime_ns=int_or_0(fields.get("started_realtime_ns")),
+        ended_realtime_ns=int_or_0(fields.get("ended_realtime_ns")),
+        exit_status=status if isinstance(status, int) else None,
+        hosts=words("hosts"),
+        dtprof_version=str(fields.get("dtprof_version", "")),
+        settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},
+        notes=words("notes"),
+        cannot_tell=words("cannot_tell"),
+    )
+
+
+def read_rank(folder: Path, *, rank: int, attempt: int) -> RankTables:
+    """Read one rank folder.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    problems: list[str] = []
+    records, headers = _read_segments(paths.segment_files(folder), problems)
+    _note_gaps(folder, headers, problems)
+    return _tables(folder, records, headers, read_strings(folder, problems), problems, rank=rank, attempt=attempt)
+
+
+def read_ranks(folders: Iterable[tuple[int, int, Path]]) -> Iterator[RankTables]:
+    """Read rank folders, each given as rank, attempt and path, in this order; short logs several at a time.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    waiting: list[_Waiting] = []
+    num_records = 0
+    for rank, attempt, folder in folders:
+        files = paths.segment_files(folder)
+        count = count_at_most(files)
+        if waiting and (count > MOST_SHORT or num_records + count > MOST_TOGETHER):
+            yield from _read_together(waiting)
+            waiting, num_records = [], 0
+        if count > MOST_SHORT:
+            yield read_rank(folder, rank=rank, attempt=attempt)
+        else:
+            waiting.append(_Waiting(rank=rank, attempt=attempt, folder=folder, files=files))
+            num_records += count
+    yield from _read_together(waiting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """A rank folder with a short log."""
+
+    rank: int
+    attempt: int
+    folder: Path
+    files: list[Path]
+
+
+def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
+    logs = [ShortLog() for _ in ranks]
+    problems: list[list[str]] = [[] for _ in ranks]
+    headers = [_read_headers(one.files, log, own) for one, log, own in zip(ranks, logs, problems, strict=True)]
+    decoded = decode_logs(logs)
+    if decoded is None:
+        for one in ranks:
+            yield read_rank(one.folder, rank=one.rank, attempt=one.attempt)
+        return
+    for one, records, told, own in zip(ranks, decoded, headers, problems, strict=True):
+        _note_gaps(one.folder, told, own)
+        strings = read_strings(one.folder, own)
+        yield _tables(one.folder, records, told, strings, own, rank=one.rank, attempt=one.attempt)
+
+
+def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int) -> RankTables | None:
+    """Read the newest operations of a rank folder whose log is long, and count the rest.
+
+    Returns:
+        None where the log is short, or where its past needs a closer look: it is to be read whole then.
+
+    Raises:
+        NewerFormatError: a segment was written by a newer dtprof.
+    """
+    files = paths.segment_files(folder)
+    first = first_of_newest(files, of_all=of_all, of_each=of_each)
+    if not first:
+        return None
+    problems: list[str] = []
+    records, headers = _read_segments(files[first:], problems)
+    strings = read_strings(folder, problems)
+    newest = by_time(records.operations.parts(), tables.OPERATION, "issued_ns")
+    counted = count_past(files[:first], newest, names_in_tables(strings)["ops"])
+    if counted is None:
+        return None
+    past, spans, older = counted
+    records.spans[:0] = spans
+    headers = [*older, *headers]
+    _note_gaps(folder, headers, problems)
+    found = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
+    return dataclasses.replace(found, past=past)
+
+
+def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records, list[dict[str, Any]]]:
+    """Return the records of segments, and the headers of those that have one."""
+    records = Records(operations=OperationRows(count_at_most(files)))
+    return records, _read_headers(files, records, problems)
+
+
+def _read_headers(files: Iterable[Path], taker: Taker, problems: list[str]) -> list[dict[str, Any]]:
+    """Give away the records of segments; return the headers of those that have one."""
+    headers = (read_segment(file, taker, problems) for file in files)
+    return [header for header in headers if header is not None]
+
+
+def _tables(
+    folder: Path,
+    records: Records,
+    headers: list[dict[str, Any]],
+    strings: Strings,
+    problems: list[str],
+    *,
+    rank: int,
+    attempt: int,
+) -> RankTables:
+    newest = headers[-1] if headers else {}
+    oldest = headers[0] if headers else {}
+    process = strings.process
+    operations, spans, samples, measured = records.joined()
+    last_ns = records.last_ns
+    if len(measured) and len(operations):
+        device_durations.join(operations, measured)
+        last_ns.append(last_time(operations))
+    told = names_in_tables(strings)
+    label_buckets(
+        operations, spans, ops=told["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
+    )
+    return RankTables(
+        rank=rank,
+        attempt=attempt,
+        world_size=int_or_0(newest.get("world_size") or process.get("world_size")),
+        local_rank=int_or_0(newest.get("local_rank", -1)),
+        pid=int_or_0(newest.get("pid") or process.get("pid")),
+        host=str(newest.get("host") or process.get("host", "")),
+        boot_id=str(newest.get("boot_id") or process.get("boot_id", "")),
+        tap=schema.TAPS.get(int_or_0(newest.get("tap")), ""),
+        torch_version=str(newest.get("torch_version") or process.get("torch", "")),
+        python_version=str(process.get("python", "")),
+        **told,
+        operations=operations,
+        spans=spans,
+        samples=samples,
+        first_ns=int_or_0(oldest.get("opened_monotonic_ns")),
+        last_ns=max([*last_ns, strings.last_ns, int_or_0(newest.get("opened_monotonic_ns"))]),
+        monotonic_to_realtime_ns=int_or_0(oldest.get("opened_realtime_ns"))
+        - int_or_0(oldest.get("opened_monotonic_ns")),
+        capture_ns=sum(int_or_0(header["capture_ns"]) for header in headers),
+        dropped_events=int_or_0(newest.get("dropped")),
+        dropped=_dropped(folder / paths.DROPPED, problems) if (folder / paths.DROPPED).exists() else _NOTHING_DROPPED,
+        errors=sum(int_or_0(header["errors"]) for header in headers),
+        truncated=any(int_or_0(header["marks"]) & schema.MARK["truncated"] for header in headers),
+        closed=any(int_or_0(header["marks"]) & schema.MARK["closed"] for header in headers),
+        problems=tuple(problems),
+    )
+
+
+def _dropped(file: Path, problems: list[str]) -> Array:
+    """Return the sums of events that were dropped for want of room."""
+    columns = (*dropped_totals.KEY, *dropped_totals.SUMS)
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))["totals"]
+        table = np.zeros(len(rows), tables.DROPPED)
+        for name, column in zip(columns, zip(*rows, strict=True), strict=bool(rows)):
+            table[name] = column
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        problems.append(
+            f"{file.parent.name}/{file.name} cannot be read ({error}): sums of dropped events are not known"
+        )
+        return _NOTHING_DROPPED
+    operation = np.isin(table["kind"], (schema.KIND["collective"], schema.KIND["p2p"]))
+    table["nbytes"] = np.where(operation, table["numel"] * ITEM_SIZES[table["dtype"]], 0)
+    return table
+
+
+def _note_gaps(folder: Path, headers: list[dict[str, Any]], problems: list[str]) -> None:
+    if not headers:
+        problems.append(f"{folder.name} has no readable segment: nothing this rank did is known")
+    numbers = [int(header["segment"]) for header in headers]
+    gaps = sum(b - a - 1 for a, b in itertools.pairwise(numbers) if b > a + 1)
+    dropped = int_or_0(headers[-1]["dropped"]) if headers else 0
+    if gaps and not dropped:
+        problems.append(f"{folder.name} lacks {gaps} segment files between the first and the last")

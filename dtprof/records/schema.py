@@ -1,0 +1,312 @@
+"""Format 1 of a run on disk: every file, field and code, in one place.
+
+The writer, the reader, the native tap (through a generated C++ header) and docs/reference/run_format.md are all
+derived from the tables below. Standard library only: this module is imported inside the user's job.
+
+Changes, newest first:
+    1 (2026-11-21)  first format
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT_VERSION = 1
+MAGIC = b"DTPROF\r\n"
+BYTE_ORDER_MARK = 0x01020304
+HEADER_SIZE = 4096
+RECORD_SIZE = 64
+SEGMENT_SIZE = 4 * 1024 * 1024
+SEGMENT_CAPACITY = (SEGMENT_SIZE - HEADER_SIZE) // RECORD_SIZE
+MAX_TABLE_ENTRIES = 65_535
+"""Entries a rank may declare per string table; what comes after shares the last id."""
+FIRST_LABELLED_SITE = 0x80000000
+"""Ids of sites with a label count from here, those without from 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of a binary structure: where it lies, how it is coded, what it means."""
+
+    name: str
+    code: str
+    offset: int
+    unit: str
+    meaning: str
+
+    @property
+    def size(self) -> int:
+        """Bytes the field takes."""
+        return struct.calcsize("<" + self.code)
+
+
+def _fields(rows: list[tuple[str, str, str, str]]) -> tuple[Field, ...]:
+    """Lay fields out one after the other, without padding."""
+    fields, offset = [], 0
+    for name, code, unit, meaning in rows:
+        field = Field(name=name, code=code, offset=offset, unit=unit, meaning=meaning)
+        fields.append(field)
+        offset += field.size
+    return tuple(fields)
+
+
+RECORD = _fields(
+    [
+        ("state", "B", "code", "how far the event came, see States; written last when the event is issued"),
+        ("kind", "B", "code", "what the event is, see Kinds"),
+        ("dtype", "B", "code", "element type of the tensors, see Element types; 255 when there is none"),
+        ("reduce_op", "B", "code", "reduction, see Reductions; 255 when the operation does not reduce"),
+        ("op", "H", "id", "operation or phase, declared by an `op` entry of the strings file"),
+        ("thread", "H", "id", "issuing thread, declared by a `thread` entry; 0 unknown"),
+        ("group", "H", "id", "process group, declared by a `group` entry; unused for spans and samples"),
+        ("flags", "B", "bits", "see Flags; written when the event is issued"),
+        ("waits", "B", "count", "times the handle was waited for, saturating"),
+        ("seq", "I", "count", "position in the group: collectives and point-to-point operations count apart, from 0"),
+        (
+            "peer",
+            "i",
+            "group rank",
+            "root of a rooted collective, peer of a point-to-point operation; spans: pipeline stage; -1 none",
+        ),
+        (
+            "tag",
+            "i",
+            "",
+            "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
+            "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry; spans `step`: how many there have "
+            "been, with this one",
+        ),
+        ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
+        ("step", "I", "count", "optimizer steps this rank had ended when the event was issued"),
+        ("issued_ns", "Q", "ns", "CLOCK_MONOTONIC at issue (spans: at begin)"),
+        ("numel", "Q", "elements", "elements this rank puts in (receives: takes out); samples: the value"),
+        ("returned_after", "f", "ns", "from issue until the call returned"),
+        ("waited_from", "f", "ns", "from issue until the first wait began; meaningful where waits > 0"),
+        ("waited_for", "f", "ns", "time the issuing program was blocked in waits, summed"),
+        (
+            "done_after",
+            "f",
+            "ns",
+            "from issue until completion (spans: until the end); meaningful in state done, failed",
+        ),
+    ]
+)
+
+HEADER = _fields(
+    [
+        ("magic", "8s", "", "the bytes `DTPROF\\r\\n`"),
+        ("format_version", "I", "count", "version of this format"),
+        ("byte_order", "I", "", "0x01020304 in the byte order of the writer"),
+        ("header_size", "I", "bytes", "where the first record starts"),
+        ("record_size", "I", "bytes", "size of a record"),
+        ("capacity", "I", "count", "records the segment has room for"),
+        ("segment", "I", "count", "number of the segment, from 0; a gap means that segments were dropped"),
+        ("rank", "i", "global rank", "rank of the process"),
+        ("local_rank", "i", "rank", "rank on its host; -1 unknown"),
+        ("world_size", "i", "count", "ranks of the job"),
+        ("attempt", "I", "count", "restart attempt"),
+        ("pid", "I", "", "process id"),
+        ("tap", "I", "code", "1 native tap, 2 Python tap"),
+        ("opened_monotonic_ns", "Q", "ns", "CLOCK_MONOTONIC when the segment was opened"),
+        ("opened_realtime_ns", "Q", "ns", "CLOCK_REALTIME at the same moment"),
+        ("head", "Q", "count", "records claimed so far; may pass the capacity by the claims that moved on"),
+        ("capture_ns", "Q", "ns", "time dtprof itself spent in the events of this segment"),
+        ("dropped", "Q", "count", "events of earlier segments that were dropped, and events that found no room"),
+        ("errors", "Q", "count", "events that could not be recorded because of an error in dtprof"),
+        ("marks", "I", "bits", "see Marks"),
+        ("reserved", "I", "", "zero"),
+        ("host", "64s", "", "host name, zero-padded UTF-8"),
+        ("boot_id", "40s", "", "boot id of the host: equal ids share one CLOCK_MONOTONIC"),
+        ("torch_version", "32s", "", "torch.__version__"),
+        ("dtprof_version", "32s", "", "dtprof.__version__"),
+    ]
+)
+
+STATES = {
+    "empty": (0, "no event, or one that was never finished being written"),
+    "issued": (1, "the call was made and has not returned"),
+    "returned": (2, "the call returned, completion not seen"),
+    "done": (3, "complete"),
+    "failed": (4, "raised, or completed with an error"),
+}
+KINDS = {
+    "collective": (1, "collective operation"),
+    "p2p": (2, "point-to-point operation"),
+    "span": (3, "phase of the program: begin and end"),
+    "sample": (4, "one value at one moment"),
+    "device_time": (
+        5,
+        "how long an operation of a group took on its device: issued_ns is when its back end took it, within the call; "
+        "numel the duration in ns; done_after until it was seen complete",
+    ),
+}
+FLAGS = {
+    "async": (1, "the caller asked for a handle (async_op=True)"),
+    "completion": (2, "completion is observed: done_after will be exact or as late as the first wait"),
+    "device": (4, "the tensors live on an accelerator"),
+    "no_work": (8, "the back end returned no handle (it runs on the current stream)"),
+    "inferred_site": (16, "no user frame on this thread: the site is that of the running backward call"),
+    "skipped": (32, "optimizer span: the step was skipped by a GradScaler; data span: no batch was left"),
+    "polled": (64, "completion is seen at the wait or the next event of the rank: done_after is an upper bound"),
+    "asked": (128, "its handle was asked for completion, its result or a future (native recorder; set afterwards)"),
+}
+MARKS = {
+    "truncated": (1, "recording stopped early: the disk was full or the limit could not be kept"),
+    "closed": (2, "the process ended in order and closed the log"),
+    "sealed": (4, "the process will not write to this segment again: it may be archived"),
+}
+DTYPES = (
+    ("uint8", 1),
+    ("int8", 1),
+    ("int16", 2),
+    ("int32", 4),
+    ("int64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("complex32", 4),
+    ("complex64", 8),
+    ("complex128", 16),
+    ("bool", 1),
+    ("qint8", 1),
+    ("quint8", 1),
+    ("qint32", 4),
+    ("bfloat16", 2),
+    ("quint4x2", 1),
+    ("quint2x4", 1),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("float8_e5m2", 1),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e4m3fnuz", 1),
+    ("uint16", 2),
+    ("uint32", 4),
+    ("uint64", 8),
+)
+"""Name and bytes an element; the code is the position (c10::ScalarType's own numbering)."""
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""Name by code (c10d::ReduceOp's own numbering)."""
+NO_CODE = 255
+"""dtype or reduce_op of an event that has none."""
+
+STRING_ENTRIES = {
+    "process": "who writes: rank, local_rank, world_size, attempt, pid, host, command, torch, python, tap, clocks",
+    "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
+    "site": "id, file, line, function, api: a line of the user's code and the call it made; or id, of, label: the site "
+    "`of` (0 unknown) on behalf of a label",
+    "label": "id, api, text, module, stage, microbatch: the part of a framework on whose behalf an operation is made, "
+    "like `fsdp all-gather of layers.4`; what does not apply is left out",
+    "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
+    "entry of the same id adds what became known; instead of `ranks`, the global ranks in order, there may be `range`: "
+    "the first, how many, and the distance from each to the next",
+    "axis": "group, axis, by: a group of this name serves the axis (dp, tp, pp), as its user `by` says",
+    "mesh": "device_type, names, shape, coordinate, groups, flattened: a device mesh; per dimension the name (none for "
+    "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "
+    "dimensions of another mesh",
+    "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, "
+    "by index, and how many parameters they hold",
+    "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "
+    "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
+    "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
+    "thread": "id, name, native_id: a thread that issued events",
+    "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
+    "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`",
+    "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
+    "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
+    "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "
+    "other held, which held most, and the largest blocks where torch records them",
+    "window": "t_ns, id, state, first, last, begin_ns, end_ns, ready_ns, realtime_ns, file, bytes, reason, request: a "
+    "window of torch.profiler over the steps `first` to `last`; `state` is begun, written or failed, and a later entry "
+    "of the same id takes the place of an earlier one; the rank was kept from its program from begin_ns on to start "
+    "it, and from end_ns, the end of its last step, to ready_ns to write it; realtime_ns is CLOCK_REALTIME, which the "
+    "trace counts in, at begin_ns; `request` is that of `dtprof trace --now`",
+    "snapshot": "t_ns, state, why, step, device, file, bytes, held_bytes, reason, request: a snapshot of memory in a "
+    "file of this folder",
+    "exit": "t_ns, how, code: the interpreter ended in order",
+    "note": "t_ns, text: something that went wrong in dtprof itself",
+}
+"""Lines of `strings.jsonl`: one JSON object each, its kind under "k", written before an id is first used."""
+
+RECORD_STRUCT = struct.Struct("<" + "".join(field.code for field in RECORD))
+HEADER_STRUCT = struct.Struct("<" + "".join(field.code for field in HEADER))
+OFFSET = {field.name: field.offset for field in RECORD}
+HEADER_OFFSET = {field.name: field.offset for field in HEADER}
+STATE = {name: code for name, (code, _) in STATES.items()}
+KIND = {name: code for name, (code, _) in KINDS.items()}
+FLAG = {name: code for name, (code, _) in FLAGS.items()}
+MARK = {name: code for name, (code, _) in MARKS.items()}
+TAPS = {1: "native", 2: "python"}
+
+TEXTS = tuple(field.name for field in HEADER if field.code.endswith("s") and field.name != "magic")
+"""Fields of the header that hold zero-padded text."""
+
+_COMMON: dict[str, int | str | bytes] = {
+    "magic": MAGIC,
+    "format_version": FORMAT_VERSION,
+    "byte_order": BYTE_ORDER_MARK,
+    "header_size": HEADER_SIZE,
+    "record_size": RECORD_SIZE,
+}
+
+if RECORD_STRUCT.size != RECORD_SIZE:
+    raise AssertionError(f"a record takes {RECORD_STRUCT.size} bytes, the format says {RECORD_SIZE}")
+
+
+def unpack_header(head: bytes) -> dict[str, Any]:
+    """Return the fields of the header that a segment begins with, texts without their padding.
+
+    Raises:
+        struct.error: these are fewer bytes than a header has.
+    """
+    values = HEADER_STRUCT.unpack_from(head)
+    header: dict[str, Any] = dict(zip(HEADER_OFFSET, values, strict=True))
+    for name in TEXTS:
+        header[name] = header[name].rstrip(b"\0").decode("utf-8", "replace")
+    return header
+
+
+def pack_header(**values: int | str | bytes) -> bytes:
+    """Return the header of a segment: what all have in common, with these fields; texts are cut to their room.
+
+    Raises:
+        struct.error: a number has no room in its field.
+    """
+    known = _COMMON | {"capacity": SEGMENT_CAPACITY} | values
+    return HEADER_STRUCT.pack(*(_as_stored(field, known.get(field.name)) for field in HEADER))
+
+
+def _as_stored(field: Field, value: int | str | bytes | None) -> int | bytes:
+    if value is None:
+        return b"" if field.code.endswith("s") else 0
+    return value.encode("utf-8", "replace")[: field.size - 1] if isinstance(value, str) else value
+
+
+def cpp_header() -> str:
+    """Return the C++ constants that the native tap is compiled with."""
+    lines = [
+        "// Generated from dtprof/records/schema.py.",
+        "#pragma once",
+        "#include <cstdint>",
+        "namespace dtprof {",
+    ]
+    numbers = {
+        "FORMAT_VERSION": FORMAT_VERSION,
+        "BYTE_ORDER_MARK": BYTE_ORDER_MARK,
+        "HEADER_SIZE": HEADER_SIZE,
+        "RECORD_SIZE": RECORD_SIZE,
+        "SEGMENT_SIZE": SEGMENT_SIZE,
+        "SEGMENT_CAPACITY": SEGMENT_CAPACITY,
+        "MAX_TABLE_ENTRIES": MAX_TABLE_ENTRIES,
+        "FIRST_LABELLED_SITE": FIRST_LABELLED_SITE,
+        "NO_CODE": NO_CODE,
+    }
+    lines += [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]
+    for prefix, table in (("STATE", STATE), ("KIND", KIND), ("FLAG", FLAG), ("MARK", MARK)):
+        lines += [f"constexpr uint8_t {prefix}_{name.upper()} = {code};" for name, code in table.items()]
+    lines += [f"constexpr uint64_t AT_{field.name.upper()} = {field.offset};" for field in RECORD]
+    lines += [f"constexpr uint64_t HEAD_AT_{field.name.upper()} = {field.offset};" for field in HEADER]
+    return "\n".join([*lines, "}", ""])

@@ -1,0 +1,57 @@
+"""What `dtprof trace --now` asks of a rank: a small file in its folder. Standard library only: ranks read it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dtprof import settings
+from dtprof.records import paths
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceRequest:
+    """A window over the next steps, or a snapshot of memory at the end of this one."""
+
+    id: str
+    steps: int = 0  # 0: no window
+    memory: bool = False
+
+
+def put(rank_folder: Path, request: TraceRequest) -> None:
+    """Ask a rank.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    draft = rank_folder / f".{paths.TRACE_REQUEST}.{os.getpid()}"
+    draft.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    draft.replace(rank_folder / paths.TRACE_REQUEST)
+
+
+def withdraw(rank_folder: Path) -> bool:
+    """Take the request back; say whether the rank had not taken it yet."""
+    try:
+        (rank_folder / paths.TRACE_REQUEST).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def take(rank_folder: Path) -> TraceRequest | None:
+    """Take the request out of the folder; None where there is none.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is none.
+    """
+    file = rank_folder / paths.TRACE_REQUEST
+    try:
+        document = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    finally:
+        file.unlink(missing_ok=True)
+    steps, name = document["steps"], document["id"]
+    if type(steps) is not int or not 0 <= steps <= settings.MOST_TRACED_STEPS or not isinstance(name, str):
+        raise ValueError(f"{paths.TRACE_REQUEST} holds no request")
+    return TraceRequest(id=name[:64], steps=steps, memory=document.get("memory") is True)

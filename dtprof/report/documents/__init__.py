@@ -1,0 +1,1 @@
+"""Results as JSON documents, schema 1."""

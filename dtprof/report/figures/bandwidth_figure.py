@@ -1,0 +1,102 @@
+"""Bandwidth against size: one point for each kind of operation."""
+
+from collections.abc import Sequence
+
+import plotly.graph_objects as go
+
+from dtprof.analysis.results import CollectiveResult
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, new_figure
+from dtprof.report.figures.figure_numbers import format_bytes, format_duration, format_number
+from dtprof.report.figures.figure_source import Source
+
+SPEEDS = (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
+SYMBOLS = {"send": "triangle-up", "recv": "triangle-down", "all_gather": "square", "reduce_scatter": "diamond"}
+HANDED_OVER = "send"
+"""What is over before its message has arrived, where a backend takes messages into buffers, as gloo does."""
+
+
+def draw_bandwidth(source: Source) -> Drawing | Nothing:
+    """Draw bus bandwidth over bytes, both on logarithmic axes."""
+    known = [one for one in source.summary.collectives if one.busbw_gb_per_s and one.bytes > 0]
+    if not known:
+        return Nothing(
+            why="No bandwidth is known.",
+            remedy="It takes operations whose completion was seen and whose last arrival is known on one clock.",
+        )
+    figure = new_figure(
+        title="Bandwidth against size", x_title="bytes of one rank in one operation", y_title="bus bandwidth",
+        height=330,
+    )  # fmt: skip
+    for op in dict.fromkeys(one.op for one in known):
+        some = [one for one in known if one.op == op]
+        figure.add_trace(
+            go.Scatter(
+                name=as_label(op),
+                meta=f"series {list(dict.fromkeys(one.op for one in known)).index(op) % 6}",
+                mode="markers",
+                x=[one.bytes for one in some],
+                y=[one.busbw_gb_per_s for one in some],
+                marker={
+                    "size": [_size(one, known) for one in some],
+                    "symbol": SYMBOLS.get(op, "circle"),
+                    "opacity": 0.85,
+                },
+                hoverinfo="text",
+                hovertext=[as_label(_describe(one)) for one in some],
+            )
+        )
+    ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [one.bytes for one in known])]
+    figure.update_xaxes(type="log")
+    if len(ticks) > 1:
+        names = [format_bytes(tick).replace(".00", "").replace(".0", "") for tick in ticks]
+        figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=names, tickangle=0)
+    speeds = [one.busbw_gb_per_s or 1 for one in known]
+    decades = [10.0**power for power in range(-9, 5) if min(speeds) / 10 <= 10.0**power <= max(speeds) * 10]
+    figure.update_yaxes(type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(one) for one in decades])
+    sends = any(one.op == HANDED_OVER for one in known)
+    arriving = [one for one in known if one.op != HANDED_OVER] or known
+    fastest = max(arriving, key=lambda one: one.busbw_gb_per_s or 0)
+    return Drawing(
+        figure=figure,
+        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of {format_bytes(fastest.bytes)} with "
+        f"{format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. A larger mark is more time in flight. "
+        "Small messages are slow on every link: latency rules there."
+        + (" A send is over once its message is handed over, which may be long before it arrives." if sends else ""),
+        columns=("operation", "group", "called by", "size", "bus bandwidth (GB/s)", "transfer"),
+        rows=tuple(
+            (
+                one.op,
+                one.group,
+                one.api or "\u2013",
+                format_bytes(one.bytes),
+                format_number(one.busbw_gb_per_s or 0, 2),
+                format_duration(one.transfer_ns) if one.transfer_ns is not None else "\u2013",
+            )
+            for one in known
+        ),
+    )
+
+
+def _within(value: float, values: Sequence[float]) -> bool:
+    return min(values) / 32 <= value <= max(values) * 32
+
+
+def _name_speed(gb_per_s: float) -> str:
+    """Return a power of ten in the unit that suits it: 100 kB/s."""
+    unit, size = next((row for row in SPEEDS if gb_per_s >= 0.999 * row[1]), SPEEDS[-1])
+    return f"{gb_per_s / size:g} {unit}"
+
+
+def _size(one: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
+    """Return the diameter whose area stands for the time in flight."""
+    longest = max((other.duration_ns or 0) * other.count for other in known) or 1
+    return 8 + 20 * float(((one.duration_ns or 0) * one.count / longest) ** 0.5)
+
+
+def _describe(one: CollectiveResult) -> str:
+    lines = [
+        f"{one.op} of group {one.group}" + (f", called by {one.api}" if one.api else ""),
+        f"{format_bytes(one.bytes)} at {format_number(one.busbw_gb_per_s or 0, 2)} GB/s",
+        f"{one.count:,} operations of {format_duration(one.duration_ns or 0)} each",
+    ]
+    return "\n".join(lines)

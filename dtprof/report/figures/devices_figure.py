@@ -1,0 +1,200 @@
+"""Processors, memories and GPUs of the nodes over the run, as the launchers sampled them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from dtprof.analysis.memory.device_series import DeviceCourse, Floats, NodeCourses
+from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
+from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
+from dtprof.report.figures.figure_source import Source
+
+MAX_LINES = 6
+"""Devices that have a line of their own; of more the least, the median and the most are drawn."""
+POINTS = 200
+"""Of the time that those share."""
+ROW_HEIGHT = 136
+GAP = 0.06
+QUANTITIES = {
+    "busy": "busy (%)",
+    "memory": "memory",
+    "traffic": "network",
+    "power": "power (W)",
+    "temperature": "temperature (\u00b0C)",
+}
+HOW_TO_GET = (
+    "The launcher samples its node once a second: start the job with `dtprof run` on every node; GPUs need NVIDIA's "
+    "driver."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    name: str
+    meta: str
+    t_s: Floats
+    values: dict[str, Floats]
+
+
+def draw_devices(source: Source) -> Drawing | Nothing:
+    """Draw one row a quantity, one line a device."""
+    nodes = source.nodes or NodeCourses()
+    shown = [device for device in nodes.devices if device.values]
+    if not shown:
+        return Nothing(why="The nodes were not sampled.", remedy=HOW_TO_GET)
+    lines = _own_lines(shown) if len(shown) <= MAX_LINES else _shared_lines(shown)
+    quantities = [name for name in QUANTITIES if any(name in line.values for line in lines)]
+    figure = new_figure(
+        title="Processors, memories and GPUs", x_title="time since the launcher started (s)", y_title="",
+        height=72 + ROW_HEIGHT * len(quantities),
+    )  # fmt: skip
+    layout: dict[str, Any] = {}
+    share = (1 + GAP) / len(quantities)
+    for row, quantity in enumerate(quantities):
+        scale, title = _scale(quantity, lines)
+        top = 1 - row * share
+        layout["yaxis" if not row else f"yaxis{row + 1}"] = {
+            "domain": [max(0.0, top - share + GAP), top],
+            "title": {"text": title, "standoff": TITLE_STANDOFF},
+            "rangemode": "tozero",
+            "zeroline": False,
+            "automargin": True,
+            "nticks": 5,
+        } | ({"range": [0, 101]} if quantity == "busy" else {})
+        for line in lines:
+            if quantity in line.values:
+                _add(figure, line, quantity, scale, row)
+    figure.update_layout(**layout, xaxis={"anchor": "y" if len(quantities) == 1 else f"y{len(quantities)}"})
+    figure.update_xaxes(showgrid=False)
+    return Drawing(
+        figure=figure,
+        sentence=_describe(shown, nodes),
+        columns=("host", "device", "what", "least", "mean", "most"),
+        rows=tuple(
+            (device.host, device.device, QUANTITIES[name].split(" (")[0], *(_word(name, x) for x in _extremes(column)))
+            for device in shown
+            for name, column in device.values.items()
+        ),
+        zooms=True,
+    )
+
+
+def _own_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
+    several = len({device.host for device in devices}) > 1
+    return [
+        _Line(
+            name=f"{device.host} {device.device}" if several else device.device,
+            meta=f"series {position % 6}",
+            t_s=device.t_ns / 1e9,
+            values=dict(device.values),
+        )
+        for position, device in enumerate(devices)
+    ]
+
+
+def _shared_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
+    """Return the least, the median and the most of all hosts, and of all GPUs, on one axis of time."""
+    found = []
+    for kind, position in (("hosts", 0), ("GPUs", 3)):
+        some = [device for device in devices if (device.device == "host") == (kind == "hosts")]
+        if not some:
+            continue
+        end = max(float(device.t_ns[-1]) for device in some) / 1e9
+        t_s = np.linspace(0, end, POINTS)
+        values: dict[str, list[Floats]] = {}
+        for device in some:
+            for name, column in device.values.items():
+                known = np.isfinite(column)
+                at = device.t_ns[known] / 1e9
+                values.setdefault(name, []).append(np.interp(t_s, at, column[known], left=np.nan, right=np.nan))
+        for offset, (word, reduce) in enumerate((("least", np.fmin), ("median", None), ("most", np.fmax))):
+            found.append(
+                _Line(
+                    name=f"{word} of {len(some)} {kind}",
+                    meta=f"series {position + offset}",
+                    t_s=t_s,
+                    values={
+                        name: _median(np.array(columns)) if reduce is None else reduce.reduce(columns)
+                        for name, columns in values.items()
+                    },
+                )
+            )
+    return found
+
+
+def _median(columns: Floats) -> Floats:
+    """Return the median of the values that are known, NaN where none is."""
+    known = np.isfinite(columns).any(axis=0)
+    found = np.full(columns.shape[1], np.nan)
+    found[known] = np.nanmedian(columns[:, known], axis=0)
+    return found
+
+
+def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
+    """Return what values are divided by, and the title of their axis."""
+    if quantity not in ("memory", "traffic"):
+        return (0.01 if quantity == "busy" else 1.0), QUANTITIES[quantity]
+    largest = [float(np.nanmax(line.values[quantity])) for line in lines if quantity in line.values]
+    unit = choose_unit(largest, SIZES)
+    return unit.size, f"{QUANTITIES[quantity]} ({unit.name}{'/s' if quantity == 'traffic' else ''})"
+
+
+def _add(figure: Any, line: _Line, quantity: str, scale: float, row: int) -> None:
+    values = line.values[quantity]
+    figure.add_trace(
+        go.Scatter(
+            name=as_label(line.name),
+            legendgroup=line.name,
+            meta=line.meta,
+            yaxis="y" if not row else f"y{row + 1}",
+            mode="lines",
+            line={"width": 1.6},
+            x=line.t_s.round(3),
+            y=[None if np.isnan(value) else float(f"{value / scale:.4g}") for value in values.tolist()],
+            hoverinfo="text",
+            hovertext=[
+                f"<b>{as_label(line.name)}</b><br>{QUANTITIES[quantity].split(' (')[0]}: {_word(quantity, value)}, "
+                f"{at:.0f} s after the start"
+                for at, value in zip(line.t_s.tolist(), values.tolist(), strict=True)
+            ],
+        )
+    )
+
+
+def _extremes(column: Floats) -> tuple[float, float, float]:
+    return float(np.nanmin(column)), float(np.nanmean(column)), float(np.nanmax(column))
+
+
+def _word(quantity: str, value: float) -> str:
+    if np.isnan(value):
+        return "not known"
+    if quantity == "busy":
+        return format_share(value)
+    if quantity in ("memory", "traffic"):
+        return format_bytes(value) + ("/s" if quantity == "traffic" else "")
+    return f"{value:.0f} W" if quantity == "power" else f"{value:.0f} \u00b0C"
+
+
+def _describe(shown: Sequence[DeviceCourse], nodes: NodeCourses) -> str:
+    hosts = [device for device in shown if device.device == "host"]
+    gpus = [device for device in shown if device.device != "host"]
+    said = []
+    for word, some in (("processors", hosts), ("GPUs", gpus)):
+        busy = [column for device in some if (column := device.values.get("busy")) is not None]
+        if busy:
+            mean = sum(float(np.nanmean(column)) for column in busy) / len(busy)
+            said.append(f"{word} are busy for {format_share(mean)} of the time")
+    sentence = f"{_count(len(hosts), 'host')}, {_count(len(gpus), 'GPU')}"
+    sentence += f": on average {' and '.join(said)}." if said else "."
+    if nodes.no_gpus:
+        reason = next(iter(nodes.no_gpus.values())).rstrip(".")
+        where = "" if len(nodes.no_gpus) == len(hosts) else f" on {_count(len(nodes.no_gpus), 'host')}"
+        sentence += f" There are no samples of GPUs{where} ({reason}): they take NVIDIA's driver and a visible GPU."
+    return sentence
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

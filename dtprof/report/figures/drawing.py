@@ -1,0 +1,72 @@
+"""What a figure function returns, and what all figures share: label text and the plain layout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dtprof.report.figures.palette import hue_of
+
+MAX_LABEL_LINE = 120
+TITLE_STANDOFF = 8
+"""Pixels between the labels of an axis and its title; without it Plotly lets long labels run into the title."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A Plotly figure and the same in words and numbers, for those who cannot see it.
+
+    Every trace carries in `meta` the name of its hue, so that a page can colour it for a dark background.
+    """
+
+    figure: Any  # plotly.graph_objects.Figure; plotly has no types
+    sentence: str  # what is to be seen
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    zooms: bool = False  # the horizontal axis is long: keys and wheel move along it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing:
+    """Why there is nothing to show, and how to get it."""
+
+    why: str
+    remedy: str
+
+
+def as_label(text: str) -> str:
+    """Return text that Plotly shows as it is: it would read tags and entities in it otherwise."""
+    lines = text.split("\n")
+    short = [line if len(line) <= MAX_LABEL_LINE else line[: MAX_LABEL_LINE - 3] + "..." for line in lines]
+    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in short)
+
+
+def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Any:
+    """Return an empty figure with titled axes."""
+    layout = {
+        "template": "none",  # given here, Plotly does not load its own first
+        "title": {"text": title, "x": 0, "xanchor": "left"},
+        "height": height,
+        "margin": {"l": 64, "r": 16, "t": 40, "b": 48},
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif", "size": 12},
+        "hoverlabel": {"align": "left", "namelength": -1},
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        "xaxis": {"title": {"text": x_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
+        "yaxis": {"title": {"text": y_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
+    }
+    return go.Figure(layout=layout)  # to update a layout takes Plotly 15 times as long
+
+
+def marker(name: str) -> dict[str, Any]:
+    """Return the marker of bars that stand for a part, phase or kind."""
+    hue = hue_of(name)
+    look: dict[str, Any] = {"color": hue.light, "line": {"width": 0}}
+    if hue.pattern:
+        look["pattern"] = {"shape": hue.pattern, "size": 6, "solidity": 0.22, "fillmode": "overlay"}
+    return look
+
+
+def rank_names(ranks: Sequence[int]) -> list[str]:
+    """Return the names of ranks on an axis."""
+    return [f"rank {rank}" for rank in ranks]

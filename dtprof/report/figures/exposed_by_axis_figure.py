@@ -1,0 +1,91 @@
+"""What communication costs, by axis of parallelism: hidden, wait, transfer."""
+
+import plotly.graph_objects as go
+
+from dtprof.analysis.communication.traffic import AxisTime, sum_by_axis
+from dtprof.analysis.results import PARTS
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
+
+COLUMNS = {"exposed_wait": "wait_ns", "exposed_transfer": "transfer_ns"}
+
+
+def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
+    """Draw two bars an axis: time in flight on a rank and step, split in wait and transfer, and what is exposed."""
+    rows = sum_by_axis(source.summary)
+    if not rows:
+        return Nothing(
+            why="No time of communication is known.",
+            remedy="It takes collectives in used steps whose completion was seen.",
+        )
+    unit = choose_unit([row.wait_ns + row.transfer_ns for row in rows], DURATIONS)
+    names = [as_label(row.axis) for row in rows]
+    figure = new_figure(
+        title="Communication by axis", x_title=f"time per rank and step ({unit.name})", y_title="",
+        height=112 + 46 * len(rows),
+    )  # fmt: skip
+    for part in (part for part in PARTS if part in COLUMNS):
+        values = [getattr(row, COLUMNS[part]) for row in rows]
+        figure.add_trace(
+            go.Bar(
+                name="wait" if part == "exposed_wait" else "transfer",
+                meta=part,
+                orientation="h",
+                offsetgroup="flight",
+                x=[value / unit.size for value in values],
+                y=names,
+                marker=marker(part),
+                hoverinfo="text",
+                hovertext=[_hover(row, part, value) for row, value in zip(rows, values, strict=True)],
+                textposition="none",
+            )
+        )
+    figure.add_trace(
+        go.Bar(
+            name="exposed",
+            meta="other",
+            orientation="h",
+            offsetgroup="exposed",
+            x=[row.exposed_ns / unit.size for row in rows],
+            y=names,
+            marker=marker("other"),
+            hoverinfo="text",
+            hovertext=[
+                f"<b>{as_label(row.axis)}: exposed</b><br>{format_duration(row.exposed_ns)} a rank and step "
+                "in which it does nothing else"
+                for row in rows
+            ],
+            textposition="none",
+        )
+    )
+    figure.update_layout(barmode="stack", bargap=0.35, bargroupgap=0.08)
+    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+    figure.update_xaxes(rangemode="tozero")
+    top = rows[0]
+    return Drawing(
+        figure=figure,
+        sentence=f"Most time goes to {top.axis}: {format_duration(top.wait_ns)} of wait and "
+        f"{format_duration(top.transfer_ns)} of transfer a rank and step, "
+        f"{format_duration(top.exposed_ns)} in which the rank did nothing else.",
+        columns=(
+            "axis",
+            "groups",
+            "operations a step",
+            *(f"{name} ({unit.name})" for name in ("wait", "transfer", "exposed")),
+        ),
+        rows=tuple(
+            (
+                row.axis,
+                str(row.groups),
+                f"{row.operations:.1f}",
+                *(f"{value / unit.size:.2f}" for value in (row.wait_ns, row.transfer_ns, row.exposed_ns)),
+            )
+            for row in rows
+        ),
+    )
+
+
+def _hover(row: AxisTime, part: str, value: float) -> str:
+    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{format_duration(value)} a rank and step"

@@ -1,0 +1,30 @@
+"""What figures and pages are drawn from."""
+
+from dataclasses import dataclass
+
+from dtprof.analysis.comparison.run_comparison import Comparison
+from dtprof.analysis.memory.device_series import NodeCourses
+from dtprof.analysis.results import Summary
+from dtprof.analysis.timeline.run_closeup import Closeup
+from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.reported_mismatches import ToldMismatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Results of a run; where one is None, what needs it says why it is empty."""
+
+    summary: Summary
+    closeup: Closeup | None = None
+    verdict: Verdict | None = None
+    comparison: Comparison | None = None
+    nodes: NodeCourses | None = None
+    told: tuple[ToldMismatch, ...] = ()  # while the job ran, beyond what the verdict says
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """What pages may be about that not every report has."""
+        has_finding = (self.verdict is not None and bool(self.verdict.findings)) or bool(self.told)
+        return tuple(
+            name for name, there in (("finding", has_finding), ("comparison", self.comparison is not None)) if there
+        )

@@ -1,0 +1,91 @@
+"""What the memory of each rank is held for, at its most, with the formula of the model's state."""
+
+import plotly.graph_objects as go
+
+from dtprof.analysis.memory.rank_memory import CATEGORIES
+from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure, rank_names
+from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
+from dtprof.report.figures.stacked_step_figure import MAX_LYING_BARS
+
+
+def draw_memory_categories(source: Source) -> Drawing | Nothing:
+    """Draw one stacked bar a rank, up to its peak."""
+    ranks = [rank for rank in source.summary.ranks if rank.peak_bytes]
+    if not ranks:
+        return Nothing(
+            why="Memory was not sampled.",
+            remedy="Samples are taken at each step: let the job end one, with an optimizer of torch or dtprof.step().",
+        )
+    known = any(rank.memory_categories for rank in ranks)
+    unit = choose_unit([rank.peak_bytes for rank in ranks], SIZES)
+    lying = len(ranks) <= MAX_LYING_BARS
+    names = rank_names([rank.rank for rank in ranks])
+    title = f"memory at its most ({unit.name})"
+    figure = new_figure(
+        title="Memory of each rank",
+        x_title=title if lying else "rank",
+        y_title="" if lying else title,
+        height=104 + 34 * len(ranks) if lying else 400,
+    )
+    for category in CATEGORIES:
+        values = [
+            (rank.memory_categories.get(category) or 0)
+            if rank.memory_categories
+            else (rank.peak_bytes or 0) * (category == "other")
+            for rank in ranks
+        ]
+        if not any(values):
+            continue
+        lengths = [value / unit.size for value in values]
+        hue = hue_of(f"memory {category}")
+        figure.add_trace(
+            go.Bar(
+                name=hue.label,
+                meta=f"memory {category}",
+                orientation="h" if lying else "v",
+                x=lengths if lying else [rank.rank for rank in ranks],
+                y=names if lying else lengths,
+                customdata=[rank.rank for rank in ranks],
+                marker=marker(f"memory {category}"),
+                hoverinfo="text",
+                hovertext=[
+                    f"<b>rank {rank.rank}: {hue.label}</b><br>{format_bytes(value)}, "
+                    f"{format_share(value / (rank.peak_bytes or 1))} of a peak of {format_bytes(rank.peak_bytes or 0)}"
+                    f"<br>{hue.meaning}"
+                    for rank, value in zip(ranks, values, strict=True)
+                ],
+                textposition="none",
+            )
+        )
+    figure.update_layout(barmode="stack", bargap=0.28 if lying else 0.12)
+    if lying:
+        figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+        figure.update_xaxes(rangemode="tozero")
+    else:
+        figure.update_yaxes(rangemode="tozero")
+        figure.update_xaxes(showgrid=False, nticks=33)
+    worst = max(ranks, key=lambda rank: rank.peak_bytes or 0)
+    split = "" if known else " What it is held for was not recorded."
+    return Drawing(
+        figure=figure,
+        sentence=f"Rank {worst.rank} holds most: {format_bytes(worst.peak_bytes or 0)} at its peak.{split}",
+        columns=(
+            "rank",
+            f"peak ({unit.name})",
+            *(f"{hue_of(f'memory {name}').label} ({unit.name})" for name in CATEGORIES),
+        ),
+        rows=tuple(
+            (
+                str(rank.rank),
+                f"{(rank.peak_bytes or 0) / unit.size:.3g}",
+                *(_cell(rank.memory_categories.get(category), unit.size) for category in CATEGORIES),
+            )
+            for rank in ranks
+        ),
+    )
+
+
+def _cell(value: int | None, size: float) -> str:
+    return "\u2013" if value is None else f"{value / size:.3g}"

@@ -1,0 +1,177 @@
+"""The memory of the worst rank over the run: measured, by formula, and the phases of its steps under it."""
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dtprof.analysis.memory.memory_series import Course, MemoryCourse
+from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
+from dtprof.analysis.steps.phase_series import StepPhases
+from dtprof.records import events
+from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.figure_numbers import DURATIONS, SIZES, Unit, choose_unit, format_bytes, format_duration
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
+
+FEW_SAMPLES = 60
+"""Up to so many each is marked."""
+NUM_HUES = 3
+"""Of what is neither the total nor held for a purpose."""
+_CATEGORIES = {sample: f"memory {category}" for category, sample in events.MEMORY_CATEGORIES.items()}
+_ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
+"""Where memory and phases lie, from bottom to top."""
+
+
+def draw_memory_course(source: Source) -> Drawing | Nothing:
+    """Draw the samples of the rank with the highest peak over the steps, and what those steps are made of."""
+    memory = source.closeup.memory if source.closeup else MemoryCourse()
+    worst = memory.worst
+    own = memory.ranks.get(worst) if worst is not None else None
+    result = next((rank for rank in source.summary.ranks if rank.rank == worst), None)
+    if own is None or own.total is None or result is None:
+        return Nothing(
+            why="Memory was not sampled.",
+            remedy="Samples are taken at each step: let the job end one, with an optimizer of torch or dtprof.step().",
+        )
+    formulas = _formulas(result.memory_formula)
+    largest = [float(course.value.max()) for course in own.courses.values()]
+    unit = choose_unit([*largest, *formulas.values()], SIZES)
+    phases = memory.phases
+    figure = new_figure(
+        title=f"Memory of rank {worst} over the run", x_title="step", y_title=f"memory ({unit.name})",
+        height=330 if phases is None else 440,
+    )  # fmt: skip
+    others = [name for name in own.courses if name != own.total and name not in _CATEGORIES]
+    for name, course in own.courses.items():
+        meta = "ink" if name == own.total else _CATEGORIES.get(name) or f"memory sample {others.index(name) % NUM_HUES}"
+        _add_course(figure, name, course, unit, meta=meta)
+    steps = own.courses[own.total].step
+    for name, nbytes in formulas.items():
+        _add_formula(figure, name, nbytes, unit, (int(steps[0]), int(steps[-1])))
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_xaxes(showgrid=False)
+    if phases is not None:
+        _add_phases(figure, phases)
+    beside = (
+        f" By formula it is {format_bytes(formulas[name])} of {name}." if (name := next(iter(formulas), "")) else ""
+    )
+    return Drawing(
+        figure=figure,
+        sentence=f"Rank {worst} has the highest peak, {format_bytes(result.peak_bytes or max(largest))}."
+        f"{_describe_growth(result.memory_growth)}{beside}",
+        columns=("sample", "samples kept", "least", "most", "last"),
+        rows=(
+            *(
+                (
+                    name,
+                    str(len(course.value)),
+                    *(format_bytes(value) for value in (course.value.min(), course.value.max(), course.value[-1])),
+                )
+                for name, course in own.courses.items()
+            ),
+            *((f"{name}, by formula", "", *[format_bytes(nbytes)] * 3) for name, nbytes in formulas.items()),
+        ),
+        zooms=True,
+    )
+
+
+def _formulas(formula: MemoryFormula | None) -> dict[str, int]:
+    """Return what a rank should hold, by what it is of."""
+    if formula is None:
+        return {}
+    found = {"model state": formula.state_formula_bytes}
+    if formula.activation_formula_bytes is not None:
+        found["model state and activations"] = formula.state_formula_bytes + formula.activation_formula_bytes
+    return found
+
+
+def _add_course(figure: Any, name: str, course: Course, unit: Unit, *, meta: str) -> None:
+    word = as_label(name.removesuffix("_bytes").replace("_", " "))
+    figure.add_trace(
+        go.Scatter(
+            name=word,
+            meta=meta,
+            mode="lines+markers" if len(course.step) <= FEW_SAMPLES else "lines",
+            line={"width": 2.4 if meta == "ink" else 1.4, "shape": "hv"},
+            marker={"size": 4},
+            x=course.step,
+            y=course.value / unit.size,
+            hoverinfo="text",
+            hovertext=[
+                f"<b>{word}</b><br>{format_bytes(value)} at step {step}"
+                for step, value in zip(course.step.tolist(), course.value.tolist(), strict=True)
+            ],
+        )
+    )
+
+
+def _add_formula(figure: Any, name: str, nbytes: int, unit: Unit, ends: tuple[int, int]) -> None:
+    figure.add_trace(
+        go.Scatter(
+            name=f"{name}, by formula",
+            meta="memory formula",
+            mode="lines",
+            line={"width": 1.6, "dash": "dash" if name == "model state" else "dot"},
+            x=list(ends),
+            y=[nbytes / unit.size] * 2,
+            hoverinfo="text",
+            hovertext=[f"<b>{name}, by formula</b><br>{format_bytes(nbytes)}"] * 2,
+        )
+    )
+
+
+def _add_phases(figure: Any, phases: StepPhases) -> None:
+    """Stack the phases of each step below, on the same axis of steps."""
+    unit = choose_unit([float(sum(took.max() for took in phases.mean_ns.values()))], DURATIONS)
+    middle = (phases.first + phases.last) / 2
+    for name in PHASES:
+        if name not in phases.mean_ns:
+            continue
+        took, hue = phases.mean_ns[name], hue_of(name)
+        figure.add_trace(
+            go.Bar(
+                name=hue.label,
+                meta=name,
+                yaxis="y2",
+                x=middle,
+                y=(took / unit.size).round(4),
+                width=phases.last - phases.first + 1,
+                marker=marker(name),
+                hoverinfo="text",
+                hovertext=[
+                    f"<b>{hue.label}</b><br>{format_duration(value)} of step {first}"
+                    + ("" if first == last else f" to {last}, each")
+                    for value, first, last in zip(
+                        took.tolist(), phases.first.tolist(), phases.last.tolist(), strict=True
+                    )
+                ],
+                textposition="none",
+            )
+        )
+    figure.update_layout(
+        barmode="stack",
+        yaxis={"domain": _ABOVE},
+        yaxis2={
+            "domain": _BELOW,
+            "title": {"text": f"phases ({unit.name})", "standoff": TITLE_STANDOFF},
+            "rangemode": "tozero",
+            "zeroline": False,
+            "automargin": True,
+            "nticks": 4,
+        },
+        xaxis={"anchor": "y2"},
+    )
+
+
+def _describe_growth(growth: MemoryGrowth | None) -> str:
+    if growth is None:
+        return ""
+    word = growth.sample.removesuffix("_bytes").replace("_", " ")
+    return f" Its {word} changes by {_signed(growth.bytes_per_step)} a step" + (
+        ", and goes on growing." if growth.leaks else "."
+    )
+
+
+def _signed(value: float) -> str:
+    sign = "+" if value >= 0 else "\u2212"
+    return f"{sign}{format_bytes(abs(value))}"

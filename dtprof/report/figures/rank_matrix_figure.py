@@ -1,0 +1,71 @@
+"""A matrix of ranks by ranks as a heatmap, for figures that compare pairs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from dtprof.report.figures.drawing import new_figure
+from dtprof.report.figures.figure_numbers import Unit, choose_unit
+
+MAX_PRINTED = 16
+"""Ranks up to which each cell bears its value."""
+Matrix = npt.NDArray[np.int64]
+
+
+def draw_matrix(
+    values: Matrix,
+    ranks: Sequence[int],
+    *,
+    titles: tuple[str, str, str],
+    units: tuple[Unit, ...],
+    write: Callable[[float], str],
+    describe: Callable[[int, int, str], str],
+) -> Any:
+    """Return the figure; a cell without a value stays empty.
+
+    Parameters:
+        titles: of the figure, its columns, its rows.
+        write: a value, as a cell bears it.
+        describe: what hovering shows, of the ranks of a row and a column and their value as it is written.
+    """
+    names = [str(rank) for rank in ranks]
+    unit = choose_unit([float(values.max())], units)
+    title, x_title, y_title = titles
+    figure = new_figure(
+        title=title, x_title=x_title, y_title=y_title,
+        height=min(760, 90 + max(18, min(44, 360 // len(names))) * len(names)),
+    )  # fmt: skip
+    figure.update_layout(margin_b=12)  # its axis lies above
+    is_printed = len(names) <= MAX_PRINTED
+    rows = values.tolist()
+    figure.add_trace(
+        go.Heatmap(
+            z=values / unit.size,
+            x=names,
+            y=names,
+            meta="scale",
+            zmin=0,
+            colorbar={"title": {"text": unit.name}, "thickness": 12, "outlinewidth": 0},
+            xgap=1,
+            ygap=1,
+            text=[[write(value) if value else "" for value in row] for row in rows] if is_printed else None,
+            texttemplate="%{text}" if is_printed else None,
+            hoverinfo="text",
+            hovertext=[
+                [describe(own, other, write(value)) for other, value in zip(ranks, row, strict=True)]
+                for own, row in zip(ranks, rows, strict=True)
+            ],
+        )
+    )
+    figure.update_xaxes(type="category", showgrid=False, side="top", nticks=33)
+    figure.update_yaxes(type="category", showgrid=False, autorange="reversed", nticks=33)
+    return figure
+
+
+def largest_pairs(values: Matrix, ranks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return value, rank of the row and rank of the column of each cell that has a value, the largest first."""
+    pairs = ((int(values[i, j]), ranks[i], ranks[j]) for i, j in zip(*values.nonzero(), strict=True))
+    return sorted(pairs, reverse=True)

@@ -1,0 +1,282 @@
+"""Step time over the steps of the run: the middle of the ranks, the band they fill, and what is left out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from dtprof.analysis.results import StepSeries, Summary
+from dtprof.report.figures.drawing import Drawing, Nothing, new_figure
+from dtprof.report.figures.figure_numbers import (
+    DURATIONS,
+    Unit,
+    choose_decimals,
+    choose_unit,
+    format_duration,
+    format_share,
+)
+
+MAX_POINTS = 1500
+"""More steps than this share points: a screen shows no more."""
+MAX_RANK_LINES = 8
+CONTINUES = "continues"
+"""In the figure's meta: live pages go on with it, step by step, until it is drawn anew.
+
+`unit_ns`: its unit; `after`: the last step that all ranks have ended: what comes takes the place of what is behind it.
+"""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lanes:
+    """Durations of the steps known on any rank, a row a rank, NaN where this one does not know."""
+
+    ranks: tuple[int, ...]
+    steps: npt.NDArray[np.int64]
+    durations: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Points:
+    """What is drawn at each point: steps first to last, and their durations over all ranks."""
+
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+    low: Floats
+    middle: Floats
+    high: Floats
+    slowest_rank: list[int]
+
+
+def draw_step_times(summary: Summary) -> Drawing | Nothing:
+    """Draw the duration of every step, the steps outside the used ones marked."""
+    series = [one for one in summary.step_series if one.duration_ns]
+    if not series:
+        return Nothing(
+            why="No step has both a begin and an end to measure.",
+            remedy="Steps are counted from torch.optim optimizers: call step() of one of them on every rank.",
+        )
+    lanes = _align(series)
+    points = _reduce(lanes)
+    typical = summary.steps.duration_ns.median if summary.steps.duration_ns else float(np.nanmedian(lanes.durations))
+    unit = choose_unit([typical], DURATIONS)
+    figure = new_figure(title="Step time over steps", x_title="step", y_title=f"step time ({unit.name})", height=290)
+    _add_band(figure, points, unit, len(series))
+    if 1 < len(series) <= MAX_RANK_LINES and len(lanes.steps) <= MAX_POINTS:
+        _add_rank_lines(figure, lanes, unit)
+    _add_middle(figure, points, unit, len(series))
+    _mark_left_out(figure, summary, lanes)
+    _set_scale(figure, summary, lanes, unit)
+    figure.update_layout(meta={CONTINUES: {"unit_ns": unit.size, "after": min(one.steps[-1] for one in series)}})
+    return Drawing(
+        figure=figure,
+        sentence=_describe(summary, lanes),
+        columns=("steps", *(f"{name} ({unit.name})" for name in ("fastest", "median", "slowest")), "slowest rank"),
+        rows=_rows(points, unit),
+        zooms=True,
+    )
+
+
+def continue_step_times(series: Sequence[StepSeries]) -> list[dict[str, Any]]:
+    """Return what the figure is continued with while the job goes on, a point a step: durations in ns.
+
+    `step`; `edge`, `band` and `ink`: the fastest, the slowest and the middle rank, as traces are named in their meta;
+    `text`: what hovering tells; `ranks`: (rank, duration) of each where there is a line for each.
+
+    Parameters:
+        series: of the same steps of every rank.
+    """
+    if not series:
+        return []
+    lanes = _align(series)
+    points = _reduce(lanes)
+    has_lines = len(series) <= MAX_RANK_LINES
+    columns = (points.last, points.low, points.high, points.middle)
+    return [
+        {
+            "step": step,
+            "edge": low,
+            "band": high,
+            "ink": middle,
+            "text": text,
+            "ranks": list(zip(lanes.ranks, own, strict=True)) if has_lines else [],
+        }
+        for step, low, high, middle, text, own in zip(
+            *(column.tolist() for column in columns), _explain(points), lanes.durations.T.tolist(), strict=True
+        )
+    ]
+
+
+def _align(series: Sequence[StepSeries]) -> _Lanes:
+    steps = np.unique(np.concatenate([np.asarray(part, np.int64) for part in {one.steps for one in series}]))
+    durations = np.full((len(series), len(steps)), np.nan)
+    for row, one in zip(durations, series, strict=True):
+        row[np.searchsorted(steps, one.steps)] = one.duration_ns
+    return _Lanes(ranks=tuple(one.rank for one in series), steps=steps, durations=durations)
+
+
+def _reduce(lanes: _Lanes) -> _Points:
+    length = len(lanes.steps)
+    edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
+    widths = np.diff(edges)
+    low, middle, high = np.empty((3, len(widths)))
+    slowest = np.empty(len(widths), np.int64)
+    for width in np.unique(widths).tolist():  # two at most
+        chosen = np.flatnonzero(widths == width)
+        parts = lanes.durations[:, edges[chosen][:, np.newaxis] + np.arange(width)].swapaxes(0, 1)
+        table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # what is not known comes last
+        rows, count = np.arange(len(chosen)), np.count_nonzero(~np.isnan(table), axis=1)
+        low[chosen], high[chosen] = table[:, 0], table[rows, count - 1]
+        middle[chosen] = (table[rows, (count - 1) // 2] + table[rows, count // 2]) / 2
+        slowest[chosen] = np.nanargmax(parts.reshape(len(chosen), -1), axis=1) // width
+    return _Points(
+        first=lanes.steps[edges[:-1]],
+        last=lanes.steps[edges[1:] - 1],
+        low=low,
+        middle=middle,
+        high=high,
+        slowest_rank=[lanes.ranks[place] for place in slowest.tolist()],
+    )
+
+
+def _add_band(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+    if num_ranks == 1 and (points.last == points.first).all():
+        return
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "legendgroup": "band"}
+    x = points.last
+    figure.add_trace(go.Scatter(x=x, y=points.low / unit.size, showlegend=False, meta="edge", **edge))
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=points.high / unit.size,
+            fill="tonexty",
+            fillcolor="rgba(120,130,145,0.22)",
+            name="fastest to slowest rank",
+            meta="band",
+            **edge,
+        )
+    )
+
+
+def _add_rank_lines(figure: Any, lanes: _Lanes, unit: Unit) -> None:
+    for position, (rank, row) in enumerate(zip(lanes.ranks, lanes.durations, strict=True)):
+        figure.add_trace(
+            go.Scatter(
+                x=lanes.steps,
+                y=row / unit.size,
+                mode="lines",
+                line={"width": 0.8, "color": "#8a919c"},
+                opacity=0.7,
+                name="each rank",
+                showlegend=position == 0,
+                legendgroup="ranks",
+                meta="rank",
+                hoverinfo="skip",
+                customdata=[rank],
+            )
+        )
+
+
+def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+    figure.add_trace(
+        go.Scatter(
+            x=points.last,
+            y=points.middle / unit.size,
+            mode="lines+markers" if len(points.last) <= 60 else "lines",
+            line={"width": 1.8, "color": "#1c2430"},
+            marker={"size": 4, "color": "#1c2430"},
+            name="median of the ranks" if num_ranks > 1 else "step time",
+            meta="ink",
+            hoverinfo="text",
+            hovertext=_explain(points),
+        )
+    )
+
+
+def _explain(points: _Points) -> list[str]:
+    """Return what hovering tells of each point."""
+    texts = []
+    for first, last, low, middle, high, rank in zip(
+        points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
+    ):
+        name = f"<b>step {last}</b>" if first == last else f"<b>steps {first} to {last}</b>"
+        spread = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
+        texts.append(f"{name}<br>median {format_duration(middle)}{spread if low != high else ''}")
+    return texts
+
+
+def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:
+    if summary.steps.used is None:
+        return
+    first, last = summary.steps.used
+    left, right = lanes.steps[0] - 0.5, lanes.steps[-1] + 0.5
+    for begin, end, name in ((left, first - 0.5, "warm-up, left out"), (last + 0.5, right, "left out")):
+        if end > begin:
+            figure.add_vrect(
+                x0=begin,
+                x1=end,
+                fillcolor="rgba(120,130,145,0.14)",
+                line_width=0,
+                layer="below",
+                annotation={
+                    "text": name,
+                    "font": {"size": 11},
+                    "showarrow": False,
+                    "textangle": -90 if end - begin < 0.16 * (right - left) else 0,
+                },
+                annotation_position="inside bottom left" if begin == left else "inside bottom right",
+            )
+
+
+def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None:
+    """Scale to the used steps: a first step that takes 20 times longer would flatten the rest."""
+    steps, table = lanes.steps, lanes.durations
+    figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)
+    first, last = summary.steps.used or (int(steps[0]), int(steps[-1]))
+    is_used = (steps >= first) & (steps <= last)
+    used = table[:, is_used] if is_used.any() else table
+    top = 1.12 * float(np.nanmax(used)) / unit.size
+    figure.update_yaxes(range=[0, top])
+    highest = float(np.nanmax(table))
+    if highest / unit.size > top:
+        step = int(steps[int(np.nanargmax(table)) % len(steps)])
+        figure.add_annotation(
+            x=step,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            text=f"\u2191 step {step}: {format_duration(highest)}, above the scale",
+            showarrow=False,
+            xanchor="left" if step <= steps.mean() else "right",
+            font={"size": 11},
+        )
+
+
+def _describe(summary: Summary, lanes: _Lanes) -> str:
+    spread = summary.steps.duration_ns
+    if spread is None or summary.steps.used is None:
+        return f"Duration of {len(lanes.steps)} steps; none of them is used for figures."
+    first, last = summary.steps.used
+    return (
+        f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are used: "
+        f"median {format_duration(spread.median)}, {format_share(0.8)} of them "
+        f"between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
+    )
+
+
+def _rows(points: _Points, unit: Unit) -> tuple[tuple[str, ...], ...]:
+    decimals = choose_decimals(points.high / unit.size)
+    return tuple(
+        (
+            str(last) if first == last else f"{first} to {last}",
+            *(f"{value / unit.size:.{decimals}f}" for value in (low, middle, high)),
+            str(rank),
+        )
+        for first, last, low, middle, high, rank in zip(
+            points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
+        )
+    )

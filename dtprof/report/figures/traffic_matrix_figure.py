@@ -1,0 +1,41 @@
+"""Who sends how much to whom, point to point."""
+
+from dtprof.analysis.run_summary import MAX_PAIRED
+from dtprof.report.figures.drawing import Drawing, Nothing
+from dtprof.report.figures.figure_numbers import SIZES, format_bytes
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.rank_matrix_figure import draw_matrix, largest_pairs
+
+MAX_ROWS = 1000
+
+
+def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
+    """Draw bytes sent as a heatmap: rows send, columns receive."""
+    traffic = source.closeup.traffic if source.closeup else None
+    if traffic is not None and len(traffic.ranks) > MAX_PAIRED:
+        return Nothing(
+            why=f"{len(traffic.ranks):,} ranks are too many for a matrix of pairs.",
+            remedy=f"It is drawn for up to {MAX_PAIRED}; the table of collectives holds the sums.",
+        )
+    if traffic is None or traffic.sent is None or not traffic.sent.any():
+        return Nothing(
+            why="No messages from rank to rank were recorded.",
+            remedy="Sends and receives come from pipelines and torch.distributed.send; collectives have no sender.",
+        )
+    figure = draw_matrix(
+        traffic.sent,
+        traffic.ranks,
+        titles=("Bytes sent from rank to rank", "to rank", "from rank"),
+        units=SIZES,
+        write=format_bytes,
+        describe=lambda own, other, sent: f"<b>rank {own} to rank {other}</b><br>{sent} in the whole run",
+    )
+    pairs = largest_pairs(traffic.sent, traffic.ranks)
+    most, sender, receiver = pairs[0]
+    return Drawing(
+        figure=figure,
+        sentence=f"{len(pairs)} pairs of ranks exchange messages; rank {sender} sends most to rank {receiver}, "
+        f"{format_bytes(most)} in the whole run.",
+        columns=("from rank", "to rank", "sent"),
+        rows=tuple((str(own), str(other), format_bytes(nbytes)) for nbytes, own, other in pairs[:MAX_ROWS]),
+    )

@@ -1,0 +1,1 @@
+"""The panels of HTML pages, and the file that holds them."""

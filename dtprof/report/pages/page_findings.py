@@ -1,0 +1,163 @@
+"""What `dtprof diagnose` found, the critical path, and the clocks of the hosts."""
+
+from collections.abc import Sequence
+
+from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.reported_mismatches import ToldMismatch
+from dtprof.records.tables import Site
+from dtprof.report.figures.drawing import Nothing
+from dtprof.report.figures.figure_numbers import format_duration, format_share
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.palette import hue_of
+from dtprof.report.pages.page_dashboard import Dashboard, Panel
+from dtprof.report.pages.page_markup import Markup, element, join
+from dtprof.report.pages.page_sections import render_nothing
+from dtprof.report.pages.page_tables import render_plain_table
+
+Pages = Sequence[Dashboard]
+
+
+def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the findings, the most probable first, each with who, where, what shows it and what to do."""
+    findings = source.verdict.findings if source.verdict is not None else ()
+    if not findings and not source.told:
+        return render_nothing(
+            Nothing(
+                why="There is no finding.",
+                remedy="`dtprof diagnose RUN` looks for hangs, crashes, slow ranks and risks.",
+            )
+        )
+    return join(
+        *(_render_finding(finding, first=not position) for position, finding in enumerate(findings)),
+        *map(_render_told, source.told),
+    )
+
+
+def _render_told(told: ToldMismatch) -> Markup:
+    """Return what `dtprof run` told of while the job ran, of which the records have no more."""
+    when = "while the job ran" if told.after_s is None else f"{told.after_s:.0f} s after the start of the job"
+    return element(
+        "article",
+        element(
+            "p",
+            element("span", "told live", class_="severity warning"),
+            element("code", told.kind),
+            class_="kind",
+        ),
+        element("p", told.summary, class_="finding-summary"),
+        element(
+            "dl",
+            element("div", element("dt", "group"), element("dd", element("bdi", told.group))),
+            element("div", element("dt", "position"), element("dd", f"#{told.seq}")),
+            class_="facts",
+        ),
+        _list(
+            "What shows it",
+            [f"`dtprof run` told of it {when}; both lines stand in what it printed then. The job went on."],
+        ),
+        class_="finding",
+    )
+
+
+def _render_finding(finding: Finding, *, first: bool) -> Markup:
+    facts = [
+        ("culprit", rank_list(finding.culprit_ranks) if finding.culprit_ranks else ""),
+        ("waiting", rank_list(finding.waiting_ranks) if finding.waiting_ranks else ""),
+        ("group", group_words(finding.group) if finding.group else ""),
+        ("operation", " ".join(filter(None, (finding.op, f"#{finding.seq}" if finding.seq is not None else "")))),
+        ("step", "" if finding.step is None else str(finding.step)),
+        ("confidence", format_share(finding.confidence)),
+    ]
+    described = [
+        element("div", element("dt", name), element("dd", element("bdi", value))) for name, value in facts if value
+    ]
+    return element(
+        "article",
+        element(
+            "p",
+            element("span", finding.severity, class_=f"severity {finding.severity}"),
+            element("code", finding.kind),
+            class_="kind",
+        ),
+        element("p", finding.summary, class_="finding-summary"),
+        element("dl", *described, class_="facts"),
+        _list("What shows it", finding.evidence),
+        _list("What to do", finding.advice),
+        _render_sites("Where the culprits are", finding.culprit_call_sites),
+        _render_sites("Where the waiting ranks are", finding.call_sites),
+        class_="finding first" if first else "finding",
+    )
+
+
+def _list(title: str, sentences: Sequence[str]) -> Markup:
+    if not sentences:
+        return Markup("")
+    return join(
+        element("p", title, class_="label"),
+        element("ul", *(element("li", sentence) for sentence in sentences), class_="sentences"),
+    )
+
+
+def _render_sites(title: str, sites: dict[int, Site]) -> Markup:
+    if not sites:
+        return Markup("")
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for rank, site in sites.items():
+        by_place.setdefault((f"{site.file}:{site.line}", site.function), []).append(rank)
+    rows = [(rank_list(ranks), place, function) for (place, function), ranks in by_place.items()]
+    return join(
+        element("p", title, class_="label"), render_plain_table(("ranks", "line", "function"), rows, caption=title)
+    )
+
+
+def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
+    """Say what must get faster for the step to get faster."""
+    path = source.summary.critical_path
+    if path is None or not path.step_ns:
+        return render_nothing(
+            Nothing(
+                why="The critical path is not known.",
+                remedy="It takes steps on one clock whose operations were all seen to complete.",
+            )
+        )
+    groups = {group.name: group.axis or group.description for group in source.summary.groups}
+    kinds = [
+        [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
+        [
+            (f"transfer: {one.op}", f"{groups.get(one.group) or ''} group {one.group}".strip(), one.transfer_ns)
+            for one in path.operations
+        ],
+        [(f"work of rank {one.rank}", "", one.work_ns) for one in path.ranks],
+    ]
+    table = [
+        (what, where, format_duration(time), format_share(time / path.step_ns))
+        for rows in kinds
+        for what, where, time in sorted(rows, key=lambda row: -row[2])
+        if time
+    ]
+    return join(
+        element(
+            "p",
+            f"Mean of {path.steps} step{'' if path.steps == 1 else 's'} of {format_duration(path.step_ns)}. "
+            "Work by phase and all transfers sum to the step; work by rank is the same work, divided otherwise.",
+            class_="label",
+        ),
+        render_plain_table(("on the critical path", "of", "time per step", "share"), table, caption=panel.title),
+    )
+
+
+def render_clocks(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the clocks of the hosts."""
+    clocks = source.summary.clocks
+    if not clocks:
+        return render_nothing(Nothing(why="All ranks share one clock.", remedy="Its error is 0: they are on one host."))
+    rows = [
+        (
+            clock.host,
+            "not aligned" if clock.offset_ns is None else format_duration(clock.offset_ns),
+            "not known" if clock.error_ns is None else f"\u00b1 {format_duration(clock.error_ns)}",
+            clock.by or "the reference",
+        )
+        for clock in clocks
+    ]
+    return render_plain_table(("host", "added to its times", "error", "measured by"), rows, caption=panel.title)

@@ -1,0 +1,196 @@
+"""The verdict in one sentence: what holds the job up most, or why that cannot be told."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtprof.analysis.rank_exits import STOPPED
+from dtprof.analysis.results import PARTS, RankResult, Summary
+from dtprof.diagnosis.findings import Verdict
+from dtprof.report.figures.figure_numbers import format_duration, format_share
+
+NOTEWORTHY_SHARE = 0.10
+"""A part of less than this share of the step is not worth the headline."""
+MOST = 0.7
+"""Wait or transfer alone is named where it is at least this share of the exposed communication."""
+ENDED_WELL = ("finished", "running", "unknown")
+BROKEN = {"hang": "Hang", "crash": "Crash"}
+"""Outcomes of the diagnosis that come before everything else."""
+_MAX_NAMED_RANKS = 4
+_LOSSES = {
+    "bubble": ("in pipeline bubbles", "More microbatches or an interleaved schedule make them smaller."),
+    "data": ("waiting for data", "Give the loader more workers, or let it fetch ahead."),
+    "checkpoint": ("writing checkpoints", "Write them less often, or while training goes on."),
+    "host": (
+        "in host work outside every known phase",
+        "Look for logging, evaluation, or .item() between the phases of the step.",
+    ),
+    "idle": ("idle", "Look in the timeline for what the rank was about to do."),
+}
+"""Parts that are no work: what a rank does in them, and what helps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """What the page says first."""
+
+    verdict: str  # "good", "attention", "bad", "unknown"
+    label: str
+    sentence: str
+    advice: str = ""
+    evidence: str | None = None  # the panel that shows it
+    command: str | None = None  # what to type next
+
+
+def mean_parts(summary: Summary) -> dict[str, float] | None:
+    """Return the share of each part in the step, over all ranks whose step could be split; None without any."""
+    known = [rank for rank in summary.ranks if rank.partition_ns and rank.step_ns]
+    total = sum(rank.step_ns or 0 for rank in known)
+    if not total:
+        return None
+    return {part: sum((rank.partition_ns or {}).get(part, 0) for rank in known) / total for part in PARTS}
+
+
+def knows_stragglers(summary: Summary) -> bool:
+    """Tell whether ranks were looked at for stragglers, so that an empty list means that there are none."""
+    return summary.steps.used is not None and summary.clock_error_ns is not None and bool(summary.collectives)
+
+
+def split_topic(doubt: str) -> tuple[str, str]:
+    """Return what a sentence of `Summary.cannot_tell` is about ("" where it does not say) and the sentence."""
+    match = re.match(r"([a-z_0-9]+): (.+)", doubt, re.DOTALL)
+    return (match[1], match[2]) if match else ("", doubt)
+
+
+def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline:
+    """Say what matters most: a job that hung or ended badly, else where its time goes, else why that is not known."""
+    if verdict is not None and verdict.outcome in BROKEN and verdict.findings:
+        return _describe_finding(verdict, summary)
+    failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]
+    if failed or summary.missing_ranks:
+        return _describe_end(failed, summary)
+    shares = mean_parts(summary)
+    if shares is None:
+        return _describe_doubt(summary)
+    losses = {part: shares[part] for part in _LOSSES}
+    losses["communication"] = shares["exposed_wait"] + shares["exposed_transfer"]
+    largest = max(losses, key=losses.__getitem__)
+    if losses[largest] < NOTEWORTHY_SHARE:
+        return Headline(
+            verdict="good",
+            label="Healthy",
+            sentence=f"{_who_spends(summary, shares['compute'] + shares['optimizer'])} computing (forward, "
+            f"backward, optimizer); nothing else takes more than {format_share(losses[largest])}.",
+            evidence="step_parts",
+        )
+    if largest == "communication":
+        return _describe_communication(summary, shares)
+    what, advice = _LOSSES[largest]
+    if largest == "bubble" and summary.pipeline is not None and summary.pipeline.advice:
+        advice = summary.pipeline.advice[:1].upper() + summary.pipeline.advice[1:].rstrip(".") + "."
+    return Headline(
+        verdict="attention",
+        label="Attention",
+        sentence=f"{_who_spends(summary, losses[largest])} {what}.",
+        advice=advice,
+        evidence="bubble_parts" if largest == "bubble" else "step_parts",
+    )
+
+
+def _describe_finding(verdict: Verdict, summary: Summary) -> Headline:
+    first = verdict.findings[0]
+    return Headline(
+        verdict="bad",
+        label=BROKEN[verdict.outcome],
+        sentence=first.summary[:1].upper() + first.summary[1:].rstrip(".") + ".",
+        advice=first.advice[0] if first.advice else "",
+        evidence="findings",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
+    )
+
+
+def _who_spends(summary: Summary, share: float) -> str:
+    who = "The rank spends" if len(summary.ranks) == 1 else "Ranks spend"
+    length = f" of {format_duration(summary.steps.duration_ns.median)}" if summary.steps.duration_ns else ""
+    return f"{who} {format_share(share)} of a step{length}"
+
+
+def _describe_end(failed: list[RankResult], summary: Summary) -> Headline:
+    """Name first who ended by itself: those stopped by SIGTERM followed."""
+    stopped = [rank for rank in failed if rank.ended == STOPPED]
+    causes = [rank for rank in failed if rank.ended != STOPPED]
+    said = [f"rank {rank.rank} {_in_the_past(rank.ended)}" for rank in causes[:_MAX_NAMED_RANKS]]
+    if len(causes) > _MAX_NAMED_RANKS:
+        said.append(f"{len(causes) - _MAX_NAMED_RANKS} more ranks failed")
+    if stopped:
+        said.append(f"{_name_ranks([rank.rank for rank in stopped])} stopped by SIGTERM")
+    if summary.lost_ranks:
+        said.append(f"{_name_ranks(summary.lost_ranks)} left no records")
+    if summary.left_out_ranks:
+        said.append(f"{_name_ranks(summary.left_out_ranks)} took no part in the last attempt")
+    start = "The job did not end well" if failed else "The run is not whole"
+    return Headline(
+        verdict="bad",
+        label="Failed" if failed else "Incomplete",
+        sentence=f"{start}: {', '.join(said)}.",
+        evidence="measurement",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
+    )
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MAX_NAMED_RANKS]))
+    rest = len(ranks) - _MAX_NAMED_RANKS
+    return f"rank{'' if len(ranks) == 1 else 's'} {named}" + (f" and {rest} more" if rest > 0 else "")
+
+
+def _in_the_past(ended: str) -> str:
+    return f"was {ended}" if ended.startswith("killed") else ended
+
+
+def _describe_doubt(summary: Summary) -> Headline:
+    topics = [split_topic(doubt) for doubt in summary.cannot_tell]
+    telling = [sentence for topic, sentence in topics if topic == ("steps" if summary.ranks else "run")]
+    others = [sentence for _, sentence in topics]
+    why = next(iter([*telling, *others]), "no step could be split into its parts").rstrip(".")
+    return Headline(
+        verdict="unknown",
+        label="Cannot tell",
+        sentence=f"Cannot tell where the time goes: {why}.",
+        evidence="cannot_tell",
+        command=f"dtprof diagnose {shlex.quote(summary.run)}",
+    )
+
+
+def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> Headline:
+    wait, transfer = shares["exposed_wait"], shares["exposed_transfer"]
+    worst = max(summary.stragglers, key=lambda straggler: straggler.blame_ns_per_step or 0, default=None)
+    if worst is None:
+        late = "no rank holds the others up" if knows_stragglers(summary) else "for which rank is not known"
+        even_out = "Look in the timeline for what differs between ranks within a step."
+    else:
+        late = f"rank {worst.rank} is to blame in {format_share(worst.last_share)} of the steps waited in"
+        even_out = f"Compare rank {worst.rank} with the others: its share of the work, its data, its machine."
+    hide = "Larger or earlier operations, more overlap with backward, or fewer bytes make it shorter."
+    if wait >= MOST * (wait + transfer):
+        sentence = f"{_who_spends(summary, wait)} waiting for others; {late}."
+        advice, evidence = even_out, "timeline" if worst is None else "stragglers"
+    elif transfer >= MOST * (wait + transfer):
+        sentence = f"{_who_spends(summary, transfer)} moving data that no work hides{_name_busiest(summary)}."
+        advice, evidence = hide, "collectives"
+    else:
+        sentence = (
+            f"{_who_spends(summary, wait + transfer)} blocked by communication: {format_share(wait)} waiting for "
+            f"others, {format_share(transfer)} moving data; {late}."
+        )
+        advice, evidence = hide if worst is None else even_out, "step_parts"
+    return Headline(verdict="attention", label="Attention", sentence=sentence, advice=advice, evidence=evidence)
+
+
+def _name_busiest(summary: Summary) -> str:
+    known = [one for one in summary.collectives if one.exposed_ns]
+    if not known:
+        return ""
+    busiest = max(known, key=lambda one: (one.exposed_ns or 0) * one.count)
+    return f"; most of it is {busiest.op} of group {busiest.group}"

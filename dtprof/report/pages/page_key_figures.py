@@ -1,0 +1,239 @@
+"""The figures that matter, as cards, and the mean step as one bar."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dtprof.analysis.results import PARTS, Summary
+from dtprof.formatting import format_count, format_rate
+from dtprof.job.sound_records import list_ranks
+from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
+from dtprof.report.figures.palette import hue_of
+from dtprof.report.pages.page_headline import knows_stragglers, mean_parts
+from dtprof.report.pages.page_markup import Markup, element, join
+
+NOT_KNOWN = "not known"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFigure:
+    """One card: the key of its definition, its name, the figure, and what stands beside it."""
+
+    key: str
+    name: str
+    value: str
+    beside: str
+
+
+def key_figures(summary: Summary) -> list[KeyFigure]:
+    """Return the cards of the overview, in order; what is not known says so."""
+    return [
+        _step_time(summary),
+        _throughput(summary),
+        _exposed_communication(summary),
+        _overlap(summary),
+        _bubble(summary),
+        _peak_memory(summary),
+        _slowdown(summary),
+        _clock_error(summary),
+        _overhead(summary),
+        _events(summary),
+    ]
+
+
+def render_key_figures(summary: Summary, definitions: Mapping[str, str]) -> Markup:
+    """Return the bar of the mean step and the cards."""
+    cards = [
+        element(
+            "div",
+            element("dt", card.name),
+            element("dd", card.value, class_="value" if card.value != NOT_KNOWN else "value unknown"),
+            element("dd", card.beside, class_="beside"),
+            class_="card",
+            title=definitions.get(card.key),
+        )
+        for card in key_figures(summary)
+    ]
+    return join(_render_mean_step(summary), element("dl", *cards, class_="cards"))
+
+
+def _render_mean_step(summary: Summary) -> Markup:
+    shares = mean_parts(summary)
+    if shares is None:
+        return Markup("")
+    shown = [part for part in PARTS if shares[part] > 0]
+    segments = [
+        element(
+            "span",
+            style=f"flex-grow:{shares[part]:.5f};--hue:var(--hue-{part})",
+            class_="segment",
+            title=f"{hue_of(part).label}: {format_share(shares[part])}: {hue_of(part).meaning}",
+        )
+        for part in shown
+    ]
+    legend = [
+        element(
+            "li",
+            element("span", class_="swatch", style=f"--hue:var(--hue-{part})"),
+            f"{hue_of(part).label} ",
+            element("b", format_share(shares[part])),
+        )
+        for part in shown
+    ]
+    return element(
+        "div",
+        element("p", "A step, mean of all ranks", class_="label"),
+        element("div", *segments, class_="split", aria_hidden="true"),
+        element("ul", *legend, class_="legend"),
+        class_="mean-step",
+    )
+
+
+def _step_time(summary: Summary) -> KeyFigure:
+    spread, used = summary.steps.duration_ns, summary.steps.used
+    if spread is None or used is None:
+        return KeyFigure(key="step_time", name="Step time", value=NOT_KNOWN, beside=f"{summary.steps.count} steps")
+    low, high = format_duration(spread.p10), format_duration(spread.p90)
+    return KeyFigure(
+        key="step_time",
+        name="Step time",
+        value=format_duration(spread.median),
+        beside=f"p10\u2013p90 {low} \u2013 {high}; steps {used[0]}\u2013{used[1]} of {summary.steps.count}",
+    )
+
+
+def _throughput(summary: Summary) -> KeyFigure:
+    """Tokens where they are known, else samples: of the whole job."""
+    found = summary.throughput
+    tokens, samples = (found.tokens_per_s, found.samples_per_s) if found is not None else (None, None)
+    per_step = found and (found.samples_per_step if tokens is None else found.tokens_per_step)
+    if tokens is None and samples is None:
+        return KeyFigure(key="throughput", name="Tokens per second", value=NOT_KNOWN, beside="no batch was recognised")
+    what, rate = ("Samples", samples) if tokens is None else ("Tokens", tokens)
+    beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
+    if tokens is not None and samples is not None:
+        beside.append(f"{format_rate(samples)} samples/s")
+    return KeyFigure(
+        key="throughput",
+        name=f"{what} per second",
+        value=format_rate(rate or 0),
+        beside="; ".join(filter(None, beside)),
+    )
+
+
+def _exposed_communication(summary: Summary) -> KeyFigure:
+    name = "Exposed communication"
+    shares = mean_parts(summary)
+    if shares is None:
+        return KeyFigure(key="exposed_communication", name=name, value=NOT_KNOWN, beside="no step could be split")
+    transfer, wait = shares["exposed_transfer"], shares["exposed_wait"]
+    return KeyFigure(
+        key="exposed_communication",
+        name=name,
+        value=format_share(transfer + wait),
+        beside=f"of the step: {format_share(wait)} wait, {format_share(transfer)} transfer",
+    )
+
+
+def _overlap(summary: Summary) -> KeyFigure:
+    """Weigh every operation by how often and on how many ranks it ran."""
+    sizes = {group.name: len(group.ranks) for group in summary.groups}
+    known = [
+        (one.count * max(1, sizes.get(one.group, 1)), one.duration_ns, one.exposed_ns)
+        for one in summary.collectives
+        if one.duration_ns and one.exposed_ns is not None
+    ]
+    in_flight = sum(weight * duration for weight, duration, _ in known)
+    if not in_flight:
+        beside = "no collectives" if not summary.collectives else "completion times are missing"
+        return KeyFigure(key="overlap", name="Overlap", value=NOT_KNOWN, beside=beside)
+    exposed = sum(weight * exposed for weight, _, exposed in known)
+    return KeyFigure(
+        key="overlap",
+        name="Overlap",
+        value=format_share(max(0.0, 1 - exposed / in_flight)),
+        beside="of communication is hidden behind work",
+    )
+
+
+def _bubble(summary: Summary) -> KeyFigure:
+    pipeline = summary.pipeline
+    name = "Pipeline bubble"
+    if pipeline is None:
+        return KeyFigure(key="bubble", name=name, value="none", beside="no pipeline ran")
+    theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
+    beside = (
+        f"of its window; {theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
+    )
+    return KeyFigure(key="bubble", name=name, value=format_share(pipeline.bubble_fraction), beside=beside)
+
+
+def _peak_memory(summary: Summary) -> KeyFigure:
+    peaks = {rank.rank: rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None}
+    if not peaks:
+        return KeyFigure(key="peak_memory", name="Peak memory", value=NOT_KNOWN, beside="no memory samples")
+    worst, least = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
+    beside = f"rank {worst}" if worst == least else f"rank {worst}; least {format_bytes(peaks[least])}, rank {least}"
+    formula = next(rank.memory_formula for rank in summary.ranks if rank.rank == worst)
+    if formula is not None:
+        held, expected = format_bytes(formula.state_bytes), format_bytes(formula.state_formula_bytes)
+        beside += f"; model state {held}, by formula {expected}"
+    return KeyFigure(key="peak_memory", name="Peak memory", value=format_bytes(peaks[worst]), beside=beside)
+
+
+def _slowdown(summary: Summary) -> KeyFigure:
+    name = "Slowdown by stragglers"
+    if not summary.stragglers:
+        value, beside = NOT_KNOWN, "no waits were measured"
+        if summary.world_size == 1:
+            value, beside = "none", "one rank waits for nobody"
+        elif knows_stragglers(summary):
+            value, beside = "none", "no rank holds the others up"
+        return KeyFigure(key="slowdown", name=name, value=value, beside=beside)
+    worst = max(summary.stragglers, key=lambda one: (one.slowdown or 0, one.blame_ns_per_step or 0))
+    blame = worst.blame_ns_per_step
+    costs = f", costs others {format_duration(blame)} a step" if blame is not None else ""
+    if worst.slowdown is None:
+        return KeyFigure(key="slowdown", name=name, value=NOT_KNOWN, beside=f"rank {worst.rank}{costs}")
+    together = summary.stragglers[-1].slowdown_together
+    if len(summary.stragglers) > 1 and together is not None:
+        beside = f"{list_ranks(one.rank for one in summary.stragglers)} together"
+        return KeyFigure(key="slowdown", name=name, value=f"{together:.2f}\u00d7", beside=beside)
+    return KeyFigure(key="slowdown", name=name, value=f"{worst.slowdown:.2f}\u00d7", beside=f"rank {worst.rank}{costs}")
+
+
+def _clock_error(summary: Summary) -> KeyFigure:
+    error, num_hosts = summary.clock_error_ns, len(summary.hosts)
+    beside = "one host, one clock" if num_hosts == 1 else f"{num_hosts} hosts" if num_hosts else "hosts not known"
+    if error is None:
+        return KeyFigure(key="clock_error", name="Clock error", value=NOT_KNOWN, beside=beside)
+    return KeyFigure(
+        key="clock_error", name="Clock error", value=f"\u00b1{NBSP}{format_duration(error)}", beside=beside
+    )
+
+
+def _overhead(summary: Summary) -> KeyFigure:
+    overhead = summary.overhead
+    per_event = overhead.capture_ns_per_event
+    beside = f"{format_duration(per_event)} an event" if per_event is not None else "no events"
+    if overhead.share_of_step is None:
+        return KeyFigure(key="overhead", name="Own overhead", value=NOT_KNOWN, beside=beside)
+    return KeyFigure(
+        key="overhead",
+        name="Own overhead",
+        value=format_share(overhead.share_of_step),
+        beside=f"of the step; {beside}" + (f", {summary.tap} tap" if summary.tap else ""),
+    )
+
+
+def _events(summary: Summary) -> KeyFigure:
+    lost = [f"{format_count(summary.dropped_events)} dropped"] if summary.dropped_events else []
+    if summary.missing_ranks:
+        lost.append(f"{len(summary.missing_ranks)} rank{'' if len(summary.missing_ranks) == 1 else 's'} missing")
+    num_ranks = len(summary.ranks)
+    return KeyFigure(
+        key="events",
+        name="Events",
+        value=format_count(summary.events),
+        beside=f"{num_ranks} rank{'' if num_ranks == 1 else 's'} of {summary.world_size}; "
+        + (", ".join(lost) or "none dropped, none missing"),
+    )

@@ -1,0 +1,119 @@
+"""Memory as tables: what ranks hold beside their formulas, what the formulas assume, and what was left of memories."""
+
+from collections.abc import Sequence
+
+from dtprof.analysis.memory.memory_series import RankMemory
+from dtprof.analysis.results import MemoryFormula, MemoryGrowth, RankResult, Summary
+from dtprof.report.figures.drawing import Nothing
+from dtprof.report.figures.figure_numbers import SIZES, format_bytes, format_share
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.page_dashboard import Dashboard, Panel
+from dtprof.report.pages.page_markup import Markup, element, join
+from dtprof.report.pages.page_sections import render_nothing
+from dtprof.report.pages.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
+
+Pages = Sequence[Dashboard]
+SCHEMES = {
+    "none": "the whole of it on every rank",
+    "zero1": "optimizer state spread (ZeRO 1)",
+    "zero2": "gradients and optimizer state spread (ZeRO 2)",
+    "zero3": "all of it spread (ZeRO 3, FSDP)",
+}
+HOLDS = {True: "holds", False: "does not hold", None: "not known"}
+LEAKS = {True: "goes on growing", False: "does not", None: "too few samples"}
+NOT_SAMPLED = Nothing(
+    why="Memory was not sampled.",
+    remedy="Samples are taken at each step: let the job end one, with an optimizer or dtprof.step().",
+)
+
+
+def render_memory_table(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the ranks, one a row."""
+    ranks = [rank for rank in source.summary.ranks if rank.peak_bytes]
+    if not ranks:
+        return render_nothing(NOT_SAMPLED)
+    memory = source.closeup.memory.ranks if source.closeup else {}
+    courses = [memory.get(rank.rank, RankMemory(total=None)) for rank in ranks]
+    formulas = [rank.memory_formula for rank in ranks]
+    growths = [rank.memory_growth for rank in ranks]
+    columns = [
+        number_column("rank", "rank", [rank.rank for rank in ranks], lambda rank: str(round(rank))),
+        unit_column("peak", "peak", [rank.peak_bytes for rank in ranks], SIZES),
+        unit_column("state", "model state", [one.state_bytes if one else None for one in formulas], SIZES),
+        unit_column("formula", "by formula", [one.state_formula_bytes if one else None for one in formulas], SIZES),
+        unit_column("activations", "activations", [one.activation_bytes if one else None for one in formulas], SIZES),
+        unit_column(
+            "formula", "by formula", [one.activation_formula_bytes if one else None for one in formulas], SIZES
+        ),
+        unit_column("growth", "growth a step", [one.bytes_per_step if one else None for one in growths], SIZES),
+        text_column("leak", "leak", [_leak(one) for one in growths]),
+        number_column("fragmentation", "fragmentation", [course.fragmentation for course in courses], format_share),
+        number_column("oom", "out of memory", [len(rank.out_of_memory) for rank in ranks], lambda n: str(round(n))),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def _leak(growth: MemoryGrowth | None) -> str:
+    return LEAKS[growth.leaks if growth is not None else None]
+
+
+def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
+    """Say what the rank that holds most would hold by formula, the model spread otherwise too, and what is assumed."""
+    worst = _find_worst(source.summary)
+    formula = worst.memory_formula if worst is not None else None
+    if worst is None or formula is None:
+        return render_nothing(
+            Nothing(
+                why="What memory is held for was not recorded.",
+                remedy="It takes a model that runs forward and backward under `dtprof run`, and a step that ends.",
+            )
+        )
+    rows = [(text, format_bytes(nbytes), "as it is" if here else "") for text, nbytes, here in _list_schemes(formula)]
+    assumptions = [(one.text, HOLDS[one.holds]) for one in source.summary.memory_assumptions]
+    spread = f"over {formula.shards} ranks" if formula.shards > 1 else "on one rank"
+    return join(
+        element(
+            "p",
+            f"Rank {worst.rank} holds {format_bytes(formula.state_bytes)} of model state; by formula it is "
+            f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state {spread}:",
+            class_="label",
+        ),
+        render_plain_table(("spread", "model state of a rank", ""), rows, caption=panel.title),
+        element("p", "What the formulas assume:", class_="label"),
+        render_plain_table(("assumption", "in this run"), assumptions, caption=f"{panel.title}: assumptions"),
+    )
+
+
+def _find_worst(summary: Summary) -> RankResult | None:
+    known = [rank for rank in summary.ranks if rank.memory_formula is not None]
+    return max(known, key=lambda rank: rank.peak_bytes or 0, default=None)
+
+
+def _list_schemes(formula: MemoryFormula) -> list[tuple[str, int, bool]]:
+    """Return in words, in bytes and whether it is so in this run; one only where there is nobody to spread it over."""
+    return [
+        (SCHEMES.get(name, name), nbytes, name == formula.scheme)
+        for name, nbytes in formula.by_scheme_bytes.items()
+        if formula.shards > 1 or name == formula.scheme
+    ]
+
+
+def render_headroom(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List what was left of each memory, the scarcest first."""
+    found = source.summary.headroom
+    if not found:
+        return render_nothing(
+            Nothing(
+                why="The sizes of the memories are not known.",
+                remedy="The launcher samples its node: start the job with `dtprof run` on every node.",
+            )
+        )
+    columns = [
+        text_column("host", "host", [one.host for one in found]),
+        text_column("device", "memory of", [one.device for one in found]),
+        unit_column("capacity", "size", [one.capacity_bytes for one in found], SIZES),
+        unit_column("most", "most in use", [one.most_used_bytes for one in found], SIZES),
+        unit_column("headroom", "left", [one.headroom_bytes for one in found], SIZES),
+        number_column("share", "left of it", [one.headroom_bytes / one.capacity_bytes for one in found], format_share),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)

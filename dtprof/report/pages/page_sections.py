@@ -1,0 +1,226 @@
+"""Panels that are text, tables and cards: what needs no drawing."""
+
+import shlex
+from collections.abc import Callable, Sequence
+
+from dtprof.analysis.results import GroupResult, Summary
+from dtprof.formatting import format_count
+from dtprof.report.figures.drawing import Nothing
+from dtprof.report.figures.figure_numbers import DURATIONS, format_bytes, format_duration, format_share
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.page_dashboard import Dashboard, Panel
+from dtprof.report.pages.page_headline import knows_stragglers, split_topic, write_headline
+from dtprof.report.pages.page_markup import Markup, element, join
+from dtprof.report.pages.page_tables import number_column, render_plain_table, render_table, text_column, unit_column
+
+Pages = Sequence[Dashboard]
+
+
+def render_nothing(nothing: Nothing) -> Markup:
+    """Say why there is nothing to show, and how to get it."""
+    return element("p", element("b", nothing.why), " ", nothing.remedy, class_="nothing")
+
+
+def render_headline(_panel: Panel, source: Source, pages: Pages) -> Markup:
+    """Say the verdict, what shows it, and what to do."""
+    headline = write_headline(source.summary, source.verdict)
+    links = []
+    panels = [panel for page in pages for panel in page.panels]
+    anchor = next((panel.anchor for panel in panels if panel.name == headline.evidence), None)
+    if anchor is not None:
+        links.append(element("a", "Show the evidence", href=f"#{anchor}", class_="evidence"))
+    if headline.command:
+        links.append(element("span", "Next: ", element("code", headline.command, class_="command"), class_="next"))
+    return element(
+        "div",
+        element("p", headline.label, class_="verdict"),
+        element("p", headline.sentence, class_="sentence"),
+        element("p", headline.advice, class_="advice") if headline.advice else "",
+        element("p", *links, class_="links"),
+        class_=f"headline {headline.verdict}",
+    )
+
+
+def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List every kind of operation."""
+    summary = source.summary
+    rows = summary.collectives
+    if not rows:
+        return render_nothing(
+            Nothing(
+                why="No collective was recorded.",
+                remedy="A job of one rank has none; otherwise check under Quality of the measurement that every "
+                "rank was reached.",
+            )
+        )
+    described = {group.name: group for group in summary.groups}
+    groups = [described.get(one.group) for one in rows]
+    columns = [
+        text_column("op", "operation", [one.op for one in rows]),
+        text_column("group", "group", [_name_group(one.group, summary.groups) for one in rows]),
+        number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
+        text_column("api", "called by", [one.api or "\u2013" for one in rows]),
+        number_column("count", "count", [one.count for one in rows], _as_count),
+        number_column("bytes", "size", [one.bytes for one in rows], format_bytes),
+        unit_column("duration", "duration", [one.duration_ns for one in rows], DURATIONS),
+        unit_column("wait", "wait", [one.wait_ns for one in rows], DURATIONS),
+        unit_column("transfer", "transfer", [one.transfer_ns for one in rows], DURATIONS),
+        unit_column("exposed", "exposed", [one.exposed_ns for one in rows], DURATIONS),
+        number_column("overlap", "overlap", [one.overlap for one in rows], format_share),
+        number_column("busbw", "bus bandwidth\u00a0(GB/s)", [one.busbw_gb_per_s for one in rows]),
+    ]
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def _name_group(name: str, groups: Sequence[GroupResult]) -> str:
+    """Return the description of a group, with its name where another group has the same description."""
+    descriptions = {group.name: group.description for group in groups}
+    description = descriptions.get(name, "")
+    if not description:
+        return name
+    return description if list(descriptions.values()).count(description) == 1 else f"{description} ({name})"
+
+
+def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
+    """List the ranks that others wait for."""
+    summary = source.summary
+    rows = summary.stragglers
+    if not rows:
+        return render_nothing(_explain_no_straggler(summary))
+    columns = [
+        number_column("rank", "rank", [one.rank for one in rows], _as_count),
+        number_column("last_share", "to blame in", [one.last_share for one in rows], format_share),
+        unit_column("blame", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
+        number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
+    ]
+    if len(rows) > 1:
+        together = [one.slowdown_together for one in rows]
+        columns.append(number_column("together", "with those above", together, lambda x: f"{x:.2f}\u00d7"))
+    return render_table(columns, caption=panel.title, definitions=panel.definitions)
+
+
+def _explain_no_straggler(summary: Summary) -> Nothing:
+    if summary.world_size == 1:
+        return Nothing(why="The job has one rank: nobody waits for anybody.", remedy="")
+    if not knows_stragglers(summary):
+        return Nothing(
+            why="It is not known who was waited for.",
+            remedy="Waits are counted per step, in collectives that every member recorded on one clock.",
+        )
+    return Nothing(why="No rank holds the others up.", remedy="Waits, if any, are spread over the ranks.")
+
+
+def render_cannot_tell(_panel: Panel, source: Source, _: Pages) -> Markup:
+    """List what cannot be told, and why."""
+    summary = source.summary
+    if not summary.cannot_tell:
+        return element("p", "Everything on this page could be told from the run.", class_="nothing")
+    doubts = [split_topic(doubt) for doubt in summary.cannot_tell]
+    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in doubts]
+    return element("ul", *items, class_="sentences")
+
+
+def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
+    """Say what was recorded and how exactly."""
+    summary = source.summary
+    facts = [
+        ("command", shlex.join(summary.command) or "not known"),
+        ("hosts", ", ".join(summary.hosts) or "not known"),
+        ("backend", summary.backend or "not known"),
+        ("torch", summary.torch or "not known"),
+        ("tap", summary.tap or "not known"),
+        ("whole", "yes" if summary.complete else "no: a rank is missing, cut or still running"),
+        ("missing ranks", ", ".join(map(str, summary.missing_ranks)) or "none"),
+        ("events", f"{format_count(summary.events)}, {format_count(summary.dropped_events)} dropped"),
+        ("recorded time", _or_not_known(summary.wall_ns, format_duration)),
+        ("clock error", _or_not_known(summary.clock_error_ns, format_duration)),
+        ("recording took", f"{format_duration(summary.overhead.capture_ns_total)}, all ranks together"),
+        ("a recorded event cost", _or_not_known(summary.overhead.capture_ns_per_event, format_duration)),
+        ("share of the step", _or_not_known(summary.overhead.share_of_step, format_share)),
+    ]
+    described = [
+        element("div", element("dt", name), element("dd", element("bdi", value)), title=panel.definitions.get(name))
+        for name, value in facts
+    ]
+    return join(
+        element("dl", *described, class_="facts"),
+        element(
+            "details",
+            element("summary", f"Ranks ({len(summary.ranks)})"),
+            render_plain_table(
+                ("rank", "ended", "events", "step", "peak memory"),
+                [
+                    (
+                        str(rank.rank),
+                        rank.ended,
+                        format_count(rank.events),
+                        _or_not_known(rank.step_ns, format_duration),
+                        _or_not_known(rank.peak_bytes, format_bytes),
+                    )
+                    for rank in summary.ranks
+                ],
+                caption="Ranks of the run",
+            ),
+        ),
+        element(
+            "details",
+            element("summary", f"Process groups ({len(summary.groups)})"),
+            render_plain_table(
+                ("group", "description", "axis", "size", "ranks"),
+                [
+                    (
+                        group.name,
+                        group.description,
+                        group.axis or "\u2013",
+                        str(len(group.ranks)),
+                        ", ".join(map(str, group.ranks)),
+                    )
+                    for group in summary.groups
+                ],
+                caption="Process groups of the run",
+            ),
+        ),
+    )
+
+
+def _as_count(value: float) -> str:
+    return format_count(round(value))
+
+
+def _or_not_known(value: float | None, write: Callable[[float], str]) -> str:
+    return "not known" if value is None else write(value)
+
+
+def render_next_commands(_panel: Panel, source: Source, _: Pages) -> Markup:
+    """Say what to type next."""
+    summary = source.summary
+    run = shlex.quote(summary.run)
+    commands = [
+        (f"dtprof diagnose {run}", "what is wrong, with evidence, ranked"),
+        (f"dtprof summary {run}", "the same figures in the terminal"),
+        (f"dtprof summary {run} --json", "the same figures for a script"),
+        (f"dtprof export {run} --format perfetto -o trace.pftrace", "every operation, to open in Perfetto"),
+    ]
+    rows = [
+        element("div", element("dt", element("code", command, class_="command")), element("dd", does))
+        for command, does in commands
+    ]
+    return element("dl", *rows, class_="commands")
+
+
+def render_page_links(_panel: Panel, _source: Source, pages: Pages) -> Markup:
+    """Lead to the other pages, with the question that each answers."""
+    rows = [
+        element(
+            "li",
+            element("a", page.title, href=f"#page-{page.name}"),
+            element("span", page.question),
+        )
+        for page in pages
+        if page.name != "overview"
+    ]
+    if not rows:
+        return render_nothing(
+            Nothing(why="This report has one page.", remedy="Without --dashboard it has all of them.")
+        )
+    return element("ul", *rows, class_="page-links")

@@ -1,0 +1,1 @@
+"""Results as text of 80 columns, and as Markdown."""

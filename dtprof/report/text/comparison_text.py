@@ -1,0 +1,191 @@
+"""A comparison of two runs in text of 80 columns: the steps in a sentence, what differs in a table."""
+
+import shlex
+import textwrap
+from collections.abc import Sequence
+
+from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, STEP, Figure
+from dtprof.analysis.comparison.run_comparison import PEAK, Change, Comparison, RunSide
+from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, shorten
+
+WIDTH = 80
+LABEL = 12
+MAX_ROWS = 8
+NO_DIFFERENCE = "no difference that this noise can show"
+_HEAD = ("A", "B", "B - A", "between", "seen from")
+NAME_WIDTH = 26
+_TABLE_NAMES = {JOB: "the job", COLLECTIVES: "collectives", RANKS: "ranks"}
+_BETWEEN_RUNS = (
+    "how runs of one job differ from one another (another node, another hour) does not show in the steps of two runs: "
+    "to see it, compare two runs of the same job"
+)
+
+
+def comparison_text(result: Comparison) -> str:
+    """Return the text."""
+    lines = [*_side_lines("A", result.a), *_side_lines("B", result.b), *_labelled("steps", step_sentence(result))]
+    if _judged(result.changes):
+        lines += _labelled("all figures", _overall_sentence(result))
+    for table in (JOB, COLLECTIVES, RANKS):
+        lines += _table_lines(result, table)
+    if result.changes:
+        lines += [""]
+    for reason in result.cannot_compare:
+        lines += _labelled("not compared", reason)
+    if result.differs:
+        lines += _labelled("mind", _BETWEEN_RUNS)
+    lines.append(f"{'next':<{LABEL}} dtprof report {shlex.quote(result.b.run)}")
+    return join_lines(lines)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    lines = textwrap.wrap(text, WIDTH - LABEL - 1, break_on_hyphens=False) or [""]
+    return [f"{label if not i else '':<{LABEL}} {line}".rstrip() for i, line in enumerate(lines)]
+
+
+def _side_lines(name: str, side: RunSide) -> list[str]:
+    ranks = f"{side.world_size} rank{'' if side.world_size == 1 else 's'}"
+    steps = f"steps {side.used[0]} to {side.used[1]} of {side.num_steps}" if side.used else "no steps to measure"
+    facts = f": {ranks}, {steps}"
+    return _labelled(name, shorten(side.run, WIDTH - LABEL - 1 - len(facts)) + facts)
+
+
+def step_sentence(result: Comparison) -> str:
+    """Return what is to be said of the step times of both runs."""
+    step = result.step
+    if step is None:
+        return "cannot be compared"
+    if step.low is None or step.high is None or step.difference is None:
+        return f"not judged: {step.reason}"
+    between = f"between {_signed(step.low, step)} and {_signed(step.high, step)}"
+    share = f" ({100 * step.share:+.1f} %)" if step.share is not None else ""
+    if step.verdict == "none":
+        seen = format_ns(step.detectable)
+        return f"{NO_DIFFERENCE}: B - A is {between}; from {seen} a step on it would have been seen, 4 times of 5"
+    word = "longer" if step.difference > 0 else "shorter"
+    if step.verdict == "negligible":
+        return f"{word} in B by {format_ns(abs(step.difference))}{share}, less than {_percent(result.at_least)} counts"
+    return f"{word} in B by {format_ns(abs(step.difference))}{share}: {between}"
+
+
+def _judged(changes: Sequence[Change]) -> list[Change]:
+    return [change for change in changes if change.verdict != "unknown"]
+
+
+def _overall_sentence(result: Comparison) -> str:
+    differing = [change for change in result.changes if change.differs]
+    judged = _judged(result.changes)
+    small = sum(change.verdict == "negligible" for change in judged)
+    sure = f"all intervals hold together with {_percent(result.confidence)} confidence"
+    less = f"; {small} by less than {_percent(result.at_least)}" if small else ""
+    if not differing:
+        return f"{NO_DIFFERENCE} in any of {len(judged)}{less}; {sure}"
+    return f"{len(differing)} of {len(judged)} differ{less}; {sure}"
+
+
+def _table_lines(result: Comparison, table: str) -> list[str]:
+    changes = list(result.of_table(table))
+    if not changes:
+        return []
+    if table == JOB:
+        shown = [change for change in changes if not _is_small(change, result.step)]
+    else:
+        shown = sorted((c for c in changes if c.differs), key=lambda change: _weight(change, result.step))[:MAX_ROWS]
+    num_columns = len(_HEAD) + 1 if table == JOB else len(_HEAD)  # what differs was seen: no word on what would be
+    rows = [row[:num_columns] for row in [(_TABLE_NAMES[table], *_HEAD), *map(_cells, shown)]]
+    lines = ["", *format_table(rows)] if shown else [""]
+    left = [change for change in changes if change not in shown]
+    differing = sum(change.differs for change in left)
+    if differing:
+        lines += [f"{_TABLE_NAMES[table]}, {differing} more differ: --json"]
+    quiet = [change for change in left if change.verdict in ("none", "negligible")]
+    if quiet:
+        said = NO_DIFFERENCE
+        if any(change.verdict == "negligible" for change in quiet):
+            said += f", or less than {_percent(result.at_least)}"
+        other = "other " if shown else ""
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(quiet), other + 'figure')}: {said}")
+    unknown = [change for change in left if change.verdict == "unknown" and change.figure.name != PEAK]
+    if unknown:
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(unknown), 'figure')} not judged: {unknown[0].reason}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _sentence(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False)
+
+
+def _is_small(change: Change, step: Change | None) -> bool:
+    """Say whether a time is not worth a row: within the noise, and not a hundredth of the step in either run."""
+    if change.differs or change.figure.unit != "ns" or step is None or change.figure.name == STEP:
+        return False
+    if change.a is None or change.b is None:
+        return True
+    return max(change.a, change.b) < 0.01 * max(step.a or 0.0, step.b or 0.0)
+
+
+def _weight(change: Change, step: Change | None) -> tuple[int, float]:
+    """Order what differs: times by how much, then the rest."""
+    is_time = change.figure.unit == "ns"
+    return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
+
+
+def describe_change(change: Change, *, name_width: int | None = None) -> tuple[str, str, str, str, str, str]:
+    """Return name, A, B, difference, its interval, and from which difference on one would have been seen.
+
+    Parameters:
+        name_width: letters that the name may take; None: as many as it has.
+    """
+    between, seen = "", ""
+    if change.low is not None and change.high is not None:
+        low, high = _signed(change.low, change), _signed(change.high, change)
+        same_unit = low.split()[1:] == high.split()[1:]
+        between = f"{low.split()[0] if same_unit else low} .. {high}"
+    if change.detectable is not None:
+        seen = _format(change.detectable, change.figure)
+    difference = UNKNOWN if change.difference is None else _signed(change.difference, change)
+    a, b = (UNKNOWN if value is None else _format(value, change.figure) for value in (change.a, change.b))
+    return _name(change.figure, name_width), a, b, difference, between, seen
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    name, *rest = describe_change(change, name_width=NAME_WIDTH)
+    return (("* " if change.differs else "  ") + name, *rest)
+
+
+def _name(figure: Figure, width: int | None) -> str:
+    plain = figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
+    if figure.name == PEAK:
+        plain = "peak memory"
+    if figure.table == RANKS:
+        return f"rank {figure.rank} {plain}"
+    if figure.table == COLLECTIVES:
+        called = f" ({figure.api})" if figure.api and figure.api not in figure.op else ""
+        group = "world" if figure.group == "default_pg" else figure.group
+        whole = f"{figure.op}{called} {group}"
+        return (shorten(whole, width - len(plain) - 2) if width is not None else whole) + f": {plain}"
+    return plain
+
+
+def _format(value: float, figure: Figure) -> str:
+    if figure.unit == "ns":
+        return format_ns(value)
+    if figure.unit == "bytes":
+        return format_bytes(value)
+    if figure.unit == "fraction":
+        return f"{100 * value:.1f} %"
+    return format_rate(value) if figure.unit.endswith("/s") else f"{value:.4g}"
+
+
+def _signed(value: float, change: Change) -> str:
+    text = _format(abs(value), change.figure)
+    sign = "+" if value > 0 else "-" if value < 0 else ""
+    return f"{sign}{text}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:g} %"

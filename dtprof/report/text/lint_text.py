@@ -1,0 +1,44 @@
+"""What lint finds, as text: one paragraph a finding."""
+
+import textwrap
+
+from dtprof.formatting import join_lines
+from dtprof.lint.lint_findings import LintFinding, LintResult
+
+WIDTH = 110
+
+
+def lint_text(result: LintResult) -> str:
+    """Return the text: each finding with its place, why it matters and what to do, then how many there are."""
+    lines = [line for finding in result.findings for line in _lines(finding)]
+    lines += [line for problem in result.problems for line in _wrapped("cannot tell: ", problem)]
+    counted = [finding for finding in result.findings if finding.severity in ("error", "warning")]
+    total = f"{len(counted)} finding{'' if len(counted) == 1 else 's'}" if counted else "nothing found"
+    acquitted = len(result.findings) - len(counted)
+    more = [f"{acquitted} acquitted by the run"] if acquitted else []
+    more += [f"{result.ignored} ignored by comments"] if result.ignored else []
+    where = f"{result.files} file{'' if result.files == 1 else 's'}"
+    return join_lines([*lines, ", ".join([f"{total} in {where}", *more])])
+
+
+def _lines(finding: LintFinding) -> list[str]:
+    place = finding.place
+    lines = [f"{place.file}:{place.line}:{place.column}: {finding.severity}: {finding.kind}"]
+    lines += _wrapped("  ", finding.summary)
+    if finding.called_from is not None:
+        lines.append(f"  called from {finding.called_from.file}:{finding.called_from.line}")
+    if finding.ran is not None:
+        lines += _wrapped("  run: ", f"{finding.ran.verdict}: {finding.ran.text}")
+    if finding.severity in ("error", "warning"):
+        lines += [*_wrapped("  why: ", finding.why), *_wrapped("  do: ", finding.advice)]
+    return lines
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        label + text,
+        WIDTH,
+        subsequent_indent=" " * max(2, len(label)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,131 @@
+"""A summary as Markdown for an issue or a pull request, as GitHub renders it.
+
+Names come from the program and may hold anything: they stand in code, where no mention, link or tag is understood.
+"""
+
+import shlex
+from collections.abc import Sequence
+from html import escape
+
+from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.results import PARTS, CollectiveResult, Summary
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, shorten
+from dtprof.report.text.summary_text import without_bubble
+
+MAX_RANKS = 16
+MAX_COLLECTIVES = 10
+MAX_NAME = 160
+_PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 ./,=:%")
+
+
+def summary_markdown(summary: Summary) -> str:
+    """Return the Markdown, without a line feed at its end."""
+    sections = [
+        _headline(summary),
+        _rank_table(summary),
+        _collective_table(summary.collectives),
+        _notes(summary),
+        _doubts(tell_shortly(summary.cannot_tell)),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def as_code(text: str) -> str:
+    """Return a name as code, every character that Markdown or HTML may take for its own written as its number."""
+    plain = shorten(" ".join(text.split()), MAX_NAME)
+    return f"<code>{''.join(letter if letter in _PLAIN else f'&#{ord(letter)};' for letter in plain)}</code>"
+
+
+def _headline(summary: Summary) -> str:
+    hosts = f"{len(summary.hosts)} host{'s' if len(summary.hosts) != 1 else ''}"
+    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''} on {hosts}"]
+    parts += [escape(summary.backend)] if summary.backend else []
+    parts += [f"torch {escape(summary.torch)}"] if summary.torch else []
+    lines = [f"### dtprof: {as_code(' '.join(map(shlex.quote, summary.command)) or summary.run)}", "", ", ".join(parts)]
+    steps = summary.steps
+    if steps.used is not None and steps.duration_ns is not None:
+        first, last = steps.used
+        spread = steps.duration_ns
+        lines[-1] += (
+            f"; **{format_ns(spread.median)} a step** (median of steps {first} to {last}; p10 {format_ns(spread.p10)}, "
+            f"p90 {format_ns(spread.p90)})"
+        )
+    if summary.missing_words:
+        lines[-1] += f"; **{summary.missing_words}**"
+    return "\n".join(lines)
+
+
+def _rank_table(summary: Summary) -> str:
+    measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
+    if not measured:
+        return ""
+    parts = [part for part in PARTS if any((rank.partition_ns or {})[part] for rank in measured)]
+    rows = [["rank", "step", *(part.replace("_", " ") for part in parts)]]
+    by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
+    shown = measured if len(measured) <= MAX_RANKS else [*by_wait[: MAX_RANKS // 2], *by_wait[-MAX_RANKS // 2 :]]
+    for rank in shown:
+        cells = [format_ns(rank.step_ns), *(format_ns((rank.partition_ns or {})[part]) for part in parts)]
+        rows.append([str(rank.rank), *without_bubble(cells, parts, unknown=rank.rank in summary.unknown_bubble_ranks)])
+    total = sum(rank.step_ns or 0 for rank in measured)
+    sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in parts]
+    cells = ["100 %", *(format_fraction(value / total if total else 0.0) for value in sums)]
+    rows.append(["**share**", *without_bubble(cells, parts, unknown=bool(summary.unknown_bubble_ranks))])
+    more = len(measured) - len(shown)
+    note = f"\n\n{more} more ranks; shown are those that wait least and most." if more else ""
+    return _table(rows) + note
+
+
+def _collective_table(collectives: Sequence[CollectiveResult]) -> str:
+    if not collectives:
+        return ""
+    rows = [["operation", "group", "count", "bytes", "time", "wait", "exposed", "overlap"]]
+    for row in collectives[:MAX_COLLECTIVES]:
+        name = row.op if row.api is None or row.api == row.op else f"{row.op} ({row.api})"
+        overlap = UNKNOWN if row.overlap is None else format_fraction(row.overlap)
+        times = [format_ns(row.duration_ns), format_ns(row.wait_ns), format_ns(row.exposed_ns)]
+        rows.append(
+            [as_code(name), as_code(row.group), format_count(row.count), format_bytes(row.bytes), *times, overlap]
+        )
+    more = len(collectives) - MAX_COLLECTIVES
+    return _table(rows, left=2) + (f"\n\n{more} more kinds of operations." if more > 0 else "")
+
+
+def _notes(summary: Summary) -> str:
+    lines = []
+    if summary.pipeline is not None:
+        pipeline = summary.pipeline
+        theory = "" if pipeline.theory_fraction is None else f" (theory {pipeline.theory_fraction:.1%})"
+        lines.append(
+            f"- pipeline: {as_code(pipeline.schedule)}, {pipeline.stages} stages, {pipeline.microbatches} "
+            f"microbatches, bubble **{pipeline.bubble_fraction:.1%}**{theory}"
+        )
+    for straggler in summary.stragglers[:3]:
+        cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
+        blame = straggler.blame_ns_per_step
+        cost = f", the others wait {format_ns(blame)} a step for it" if blame else ""
+        lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")
+    peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
+    if peaks:
+        lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")
+    ends = sorted({rank.ended for rank in summary.ranks} - {"finished"})
+    if ends:
+        lines.append(f"- ended: {', '.join(map(escape, ends))}")
+    share = summary.overhead.share_of_step
+    cost = "not known" if share is None else f"{100 * share:.2f} % of a step"
+    clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
+    lines.append(f"- own cost: {cost}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
+    return "\n".join(lines)
+
+
+def _doubts(doubts: Sequence[str]) -> str:
+    if not doubts:
+        return ""
+    lines = "\n".join(f"- {as_code(doubt)}" for doubt in doubts)
+    things = f"{len(doubts)} thing{'s' if len(doubts) != 1 else ''}"
+    return f"<details><summary>{things} it cannot tell</summary>\n\n{lines}\n\n</details>"
+
+
+def _table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    head, *body = rows
+    rule = ["---" if i < left else "---:" for i in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))

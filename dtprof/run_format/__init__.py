@@ -1,1 +1,0 @@
-"""The run on disk: its schema, its writer and its reader."""

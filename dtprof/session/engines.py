@@ -1,0 +1,147 @@
+"""Where an analysing command does its work: the options, and the executor that they ask for."""
+
+import argparse
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from dtprof import settings
+from dtprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from dtprof.job.rank_executor import Executor
+    from dtprof.records.reader import Run
+
+ENGINES = ("local", "dask")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where the analysis runs."""
+
+    name: str = "local"
+    scheduler: str = ""  # of Dask; empty: a cluster is made on this host
+    jobs: int = 0  # 0: as many as pay
+    owns_process: bool = False  # what asks for it is a command: nobody else's threads, objects or settings are here
+
+
+IN_THIS_PROCESS = Engine(jobs=1)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a command."""
+    group = parser.add_argument_group("where the analysis runs")
+    for setting in settings.ANALYSIS_SETTINGS:
+        group.add_argument(setting.option, metavar=setting.metavar, help=f"{setting.help} [{setting.env}]")
+
+
+def chosen_engine(arguments: argparse.Namespace) -> Engine:
+    """Return what the options say, and the environment where they say nothing.
+
+    Raises:
+        UsageError: there is no such engine, or they contradict each other.
+    """
+    given = {setting: getattr(arguments, setting.option.removeprefix("--")) for setting in settings.ANALYSIS_SETTINGS}
+    name, scheduler, jobs = (
+        settings.from_environment(setting) if given[setting] is None else given[setting]
+        for setting in settings.ANALYSIS_SETTINGS
+    )
+    if name == "dask" and scheduler and given[settings.JOBS] is None:
+        jobs = ""  # what the environment says is for this host
+    engine = make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
+    return replace(engine, owns_process=True)
+
+
+def make_engine(name: str, *, scheduler: str = "", jobs: str = "", asked_for: bool = True) -> Engine:
+    """Return an engine from its settings; a scheduler that nobody asked for by hand is for Dask alone.
+
+    Raises:
+        UsageError: there is no such engine, or they contradict each other.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"--engine (or {settings.ENGINE.env}) is {name!r}; expected {' or '.join(ENGINES)}")
+    if name != "dask" and scheduler:
+        if asked_for:
+            raise UsageError(f"--scheduler was given with the engine {name}; expected --engine dask beside it")
+        scheduler = ""
+    if not jobs:
+        return Engine(name=name, scheduler=scheduler)
+    if not (jobs.isascii() and jobs.isdecimal() and int(jobs) > 0):
+        raise UsageError(
+            f"--jobs (or {settings.JOBS.env}) is {jobs!r}; expected a number of worker processes, for example 4; "
+            "1 works in this process"
+        )
+    if scheduler:
+        raise UsageError(
+            "--jobs and --scheduler (or DTPROF_SCHEDULER) exclude each other: a running scheduler has its workers"
+        )
+    return Engine(name=name, jobs=int(jobs))
+
+
+def open_run(path: Path, engine: Engine) -> "Run":
+    """Open a run: one at a URL is fetched here where it is analysed here, else by the workers.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+        MissingDependencyError: a package that the URL needs is not installed.
+    """
+    from dtprof.records import reader
+
+    return reader.open_piecemeal(path) if engine.name == "dask" else reader.open_run(path)
+
+
+@contextmanager
+def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
+    """Give an executor for the work on runs.
+
+    Raises:
+        MissingDependencyError, SchedulerError: Dask cannot be used.
+    """
+    from dtprof.job.rank_executor import THIS_PROCESS
+
+    if engine.name == "dask":
+        from dtprof.session.executors.dask_cluster import DaskWorkers
+
+        with DaskWorkers(scheduler=engine.scheduler, num=engine.jobs) as workers:
+            yield workers
+        return
+    from dtprof.session.executors.worker_counts import choose_jobs
+
+    if engine.jobs:
+        jobs = min(engine.jobs, max((len(run.folders) for run in runs), default=1) or 1)
+    else:
+        jobs = max((choose_jobs(run.folders) for run in runs), default=1)
+    if jobs == 1:
+        yield THIS_PROCESS
+        return
+    from dtprof.session.executors.local_processes import LocalProcesses
+    from dtprof.session.executors.memory_pools import give_back_large_blocks
+
+    if engine.owns_process:
+        give_back_large_blocks()  # what they send is large
+    with LocalProcesses(jobs, forked=engine.owns_process and threading.active_count() == 1) as processes:
+        yield processes
+
+
+@contextmanager
+def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
+    """Begin work that an executor does most of, while this process goes on; give what waits for its result.
+
+    Without workers it is done in this process, once somebody asks for its result.
+    """
+    from dtprof.job.rank_executor import THIS_PROCESS
+
+    if executor is THIS_PROCESS:
+        yield functools.cache(work)
+        return
+    thread = ThreadPoolExecutor(1, thread_name_prefix="dtprof-beside")
+    try:
+        yield thread.submit(work).result
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)  # what fails here ends the workers, and so the work

@@ -1,0 +1,169 @@
+"""Worker processes of this host."""
+
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import BinaryIO, Protocol, TypeVar, cast
+
+import dtprof
+from dtprof.errors import WorkerLostError
+from dtprof.session.executors import worker_process
+
+ENDING_S = 5
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class _Process(Protocol):
+    """What `subprocess.Popen` and a forked process have in common."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; return its exit status, or the number of the signal that ended it, negated.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended yet.
+        """
+
+
+class _Forked:
+    """A copy of this process that does nothing but tasks."""
+
+    def __init__(self, tasks: int, results: int, others: Sequence[int]) -> None:
+        """Fork; the worker's ends of its pipes are given, and what it must not hold open."""
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=worker_process.work_as_copy, args=(tasks, results, others), daemon=True)
+        self._process.start()
+        self.kill = self._process.kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, as `subprocess.Popen` does."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("worker", timeout or 0)
+        return self._process.exitcode
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: _Process
+    tasks: BinaryIO
+    results: BinaryIO
+
+
+class LocalProcesses:
+    """Processes that do tasks and end with this one.
+
+    They are fresh interpreters, which know nothing of the program that this process runs; or forked: copies of this
+    process, which begin at once and have loaded what it has. Only a command that has no threads yet may fork.
+    """
+
+    def __init__(self, num: int, *, forked: bool = False) -> None:
+        """Set the number."""
+        self.at_once = 2 * num
+        self._num = num
+        self._forked = forked
+        self._workers: list[_Worker] = []
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._threads = ThreadPoolExecutor(num, thread_name_prefix="dtprof-worker")
+
+    def __enter__(self) -> "LocalProcesses":
+        """Start them, away from the terminal: Ctrl-C is for this process, which ends them."""
+        try:
+            if self._forked:
+                gc.freeze()  # what all share is not to be touched, and so copied, by a worker that looks for garbage
+            for _ in range(self._num):
+                started = self._fork() if self._forked else _start()
+                self._workers.append(started)
+                self._idle.put(started)
+        except OSError as error:
+            self.__exit__(type(error), error, None)
+            raise WorkerLostError(
+                f"worker {len(self._workers) + 1} of {self._num} cannot be started ({error.strerror}); "
+                "use fewer, for example --jobs 1"
+            ) from error
+        finally:
+            gc.unfreeze()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """End them; at once where the work was cut short."""
+        if kind is not None:
+            for one in self._workers:
+                one.process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for one in self._workers:
+            for pipe in (one.tasks, one.results):
+                with suppress(OSError):  # what it did not take
+                    pipe.close()
+        for one in self._workers:
+            one.process.wait()
+
+    def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """Hand over one task."""
+        return self._threads.submit(self._let_do, work, task)
+
+    def _let_do(self, work: Callable[[Task], Result], task: Task) -> Result:
+        """Have an idle worker do a task: there is one for every thread."""
+        idle = self._idle.get()
+        try:
+            pickle.dump((work, task), idle.tasks, protocol=pickle.HIGHEST_PROTOCOL)
+            idle.tasks.flush()
+            result, error = pickle.load(idle.results)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            raise WorkerLostError(
+                f"a worker process ended before its work was done ({_how_ended(idle.process)}). "
+                "Fewer need less memory: --jobs 1 works in one process"
+            ) from None
+        finally:
+            self._idle.put(idle)
+        if error is not None:
+            raise error
+        done: Result = result
+        return done
+
+    def _fork(self) -> _Worker:
+        taken, tasks = os.pipe()
+        results, given = os.pipe()
+        others = [pipe.fileno() for one in self._workers for pipe in (one.tasks, one.results)]
+        process = _Forked(taken, given, [tasks, results, *others])
+        os.close(taken)
+        os.close(given)
+        return _Worker(process, os.fdopen(tasks, "wb"), os.fdopen(results, "rb"))
+
+
+def _start() -> _Worker:
+    ours = str(Path(dtprof.__file__).parents[1])
+    others = os.environ.get("PYTHONPATH")
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": f"{ours}{os.pathsep}{others}" if others else ours}
+    command = [sys.executable, "-P", "-m", worker_process.__name__]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return _Worker(process, cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout))
+
+
+def _how_ended(process: _Process) -> str:
+    try:
+        status = process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        status = process.wait()
+    return f"killed by signal {-status}, perhaps for want of memory" if status < 0 else f"exit status {status}"

@@ -1,0 +1,112 @@
+"""Ask the ranks of a running job on this host for a window or a snapshot, and wait until they have answered."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.errors import OutputError, UsageError
+from dtprof.records import trace_requests, writer
+from dtprof.records.rank_processes import find_processes
+from dtprof.records.reader import Run
+from dtprof.records.strings import read_strings
+from dtprof.records.tables import Snapshot, Window
+from dtprof.records.trace_requests import TraceRequest
+from dtprof.session.run_diagnosis import is_alive
+
+LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """How the ranks answered."""
+
+    request: str
+    complete: bool  # all ranks asked have taken what was asked
+    told: tuple[str, ...]  # what went wrong, a sentence each
+
+
+@dataclass(kw_only=True)
+class _Asked:
+    rank: int
+    pid: int
+    folder: Path
+
+
+def take_now(run: Run, ranks: Sequence[int], *, steps: int, memory: bool, timeout_s: float) -> Taken:
+    """Ask these ranks, and wait for their files.
+
+    Raises:
+        UsageError: none of them runs on this host.
+        OutputError: their folders cannot be written to.
+    """
+    asked = _running(run, ranks)
+    request = TraceRequest(id=uuid.uuid4().hex[:12], steps=steps, memory=memory)
+    try:
+        for one in asked:
+            trace_requests.put(one.folder, request)
+    except OSError as error:
+        _withdraw(asked)
+        raise OutputError(
+            f"{asked[0].folder} cannot be written to ({error.strerror}): run as the job's user"
+        ) from error
+    deadline_s = time.monotonic() + timeout_s
+    left, told = list(asked), []
+    try:
+        while left and time.monotonic() < deadline_s:
+            # In this order: what a rank wrote before it ended is seen.
+            ended = {one.rank for one in left if not is_alive(one.pid, run.path)}
+            left = [one for one in left if not _has_answered(one.folder, request)]
+            told += [f"rank {one.rank} ended before it answered" for one in left if one.rank in ended]
+            left = [one for one in left if one.rank not in ended]
+            if left:
+                time.sleep(LOOK_EVERY_S)
+    finally:
+        waiting = _withdraw(left)
+    for one in left:
+        if one.rank in waiting:
+            told.append(
+                f"rank {one.rank} ended no step in {timeout_s:g} s; `dtprof stacks {run.name}` says what it does"
+            )
+        else:
+            told.append(
+                f"rank {one.rank} has begun and not ended within {timeout_s:g} s: `dtprof trace {run.name}` later"
+            )
+    told += [reason for one in asked if (reason := _failure(one, request))]
+    return Taken(request=request.id, complete=not told, told=tuple(told))
+
+
+def _running(run: Run, ranks: Sequence[int]) -> list[_Asked]:
+    found = [
+        _Asked(rank=process.rank, pid=process.pid, folder=max(run.folders[process.rank])[1])
+        for process in find_processes(run.folders)
+        if process.rank in ranks and process.boot_id == writer.boot_id() and is_alive(process.pid, run.path)
+    ]
+    if not found:
+        raise UsageError(
+            f"{run.name}: none of its ranks runs on this host, so none can be asked; expected a job that runs. "
+            "`dtprof run --trace-steps A:B` takes a window of one that is to run"
+        )
+    return found
+
+
+def _withdraw(asked: Sequence[_Asked]) -> set[int]:
+    """Take back what has not been taken; return of which ranks."""
+    return {one.rank for one in asked if trace_requests.withdraw(one.folder)}
+
+
+def _has_answered(folder: Path, request: TraceRequest) -> bool:
+    strings = read_strings(folder, [])
+    windows = [one for one in strings.windows.values() if one.request == request.id]
+    snapshots = [one for one in strings.snapshots if one.request == request.id]
+    return (not request.steps or any(one.state != "begun" for one in windows)) and (
+        not request.memory or bool(snapshots)
+    )
+
+
+def _failure(one: _Asked, request: TraceRequest) -> str:
+    strings = read_strings(one.folder, [])
+    answers: list[Window | Snapshot] = [*strings.windows.values(), *strings.snapshots]
+    failed = [answer.reason for answer in answers if answer.request == request.id and answer.state == "failed"]
+    return f"rank {one.rank}: {failed[0]}" if failed else ""

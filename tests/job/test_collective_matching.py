@@ -1,0 +1,156 @@
+"""Matching operations across ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtprof.job.api_names import find_apis
+from dtprof.job.collective_matching import (
+    MEETING,
+    Family,
+    Meetings,
+    RankMeetings,
+    describe_operations,
+    match_operations,
+    merge,
+)
+from dtprof.job.rank_batches import batch_ranks
+from dtprof.records.tables import Array
+from tests.builders import START_NS, RankBuilder
+
+
+def describe(builder: RankBuilder) -> RankMeetings:
+    batch = batch_ranks([builder.tables()])
+    apis = [find_apis(batch.tables[0], batch.operations.of(0))]
+    (described,) = describe_operations(batch, apis, match_operations(batch))
+    return described
+
+
+def meet(builders: Sequence[RankBuilder]) -> Meetings:
+    meetings = Meetings()
+    for builder in builders:
+        meetings.add(describe(builder))
+    return meetings
+
+
+def test_the_last_to_start_is_the_last_to_arrive() -> None:
+    ranks = [RankBuilder(i, world_size=3) for i in range(3)]
+    for rank, start in zip(ranks, (10, 40, 20), strict=True):
+        rank.op("all_reduce", start, 60)
+    ((family, table),) = meet(ranks).tables.items()
+    assert family == Family("0", (0, 1, 2), 3, 0)
+    row = table[0]
+    assert (row["num_seen"], row["last_rank"], row["first_rank"]) == (3, 1, 0)
+    assert (row["first_start"] - START_NS, row["last_start"] - START_NS) == (10, 40)
+    assert row["min_duration"] == 20
+
+
+def test_groups_of_one_name_with_other_members_do_not_meet() -> None:
+    # torch may give disjoint groups the same name: ranks 0, 1 and ranks 2, 3 each have a group "tp".
+    ranks = [RankBuilder(i, world_size=4) for i in range(4)]
+    for rank in ranks:
+        members = (0, 1) if rank.rank < 2 else (2, 3)
+        rank.op("all_reduce", 10, 20, group=rank.group("tp", members))
+    assert sorted(family.ranks for family in meet(ranks).tables) == [(0, 1), (2, 3)]
+
+
+def test_a_group_made_again_under_its_old_name_counts_apart() -> None:
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for rank in ranks:
+        rank.op("all_reduce", 10, 20)
+        rank.op("all_reduce", 30, 40, group=rank.group("0", (0, 1)))
+    tables = meet(ranks).tables
+    assert [family.generation for family in tables] == [0, 1]
+    assert all(len(table) == 1 for table in tables.values())
+
+
+def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
+    # Rank 0 sends tag 1, tag 2, tag 1; rank 1 receives tag 2 first. The second message of tag 1 meets at 30 and 35.
+    sender, receiver = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
+    for start, tag in ((10, 1), (20, 2), (30, 1)):
+        sender.op("send", start, start + 1, peer=1, tag=tag)
+    for start, tag in ((15, 2), (25, 1), (35, 1)):
+        receiver.op("recv", start, start + 1, peer=0, tag=tag)
+    ((family, table),) = meet([sender, receiver]).tables.items()
+    assert (family.sender, family.receiver, family.members) == (0, 1, 2)
+    starts = [[int(row["first_start"]) - START_NS, int(row["last_start"]) - START_NS] for row in table]
+    assert starts == [[10, 25], [30, 35], [15, 20]]
+
+
+def test_a_receive_from_any_source_is_counted_as_unmatched() -> None:
+    rank = RankBuilder(0, world_size=2)
+    rank.op("recv", 10, 20, peer=-1)
+    (matched,) = match_operations(batch_ranks([rank.tables()]))
+    assert matched.unmatched == 1
+
+
+def test_different_operations_at_one_position_are_marked() -> None:
+    a, b = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
+    a.op("all_reduce", 10, 20)
+    b.op("broadcast", 10, 20, peer=0)
+    (table,) = meet([a, b]).tables.values()
+    assert table["mixed_ops"].tolist() == [True]
+
+
+def test_positions_that_do_not_ascend_with_time_are_put_in_order() -> None:
+    rank = RankBuilder(0, world_size=2)
+    for seq, begin in ((2, 10), (0, 20), (1, 30)):
+        rank.op("all_reduce", begin, begin + 5, seq=seq)
+    (matched,) = match_operations(batch_ranks([rank.tables()]))
+    assert [rows.tolist() for rows in matched.rows] == [[1, 2, 0]]
+    assert [seqs.tolist() for seqs in matched.seqs] == [[0, 1, 2]]
+
+
+def test_more_operations_than_are_combined_at_once_meet_each_its_own() -> None:
+    ranks = [RankBuilder(i, world_size=2) for i in range(2)]
+    for number in range(3000):  # the first one comes 3 ns before the second at even positions, after it at odd ones
+        for rank, begin in zip(ranks, (number * 100, number * 100 + 3 - number % 2 * 6), strict=True):
+            rank.op("all_reduce", begin + 10, begin + 50)
+    (table,) = meet(ranks).tables.values()
+    assert table["seq"].tolist() == list(range(3000))
+    assert table["last_rank"].tolist() == [1, 0] * 1500
+    assert (table["num_seen"] == 2).all()
+
+
+def test_hosts_that_do_not_share_a_clock_are_marked() -> None:
+    a, b = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2, boot_id="boot-b")
+    for rank in (a, b):
+        rank.op("all_reduce", 10, 20)
+    (table,) = meet([a, b]).tables.values()
+    assert table["mixed_hosts"].tolist() == [True]
+
+
+@st.composite
+def meeting_tables(draw: st.DrawFn) -> list[Array]:
+    """Draw the rows of several ranks in one family, each with its own positions."""
+    tables = []
+    for rank in range(draw(st.integers(2, 4))):
+        seqs = sorted(draw(st.sets(st.integers(0, 5), max_size=5)))
+        rows = np.zeros(len(seqs), MEETING)
+        rows["seq"], rows["num_seen"] = seqs, 1
+        starts = [draw(st.integers(0, 5)) for _ in seqs]
+        rows["first_start"] = rows["last_start"] = starts
+        rows["last_rank"] = rows["first_rank"] = rank
+        rows["root_start"], rows["root_rank"] = -1, -1
+        rows["min_duration"] = [draw(st.integers(0, 9)) for _ in seqs]
+        for column in ("op", "api", "host"):
+            rows[column] = [draw(st.integers(0, 1)) for _ in seqs]
+        tables.append(rows)
+    return tables
+
+
+@given(meeting_tables())
+def test_ranks_may_be_merged_in_any_order(tables: list[Array]) -> None:
+    forwards, backwards = tables[0], tables[-1]
+    for table in tables[1:]:
+        forwards = merge(forwards, table)
+    for table in tables[-2::-1]:
+        backwards = merge(backwards, table)
+    # `host` only names some host where they are mixed.
+    for column in set(MEETING.names or ()) - {"host"}:
+        assert forwards[column].tolist() == backwards[column].tolist()
+    seqs = np.concatenate([table["seq"] for table in tables])
+    assert forwards["seq"].tolist() == sorted(set(seqs.tolist()))
+    assert forwards["num_seen"].sum() == len(seqs)

@@ -1,0 +1,390 @@
+"""The feed of a live page: what changed and no more, in a bounded share of the time."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from dtprof.diagnosis.findings import Verdict
+from dtprof.errors import DtprofError
+from dtprof.monitor.live_run import LiveWindow
+from dtprof.monitor.newest_step import NewestStep, measure_newest_step
+from dtprof.monitor.polling_interval import Pace
+from dtprof.monitor.run_monitor import MIN_STILL_S
+from dtprof.monitor.web import page_feed as feed_module
+from dtprof.monitor.web.page_feed import DRAW_SHARE, Feed
+from dtprof.report.figures.figure_source import Source
+from dtprof.report.pages.page_dashboard import Dashboard, load_report
+from dtprof.report.pages.page_documents import Document, render_page
+from dtprof.report.pages.page_panels import panel_names
+from dtprof.session.run_diagnosis import diagnose_run
+from tests import builders
+from tests.builders import RankBuilder
+from tests.monitor.test_live_window import MS, STEP, two_ranks
+from tests.monitor.test_top import running, tell_mismatch
+
+Result = TypeVar("Result")
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def done_at_once(work: Callable[[], Result], /) -> Future[Result]:
+    """Do work before anything else."""
+    future: Future[Result] = Future()
+    try:
+        future.set_result(work())
+    except DtprofError as error:
+        future.set_exception(error)
+    return future
+
+
+def feed_of(
+    run: Path,
+    clock: Callable[[], float],
+    cpu: Callable[[], float] | None = None,
+    diagnose: Callable[[Path], Verdict] = diagnose_run,
+) -> Feed:
+    return Feed(
+        run,
+        pages=lambda source: load_report(panel_names(), available=source.available),
+        diagnose=diagnose,
+        clock=clock,
+        cpu=cpu or clock,
+        begin=done_at_once,
+    )
+
+
+def grow(run: Path, num_steps: int, scratch: Path) -> None:
+    """Let the run go on to so many steps."""
+    rewrite(run, two_ranks(num_steps), scratch)
+
+
+def rewrite(run: Path, ranks: Sequence[RankBuilder], scratch: Path) -> None:
+    """Let the run hold what these ranks recorded."""
+    grown = running(ranks, scratch)
+    for rank in ("rank-00000.0", "rank-00001.0"):
+        with (run / rank / "events.00000").open("r+b") as file:
+            file.write((grown / rank / "events.00000").read_bytes())
+
+
+def test_only_what_changed_is_sent(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    source, pages, documents, version = feed.first()
+    assert source.summary.steps.count == 8
+    assert set(documents) == {panel.anchor for page in pages for panel in page.panels}
+    everything = feed.since(0)["documents"]
+    assert set(everything) == {panel.anchor for panel in pages[0].panels}
+    assert feed.since(version)["documents"] == {}
+    grow(run, 12, tmp_path / "grown")
+    clock.now += 30
+    news = feed.since(version)
+    assert news["version"] > version
+    assert news["status"]["text"].startswith("running, step 12")
+    assert 0 < len(news["documents"]) < len(everything)
+    assert feed.since(news["version"])["documents"] == {}
+
+
+def test_page_is_drawn_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    *_, version = feed.first()
+    drawn = []
+
+    def note(page: Dashboard, source: Source, pages: Sequence[Dashboard]) -> dict[str, Document]:
+        drawn.append(page.name)
+        return render_page(page, source, pages)
+
+    monkeypatch.setattr(feed_module, "render_page", note)
+    feed.since(version, "memory")
+    grow(run, 12, tmp_path / "grown")
+    clock.now += 3
+    newest = feed.since(version, "memory")["version"]
+    assert (newest, drawn) == (version + 1, ["memory"])
+    assert "memory-course" in feed.since(version, "memory")["documents"]
+    assert "step-times" in feed.since(version, "overview")["documents"]
+    assert feed.since(newest, "overview")["documents"] == {}
+    assert drawn == ["memory", "overview"]
+
+
+def test_page_that_there_is_not_is_the_first_one(tmp_path: Path) -> None:
+    feed = feed_of(running(two_ranks(8), tmp_path / "run"), Clock())
+    assert feed.since(0, "<script>")["documents"].keys() == feed.since(0)["documents"].keys()
+
+
+def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock, cpu = Clock(), Clock()
+    feed = feed_of(run, clock, cpu)
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)  # a second of drawing
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 1
+    news = feed.since(version)
+    assert news["version"] == version
+    assert news["status"]["text"].startswith("running, step 9")
+    assert news["status"]["text"].endswith("; figures as of step 8 (1 s ago)")
+    clock.now += 1.0 / DRAW_SHARE
+    assert feed.since(version)["version"] == version + 1
+
+
+def test_mismatch_is_shown_though_no_rank_moves(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    summary = tell_mismatch(run, 3, after_s=12)
+    clock.now += 5
+    news = feed.since(version)
+    assert any(summary in alarm for alarm in news["status"]["alarms"])
+    assert feed.source is not None
+    assert [one.summary for one in feed.source.told] == [summary]
+    assert "hang" in news["pages"]
+    clock.now += 1
+    assert feed.since(news["version"])["documents"] == {}
+
+
+def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    ranks[1].op("all_reduce", 900 * MS)
+    run = running(ranks, tmp_path / "run")
+    clock = Clock()
+    diagnosed = []
+
+    def diagnose(path: Path) -> Verdict:
+        diagnosed.append(clock.now)
+        return diagnose_run(path)
+
+    feed = feed_of(run, clock, diagnose=diagnose)
+    feed.since(0)
+    assert len(diagnosed) == 1
+    clock.now += 1
+    feed.since(0)
+    assert len(diagnosed) == 1
+    clock.now += MIN_STILL_S
+    alarms = feed.since(0)["status"]["alarms"]
+    assert alarms[0].startswith("nothing has moved for")
+    assert len(diagnosed) == 2
+
+
+def test_pace_keeps_to_its_share() -> None:
+    clock = Clock()
+    pace = Pace(every_s=1.0, share=0.01, clock=clock)
+    count, busy = 0, 0.0
+    for _ in range(10_000):
+        clock.now += 0.1
+        if pace.is_due:
+            clock.now += 0.2
+            busy += 0.2
+            count += 1
+            pace.charge(0.2)
+    assert count > 10
+    assert busy / (clock.now - 100) <= 0.0101
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_what_was_seen_last_stays_when_the_run_is_gone(how: str, tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    run.rename(tmp_path / "elsewhere")
+    clock.now += 5
+    news = feed.since(0)
+    assert news["status"]["state"] == "gone"
+    assert "what was seen last stays" in news["status"]["text"]
+    assert news["documents"]
+    if how == "moved":  # and back
+        (tmp_path / "elsewhere").rename(run)
+        clock.now += 5
+        assert feed.since(version)["status"]["state"] == "running"
+
+
+def test_whole_run_is_shown_once_it_has_ended(tmp_path: Path) -> None:
+    run = running(two_ranks(80), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    source, *_ = feed.first()
+    assert source.summary.steps.used is not None
+    assert source.summary.steps.used[0] >= 30
+    ended = builders.write_run(tmp_path / "ended", two_ranks(80))
+    (run / "run.json").write_bytes((ended / "run.json").read_bytes())
+    clock.now += 1
+    assert feed.since(0)["status"] == {
+        "state": "ended",
+        "text": "ended with exit status 0, step 80",
+        "age": "",
+        "alarms": ["rank 0 was slow: 20.0 ms a step in backward"],
+    }
+    assert feed.source is not None
+    assert feed.source.summary.steps.used is not None
+    assert feed.source.summary.steps.used[0] < 10
+
+
+def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "AT_ONCE_S", 0)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    version = feed.since(0)["version"]
+    begun: list[tuple[Callable[[], Any], Future[Any]]] = []
+
+    def begin(work: Callable[[], Any]) -> Future[Any]:
+        begun.append((work, Future()))
+        return begun[-1][1]
+
+    feed._begin = begin
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 300
+    news = feed.since(version)
+    assert (news["version"], len(begun)) == (version, 2)  # the pages and the newest step are under way
+    assert news["status"]["text"].startswith("running, step 9; figures as of step 8 (5 min ago)")
+    assert "Step 8, the newest" in news["now"]
+    for work, future in begun:
+        future.set_result(work())
+    clock.now += 1
+    news = feed.since(version)
+    assert news["version"] == version + 1
+    assert news["status"]["age"] == "step 9 (1 s ago)"
+    assert "Step 9, the newest" in news["now"]
+
+
+def test_newest_step_is_measured_when_another_has_ended_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def measure(records: LiveWindow) -> NewestStep | None:
+        found = measure_newest_step(records)
+        measured.append(found.number if found is not None else 0)
+        return found
+
+    monkeypatch.setattr(feed_module, "measure_newest_step", measure)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock)
+    feed.since(0)
+    ranks = two_ranks(8)
+    for rank in ranks:
+        rank.sample("rss_bytes", 9 * STEP, 1 << 30)
+    rewrite(run, ranks, tmp_path / "sampled")
+    for _ in range(3):
+        clock.now += 10
+        feed.since(0)
+    grow(run, 9, tmp_path / "grown")
+    clock.now += 10
+    feed.since(0)
+    assert measured == [8, 9]
+
+
+def test_chart_of_steps_is_continued_between_two_drawings(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock, cpu = Clock(), Clock()
+    feed = feed_of(run, clock, cpu)
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)  # a second of drawing
+    grow(run, 11, tmp_path / "grown")
+    clock.now += 1
+    news = feed.since(version, after=8)
+    assert (news["version"], news["documents"]) == (version, {})
+    assert [point["step"] for point in news["course"]] == [8, 9, 10, 11]
+    assert news["course"][-1] == {
+        "step": 11,
+        "edge": STEP,
+        "band": STEP,
+        "ink": STEP,
+        "text": "<b>step 11</b><br>median 100\u00a0ms",
+        "ranks": [(0, STEP), (1, STEP)],
+    }
+    assert [point["step"] for point in feed.since(version, after=10)["course"]] == [10, 11]
+    assert feed.since(version)["course"] == []  # to a page without the chart
+    clock.now += 1.0 / DRAW_SHARE  # drawn anew, from where that ends
+    news = feed.since(version, after=11)
+    assert "step-times" in news["documents"]
+    assert [point["step"] for point in news["course"]] == [11]
+
+
+def test_chart_of_steps_goes_on_after_nobody_has_looked_for_long(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    for steps in (9, 10):
+        grow(run, steps, tmp_path / f"grown-{steps}")
+        clock.now += 1
+        feed.since(version)
+    assert [point["step"] for point in feed._course] == [8, 9, 10]
+    grow(run, 200, tmp_path / "later")  # of which the newest 50 are kept
+    clock.now += 1
+    feed.since(version)
+    seen = [point["step"] for point in feed._course]
+    assert seen == list(range(seen[0], 201))
+    assert 140 < seen[0] < 160
+    grow(run, 201, tmp_path / "one-more")
+    clock.now += 1
+    assert [point["step"] for point in feed.since(version, after=199)["course"]] == [199, 200, 201]
+
+
+def test_course_of_steps_begins_anew_with_an_attempt(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    ranks = two_ranks(4)
+    for rank in ranks:
+        rank.attempt = 1
+    again = running(ranks, tmp_path / "again")
+    for folder in ("rank-00000.1", "rank-00001.1"):
+        (again / folder).rename(run / folder)
+    clock.now += 1
+    feed.since(version)
+    assert [point["step"] for point in feed._course] == [2, 3, 4]
+
+
+def test_steps_that_the_chart_is_continued_with_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "MAX_COURSE", 5)
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    feed.since(0)
+    feed._draw_pace.charge(1.0)
+    for steps in range(9, 30, 3):
+        clock.now += 1
+        grow(run, steps, tmp_path / f"grown-{steps}")
+        feed.since(0)
+    assert [point["step"] for point in feed._course] == [23, 24, 25, 26, 27]
+
+
+def test_table_of_this_moment_shows_names_as_text(tmp_path: Path) -> None:
+    ranks = two_ranks(8)
+    for rank in ranks:
+        rank.span("phase:<script>alert(1)</script>", 900 * MS)
+    news = feed_of(running(ranks, tmp_path / "run"), Clock()).since(0)
+    assert "&lt;script&gt;" in news["now"]
+    assert "<script" not in news["now"]
+
+
+def test_verdict_follows_a_turn_though_drawing_is_not_due(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock = Clock()
+    feed = feed_of(run, clock, Clock())
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)
+    summary = tell_mismatch(run, 3, after_s=12)
+    clock.now += 2
+    assert feed.since(version)["version"] == version + 1
+    assert feed.source is not None
+    assert [one.summary for one in feed.source.told] == [summary]

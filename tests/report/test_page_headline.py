@@ -1,0 +1,147 @@
+"""The verdict says what matters most, and only what the summary holds."""
+
+from dataclasses import replace
+
+import pytest
+
+from dtprof.analysis.results import PARTS, Summary
+from dtprof.report.pages.page_headline import mean_parts, split_topic, write_headline
+from tests.report.example_summaries import MS, STEP_NS, empty_summary, summary_of
+
+
+def with_parts(**parts_ms: int) -> Summary:
+    """Return two ranks with these parts; compute takes what is left of 200 ms."""
+    parts = {**dict.fromkeys(PARTS, 0), **{name: length * MS for name, length in parts_ms.items()}}
+    parts["compute"] = STEP_NS - sum(parts.values())
+    summary = summary_of(num_ranks=2)
+    return replace(summary, ranks=tuple(replace(rank, partition_ns=parts) for rank in summary.ranks))
+
+
+def said(summary: Summary) -> str:
+    return write_headline(summary).sentence.replace("\u00a0", " ")
+
+
+def test_waits_for_a_straggler_name_it() -> None:
+    # waits: 60, 60, 10, 60 of 200 ms: 47.5 / 200 = 24 %; the 20 ms of transfer are not waits
+    assert said(summary_of()) == (
+        "Ranks spend 24 % of a step of 200 ms waiting for others; rank 2 is to blame in 86 % of the steps waited in."
+    )
+
+
+def test_waits_without_a_straggler_blame_nobody() -> None:
+    assert said(with_parts(exposed_wait=60)) == (
+        "Ranks spend 30 % of a step of 200 ms waiting for others; no rank holds the others up."
+    )
+
+
+def test_without_a_common_clock_nobody_is_cleared() -> None:
+    summary = replace(with_parts(exposed_wait=60), clock_error_ns=None, hosts=("a", "b"))
+    assert said(summary) == ("Ranks spend 30 % of a step of 200 ms waiting for others; for which rank is not known.")
+
+
+def test_transfer_names_the_operation_that_exposes_most() -> None:
+    headline = write_headline(with_parts(exposed_transfer=50, exposed_wait=4))
+    assert headline.sentence.endswith("moving data that no work hides; most of it is all_reduce of group 0.")
+    assert headline.evidence == "collectives"
+
+
+def test_wait_and_transfer_together_count_where_neither_stands_out() -> None:
+    assert said(with_parts(exposed_transfer=18, exposed_wait=18)) == (
+        "Ranks spend 18 % of a step of 200 ms blocked by communication: 9.0 % waiting for others, 9.0 % moving data; "
+        "no rank holds the others up."
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("data", "waiting for data"),
+        ("checkpoint", "writing checkpoints"),
+        ("bubble", "in pipeline bubbles"),
+        ("host", "in host work outside every known phase"),
+        ("idle", "idle"),
+    ],
+)
+def test_every_other_loss_has_its_sentence_and_advice(part: str, words: str) -> None:
+    summary = with_parts(**{part: 50})
+    assert said(summary) == f"Ranks spend 25 % of a step of 200 ms {words}."
+    assert write_headline(summary).advice
+
+
+def test_a_job_that_computes_is_healthy() -> None:
+    headline = write_headline(with_parts(data=4, optimizer=10))
+    assert headline.verdict == "good"
+    assert headline.sentence.replace("\u00a0", " ") == (
+        "Ranks spend 98 % of a step of 200 ms computing (forward, backward, optimizer); "
+        "nothing else takes more than 2.0 %."
+    )
+
+
+def test_a_rank_that_was_killed_comes_before_where_the_time_goes() -> None:
+    summary = summary_of(num_ranks=3)
+    killed = replace(summary.ranks[1], ended="killed by SIGKILL")
+    left = replace(summary.ranks[2], ended="exited 1")
+    headline = write_headline(replace(summary, ranks=(summary.ranks[0], killed, left)))
+    assert headline.verdict == "bad"
+    assert headline.sentence == "The job did not end well: rank 1 was killed by SIGKILL, rank 2 exited 1."
+    assert headline.command == "dtprof diagnose dtprof-runs/20261121-101500-train"
+
+
+def test_who_was_stopped_comes_after_who_failed() -> None:
+    summary = summary_of(num_ranks=4)
+    ended = ("killed by SIGTERM", "killed by SIGKILL", "killed by SIGTERM", "killed by SIGTERM")
+    ranks = tuple(replace(rank, ended=how) for rank, how in zip(summary.ranks, ended, strict=True))
+    assert said(replace(summary, ranks=ranks)) == (
+        "The job did not end well: rank 1 was killed by SIGKILL, ranks 0, 2, 3 stopped by SIGTERM."
+    )
+
+
+def test_a_run_without_ranks_says_that_and_not_what_follows_from_it() -> None:
+    doubts = ("run: no rank left a log", "steps: no rank ended a step")
+    summary = replace(empty_summary(), ranks=(), world_size=0, cannot_tell=doubts)
+    assert said(summary) == "Cannot tell where the time goes: no rank left a log."
+
+
+def test_missing_ranks_are_named_and_counted() -> None:
+    summary = replace(summary_of(num_ranks=2), missing_ranks=tuple(range(2, 10)))
+    assert said(summary) == "The run is not whole: ranks 2, 3, 4, 5 and 4 more left no records."
+
+
+def test_many_failed_ranks_do_not_fill_the_headline() -> None:
+    summary = summary_of(num_ranks=64)
+    failed = tuple(replace(rank, ended="exited 1") for rank in summary.ranks)
+    assert said(replace(summary, ranks=failed)).endswith("rank 3 exited 1, 60 more ranks failed.")
+
+
+def test_cannot_tell_says_why_and_prefers_what_is_said_of_steps() -> None:
+    summary = replace(empty_summary(), cannot_tell=("pipeline: not recorded", "steps: none ended on rank 0"))
+    headline = write_headline(summary)
+    assert headline.verdict == "unknown"
+    assert headline.sentence == "Cannot tell where the time goes: none ended on rank 0."
+    assert said(replace(summary, cannot_tell=())) == (
+        "Cannot tell where the time goes: no step could be split into its parts."
+    )
+
+
+def test_a_running_job_is_not_a_failed_one() -> None:
+    summary = summary_of(num_ranks=1)
+    running = replace(summary, ranks=(replace(summary.ranks[0], ended="running"),))
+    assert write_headline(running).verdict != "bad"
+
+
+def test_the_command_is_safe_to_paste() -> None:
+    summary = replace(empty_summary(), run="runs/my run; rm -rf x")
+    assert write_headline(summary).command == "dtprof diagnose 'runs/my run; rm -rf x'"
+
+
+def test_mean_parts_sum_to_one_and_weigh_ranks_by_their_steps() -> None:
+    shares = mean_parts(summary_of())
+    assert shares is not None
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["exposed_wait"] == pytest.approx((60 * 3 + 10) / 800)
+    assert mean_parts(empty_summary()) is None
+
+
+def test_topics_are_split_off_sentences() -> None:
+    assert split_topic("busbw_gb_per_s: not defined") == ("busbw_gb_per_s", "not defined")
+    assert split_topic("Rank 3 is missing: no log") == ("", "Rank 3 is missing: no log")
