@@ -17,7 +17,7 @@ IDLE = "idle"
 """What the doubt is about that every run has of which no device was recorded."""
 
 
-def list_doubts(
+def list_caveats(
     *,
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
@@ -44,8 +44,8 @@ def list_doubts(
     subjects = {reason.partition(":")[0] for reason in lacks} - {"run", "collectives", "steps"}
     found = (
         *_of_records(facts, missing, run_problems, stale, restarts),
-        *used.doubts,
-        *_of_clocks(one_clock, clocks, boots, sum(reduction.in_doubt for reduction in reductions)),
+        *used.caveats,
+        *_of_clocks(one_clock, clocks, boots, sum(reduction.uncertain for reduction in reductions)),
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *(
             [f"collectives: {format_count(unlisted)} more rows cost less and are not listed, nor all groups"]
@@ -58,17 +58,17 @@ def list_doubts(
         *stragglers,
         *_never_recorded(used, reductions),
     )
-    return (*lacks, *(doubt for doubt in found if doubt.partition(":")[0] not in subjects))
+    return (*lacks, *(caveat for caveat in found if caveat.partition(":")[0] not in subjects))
 
 
-def tell_shortly(doubts: Sequence[str]) -> list[str]:
+def tell_shortly(caveats: Sequence[str]) -> list[str]:
     """Return doubts for people: less what holds of most runs, and what is said of several figures said once."""
     subjects: dict[str, list[str]] = {}
-    for doubt in doubts:
-        subject, _, reason = doubt.partition(": ")
-        if subject != IDLE and doubt != NO_PIPELINE:
-            subjects.setdefault(reason if subject.endswith("_per_s") else doubt, []).append(subject)
-    return [told if told in doubts else f"{', '.join(named)}: {told}" for told, named in subjects.items()]
+    for caveat in caveats:
+        subject, _, reason = caveat.partition(": ")
+        if subject != IDLE and caveat != NO_PIPELINE:
+            subjects.setdefault(reason if subject.endswith("_per_s") else caveat, []).append(subject)
+    return [told if told in caveats else f"{', '.join(named)}: {told}" for told, named in subjects.items()]
 
 
 def _of_records(
@@ -78,20 +78,20 @@ def _of_records(
     stale: Sequence[int],
     restarts: int,
 ) -> list[str]:
-    doubts = []
+    caveats = []
     if not facts:
-        doubts.append("run: no rank left a log")
+        caveats.append("run: no rank left a log")
     unknown = [rank for rank in missing if rank not in stale]
     if unknown and facts:
-        doubts.append(f"run: {list_ranks(unknown)} left no log; what was done there is not known")
+        caveats.append(f"run: {list_ranks(unknown)} left no log; what was done there is not known")
     if restarts:
-        doubts.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
+        caveats.append(f"run: the job was restarted; only the last attempt ({restarts}) is shown")
     if stale:
-        doubts.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
+        caveats.append(f"run: {list_ranks(stale)} took no part in the last attempt: left out")
     problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]
-    doubts += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
+    caveats += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        doubts.append(f"run: {_count(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
+        caveats.append(f"run: {_count(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
     for sentence, ranks in (
         ("stopped recording early (disk full?)", [fact.rank for fact in facts if fact.truncated]),
         ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
@@ -100,35 +100,35 @@ def _of_records(
         ("did not close the log: killed, or still running", [fact.rank for fact in facts if not fact.closed]),
     ):
         if ranks:
-            doubts.append(f"run: {list_ranks(ranks)} {sentence}")
+            caveats.append(f"run: {list_ranks(ranks)} {sentence}")
     noted = dict.fromkeys(note for fact in facts for note in fact.notes)
     for note in list(noted)[:MAX_PROBLEMS]:
-        doubts.append(f"run: {list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")
-    return doubts
+        caveats.append(f"run: {list_ranks([fact.rank for fact in facts if note in fact.notes])} noted: {note}")
+    return caveats
 
 
-def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], in_doubt: int) -> list[str]:
-    doubts = []
+def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], uncertain: int) -> list[str]:
+    caveats = []
     if not one_clock:
         unknown = [rank for rank, boot in boots.items() if boot not in clocks.errors_ns]
-        doubts.append(
+        caveats.append(
             f"clock_error_ns: the clocks of the hosts of {list_ranks(unknown or boots)} are not aligned with the "
             "others; across them waits are estimated from durations, stragglers count only where clocks are, and the "
             "timeline is left out"
         )
     for boot, beyond_ns in clocks.contradicted.items():
         ranks = [rank for rank, own in boots.items() if own == boot]
-        doubts.append(
+        caveats.append(
             f"clock_error_ns: the records of {list_ranks(ranks)} contradict what is known of the clock of their host "
             f"by {format_ns(int(beyond_ns))}; it may have jumped. It was aligned by the records as far as possible"
         )
-    if in_doubt:
+    if uncertain:
         error = format_ns(worst_error_ns(clocks, boots.values()))
-        doubts.append(
-            f"wait_ns: {_count(in_doubt, 'wait')} across hosts came below the error of the clocks, up to {error}: "
+        caveats.append(
+            f"wait_ns: {_count(uncertain, 'wait')} across hosts came below the error of the clocks, up to {error}: "
             "who came last there is not known; the shortest duration seen stands for the transfer"
         )
-    return doubts
+    return caveats
 
 
 def _of_operations(
@@ -138,61 +138,61 @@ def _of_operations(
     *,
     any_operations: bool,
 ) -> list[str]:
-    doubts = []
+    caveats = []
     if any(fact.tap == "python" for fact in facts):
-        doubts.append(
+        caveats.append(
             "transfer_ns: the Python tap sees a completion at its wait or at the rank's next event; durations and "
             "transfers are upper bounds, bandwidths lower ones (the native tap sees each at once)"
         )
     if facts and not any_operations:
-        doubts.append("collectives: none was recorded in the steps used")
+        caveats.append("collectives: none was recorded in the steps used")
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:
-        doubts.append(
+        caveats.append(
             f"collectives: completion of {_count(unobserved, 'operation')} is not observed (device tensors, or a back "
             "end other than gloo); how long that took and the partition of the steps around it are not known"
         )
     mixed = sum(reduction.mixed for reduction in reductions)
     if mixed:
-        doubts.append(
+        caveats.append(
             f"collectives: {_count(mixed, 'operation')} met a different operation at the same position of the group; "
             "waits there are not known. Run dtprof diagnose"
         )
     if impossible := [reduction for reduction in reductions if reduction.impossible]:
         most = max(reduction.most_impossible_ns for reduction in impossible)
         ranks = list_ranks([reduction.rank for reduction in impossible])
-        doubts.append(
+        caveats.append(
             f"clock_error_ns: {_count(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
             f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
             "The shortest duration seen stands for the transfer there"
         )
-    estimated = sum(one.estimated - one.in_doubt - one.impossible for one in reductions)
+    estimated = sum(one.estimated - one.uncertain - one.impossible for one in reductions)
     if estimated:
-        doubts.append(
+        caveats.append(
             f"wait_ns: for {_count(estimated, 'operation')} not every member's arrival is known on one clock; the "
             "shortest duration seen stands for the transfer"
         )
     not_known = sum(reduction.not_known for reduction in reductions)
     if not_known:
-        doubts.append(
+        caveats.append(
             f"wait_ns: of {_count(not_known, 'operation')} the other members' records are missing; all exposed time of "
             "such counts as exposed_wait"
         )
     dropped = sum(row.dropped_records for row in collectives)
     if dropped:
-        doubts.append(
+        caveats.append(
             f"collectives: of {_count(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
             "bytes, also those outside the used steps, and in no time"
         )
     unmatched = sum(fact.unmatched for fact in facts)
     if unmatched:
-        doubts.append(
+        caveats.append(
             f"collectives: {_count(unmatched, 'operation')} could not be matched (receives from any source, messages "
             "after dropped events, groups without a record): left out"
         )
     if any(row.op in NO_BUSBW for row in collectives):
-        doubts.append("busbw_gb_per_s: not defined for gather and scatter")
-    return doubts
+        caveats.append("busbw_gb_per_s: not defined for gather and scatter")
+    return caveats
 
 
 def _count(number: int, what: str) -> str:
@@ -203,21 +203,21 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
     if not any(fact.memory_categories for fact in facts):
         return ["memory: what it is held for is not known; that takes two steps of an optimizer"] if facts else []
     unknown = {name for fact in facts for name, held in fact.memory_categories.items() if held is None}
-    doubts = []
+    caveats = []
     if "activations" in unknown:
-        doubts.append(
+        caveats.append(
             "memory: activations are not known where no forward pass is recorded, or an allocator other than "
             "glibc's or CUDA's is used"
         )
     if "communication" in unknown:
-        doubts.append("memory: buffers of communication are known under DDP and FSDP only")
+        caveats.append("memory: buffers of communication are known under DDP and FSDP only")
     told = [activation_bytes(fact.model_share) is not None for fact in facts]
     if "activations" not in unknown and not all(told) and (any(told) or any(map(_is_tensor_parallel, facts))):
-        doubts.append(
+        caveats.append(
             "activation formula: only the layers that torch.distributed.tensor.parallel spreads tell the sizes that it "
             "takes"
         )
-    return doubts
+    return caveats
 
 
 def _is_tensor_parallel(fact: RankFacts) -> bool:

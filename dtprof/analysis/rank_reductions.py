@@ -102,7 +102,7 @@ class RankReduction:
     not_known: int  # operations of several members whose arrival is not known
     mixed: int  # operations that met a different one
     path: RankPath | None = None  # for the critical path
-    in_doubt: int = 0  # operations whose wait is smaller than the error of the clocks
+    uncertain: int = 0  # operations whose wait is smaller than the error of the clocks
     impossible: int = 0  # operations that ended before the last rank had begun them
     most_impossible_ns: int = 0  # by so much at most
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
@@ -265,14 +265,14 @@ def reduce_ranks(
             chosen & (timing.source == ESTIMATED),
             chosen & (timing.source == NOT_KNOWN),
             timing.mixed,
-            chosen & timing.in_doubt,
+            chosen & timing.uncertain,
             chosen & (timing.impossible > 0),
         )
     ]
     ranks = []
     for i, one in enumerate(stack.ranks):
         tables, windows, num_steps = one.placed.tables, one.windows, len(one.windows)
-        num_unobserved, estimated, not_known, mixed, in_doubt, impossible = (own[i] for own in counts)
+        num_unobserved, estimated, not_known, mixed, uncertain, impossible = (own[i] for own in counts)
         ranks.append(
             RankReduction(
                 rank=tables.rank,
@@ -288,7 +288,7 @@ def reduce_ranks(
                 estimated=estimated,
                 not_known=not_known,
                 mixed=mixed,
-                in_doubt=in_doubt,
+                uncertain=uncertain,
                 impossible=impossible,
                 most_impossible_ns=int(most_impossible[i]),
                 serialised=serialised[i],

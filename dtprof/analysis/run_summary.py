@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from dtprof.analysis.caveats import list_doubts
+from dtprof.analysis.caveats import list_caveats
 from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
@@ -172,10 +172,10 @@ def summarise_closely(
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
-    pipeline, pipeline_doubts = measure_pipelines(
+    pipeline, pipeline_caveats = measure_pipelines(
         list(pipelines.values()), windows, used, staged=[fact.rank for fact in facts if _is_stage(fact)]
     )
-    stragglers, straggler_doubts = _stragglers(
+    stragglers, straggler_caveats = _stragglers(
         facts,
         reductions,
         pipelines,
@@ -185,7 +185,7 @@ def summarise_closely(
         durations=durations,
     )
     every_group = (group for fact in facts for group in fact.groups.values())
-    throughput, throughput_doubts = measure_throughput(steps, surveys.consumed, every_group, used)
+    throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
     summary = Summary(
         run=run.name,
         command=run.manifest.command,
@@ -218,7 +218,7 @@ def summarise_closely(
         pipeline=pipeline,
         stragglers=stragglers,
         timeline=draw_timeline([reduction.bars for reduction in reductions if reduction.bars is not None]),
-        cannot_tell=list_doubts(
+        cannot_tell=list_caveats(
             facts=facts,
             reductions=reductions,
             any_operations=bool(reduced.rows),
@@ -229,9 +229,9 @@ def summarise_closely(
             run_problems=run.problems,
             stale=stale,
             restarts=newest_attempt(run),
-            pipeline=pipeline_doubts,
-            throughput=throughput_doubts,
-            stragglers=straggler_doubts,
+            pipeline=pipeline_caveats,
+            throughput=throughput_caveats,
+            stragglers=straggler_caveats,
             clocks=clocks,
             boots=surveys.boots,
             lacks=run.manifest.cannot_tell,

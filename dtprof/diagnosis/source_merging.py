@@ -19,7 +19,7 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
     telling = [verdict for verdict in verdicts if verdict.faults]
     main = max(telling, key=_weight) if telling else _plain(verdicts)
     findings = list(main.findings)
-    doubts = [text for verdict in verdicts if verdict is not main for text in _unlike(main, verdict)]
+    caveats = [text for verdict in verdicts if verdict is not main for text in _unlike(main, verdict)]
     for verdict in telling:
         if verdict is main:
             continue
@@ -29,7 +29,7 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
             findings[0] = replace(findings[0], evidence=(*findings[0].evidence, f"{source}: {other.summary}"))
         else:
             blamed = rank_list(other.culprit_ranks) if other.culprit_ranks else "no rank"
-            doubts.append(f"{source} blames {blamed} ({other.kind}): {other.summary}")
+            caveats.append(f"{source} blames {blamed} ({other.kind}): {other.summary}")
     seen = {rank for verdict in verdicts for rank in verdict.ranks_seen}
     missing = {rank for verdict in verdicts for rank in verdict.ranks_missing} - seen
     others = telling or verdicts
@@ -40,7 +40,7 @@ def join(verdicts: Sequence[Verdict]) -> Verdict:
         ranks_seen=tuple(sorted(seen)),
         ranks_missing=tuple(sorted(missing)),
         findings=tuple(findings),
-        cannot_tell=(*doubts, *(text for texts in reasons for text in texts)),
+        cannot_tell=(*caveats, *(text for texts in reasons for text in texts)),
     )
 
 

@@ -45,7 +45,7 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     if not common:
         return None
     number = max(common)
-    used = UsedSteps(count=number, first=number, last=number, warm_up=0, doubts=())
+    used = UsedSteps(count=number, first=number, last=number, warm_up=0, caveats=())
     durations, parts = {}, {}
     windows = find_windows(list(surveys.pipelines.values()))
     errors = state_errors(surveys.clocks, surveys.boots)

@@ -41,7 +41,7 @@ def train(
 
 
 def told(summary: Summary, words: str) -> bool:
-    return any(words in doubt for doubt in summary.cannot_tell)
+    return any(words in caveat for caveat in summary.cannot_tell)
 
 
 def check_invariants(summary: Summary) -> None:
@@ -356,7 +356,7 @@ def test_what_ranks_noted_of_trouble_is_told_once_with_its_ranks(tmp_path: Path)
         with (run / paths.rank_folder_name(rank, 0) / paths.STRINGS).open("a") as strings:
             strings.write(f'{{"k":"note","t_ns":1,"text":"{text}"}}\n')
     summary = summarise(open_run(run))
-    noted = [doubt for doubt in summary.cannot_tell if "noted" in doubt]
+    noted = [caveat for caveat in summary.cannot_tell if "noted" in caveat]
     assert noted == [
         "run: ranks 0, 2 noted: memory is not recorded",
         "run: rank 2 noted: a phase is not recorded",

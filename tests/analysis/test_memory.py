@@ -105,10 +105,10 @@ def test_categories_that_are_not_known_are_null_and_the_summary_says_why() -> No
     categories = summary.ranks[0].memory_categories
     assert (categories["activations"], categories["communication"]) == (None, None)
     assert categories["other"] == 0  # 120 were held at different moments
-    assert sum(doubt.startswith("memory:") for doubt in summary.cannot_tell) == 2
+    assert sum(caveat.startswith("memory:") for caveat in summary.cannot_tell) == 2
 
 
 def test_without_samples_of_a_model_there_are_no_categories() -> None:
     summary = summarise(MemoryRun([sampled(peak_rss_bytes=100)]))
     assert summary.ranks[0].memory_categories == {}
-    assert any(doubt.startswith("memory: what it is held for") for doubt in summary.cannot_tell)
+    assert any(caveat.startswith("memory: what it is held for") for caveat in summary.cannot_tell)

@@ -98,12 +98,14 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     assert formula.state_bytes == held
     assert [one.holds for one in summary.memory_assumptions] == [True, True, True]
     assert formula.activation_formula_bytes is None
-    assert not any(doubt.startswith("activation formula") for doubt in summary.cannot_tell)  # nothing is amiss
+    assert not any(caveat.startswith("activation formula") for caveat in summary.cannot_tell)  # nothing is amiss
 
 
 def test_tensor_parallel_layers_of_unknown_sizes_are_told() -> None:
-    (doubt,) = [text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")]
-    assert "only the layers that torch.distributed.tensor.parallel spreads" in doubt
+    (caveat,) = [
+        text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")
+    ]
+    assert "only the layers that torch.distributed.tensor.parallel spreads" in caveat
 
 
 def test_other_optimizers_and_frozen_parameters_break_an_assumption() -> None:

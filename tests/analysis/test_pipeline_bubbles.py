@@ -134,7 +134,7 @@ def test_bubbles_are_a_part_of_the_step_and_the_parts_still_sum() -> None:
 def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
     summary = summarise(MemoryRun(build(GPIPE)[:1]))
     assert summary.pipeline is None
-    assert [doubt for doubt in summary.cannot_tell if doubt.startswith("pipeline")] == [
+    assert [caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline")] == [
         "pipeline: left out for want of a rank, or of aligned clocks of its hosts: 1 of 1; "
         "the bubble of rank 0 is not known, it is 0 and its time is in exposed_wait"
     ]
@@ -145,7 +145,7 @@ def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
 def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:
     summary = summary_of(GPIPE, boot_id="another")
     assert summary.pipeline is None
-    assert any("or of aligned clocks of its hosts: 1 of 1" in doubt for doubt in summary.cannot_tell)
+    assert any("or of aligned clocks of its hosts: 1 of 1" in caveat for caveat in summary.cannot_tell)
 
 
 def test_a_bubble_that_one_run_does_not_know_is_not_compared() -> None:
@@ -184,9 +184,11 @@ def test_only_stages_without_a_schedule_are_told_of(axis: str, is_told: bool) ->
         rank.op("all_reduce", 0, 10, group=rank.group("1", (0, 1), axis))
     summary = summarise(MemoryRun(ranks))
     assert summary.pipeline is None
-    told = [doubt for doubt in tell_shortly(summary.cannot_tell) if doubt.startswith("pipeline: ranks 0, 1 in groups")]
+    told = [
+        caveat for caveat in tell_shortly(summary.cannot_tell) if caveat.startswith("pipeline: ranks 0, 1 in groups")
+    ]
     assert len(told) == is_told
-    assert sum(doubt.startswith("pipeline: ") for doubt in summary.cannot_tell) == 1  # the null has a reason
+    assert sum(caveat.startswith("pipeline: ") for caveat in summary.cannot_tell) == 1  # the null has a reason
 
 
 @pytest.mark.parametrize(

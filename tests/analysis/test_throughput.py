@@ -40,7 +40,7 @@ def throughput(summary: Summary) -> Throughput:
     return summary.throughput
 
 
-def doubts(summary: Summary) -> list[str]:
+def caveats(summary: Summary) -> list[str]:
     return [text for text in summary.cannot_tell if "per_s:" in text and not text.startswith("busbw")]
 
 
@@ -66,13 +66,13 @@ def test_ranks_of_one_replica_count_once_and_all_others_add_up(
     found = throughput(summary)
     assert (found.tokens_per_s, found.samples_per_s) == (tokens, samples)
     assert (found.tokens_per_step, found.samples_per_step) == (tokens / 10, samples / 10)
-    assert doubts(summary) == []
+    assert caveats(summary) == []
 
 
 def test_a_stage_that_sees_no_ids_counts_with_the_one_that_does() -> None:
     summary = job([SAME, [(0, 10)] * 6], [("mesh_pp", (0, 1))])
     assert (throughput(summary).tokens_per_s, throughput(summary).samples_per_s) == (6400, 100)
-    assert doubts(summary) == []
+    assert caveats(summary) == []
 
 
 def test_the_rate_is_the_median_of_the_used_steps() -> None:
@@ -88,7 +88,7 @@ def test_images_have_samples_a_second_and_tokens_are_not_known() -> None:
     summary = job([[(0, 32)] * 6] * 2)
     assert throughput(summary).tokens_per_s is None
     assert throughput(summary).samples_per_s == 640
-    assert doubts(summary) == [
+    assert caveats(summary) == [
         "tokens_per_s: no model was given token ids (integers, batch by sequence); dtprof.step(tokens=N) says how many"
     ]
     assert summary_json(summary)["samples_per_s"] == 640
@@ -101,19 +101,19 @@ def test_a_job_that_recorded_nothing_of_it_has_null_and_a_reason() -> None:
     document = summary_json(summary)
     assert (document["tokens_per_s"], document["samples_per_s"]) == (None, None)
     assert (document["steps"]["tokens"], document["steps"]["samples"]) == (None, None)
-    assert [text.split(":")[0] for text in doubts(summary)] == ["tokens_per_s", "samples_per_s"]
+    assert [text.split(":")[0] for text in caveats(summary)] == ["tokens_per_s", "samples_per_s"]
     assert "samples/s" not in summary_text(summary)
 
 
 def test_a_rank_that_is_given_nothing_is_named() -> None:
     summary = job([SAME, [(0, 0)] * 6])
     assert throughput(summary).tokens_per_s == 6400
-    assert doubts(summary) == ["tokens_per_s: the models of rank 1 were given none; they count as 0"]
+    assert caveats(summary) == ["tokens_per_s: the models of rank 1 were given none; they count as 0"]
 
 
 def test_groups_that_nothing_names_are_told_of() -> None:
-    (doubt,) = doubts(job([SAME] * 4, [("mine", (0, 1)), ("mine", (2, 3))]))
-    assert "nothing says what group 'mine0' and 1 more is for" in doubt
+    (caveat,) = caveats(job([SAME] * 4, [("mine", (0, 1)), ("mine", (2, 3))]))
+    assert "nothing says what group 'mine0' and 1 more is for" in caveat
 
 
 def test_what_held_before_the_first_sample_that_is_left_is_taken_to_be_the_same() -> None:

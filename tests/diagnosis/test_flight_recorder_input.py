@@ -243,10 +243,10 @@ def test_sources_that_cannot_be_of_one_job_are_told_of() -> None:
     stuck = Finding(kind="rank-stuck", summary="Rank 1 hangs.", culprit_ranks=(1,), confidence=0.9)
     dumps = Verdict(outcome="hang", source=("flight_recorder",), ranks_seen=(0, 1), ranks_missing=(), findings=(stuck,))
     run = Verdict(outcome="healthy", source=("run",), ranks_seen=(0, 1), ranks_missing=())
-    (doubt,) = join([run, dumps]).cannot_tell
-    assert "nothing went wrong: is it the one that flight_recorder tells of?" in doubt
-    (doubt,) = join([run, replace(dumps, ranks_missing=(2, 3))]).cannot_tell
-    assert "the dumps are of 4 ranks, the run of 2" in doubt
+    (caveat,) = join([run, dumps]).cannot_tell
+    assert "nothing went wrong: is it the one that flight_recorder tells of?" in caveat
+    (caveat,) = join([run, replace(dumps, ranks_missing=(2, 3))]).cannot_tell
+    assert "the dumps are of 4 ranks, the run of 2" in caveat
     unsure = replace(dumps, outcome="unknown", findings=(), cannot_tell=("give rank 1",))
     assert join([replace(run, outcome="unknown"), unsure]).cannot_tell == ("give rank 1",)
 

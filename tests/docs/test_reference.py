@@ -80,7 +80,9 @@ def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
 
 def kinds_in_source() -> set[str]:
     """Return every kind that a rule can give: its words in kebab case."""
-    sources = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "dtprof" / "diagnosis").rglob("*.py")]
+    diagnosis = REPOSITORY / "dtprof" / "diagnosis"
+    paths = [path for folder in (diagnosis, diagnosis / "rules") for path in folder.glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in paths]
     return set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
 
 

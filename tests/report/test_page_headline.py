@@ -97,8 +97,8 @@ def test_who_was_stopped_comes_after_who_failed() -> None:
 
 
 def test_a_run_without_ranks_says_that_and_not_what_follows_from_it() -> None:
-    doubts = ("run: no rank left a log", "steps: no rank ended a step")
-    summary = replace(empty_summary(), ranks=(), world_size=0, cannot_tell=doubts)
+    caveats = ("run: no rank left a log", "steps: no rank ended a step")
+    summary = replace(empty_summary(), ranks=(), world_size=0, cannot_tell=caveats)
     assert said(summary) == "Cannot tell where the time goes: no rank left a log."
 
 

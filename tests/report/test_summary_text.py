@@ -87,8 +87,8 @@ def test_the_next_command_can_be_copied_however_long_the_path() -> None:
 
 
 def test_what_cannot_be_told_is_counted_where_there_is_no_room() -> None:
-    doubts = tuple(f"figure {i}: " + "because " * 30 for i in range(30))
-    lines = summary_text(replace(summary_of(8), cannot_tell=doubts)).splitlines()
+    caveats = tuple(f"figure {i}: " + "because " * 30 for i in range(30))
+    lines = summary_text(replace(summary_of(8), cannot_tell=caveats)).splitlines()
     assert len(lines) < 30
     assert any("more: --json" in line for line in lines)
 

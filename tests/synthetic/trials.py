@@ -95,7 +95,7 @@ def try_job(job: Job) -> Trial:
     return Trial(
         wrong=bool(set(listed) - slow),
         missed=bool(slow - set(listed)),
-        told=any(doubt.startswith("stragglers: in") for doubt in summary.cannot_tell),
+        told=any(caveat.startswith("stragglers: in") for caveat in summary.cannot_tell),
         gain_error=_gain_error(job, truth, summary) if listed and set(listed) == slow else None,
         part_error=_part_error(job, truth, summary),
     )

@@ -32,7 +32,7 @@ class Timing:
     exposed_transfer: Column
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
     mixed: Mask  # operations that meet a different operation at the same position
-    in_doubt: Mask  # operations whose wait is smaller than the error of the clocks
+    uncertain: Mask  # operations whose wait is smaller than the error of the clocks
     impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
     def of(self, begin: int, end: int) -> "Timing":
@@ -67,7 +67,7 @@ def time_operations(
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
     culprit = np.full(len(operations), -1, np.int64)
-    in_doubt = np.zeros(len(operations), np.bool_)
+    uncertain = np.zeros(len(operations), np.bool_)
     impossible = np.zeros(len(operations), np.int64)
     mixed = np.zeros(len(operations), np.bool_)
     if len(met):
@@ -82,14 +82,14 @@ def time_operations(
         estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
         arrived, for_root = _exact_arrival(op_names, is_p2p, met, started, done[rows])
         last = np.where(for_root, met["root_rank"], met["last_rank"])
-        doubtful = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
-        in_doubt[rows] = doubtful
-        ahead = _find_impossible(op_names, exact & ~doubtful & ~is_p2p, met, done[rows])
+        questionable = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
+        uncertain[rows] = questionable
+        ahead = _find_impossible(op_names, exact & ~questionable & ~is_p2p, met, done[rows])
         if ahead.any():
             ahead[ahead <= errors.between(rank[rows], met["last_rank"])] = 0
             impossible[rows] = ahead
-            doubtful |= (ahead > 0) & (took != UNKNOWN_NS)
-        exact, estimated = exact & ~doubtful, estimated | doubtful
+            questionable |= (ahead > 0) & (took != UNKNOWN_NS)
+        exact, estimated = exact & ~questionable, estimated | questionable
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
         by_duration = done[rows] - np.minimum(met["min_duration"], took)
@@ -103,7 +103,7 @@ def time_operations(
         culprit=culprit,
         blocked=blocked,
         mixed=mixed,
-        in_doubt=in_doubt,
+        uncertain=uncertain,
         impossible=impossible,
     )
 
@@ -150,7 +150,7 @@ def _split(
     culprit: Column,
     blocked: Blocked,
     mixed: Mask,
-    in_doubt: Mask,
+    uncertain: Mask,
     impossible: Column,
 ) -> Timing:
     known = source != NOT_KNOWN
@@ -175,7 +175,7 @@ def _split(
         exposed_transfer=after,
         exposed_in_flight=in_flight,
         mixed=mixed,
-        in_doubt=in_doubt,
+        uncertain=uncertain,
         impossible=impossible,
     )
 

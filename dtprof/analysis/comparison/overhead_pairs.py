@@ -163,18 +163,18 @@ _TIMES: tuple[tuple[str, Callable[[Trial], float | None]], ...] = (
 def compare(bare: Sequence[Trial], recorded: Sequence[Trial], control: Sequence[Trial]) -> OverheadResult:
     """Compare runs pair by pair: bare with recorded, and bare with bare again."""
     quantities = [_compare_time(name, of, bare, recorded, control) for name, of in _TIMES]
-    overlap, doubts = _check_overlap(bare, recorded, control)
+    overlap, caveats = _check_overlap(bare, recorded, control)
     if all(trial.num_ranks == 0 for trial in bare):
-        doubts.insert(0, "step time, start-up, end: no process stepped an optimizer of torch")
+        caveats.insert(0, "step time, start-up, end: no process stepped an optimizer of torch")
     elif not any(q is not None and q.name == "step" for q in quantities):
-        doubts.insert(0, f"step time: a run has {bare[0].num_steps} steps, too few; 4 are needed, 20 make sense")
+        caveats.insert(0, f"step time: a run has {bare[0].num_steps} steps, too few; 4 are needed, 20 make sense")
     return OverheadResult(
         num_pairs=len(bare),
         num_ranks=bare[0].num_ranks,
         num_steps=bare[0].num_steps,
         quantities=tuple(quantity for quantity in quantities if quantity is not None),
         overlap=overlap,
-        cannot_tell=tuple(doubts),
+        cannot_tell=tuple(caveats),
     )
 
 
@@ -212,8 +212,10 @@ def _check_overlap(
         changes.append((b.blocked_ns - a.blocked_ns) / a.step_ns)
         noise.append((c.blocked_ns - a.blocked_ns) / a.step_ns)
         shares.append(a.blocked_ns / a.step_ns)
-    doubts = []
+    caveats = []
     if not all(trial.knows_queue for trial in trials):
-        doubts.append("overlap: the kernel does not tell how long threads wait for a processor: that counts as blocked")
+        caveats.append(
+            "overlap: the kernel does not tell how long threads wait for a processor: that counts as blocked"
+        )
     check = OverlapCheck(change=median_interval(changes), control=median_interval(noise), blocked_share=median(shares))
-    return check, doubts
+    return check, caveats

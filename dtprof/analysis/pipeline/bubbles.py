@@ -318,11 +318,11 @@ def measure_pipelines(
         return None, [
             f"pipeline: {list_ranks(staged)} in groups of the axis pp, but {unknown}" if staged else NO_PIPELINE
         ]
-    doubts = []
+    caveats = []
     pipelines = _by_pipeline(ranks)
     if len(windows) < len(pipelines):
         left_out = f"{len(pipelines) - len(windows)} of {len(pipelines)}"
-        doubts.append(
+        caveats.append(
             f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; the bubble of "
             f"{list_ranks(ranks_without_window(ranks, windows))} is not known, it is 0 and its time is in exposed_wait"
         )
@@ -344,17 +344,17 @@ def measure_pipelines(
         by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
         replayed.append(([member.actions for member in members], steps))
     if not windows:
-        return None, doubts
+        return None, caveats
     if not fractions:
-        return None, [*doubts, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
+        return None, [*caveats, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
     pipeline = next(iter(pipelines.values()))[0].pipeline
     fraction = float(np.concatenate(fractions).mean())
     split = mean_parts(split_bubbles(replayed), fraction)
     if split is None:
-        doubts.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
+        caveats.append("pipeline: the actions of the ranks do not fit together to be replayed; parts are not known")
     theory = theory_fraction(pipeline)
     if theory is None:
-        doubts.append(f"pipeline: no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
+        caveats.append(f"pipeline: no formula for the bubble of {schedule_name(pipeline)}; theory_fraction is null")
     return (
         PipelineResult(
             schedule=schedule_name(pipeline),
@@ -368,7 +368,7 @@ def measure_pipelines(
             advice=_advise(pipeline, split, bubbles),
             per_rank=tuple(PipelineRank(rank=rank, bubble_ns=bubble) for rank, bubble in sorted(bubbles.items())),
         ),
-        doubts,
+        caveats,
     )
 
 

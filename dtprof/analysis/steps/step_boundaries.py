@@ -70,7 +70,7 @@ class UsedSteps:
     first: int
     last: int
     warm_up: int  # steps left out at the beginning
-    doubts: tuple[str, ...]
+    caveats: tuple[str, ...]
 
     @property
     def known(self) -> bool:
@@ -178,18 +178,18 @@ def agree_on_rule(ranks: Mapping[int, RankSteps]) -> dict[int, RankSteps]:
 
 def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
     """Choose the steps that all ranks have had, without the warm-up."""
-    doubts = []
+    caveats = []
     without = [steps.rank for steps in ranks if steps.count == 0]
     stepping = [steps for steps in ranks if steps.count]
     if stepping and stepping[0].rule in _INSTEAD:
-        doubts.append(_NEITHER + _INSTEAD[stepping[0].rule])
+        caveats.append(_NEITHER + _INSTEAD[stepping[0].rule])
     if without and stepping:
         what = _WHAT_ENDS[stepping[0].rule]
-        doubts.append(f"steps: {list_ranks(without)} ended no {what}; steps are those of the other ranks")
+        caveats.append(f"steps: {list_ranks(without)} ended no {what}; steps are those of the other ranks")
     counts = {steps.count for steps in stepping}
     if len(counts) > 1:
         fewest = [steps.rank for steps in stepping if steps.count == min(counts)]
-        doubts.append(
+        caveats.append(
             f"steps: ranks ended between {min(counts)} and {max(counts)} steps, {list_ranks(fewest)} the fewest; "
             "figures use the steps that all have"
         )
@@ -199,22 +199,22 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
     if complete and len(complete) == len(stepping):
         first, last, others = _find_longest_row(complete)
         if others:
-            doubts.append(
+            caveats.append(
                 f"steps: {others:,} more are known of every rank, but some between were dropped; figures use the "
                 "longest row without a gap"
             )
     if not stepping:
-        doubts.append(_NEITHER + "collectives cover the whole run")
+        caveats.append(_NEITHER + "collectives cover the whole run")
     elif first > last:
-        doubts.append(
+        caveats.append(
             "steps: no step has a begin and an end on every rank (the first has no begin); "
             "collectives cover the whole run"
         )
     else:
         first += _warm_up(complete, first, last)
     warm_up = first - 1
-    first, last, doubt = _outside_windows(complete, first, last)
-    return UsedSteps(count=count, first=first, last=last, warm_up=warm_up, doubts=(*doubts, *doubt))
+    first, last, caveat = _outside_windows(complete, first, last)
+    return UsedSteps(count=count, first=first, last=last, warm_up=warm_up, caveats=(*caveats, *caveat))
 
 
 def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:

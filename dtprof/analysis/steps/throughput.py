@@ -95,12 +95,12 @@ def measure_throughput(
     numbers = np.arange(used.first, used.last + 1)
     distinct = distinct_groups(groups)
     found = sum_consumption(steps, consumed, distinct, numbers)
-    doubts = [f"{name}: {why}" for name, why in found.unknown.items()]
+    caveats = [f"{name}: {why}" for name, why in found.unknown.items()]
     if not found.of_steps:
-        return None, doubts
+        return None, caveats
     first = next(iter(found.of_steps))
     unnamed = [group for group in distinct if group.axis is None and 1 < len(group.ranks) < len(steps)]
-    doubts += _of_sum(first, [rank for rank in found.silent[first] if steps[rank].count], unnamed)
+    caveats += _of_sum(first, [rank for rank in found.silent[first] if steps[rank].count], unnamed)
     step_s = _durations(steps.values(), numbers) / 1e9
     tokens, samples = (found.of_steps.get(name, np.zeros(0)) for name in RATES)
     tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
@@ -114,7 +114,7 @@ def measure_throughput(
             tokens_per_s_of_steps=tuple(tokens_per_s.tolist()),
             samples_per_s_of_steps=tuple(samples_per_s.tolist()),
         ),
-        doubts,
+        caveats,
     )
 
 
@@ -193,13 +193,13 @@ def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
 
 
 def _of_sum(name: str, silent: Sequence[int], unnamed: Sequence[Group]) -> list[str]:
-    doubts = []
+    caveats = []
     if silent:
-        doubts.append(f"{name}: the models of {list_ranks(silent)} were given none; they count as 0")
+        caveats.append(f"{name}: the models of {list_ranks(silent)} were given none; they count as 0")
     if unnamed:
         names = f"group {unnamed[0].name!r}" + (f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
-        doubts.append(
+        caveats.append(
             f"{name}: nothing says what {names} is for; ranks of it are taken to have sequences of their own, which "
             "tensor-parallel ones have not"
         )
-    return doubts
+    return caveats

@@ -217,7 +217,7 @@ def _finding(
             f"before #{seq}, lines and steps agree on all members",
             f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in step {mine.step}"
             f"{at_line(mine.site)}, the others in step {theirs.step}{at_line(theirs.site)}",
-            *_doubts(tie=tie),
+            *_caveats(tie=tie),
         ),
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
     )
@@ -247,7 +247,7 @@ def _optimizer_finding(
         evidence=(
             f"before #{seq}, lines and steps agree on all members",
             f"#{seq} is {mine.op}{at_line(mine.site)} on all of them, after as many forward passes",
-            *_doubts(tie=tie),
+            *_caveats(tie=tie),
         ),
         advice=(
             "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is left out, "
@@ -266,7 +266,7 @@ def _sure(*, tie: bool) -> float:
     return 0.6 if tie else 0.9
 
 
-def _doubts(*, tie: bool) -> tuple[str, ...]:
+def _caveats(*, tie: bool) -> tuple[str, ...]:
     return ("as many ranks on either side: which one is wrong is a guess",) if tie else ()
 
 

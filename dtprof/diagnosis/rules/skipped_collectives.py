@@ -58,7 +58,7 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
     In a loop each of two calls follows the other, and either rank may have left out its own: then the one that is as
     many steps from the other's place as the program is there.
     """
-    doubtful: Finding | None = None
+    questionable: Finding | None = None
     for front in fronts:
         reference = evidence.ranks[_reference(front)]
         program = _Program(operations=reference.operations)
@@ -79,8 +79,8 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
             found = _skip_finding(evidence, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
             if all(skips[rank].fits_steps for rank in culprits):
                 return found
-            doubtful = doubtful or found
-    return doubtful
+            questionable = questionable or found
+    return questionable
 
 
 def _reference(front: Front) -> int:

@@ -57,10 +57,10 @@ def knows_stragglers(summary: Summary) -> bool:
     return summary.steps.used is not None and summary.clock_error_ns is not None and bool(summary.collectives)
 
 
-def split_topic(doubt: str) -> tuple[str, str]:
+def split_topic(caveat: str) -> tuple[str, str]:
     """Return what a sentence of `Summary.cannot_tell` is about ("" where it does not say) and the sentence."""
-    match = re.match(r"([a-z_0-9]+): (.+)", doubt, re.DOTALL)
-    return (match[1], match[2]) if match else ("", doubt)
+    match = re.match(r"([a-z_0-9]+): (.+)", caveat, re.DOTALL)
+    return (match[1], match[2]) if match else ("", caveat)
 
 
 def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline:
@@ -72,7 +72,7 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
         return _describe_end(failed, summary)
     shares = mean_parts(summary)
     if shares is None:
-        return _describe_doubt(summary)
+        return _describe_caveat(summary)
     losses = {part: shares[part] for part in _LOSSES}
     losses["communication"] = shares["exposed_wait"] + shares["exposed_transfer"]
     largest = max(losses, key=losses.__getitem__)
@@ -149,8 +149,8 @@ def _in_the_past(ended: str) -> str:
     return f"was {ended}" if ended.startswith("killed") else ended
 
 
-def _describe_doubt(summary: Summary) -> Headline:
-    topics = [split_topic(doubt) for doubt in summary.cannot_tell]
+def _describe_caveat(summary: Summary) -> Headline:
+    topics = [split_topic(caveat) for caveat in summary.cannot_tell]
     telling = [sentence for topic, sentence in topics if topic == ("steps" if summary.ranks else "run")]
     others = [sentence for _, sentence in topics]
     why = next(iter([*telling, *others]), "no step could be split into its parts").rstrip(".")

@@ -115,8 +115,8 @@ def render_cannot_tell(_panel: Panel, source: Source, _: Pages) -> Markup:
     summary = source.summary
     if not summary.cannot_tell:
         return element("p", "Everything on this page could be told from the run.", class_="nothing")
-    doubts = [split_topic(doubt) for doubt in summary.cannot_tell]
-    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in doubts]
+    caveats = [split_topic(caveat) for caveat in summary.cannot_tell]
+    items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in caveats]
     return element("ul", *items, class_="sentences")
 
 

@@ -45,8 +45,8 @@ def overhead_text(
         lines += _labelled(
             "own count", f"recording itself counted {_percent(own.share_of_step, signed=False)} of a step"
         )
-    for doubt in result.cannot_tell:
-        lines += _labelled("cannot tell", doubt)
+    for caveat in result.cannot_tell:
+        lines += _labelled("cannot tell", caveat)
     return join_lines(lines)
 
 

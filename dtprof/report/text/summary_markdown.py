@@ -25,7 +25,7 @@ def summary_markdown(summary: Summary) -> str:
         _rank_table(summary),
         _collective_table(summary.collectives),
         _notes(summary),
-        _doubts(tell_shortly(summary.cannot_tell)),
+        _caveats(tell_shortly(summary.cannot_tell)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -117,11 +117,11 @@ def _notes(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _doubts(doubts: Sequence[str]) -> str:
-    if not doubts:
+def _caveats(caveats: Sequence[str]) -> str:
+    if not caveats:
         return ""
-    lines = "\n".join(f"- {as_code(doubt)}" for doubt in doubts)
-    things = f"{len(doubts)} thing{'s' if len(doubts) != 1 else ''}"
+    lines = "\n".join(f"- {as_code(caveat)}" for caveat in caveats)
+    things = f"{len(caveats)} thing{'s' if len(caveats) != 1 else ''}"
     return f"<details><summary>{things} it cannot tell</summary>\n\n{lines}\n\n</details>"
 
 

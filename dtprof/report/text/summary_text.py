@@ -57,7 +57,7 @@ def summary_text(summary: Summary) -> str:
     if len(capacity) < room:
         tail, room = [*tail, *capacity], room - len(capacity)
     return join_lines(
-        [*head, *tables, *tail, *quality, *_doubt_lines(tell_shortly(summary.cannot_tell), room), *following]
+        [*head, *tables, *tail, *quality, *_caveat_lines(tell_shortly(summary.cannot_tell), room), *following]
     )
 
 
@@ -307,15 +307,15 @@ def _quality_lines(summary: Summary) -> list[str]:
     return labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
 
 
-def _doubt_lines(doubts: Sequence[str], room: int) -> list[str]:
+def _caveat_lines(caveats: Sequence[str], room: int) -> list[str]:
     lines: list[str] = []
-    for shown, doubt in enumerate(doubts):
-        more = labelled("cannot tell" if not shown else "", doubt, max_lines=2)
-        is_last = shown == len(doubts) - 1
+    for shown, caveat in enumerate(caveats):
+        more = labelled("cannot tell" if not shown else "", caveat, max_lines=2)
+        is_last = shown == len(caveats) - 1
         if len(lines) + len(more) + (0 if is_last else 1) > room:
             if not lines:  # what weighs most is never left out whole
-                return labelled("cannot tell", f"{len(doubts)} things (--json): {doubt}")
-            return [*lines, *labelled("", f"{len(doubts) - shown} more: --json")]
+                return labelled("cannot tell", f"{len(caveats)} things (--json): {caveat}")
+            return [*lines, *labelled("", f"{len(caveats) - shown} more: --json")]
         lines += more
     return lines
 
