@@ -102,7 +102,8 @@ def _diagnose_nodes(folders: Sequence[Path], engine: engines.Engine) -> "Verdict
     """Return the verdict on a job whose launchers have written a run each: joined for as long as it is read."""
     from dtprof.launch import run_gathering
     from dtprof.records.reader import open_run
-    from dtprof.session.run_diagnosis import diagnose_run, is_recorded
+    from dtprof.session.process_liveness import is_recorded
+    from dtprof.session.run_diagnosis import diagnose_run
 
     opened = [open_run(folder) for folder in folders]
     for one in opened:

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _is_here(pid: int, boot_id: str, run_path: Path) -> bool:
     from dtprof.records import writer
-    from dtprof.session.run_diagnosis import is_alive
+    from dtprof.session.process_liveness import is_alive
 
     return boot_id == writer.boot_id() and is_alive(pid, run_path)
 

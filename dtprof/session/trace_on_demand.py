@@ -13,7 +13,7 @@ from dtprof.records.reader import Run
 from dtprof.records.strings import read_strings
 from dtprof.records.tables import Snapshot, Window
 from dtprof.records.trace_requests import TraceRequest
-from dtprof.session.run_diagnosis import is_alive
+from dtprof.session.process_liveness import is_alive
 
 LOOK_EVERY_S = 0.1
 

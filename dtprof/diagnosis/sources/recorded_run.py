@@ -1,0 +1,222 @@
+"""What a run on disk says of its job: the evidence of all its ranks, exits, stacks and samples, for the rules.
+
+Reads the files of the run alone. What only the caller can know, which processes are alive, comes in as `HostState`.
+"""
+
+import functools
+import site
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dtprof
+from dtprof.diagnosis import job_state as facts
+from dtprof.diagnosis.job_state import QUIET_NS, main_stack
+from dtprof.diagnosis.rules.unjoined_ranks import find_starting
+from dtprof.diagnosis.sources.rank_evidence import RankRead
+from dtprof.diagnosis.stack_groups import read_stacks
+from dtprof.diagnosis.stop_detection import find_stop
+from dtprof.records import reader
+from dtprof.records.node_reader import newest_resident, newest_samples
+from dtprof.records.tables import ProcessExit
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostState:
+    """What this host knew of the processes of a run when it was read."""
+
+    boot_id: str
+    now_ns: int  # on the monotonic clock of this boot
+    alive: Mapping[int, bool]  # by rank, of those of this boot without an exit record
+
+
+def exit_of(run: reader.Run, read: RankRead) -> ProcessExit | None:
+    """Return the exit record of the process of a rank; None where nobody saw its end."""
+    return run.exit_of(read.evidence.host, read.evidence.pid, since_ns=read.first_ns)
+
+
+def collect_attempt(run: reader.Run, reads: Iterable[RankRead]) -> facts.Evidence:
+    """Return the evidence of an attempt after which the job was restarted: none of its ranks is alive."""
+    ranks, world_size = [], 0
+    for rank in reads:
+        ranks.append(replace(rank.evidence, exit=exit_of(run, rank), alive=False))
+        world_size = max(world_size, rank.world_size)
+    return facts.gather(
+        ranks,
+        world_size=world_size,
+        manifest=replace(run.manifest, exit_status=1),
+        stalled=any(map(_is_held_up, ranks)),
+        stopped_on_hang_ns=None,
+    )
+
+
+def collect(
+    run: reader.Run,
+    reads: Iterable[RankRead],
+    host: HostState,
+    *,
+    summarise: Callable[[], "Summary"] | None,
+    find_handlers: Callable[[str], dict[int, facts.Handler]],
+) -> facts.Evidence:
+    """Return the evidence of the newest attempt of a run.
+
+    Parameters:
+        reads: what the files of each rank tell.
+        host: what this host knows of the processes.
+        summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
+        find_handlers: gives the exception handlers around collectives of a source file, by line.
+    """
+    document = run.job_facts
+    same_boot = document.get("boot_id") == host.boot_id
+    ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
+    boots: dict[int, str] = {}
+    for read in reads:
+        recorded = read.evidence
+        stacks = [
+            main_stack(sampled, is_user=_is_user_file)
+            for sampled in read_stacks(run.endings.stacks_of(recorded.host), {recorded.pid: recorded.rank})
+        ]
+        ranks.append(
+            replace(
+                recorded,
+                exit=exit_of(run, read),
+                stack=stacks[0] if stacks else None,
+                alive=host.alive.get(recorded.rank),
+            )
+        )
+        boots[recorded.rank] = read.boot_id
+        problems += read.problems
+        world_size = max(world_size, read.world_size)
+        last_ns = max(last_ns, recorded.last_ns)
+    ranks += _ends_before_any_record(run, world_size)
+    hang = document.get("hang_detected_ns")
+    stopped = document.get("stopped_on_hang")
+    stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
+    return facts.gather(
+        ranks,
+        world_size=world_size,
+        manifest=run.manifest,
+        stalled=_is_stalled(run, ranks, stop, quiet_ns=host.now_ns - last_ns, same_boot=same_boot),
+        stop=stop,
+        stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
+        oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
+        find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
+        find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
+        find_handlers=functools.cache(find_handlers),
+        problems=tuple(problems),
+        starting=find_starting(
+            run.endings.stacks.values(),
+            known={rank.rank for rank in ranks},
+            world_size=world_size,
+            is_user=_is_user_file,
+        ),
+        at_rest_s=_time_at_rest(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
+    )
+
+
+def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankEvidence]:
+    """Return ranks that were started, and failed or were killed before they opened a log."""
+    found: dict[int, facts.RankEvidence] = {}
+    started = {int(row["env_rank"]): row for row in reversed(run.processes) if str(row.get("env_rank")).isdecimal()}
+    for rank, row in started.items():
+        ended = run.exit_of(str(row.get("host", "")), row["pid"]) if isinstance(row.get("pid"), int) else None
+        if rank in run.folders or rank >= world_size or ended is None or ended.status == 0:
+            continue
+        own = facts.RankEvidence(
+            rank=rank, attempt=0, pid=ended.pid, host=str(row.get("host", "")), exit=ended, last_ns=ended.t_ns
+        )
+        if not own.stopped_politely:
+            found[rank] = own
+    return list(found.values())
+
+
+def _find_stragglers(summary: "Summary") -> facts.Stragglers:
+    first, last = summary.steps.used or (1, 0)
+    return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
+
+
+def _find_resident(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> dict[int, int]:
+    """Return what each rank held in RAM when it was last sampled, in bytes."""
+    held = newest_resident(run.path)
+    seen = ((rank.rank, held.get((boots.get(rank.rank, ""), rank.pid))) for rank in ranks)
+    return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
+
+
+def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> facts.Stop | None:
+    """Return how the job was going when it was stopped from outside, or killed together with dtprof."""
+    last_seen: dict[str, int] = {}
+    if not run.manifest.ended_realtime_ns:
+        sampled = newest_samples(run.path)
+        last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
+    stop = find_stop(ranks, last_seen)
+    if stop is not None and stop.by_kill:
+        hung = any(map(_is_held_up, ranks)) and (stop.stood_still or _was_told(run, ranks))
+        return stop if hung and not run.job_facts.get("oom_kills") else None
+    return stop
+
+
+def _is_stalled(
+    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, quiet_ns: int, same_boot: bool
+) -> bool:
+    """Say whether ranks are, or were at their end, held up: then open operations mean something."""
+    if not any(map(_is_held_up, ranks)):
+        return False
+    if stop is not None:
+        return stop.stood_still or _was_told(run, ranks)
+    if run.manifest.ended_realtime_ns:
+        return run.manifest.exit_status != 0
+    if not same_boot or not any(rank.alive for rank in ranks):
+        return True  # killed together with dtprof: this is where it stood
+    return quiet_ns > QUIET_NS
+
+
+def _was_told(run: reader.Run, ranks: list[facts.RankEvidence]) -> bool:
+    """Say whether `dtprof run` told of a hang after which nothing went on."""
+    detected_ns = run.job_facts.get("hang_detected_ns")
+    return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
+
+
+def _is_held_up(rank: facts.RankEvidence) -> bool:
+    """Say whether a rank is, or was at its end, in a call that others must make too."""
+    return rank.front is not None or rank.in_init or rank.making_group is not None
+
+
+def _time_at_rest(
+    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
+) -> float | None:
+    """Return for how long all ranks had slept outside any operation when their stacks were taken, or None."""
+    goes_on = not run.manifest.ended_realtime_ns and same_boot and all(rank.alive for rank in ranks)
+    if not (goes_on or stop is not None) or not all(map(_sleeps, ranks)):
+        return None
+    newest_ns = last_ns if goes_on else max((rank.moments[-1] for rank in ranks if rank.moments), default=last_ns)
+    times = [run.endings.stacks_of(rank.host).get("t_ns") for rank in ranks]
+    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - newest_ns >= QUIET_NS]
+    return (min(taken) - newest_ns) / 1e9 if taken and len(taken) == len(ranks) else None
+
+
+def _sleeps(rank: facts.RankEvidence) -> bool:
+    stack = rank.stack
+    return (
+        rank.front is None
+        and not (rank.in_init or rank.finished)
+        and stack is not None
+        and stack.cpu_share is not None
+        and not stack.is_busy
+    )
+
+
+def _is_user_file(path: str) -> bool:
+    """Say whether a frame of a stack lies in the user's own code."""
+    installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), str(Path(dtprof.__file__).parent)}
+    return (
+        Path(path).is_absolute()
+        and "/site-packages/" not in path
+        and "/dist-packages/" not in path
+        and "/lib/python3" not in path
+        and not path.startswith(tuple(f"{folder}/" for folder in installed if folder))
+    )

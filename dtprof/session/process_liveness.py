@@ -1,0 +1,40 @@
+"""Which processes of a run are alive on this host now, from /proc."""
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dtprof.diagnosis.sources.rank_evidence import RankRead
+from dtprof.diagnosis.sources.recorded_run import HostState, exit_of
+from dtprof.records import writer
+from dtprof.records.reader import Run
+
+
+def is_alive(pid: int, run_path: Path) -> bool:
+    """Say whether the process still runs and belongs to this run, not to one that took over its id."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return str(run_path.absolute()).encode() in environment
+
+
+def is_recorded(run: Run) -> bool:
+    """Say whether processes of this host still write the run."""
+    if run.manifest.ended_realtime_ns:
+        return False
+    here = [row for row in run.processes if row.get("boot_id") == writer.boot_id() and isinstance(row.get("pid"), int)]
+    return any(is_alive(row["pid"], run.path) for row in here)
+
+
+def observe(run: Run, reads: Iterable[RankRead]) -> HostState:
+    """Return which of the ranks that were read are alive; after the reading, so that no record comes later."""
+    boot_id = writer.boot_id()
+    unended = [read.evidence for read in reads if read.boot_id == boot_id and exit_of(run, read) is None]
+    return HostState(
+        boot_id=boot_id,
+        now_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        alive={rank.rank: is_alive(rank.pid, run.path) for rank in unended},
+    )
