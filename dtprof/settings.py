@@ -54,7 +54,7 @@ NO_NATIVE = Setting(
     env="DTPROF_NO_NATIVE",
     default="",
     metavar="",
-    help="use the Python tap, which needs no compiler and costs 15 to 30 us more per operation",
+    help="use the Python hook, which needs no compiler and costs 15 to 30 us more per operation",
 )
 JOIN = Setting(
     option="--join",
@@ -82,7 +82,7 @@ JOBS = Setting(
     env="DTPROF_JOBS",
     default="",
     metavar="N",
-    help="worker processes on this host, 1 for none (default: all cores where the run is large enough for that to pay)",
+    help="worker processes on this host, 1 for none (default: all cores for large runs, else 1)",
 )
 ANALYSIS_SETTINGS = (ENGINE, SCHEDULER, JOBS)
 METRICS_PORT = Setting(

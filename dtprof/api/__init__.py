@@ -22,28 +22,22 @@ if TYPE_CHECKING:
     from dtprof.diagnosis.findings import Verdict
     from dtprof.report.figures.figure_source import Source
 
+    FIGURES: tuple[str, ...]
+
 RECORDS = ("operations", "spans", "samples")
 TRACES = ("windows", "traced_operations")
 RESULTS = ("steps", "throughput", "ranks", "collectives", "groups", "stragglers")
-FIGURES = (
-    "step_times",
-    "step_parts",
-    "step_phases",
-    "timeline",
-    "pipeline",
-    "bubble_parts",
-    "stage_times",
-    "pipeline_changes",
-    "exposed_by_axis",
-    "bandwidth",
-    "wait_matrix",
-    "traffic_matrix",
-    "lateness",
-    "memory_categories",
-    "memory_course",
-    "devices",
-    "blame",
-)
+
+
+if not TYPE_CHECKING:  # for mypy, every attribute would exist
+
+    def __getattr__(name: str) -> Any:
+        """Derive FIGURES, the names of all figures, from the registry when first asked for: it loads Plotly."""
+        if name != "FIGURES":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from dtprof.report.figures import figure_registry
+
+        return tuple(figure_registry.FIGURES)
 
 
 class Run:
@@ -132,17 +126,17 @@ class Run:
         return read_records(name, (self._opened.load(rank) for rank in chosen))
 
     def figure(self, name: str) -> Any:
-        """Return a Plotly figure of the report, such as "step_times" or "pipeline"; FIGURES has all names.
+        """Return a Plotly figure of the report, such as "step_times" or "pipeline"; api.FIGURES has all names.
 
         Raises:
             UsageError: there is no such figure.
             NothingToShowError: the run holds nothing to draw.
         """
+        from dtprof.report.figures.figure_registry import FIGURES
+
         if name not in FIGURES:
             raise UsageError(f"there is no figure {name!r}; expected one of {', '.join(FIGURES)}")
-        from dtprof.report.figures import figure_registry
-
-        drawn = figure_registry.FIGURES[name](self._source)
+        drawn = FIGURES[name](self._source)
         if not hasattr(drawn, "figure"):
             raise NothingToShowError(f"{drawn.why} {drawn.remedy}")
         return drawn.figure

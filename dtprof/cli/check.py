@@ -1,4 +1,4 @@
-"""`dtprof check`: hold a run against limits, for continuous integration."""
+"""`dtprof check`: check a run against thresholds, for continuous integration."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ examples:
   dtprof check runs/now --max-slowdown-against runs/baseline --max-slowdown 5%
 
 A figure that is not known fails, with the reason, unless --allow-unknown is given. Figures: docs/reference/metrics.md.
-exit status: 0 all limits are kept; 1 one is not; 2 a run cannot be read, or dtprof was used wrongly
+exit status: 0 all thresholds are met; 1 one is not; 2 a run cannot be read, or dtprof was used wrongly
 """
 
 
@@ -49,42 +49,42 @@ OPTIONS = (
         figure="step_ns",
         metavar="MS",
         parse=parse_milliseconds,
-        help="step time, mean over used steps and ranks",
+        help="step time, mean over measured steps and ranks",
     ),
     _Option(
         name="--min-tokens-per-s",
         figure="tokens_per_s",
         metavar="N",
         parse=parse_rate,
-        help="tokens that the whole job consumes a second, over the used steps",
+        help="tokens per second of the whole job, over the measured steps",
     ),
     _Option(
         name="--min-samples-per-s",
         figure="samples_per_s",
         metavar="N",
         parse=parse_rate,
-        help="samples that it consumes a second",
+        help="samples per second of the whole job",
     ),
     _Option(
         name="--max-exposed",
         figure="exposed_fraction",
         metavar="SHARE",
         parse=parse_share,
-        help="share of the step in which ranks do nothing but communicate, waits included",
+        help="exposed communication as a share of the step, waits included",
     ),
     _Option(
         name="--max-wait",
         figure="wait_fraction",
         metavar="SHARE",
         parse=parse_share,
-        help="share of the step in which ranks wait for another to arrive",
+        help="share of the step in which ranks wait for a late rank",
     ),
     _Option(
         name="--max-bubble",
         figure="bubble_fraction",
         metavar="SHARE",
         parse=parse_share,
-        help="bubbles of the pipeline, as a share of its windows",
+        help="pipeline bubbles as a share of the windows of the pipeline",
     ),
     _Option(
         name="--max-peak-memory",
@@ -100,9 +100,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "check",
-        help="hold a run against limits, for continuous integration",
-        description="Hold the figures of a run against limits: say which is not kept, by how much, and how sure that "
-        "is.",
+        help="check a run against thresholds, for continuous integration",
+        description="Check the figures of a run against thresholds: which is not met, by how much, and with what "
+        "confidence.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,13 +113,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--max-slowdown-against",
         type=Path,
         metavar="BASELINE",
-        help="run directory: steps may not be longer than there, beyond the noise of both",
+        help="run directory: steps may not take longer than there, beyond the noise of both",
     )
     parser.add_argument(
-        "--max-slowdown", metavar="SHARE", help="how much longer steps may be than in BASELINE (default: 0%%)"
+        "--max-slowdown", metavar="SHARE", help="how much longer steps may take than in BASELINE (default: 0%%)"
     )
-    parser.add_argument("--no-risk", action="store_true", help="dtprof diagnose may find no error and no warning")
-    parser.add_argument("--allow-unknown", action="store_true", help="a figure that is not known does not fail")
+    parser.add_argument("--no-risk", action="store_true", help="fail where dtprof diagnose finds an error or a warning")
+    parser.add_argument("--allow-unknown", action="store_true", help="an unknown figure does not fail")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engines.add_options(parser)
     parser.set_defaults(run=run)

@@ -27,9 +27,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "compare",
-        help="what differs between two runs beyond their noise",
+        help="show what differs between two runs beyond their noise",
         description="Compare two runs step by step: step time and its parts, communication, bubbles and memory, of the "
-        "job and of each rank, with intervals; and say how small a difference could have been seen.",
+        "job and of each rank, with confidence intervals; and say how small a difference could have been detected.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "dashboard",
-        help="the pages of the report, live in a browser while the job runs",
+        help="serve the pages of the report, live while the job runs",
         description="Serve the pages of `dtprof report` over the newest steps of a running job, renewed as it goes on, "
         "without losing zoom or selection.",
         epilog=EPILOG,

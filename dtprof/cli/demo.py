@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "demo",
-        help="record the built-in example and show what comes out",
+        help="record the built-in example, then report and diagnose it",
         description=f"Train a small language model on {RANKS} ranks on the CPU, recorded; then report and diagnose it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

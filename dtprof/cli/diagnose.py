@@ -32,8 +32,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "diagnose",
-        help="say which rank, which collective and which line hold a job up",
-        description="Read what is left of a job, finished, running or killed, and name the cause of a hang or a crash.",
+        help="name the rank, collective and line behind a hang or a crash",
+        description="Read what a finished, running or killed job left behind, and name the cause of a hang or a crash.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,7 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="PATH",
         nargs="+",
         help="run directory (or those of the nodes of one job), Flight Recorder dumps (pickle or JSON), job logs, or a "
-        "directory of those; several are taken as of one job",
+        "directory of those; several belong to one job",
     )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON, schema 1")
     engines.add_options(parser)

@@ -53,7 +53,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--format", required=True, choices=FORMATS, help="what to write")
+    parser.add_argument("--format", required=True, choices=FORMATS, help="format to write")
     parser.add_argument(
         "-o",
         "--output",

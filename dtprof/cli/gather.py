@@ -20,7 +20,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "gather",
-        help="join the run directories of the nodes of one job",
+        help="join the run directories of one job's nodes",
         description="Join the run directories that `dtprof run` has written on each host of one job into one. Files "
         "are linked where the file system can do that, else copied; what is given is left as it is.",
         epilog=EPILOG,

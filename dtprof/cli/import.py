@@ -26,9 +26,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "import",
-        help="make a run of traces of other tools",
-        description="Make a run of what another tool recorded: summary, report, compare and the Python API work on it. "
-        "What the format does not tell is said under cannot_tell.",
+        help="convert traces of other tools into a run",
+        description="Convert what another tool recorded into a run: summary, report, compare and the Python API work "
+        "on it. What the format does not record is listed under cannot_tell.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

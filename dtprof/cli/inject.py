@@ -19,13 +19,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "inject",
-        help="reach Python run with -E or -I, or with a cleared environment",
+        help="reach Python started with -E, -I or a cleared environment",
         description="Put a .pth file into the site-packages of an interpreter, or take it away. With it, dtprof run "
         "reaches processes that ignore or have lost PYTHONPATH: python -E, python -I, env -i.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("action", choices=("install", "remove", "status"), help="what to do")
+    parser.add_argument(
+        "action",
+        choices=("install", "remove", "status"),
+        help="put it there, take it away, or print whether it is there",
+    )
     parser.add_argument(
         "--python", default=sys.executable, metavar="PYTHON", help="interpreter of the job (default: that of dtprof)"
     )

@@ -40,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=Path,
         dest="run_directory",
         metavar="RUN",
-        help="run directory of this source: findings are confirmed or acquitted by what ranks called there",
+        help="run directory of this source: what its ranks issued confirms or clears each finding",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, schema 1")
     parser.set_defaults(run=run)

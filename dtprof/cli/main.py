@@ -10,26 +10,15 @@ from dtprof import __version__
 from dtprof.cli.parsers import CommandParser
 from dtprof.errors import DtprofError, OutputError
 
-COMMANDS = (
-    "run",
-    "summary",
-    "report",
-    "dashboard",
-    "top",
-    "diagnose",
-    "stacks",
-    "trace",
-    "compare",
-    "check",
-    "gather",
-    "lint",
-    "export",
-    "tensorboard",
-    "import",
-    "overhead",
-    "inject",
-    "demo",
-)
+COMMAND_GROUPS = {
+    "record a job": ("run", "demo", "overhead", "inject", "gather", "import"),
+    "look at a run": ("summary", "report", "dashboard", "top", "tensorboard", "trace"),
+    "diagnose a job": ("diagnose", "stacks", "lint"),
+    "compare runs": ("compare", "check"),
+    "export a run": ("export",),
+}
+"""Commands by what a user wants; `dtprof --help` lists them so."""
+COMMANDS = tuple(command for commands in COMMAND_GROUPS.values() for command in commands)
 EPILOG = """\
 start here:
   dtprof run -- torchrun --nproc-per-node 4 train.py    record a job, no code change
@@ -56,7 +45,16 @@ def build_parser() -> argparse.ArgumentParser:
         command = subparsers.choices[name]
         command.name_variables(name)
         command.set_defaults(refuse=command.refuse)
+    _group_commands(parser, subparsers)
     return parser
+
+
+def _group_commands(parser: argparse.ArgumentParser, subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    """List the commands in help by COMMAND_GROUPS; argparse itself has one flat list for subcommands."""
+    listed = {action.dest: action for action in subparsers._get_subactions()}
+    parser._positionals._group_actions.remove(subparsers)  # the flat list; parsing does not read the help groups
+    for title, commands in COMMAND_GROUPS.items():
+        parser.add_argument_group(title)._group_actions.extend(listed[command] for command in commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

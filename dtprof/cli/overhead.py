@@ -32,9 +32,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "overhead",
-        help="what recording adds to a command, measured in pairs",
-        description="Run a command bare, recorded, and bare again, in turn; say what recording adds to its steps and "
-        "to its start, and how far the noise of this machine lets that be told.",
+        help="measure what recording adds to a command, in pairs",
+        description="Run a command bare, recorded, and bare again, in turn; print what recording adds to its steps and "
+        "its start, and the smallest difference that the noise of this machine lets one detect.",
         usage="dtprof overhead [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

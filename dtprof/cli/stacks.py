@@ -24,16 +24,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "stacks",
-        help="what every rank is doing now, and who differs from the rest",
-        description="Take the Python stacks of all ranks of a running job on this host, and put equal ones together: "
-        "the ranks that differ from the rest come first, with the line from which on they do.",
+        help="merge the stacks of all ranks: which ranks differ, from which line on",
+        description="Sample the Python stacks of all ranks of a running job on this host, and merge equal ones: "
+        "the ranks that differ from the rest come first, with the line from which they differ.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--native", action="store_true", help="frames of C and C++ code, too (takes longer)")
-    parser.add_argument("--all-threads", action="store_true", help="the other threads of each rank, too")
-    parser.add_argument("--kept", action="store_true", help="the stacks kept in the run, also while the job runs")
+    parser.add_argument("--native", action="store_true", help="include frames of C and C++ code (takes longer)")
+    parser.add_argument("--all-threads", action="store_true", help="include the other threads of each rank")
+    parser.add_argument(
+        "--kept", action="store_true", help="print the stacks stored in the run, even while the job runs"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     parser.set_defaults(run=run)
 

@@ -24,9 +24,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "summary",
-        help="where the time of a run goes",
-        description="Say what is in a run: steps and their parts on every rank, collectives, stragglers, memory, and "
-        "how far the measurement can be trusted.",
+        help="print where the time of a run goes",
+        description="Print what is in a run: steps and their parts on every rank, collectives, stragglers, memory, "
+        "and the quality of the measurement.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

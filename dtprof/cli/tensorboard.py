@@ -50,7 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "tensorboard",
-        help="look at a run in TensorBoard",
+        help="open a run in TensorBoard",
         description="Export a run to a temporary log directory and start TensorBoard on it, on this machine only.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

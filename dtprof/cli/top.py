@@ -36,7 +36,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "top",
-        help="watch a running job on a terminal: ranks, step rate, waits, memory, alarms",
+        help="watch the ranks of a running job on a terminal",
         description="Watch a running job: what every rank does now and for how long, the rate of its steps, its waits "
         "and memory, and what is wrong. Ends when the job has ended, or with q.",
         epilog=EPILOG,

@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command."""
     parser = subparsers.add_parser(
         "trace",
-        help="profiler windows of a run, joined to its records; take one of a running job",
+        help="list profiler windows joined to the records, or take one now",
         description="List the windows of torch.profiler that ranks took, which recorded operations are in them, and "
         "what took the time; with --now, let the ranks of a running job on this host take one.",
         epilog=EPILOG,

@@ -16,7 +16,7 @@ import dtprof
 from dtprof.cli import demo
 from dtprof.cli import main as command_line
 from dtprof.cli import run as run_command
-from dtprof.cli.main import COMMANDS, build_parser, main
+from dtprof.cli.main import COMMAND_GROUPS, COMMANDS, build_parser, main
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import write_run
 
@@ -68,6 +68,15 @@ def test_every_command_is_a_file_of_its_own() -> None:
         assert (folder / f"{name}.py").exists()
         assert importlib.import_module(f"dtprof.cli.{name}").__doc__.startswith(f"`dtprof {name}`: ")
     assert "start here" in build_parser().format_help()
+
+
+def test_help_lists_every_command_once_under_its_group() -> None:
+    help_text = build_parser().format_help()
+    for title, commands in COMMAND_GROUPS.items():
+        _, _, below = help_text.partition(f"\n{title}:\n")
+        listed = re.findall(r"^  (\w+)  ", below.partition("\n\n")[0], re.MULTILINE)
+        assert listed == list(commands)
+    assert "positional arguments" not in help_text
 
 
 @pytest.mark.parametrize(

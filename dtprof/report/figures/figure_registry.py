@@ -23,9 +23,9 @@ from dtprof.report.figures.traffic_matrix_figure import draw_traffic_matrix
 from dtprof.report.figures.wait_matrix_figure import draw_wait_matrix
 
 FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
+    "step_times": lambda source: draw_step_times(source.summary),
     "step_parts": lambda source: draw_step_parts(source.summary),
     "step_phases": lambda source: draw_step_phases(source.summary),
-    "step_times": lambda source: draw_step_times(source.summary),
     "timeline": lambda source: draw_timeline(source.summary),
     "pipeline": draw_pipeline,
     "bubble_parts": draw_bubble_parts,
