@@ -28,7 +28,7 @@ from dtprof.launch.comparison_thread import Comparer, Look
 from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import paths, writer
 
 EXIT_HANG = 3

@@ -15,7 +15,7 @@ from dtprof.records import writer
 if TYPE_CHECKING:
     from dtprof.monitor.prometheus.metrics_server import MetricsServer
     from dtprof.monitor.prometheus.metrics_textfile import MetricsFile
-    from dtprof.monitor.prometheus.node_metrics import NodeState
+    from dtprof.monitor.prometheus.node_state import NodeState
 
 PERIOD_S = 15.0
 EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30

@@ -7,8 +7,8 @@ import pytest
 
 from dtprof.analysis.results import PARTS, Summary, Throughput
 from dtprof.interchange.exporters.prometheus_export import MAX_OPERATIONS, MAX_RANKS, write_prometheus
+from tests.interchange.test_metric_families import parse
 from tests.monitor import prometheus
-from tests.monitor.test_exposition import parse
 
 
 def figures(path: Path) -> dict[tuple[str, ...], float]:
@@ -31,7 +31,7 @@ def test_figures_are_those_of_the_summary(summary: Summary, out: Path) -> None:
     for rank in summary.ranks:
         assert found["dtprof_finished_rank_step_seconds", str(rank.rank)] == (rank.step_ns or 0) / 1e9
     for row in summary.collectives:
-        key = row.group, row.op, row.api or ""
+        key = row.api or "", row.group, row.op  # labels come in the order of their names
         assert found["dtprof_finished_operations", *key] == row.count
         for name, value in (
             ("operation_seconds", row.duration_ns),

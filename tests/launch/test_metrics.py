@@ -19,7 +19,7 @@ from dtprof.job.clock_errors import ONE_CLOCK
 from dtprof.job.collective_matching import Meetings
 from dtprof.job.rank_batches import batch_ranks
 from dtprof.launch.metrics_threads import Metrics, MetricsSettings
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import writer
 from dtprof.records.codes import DONE
 from dtprof.records.reader import open_run
@@ -73,7 +73,7 @@ def test_metrics_are_served_until_the_job_has_ended(start: Start) -> None:
     metrics, said = start(MetricsSettings(port=0))
     url = said[0].removeprefix("metrics of this node are at ")
     assert url.startswith("http://127.0.0.1:")
-    assert 'dtprof_operations_total{group="default",op="all_reduce"} 2\n' in fetch(url)
+    assert 'dtprof_operations_total{group="default",op="all_reduce"} 2.0\n' in fetch(url)
     with pytest.raises(urllib.error.HTTPError, match="404"):
         urllib.request.urlopen(url.replace("/metrics", "/other"), timeout=PATIENCE_S)
     request = urllib.request.Request(url, method="HEAD")
@@ -116,7 +116,7 @@ def test_a_file_is_whole_while_the_job_runs_and_gone_afterwards(start: Start, tm
     file.parent.mkdir()
     metrics, said = start(MetricsSettings(file=file))
     deadline = time.monotonic() + PATIENCE_S
-    while "dtprof_ranks 2\n" not in file.read_text(encoding="utf-8"):
+    while "dtprof_ranks 2.0\n" not in file.read_text(encoding="utf-8"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     metrics.stop()
@@ -173,8 +173,8 @@ def test_a_running_job_tells_what_its_records_say(tmp_path: Path) -> None:
         job.wait_until(lambda: "metrics of this node are at" in job.stderr)
         (line,) = [line for line in job.stderr.splitlines() if "metrics of this node" in line]
         url = line.rpartition(" ")[2]
-        held = [f'dtprof_rank_steps_total{{rank="{rank}"}} {steps}\n' for rank in range(2)]
-        text = hold(job, url, *held, "dtprof_hang 1\n")
+        held = [f'dtprof_rank_steps_total{{rank="{rank}"}} {float(steps)}\n' for rank in range(2)]
+        text = hold(job, url, *held, "dtprof_hang 1.0\n")
         told = {name: float(value) for name, value in re.findall(r"^(dtprof_\S+) (\S+)$", text, re.MULTILINE)}
         opened = open_run(tmp_path / "run")
         ranks = [(tables, find_steps_of(tables)) for tables in opened.load_all()]

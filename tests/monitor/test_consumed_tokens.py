@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.interchange.prometheus_text import render
+from dtprof.interchange.metric_families import exposition
 from dtprof.monitor.prometheus.job_metrics import list_metrics
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally
 from tests.builders import RankBuilder
 from tests.monitor.test_metrics_bounds import growth
@@ -89,10 +89,10 @@ def test_a_restart_goes_on_counting_and_an_unknown_count_is_not_told_as_zero() -
     tally = NodeTally()
     for attempt in range(2):
         tally.take({0: growth(rank_fed(0, [640] * STEPS, attempt=attempt).tables())})
-    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
-    assert f"dtprof_tokens_total {2 * STEPS * 640}\n" in text
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0)).decode()
+    assert f"dtprof_tokens_total {float(2 * STEPS * 640)}\n" in text
     tally = NodeTally()
     tally.take({0: growth(rank_fed(0, [0] * STEPS).tables())})
-    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0)).decode()
     assert "dtprof_tokens_total" not in text
     assert "dtprof_samples_total" not in text

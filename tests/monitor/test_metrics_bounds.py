@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
+from prometheus_client.utils import floatToGoString
 
-from dtprof.interchange.prometheus_text import render
+from dtprof.interchange.metric_families import exposition
 from dtprof.monitor.prometheus.job_metrics import choose_ranks, list_metrics
 from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, MAX_RANKS, OTHER
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally
 from dtprof.monitor.prometheus.step_counts import StepCounter
 from dtprof.records.run_follower import Growth
@@ -43,13 +44,13 @@ def test_a_node_of_1024_ranks_tells_little_and_names_the_late_one() -> None:
     shown = choose_ranks(tally, ())
     assert len(shown) <= MAX_RANKS
     assert shown[0] == LATE
-    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=shown, cpu_s=0.0))
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=shown, cpu_s=0.0)).decode()
     assert len(text.splitlines()) < 500
     # It came 9 ms after the others, which came one after the other within 1,023 ns.
     waited_s = (NUM_RANKS - 1) * 0.009 - (NUM_RANKS * (NUM_RANKS - 1) / 2 - LATE) / 1e9
     assert f'dtprof_rank_waited_for_seconds_total{{rank="{LATE}"}} {waited_s!r}' in text
     counted = NUM_RANKS * (2 * MAX_NAMES + 1)
-    assert f"dtprof_events_total {counted + NUM_RANKS * 2 * MAX_NAMES}\n" in text
+    assert f"dtprof_events_total {floatToGoString(counted + NUM_RANKS * 2 * MAX_NAMES)}\n" in text
     assert int(tally.sums["count"].sum()) == counted
     assert (len(tally.groups.names), tally.groups.names[-1]) == (MAX_NAMES + 1, OTHER)
     assert f'dtprof_phase_seconds_total{{phase="{OTHER}"}}' in text
@@ -64,7 +65,7 @@ def test_names_that_read_alike_once_they_are_cut_are_one() -> None:
     for number in range(2 * MAX_NAMES):
         rank.span("phase:other" if number == 3 else f"phase:{number}", 0, MS)
     tally.take({0: growth(rank.tables())})
-    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0)).decode()
     phases = re.findall(r'^dtprof_phase_seconds_total\{phase="(.*)"\} (.*)$', text, re.MULTILINE)
     assert len({name for name, _ in phases}) == len(phases) == MAX_NAMES
     assert dict(phases)["a" * 117 + "..."] == "0.002"
@@ -94,10 +95,10 @@ def test_a_restarted_rank_counts_anew_and_what_is_told_of_the_node_goes_on() -> 
             rank.span("optimizer", step * 100 * MS + 20, step * 100 * MS + 30)
         tally.take({0: growth(rank.tables())})
     assert tally.ranks[0].steps.num_ended == 3
-    text = render(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0))
-    assert "dtprof_step_duration_seconds_count 4\n" in text
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0)).decode()
+    assert "dtprof_step_duration_seconds_count 4.0\n" in text
     assert "dtprof_step_duration_seconds_sum 0.4\n" in text
-    assert "dtprof_events_total 12\n" in text
+    assert "dtprof_events_total 12.0\n" in text
 
 
 def collectives(rank: int, attempt: int, begin: int, seqs: range) -> Growth:

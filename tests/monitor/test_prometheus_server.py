@@ -13,7 +13,7 @@ from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.launch.metrics_threads import Metrics, MetricsSettings
 from dtprof.monitor.prometheus.metric_catalogue import METRICS
 from dtprof.monitor.prometheus.metrics_collector import Collector
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import writer
 from dtprof.records.node_samples import GPU, HOST, Sample
 from dtprof.records.reader import open_run
@@ -69,7 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_told_passes_promtool(run: Path) -> None:
-    text = Collector(run, boot_id=None, state=state).collect()
+    text = Collector(run, boot_id=None, state=state).collect().decode()
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert told == {metric.name for metric in METRICS}
     assert prometheus.check_metrics(text) == ""

@@ -7,8 +7,10 @@ no more than MAX_RANKS, operations the MAX_OPERATIONS that took most time.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from prometheus_client import Metric
+
 from dtprof.analysis.results import PARTS, CollectiveResult, RankResult, Summary
-from dtprof.interchange.prometheus_text import GAUGE, Metric, Samples, Values, render
+from dtprof.interchange.metric_families import GAUGE, DeclaredMetric, Values, exposition
 
 MAX_RANKS = 32
 MAX_OPERATIONS = 50
@@ -17,7 +19,7 @@ NS = 1e9
 
 def write_prometheus(summary: Summary, path: Path) -> list[str]:
     """Write the file; return what is said of what is not in it."""
-    path.write_text(render(list_samples(summary)), encoding="utf-8")
+    path.write_bytes(exposition(list_families(summary)))
     told = []
     if len(summary.ranks) > MAX_RANKS:
         told.append(f"ranks one by one are left out: there are {len(summary.ranks):,}, more than {MAX_RANKS}")
@@ -26,7 +28,7 @@ def write_prometheus(summary: Summary, path: Path) -> list[str]:
     return told
 
 
-def list_samples(summary: Summary) -> Iterator[Samples]:
+def list_families(summary: Summary) -> Iterator[Metric]:
     """Return every figure; what is not known has no sample."""
     run = Path(summary.run).name
     yield _one("info", "1; which run this is.", 1, run=run, backend=summary.backend or "", torch=summary.torch or "")
@@ -58,7 +60,7 @@ def list_samples(summary: Summary) -> Iterator[Samples]:
     yield _one("overhead_ratio", "The same as a share of the step, mean over ranks.", share)
 
 
-def _ranks(ranks: Sequence[RankResult]) -> Iterator[Samples]:
+def _ranks(ranks: Sequence[RankResult]) -> Iterator[Metric]:
     peaks = [rank.peak_bytes for rank in ranks if rank.peak_bytes is not None]
     yield _one("peak_memory_bytes", "Peak memory of the rank that has the highest.", max(peaks, default=None))
     if len(ranks) <= MAX_RANKS:
@@ -68,7 +70,7 @@ def _ranks(ranks: Sequence[RankResult]) -> Iterator[Samples]:
         yield _table("rank_peak_memory_bytes", "Peak memory of the rank.", "rank", own)
 
 
-def _operations(rows: Sequence[CollectiveResult]) -> Iterator[Samples]:
+def _operations(rows: Sequence[CollectiveResult]) -> Iterator[Metric]:
     longest = sorted(rows, key=lambda row: -(row.duration_ns or 0) * row.count)[:MAX_OPERATIONS]
     figures: tuple[tuple[str, str, Callable[[CollectiveResult], float | None], float], ...] = (
         ("operations", "Operations in the used steps, each once.", lambda row: row.count, 1),
@@ -84,19 +86,19 @@ def _operations(rows: Sequence[CollectiveResult]) -> Iterator[Samples]:
             for row in longest
             if (value := figure(row)) is not None
         }
-        yield Samples(_metric(name, text, "group", "op", "api"), values)
+        yield _metric(name, text, "group", "op", "api").family(values)
 
 
-def _metric(name: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"dtprof_finished_{name}", kind=GAUGE, help=text, labels=labels)
+def _metric(name: str, text: str, *labels: str) -> DeclaredMetric:
+    return DeclaredMetric(name=f"dtprof_finished_{name}", kind=GAUGE, help=text, labels=labels)
 
 
-def _one(name: str, text: str, value: float | None, **labels: str) -> Samples:
-    return Samples(_metric(name, text, *labels), {tuple(labels.values()): value} if value is not None else {})
+def _one(name: str, text: str, value: float | None, **labels: str) -> Metric:
+    return _metric(name, text, *labels).single(value, *labels.values())
 
 
-def _table(name: str, text: str, label: str, values: Mapping[str, float | None]) -> Samples:
-    return Samples(_metric(name, text, label), {(key,): value for key, value in values.items() if value is not None})
+def _table(name: str, text: str, label: str, values: Mapping[str, float | None]) -> Metric:
+    return _metric(name, text, label).family({(key,): value for key, value in values.items() if value is not None})
 
 
 def _seconds(values: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from prometheus_client import Metric
+
 from dtprof import __version__
-from dtprof.interchange.prometheus_text import Histogram, Metric, Samples, Values
+from dtprof.interchange.metric_families import DeclaredMetric, Histogram
 from dtprof.monitor.prometheus import metric_catalogue as c
-from dtprof.monitor.prometheus.node_metrics import NodeState, list_node_metrics
+from dtprof.monitor.prometheus.node_metrics import list_node_metrics
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally, RankTally
 from dtprof.monitor.prometheus.step_counts import no_counts
 from dtprof.records import events
@@ -20,7 +23,7 @@ MEMORY_KINDS = {
 }
 
 
-def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cpu_s: float) -> list[Samples]:
+def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cpu_s: float) -> list[Metric]:
     """Return all metrics.
 
     Args:
@@ -37,25 +40,25 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
     last_ns = max((own.last_ns for own in ranks), default=0)
     torch = newest.torch_version if newest is not None else ""
     return [
-        _one(c.RUN_INFO, 1, state.run, state.host, __version__, torch),
-        _one(c.RANKS, len(ranks)),
-        Samples(c.WORLD_SIZE, {(): newest.world_size} if newest is not None else {}),
-        _one(c.HANG, int(state.is_hung)),
-        Samples(c.LAST_PROGRESS, {(): (last_ns + time.time_ns() - now_ns) / 1e9} if last_ns else {}),
-        _one(c.OLDEST_OPEN, max(0, now_ns - oldest) / 1e9),
+        c.RUN_INFO.single(1, state.run, state.host, __version__, torch),
+        c.RANKS.single(len(ranks)),
+        c.WORLD_SIZE.single(newest.world_size if newest is not None else None),
+        c.HANG.single(int(state.is_hung)),
+        c.LAST_PROGRESS.single((last_ns + time.time_ns() - now_ns) / 1e9 if last_ns else None),
+        c.OLDEST_OPEN.single(max(0, now_ns - oldest) / 1e9),
         *_operations(tally),
-        Samples(c.STEP_DURATION, {(): _durations(every)} if every else {}),
-        Samples(c.PHASE, _phases(tally)),
+        c.STEP_DURATION.family({(): _durations(every)} if every else {}),
+        c.PHASE.family(_phases(tally)),
         *_consumed(tally),
         *_ranks(tally.ranks, shown),
-        Samples(c.MEMORY_HELD, _held(ranks)),
-        _one(c.EVENTS, sum(own.num_events for own in every)),
-        _one(c.DROPPED, sum(own.tables.dropped_events for own in every)),
-        _one(c.TRUNCATED, int(state.truncated)),
-        _one(c.CAPTURE, sum(own.tables.capture_ns for own in every) / 1e9),
-        _one(c.COLLECT, cpu_s),
-        _one(c.MISSED, sum(own.lost for own in every)),
-        _one(c.OOM_KILLS, state.oom_kills),
+        c.MEMORY_HELD.family(_held(ranks)),
+        c.EVENTS.single(sum(own.num_events for own in every)),
+        c.DROPPED.single(sum(own.tables.dropped_events for own in every)),
+        c.TRUNCATED.single(int(state.truncated)),
+        c.CAPTURE.single(sum(own.tables.capture_ns for own in every) / 1e9),
+        c.COLLECT.single(cpu_s),
+        c.MISSED.single(sum(own.lost for own in every)),
+        c.OOM_KILLS.single(state.oom_kills),
         *list_node_metrics(state),
     ]
 
@@ -68,22 +71,17 @@ def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:
     return (*shown, *(rank for rank in foremost if rank not in shown))[: c.MAX_RANKS]
 
 
-def _one(metric: Metric, value: float, *labels: str) -> Samples:
-    return Samples(metric, {labels: value})
-
-
-def _operations(tally: NodeTally) -> Iterable[Samples]:
-    def table(metric: Metric, name: str, scale: float | None = None, *, least: int = 0) -> Samples:
+def _operations(tally: NodeTally) -> Iterable[Metric]:
+    def table(metric: DeclaredMetric, name: str, scale: float | None = None, *, least: int = 0) -> Metric:
         values = tally.sums[name]
         counted = tally.sums["count"] if name != "open" else values
-        return Samples(
-            metric,
+        return metric.family(
             {
                 (group, op): int(values[i, j]) if scale is None else float(values[i, j]) / scale
                 for i, group in enumerate(tally.groups.names)
                 for j, op in enumerate(tally.ops.names)
                 if counted[i, j] > 0 and values[i, j] >= least
-            },
+            }
         )
 
     yield table(c.OPEN, "open")
@@ -104,8 +102,8 @@ def _durations(ranks: Iterable[RankTally]) -> Histogram:
     return Histogram(bounds=c.STEP_BOUNDS, counts=tuple(counts), total=total_ns / 1e9)
 
 
-def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Samples]:
-    figures: tuple[tuple[Metric, Callable[[RankTally], float]], ...] = (
+def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Metric]:
+    figures: tuple[tuple[DeclaredMetric, Callable[[RankTally], float]], ...] = (
         (c.RANK_STEPS, lambda own: own.steps.num_ended),
         (c.RANK_STEP, lambda own: own.steps.durations()[1] / 1e9),
         (c.RANK_BLOCKED, lambda own: own.blocked_ns / 1e9),
@@ -113,30 +111,29 @@ def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Sam
         (c.RANK_WAITED_FOR, lambda own: own.waited_for_ns / 1e9),
     )
     for metric, figure in figures:
-        yield Samples(metric, {(str(rank),): figure(ranks[rank]) for rank in shown})
-    yield Samples(
-        c.RANK_MEMORY,
+        yield metric.family({(str(rank),): figure(ranks[rank]) for rank in shown})
+    yield c.RANK_MEMORY.family(
         {
             (str(rank), kind): ranks[rank].memory[name]
             for rank in shown
             for kind, name in MEMORY_KINDS.items()
             if name in ranks[rank].memory
-        },
+        }
     )
 
 
-def _phases(tally: NodeTally) -> Values:
+def _phases(tally: NodeTally) -> dict[tuple[str, ...], float]:
     times = tally.phase_ns.tolist()
     return {(name,): times[number] / 1e9 for number, name in enumerate(tally.phases.names)}
 
 
-def _consumed(tally: NodeTally) -> Iterable[Samples]:
+def _consumed(tally: NodeTally) -> Iterable[Metric]:
     for metric, total in zip((c.TOKENS, c.SAMPLES), tally.consumed().tolist(), strict=True):
-        yield Samples(metric, {(): total} if total else {})  # what nothing is known of is no 0
+        yield metric.single(total or None)  # what nothing is known of is no 0
 
 
-def _held(ranks: Sequence[RankTally]) -> Values:
-    found: Values = {}
+def _held(ranks: Sequence[RankTally]) -> dict[tuple[str, ...], float]:
+    found: dict[tuple[str, ...], float] = {}
     for category, name in events.MEMORY_CATEGORIES.items():
         held = [own.memory[name] for own in ranks if name in own.memory]
         if held:

@@ -4,7 +4,7 @@ Names follow Prometheus' conventions: base units (seconds, bytes) end the name, 
 bounded: ranks by MAX_RANKS of a node, groups, operations and phases by MAX_NAMES.
 """
 
-from dtprof.interchange.prometheus_text import COUNTER, GAUGE, HISTOGRAM, Metric
+from dtprof.interchange.metric_families import COUNTER, GAUGE, HISTOGRAM, DeclaredMetric
 
 MAX_RANKS = 32
 """Ranks of a node that have series of their own: all where there are no more, else those most waited for."""
@@ -13,8 +13,8 @@ MAX_NAMES = 24
 OTHER = "other"
 
 
-def _metric(name: str, kind: str, text: str, *labels: str) -> Metric:
-    return Metric(name=f"dtprof_{name}", kind=kind, help=text, labels=labels)
+def _metric(name: str, kind: str, text: str, *labels: str) -> DeclaredMetric:
+    return DeclaredMetric(name=f"dtprof_{name}", kind=kind, help=text, labels=labels)
 
 
 RUN_INFO = _metric("run_info", GAUGE, "1; which run this is.", "run", "host", "version", "torch")
@@ -107,6 +107,6 @@ GPU_THROTTLED = _metric(
 GPU_ECC = _metric("gpu_ecc_errors_total", COUNTER, "Memory errors since the driver was loaded.", "gpu", "kind")
 GPU_XID = _metric("gpu_xid_errors_total", COUNTER, "Critical XID events since the job began.", "gpu")
 
-METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, DeclaredMetric))
 STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the stretches of STEP_DURATION, in seconds."""

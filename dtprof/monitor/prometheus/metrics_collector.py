@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dtprof.interchange.prometheus_text import render
+from dtprof.interchange.metric_families import exposition
 from dtprof.monitor.prometheus.job_metrics import choose_ranks, list_metrics
-from dtprof.monitor.prometheus.node_metrics import NodeState
+from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally
 from dtprof.records.run_follower import RunFollower
 
@@ -22,12 +22,12 @@ class Collector:
         self._shown: tuple[int, ...] = ()
         self._cpu_s = 0.0
 
-    def collect(self) -> str:
+    def collect(self) -> bytes:
         """Look once; return all metrics as they are now."""
         begin_s = time.thread_time()
         self._tally.take(self._follower.look())
         self._shown = choose_ranks(self._tally, self._shown)
-        text = render(list_metrics(self._tally, self._state(), shown=self._shown, cpu_s=self._cpu_s))
+        text = exposition(list_metrics(self._tally, self._state(), shown=self._shown, cpu_s=self._cpu_s))
         self._cpu_s += time.thread_time() - begin_s
         return text
 

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from dtprof.interchange.prometheus_text import CONTENT_TYPE
+from dtprof.interchange.metric_families import CONTENT_TYPE
 
 PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10
@@ -35,9 +35,9 @@ class MetricsServer:
         host = f"[{self._address}]" if ":" in self._address else self._address
         return f"http://{host}:{self._server.server_address[1]}{PATH}"
 
-    def show(self, text: str) -> None:
+    def show(self, text: bytes) -> None:
         """Answer with this from now on."""
-        self._server.body = text.encode()
+        self._server.body = text
 
     def stop(self) -> None:
         """Stop listening."""

@@ -16,9 +16,9 @@ class MetricsFile:
         """
         self._path = path
         self._draft = path.with_name(f".{path.name}.{os.getpid()}")
-        self._write("")
+        self._write(b"")
 
-    def show(self, text: str) -> None:
+    def show(self, text: bytes) -> None:
         """Hold this from now on; a disk that is full for a while leaves the file as it was."""
         with contextlib.suppress(OSError):
             self._write(text)
@@ -29,7 +29,7 @@ class MetricsFile:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def _write(self, text: str) -> None:
-        self._draft.write_text(text, encoding="utf-8")
+    def _write(self, text: bytes) -> None:
+        self._draft.write_bytes(text)
         self._draft.chmod(0o644)
         self._draft.replace(self._path)

@@ -1,30 +1,18 @@
 """What the launcher knows of its node, as Prometheus' metrics: processors, memory, devices."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from dtprof.interchange.prometheus_text import Samples
+from prometheus_client import Metric
+
 from dtprof.monitor.prometheus import metric_catalogue as c
-from dtprof.records.node_samples import GPU, HOST, Sample, Value
+from dtprof.monitor.prometheus.node_state import NodeState
+from dtprof.records.node_samples import GPU, HOST, Value
 
 THROTTLES = {"power": 4, "heat": 8 | 32 | 64 | 128}
 """Bits of NVML's reasons for clocks that are held down."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeState:
-    """What the launcher of this node knows beside the records."""
-
-    run: str
-    host: str
-    is_hung: bool = False
-    truncated: bool = False
-    oom_kills: int = 0
-    sample: Sample | None = None
-    description: Mapping[str, object] = field(default_factory=dict)  # of the node, as samples.jsonl begins with
-
-
-def list_node_metrics(state: NodeState) -> Iterator[Samples]:
+def list_node_metrics(state: NodeState) -> Iterator[Metric]:
     """Return what is known of the node and its devices; nothing where it is not sampled."""
     if state.sample is None:
         return
@@ -32,17 +20,17 @@ def list_node_metrics(state: NodeState) -> Iterator[Samples]:
     busy, system = host.get("cpu_busy_s"), host.get("cpu_system_s")
     user = busy - system if busy is not None and system is not None else None
     modes = {"user": user, "system": system, "iowait": host.get("cpu_iowait_s"), "steal": host.get("cpu_steal_s")}
-    yield Samples(c.NODE_CPU, {(mode,): value for mode, value in modes.items() if value is not None})
+    yield c.NODE_CPU.family({(mode,): value for mode, value in modes.items() if value is not None})
     for metric, value in (
         (c.NODE_MEMORY, host.get("memory_used_bytes")),
         (c.NODE_MEMORY_SIZE, _number(state.description.get("memory_bytes"))),
         (c.NODE_SWAP, host.get("swap_used_bytes")),
     ):
-        yield Samples(metric, {(): value} if value is not None else {})
+        yield metric.single(value)
     yield from _gpus(state)
 
 
-def _gpus(state: NodeState) -> Iterator[Samples]:
+def _gpus(state: NodeState) -> Iterator[Metric]:
     assert state.sample is not None
     described = state.description.get("gpus")
     rows = described if isinstance(described, list) else []
@@ -50,9 +38,9 @@ def _gpus(state: NodeState) -> Iterator[Samples]:
     values = {
         str(index): dict(zip((one.name for one in GPU), row, strict=False)) for index, row in state.sample.gpus.items()
     }
-    yield Samples(c.GPU_INFO, {(gpu, str(one.get("name")), str(one.get("uuid"))): 1 for gpu, one in devices.items()})
+    yield c.GPU_INFO.family({(gpu, str(one.get("name")), str(one.get("uuid"))): 1 for gpu, one in devices.items()})
     sizes = ((gpu, _number(one.get("memory_bytes"))) for gpu, one in devices.items())
-    yield Samples(c.GPU_MEMORY_SIZE, {(gpu,): size for gpu, size in sizes if size is not None})
+    yield c.GPU_MEMORY_SIZE.family({(gpu,): size for gpu, size in sizes if size is not None})
     for metric, name, scale in (
         (c.GPU_UTILISATION, "utilisation", 1.0),
         (c.GPU_MEMORY, "memory_used_bytes", 1.0),
@@ -62,26 +50,22 @@ def _gpus(state: NodeState) -> Iterator[Samples]:
         (c.GPU_CLOCK, "sm_clock_mhz", 1e6),
         (c.GPU_XID, "xid_errors", 1.0),
     ):
-        yield Samples(
-            metric, {(gpu,): value * scale for gpu, own in values.items() if (value := own[name]) is not None}
-        )
-    yield Samples(
-        c.GPU_THROTTLED,
+        yield metric.family({(gpu,): value * scale for gpu, own in values.items() if (value := own[name]) is not None})
+    yield c.GPU_THROTTLED.family(
         {
             (gpu, reason): int(bool(int(bits) & mask))
             for gpu, own in values.items()
             if (bits := own["throttle_reasons"]) is not None
             for reason, mask in THROTTLES.items()
-        },
+        }
     )
-    yield Samples(
-        c.GPU_ECC,
+    yield c.GPU_ECC.family(
         {
             (gpu, kind): value
             for gpu, own in values.items()
             for kind in ("corrected", "uncorrected")
             if (value := own[f"ecc_{kind}"]) is not None
-        },
+        }
     )
 
 

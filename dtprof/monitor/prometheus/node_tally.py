@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dtprof.analysis.communication.blocked_time import find_blocked
 from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.analysis.steps.step_boundaries import RankSteps
-from dtprof.interchange.prometheus_text import label_text
+from dtprof.interchange.metric_families import label_text
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.job.collective_matching import Family, find_families
 from dtprof.monitor.prometheus.collective_arrivals import Arrivals
