@@ -51,7 +51,7 @@ ALLOWED = {
         "rich",
         "starlette",
     },
-    "launch": {"base", "records", "monitor", "psutil", "pynvml"},
+    "launch": {"base", "records", "job", "monitor", "psutil", "pynvml"},
     "session": {ANY},
     "api": {ANY},
     "cli": {ANY},

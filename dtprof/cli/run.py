@@ -184,11 +184,12 @@ def _compare(run: Path) -> "comparison_thread.Look":
 
 
 def _diagnose(run: Path) -> "hang_watcher.Verdict":
+    """Return the verdict on a job that has made no progress for the stall threshold."""
     from dtprof.launch import hang_watcher
     from dtprof.report.text.verdict_text import verdict_text
     from dtprof.session.run_diagnosis import diagnose_run
 
-    verdict = diagnose_run(run, in_a_hurry=True)
+    verdict = diagnose_run(run, in_a_hurry=True, is_stalled=True)
     return hang_watcher.Verdict(
         is_hang=verdict.outcome == "hang",
         text=verdict_text(verdict),

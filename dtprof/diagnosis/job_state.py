@@ -14,6 +14,7 @@ import numpy as np
 
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.stack_groups import RankStack
+from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.records.tables import (
     UNKNOWN_NS,
     Array,
@@ -132,10 +133,6 @@ class Operation:
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
 
 
-QUIET_NS = 5_000_000_000
-"""A job in which nothing began or ended for less than this makes progress, as far as can be told."""
-LONGER = 2
-"""A job stands still once nothing has begun or ended for so many times as long as ever before in it."""
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
 
@@ -225,6 +222,7 @@ class RankEvidence:
     last_ns: int
     moments: tuple[int, ...] = ()  # the newest at which it began something, or an operation ended well; ascending
     longest_gap_ns: int = 0  # between operations that followed each other
+    active_intervals: tuple[int, ...] = ()  # the newest in which it began something, as stalls.Pauses takes them
     last_site: Site | None = None
     open_phases: tuple[str, ...] = ()
     steps: int = 0
@@ -339,9 +337,9 @@ class Stop:
     by_kill: bool = False  # all its ranks were killed together by SIGKILL; else somebody asked them to end
 
     @property
-    def stood_still(self) -> bool:
+    def had_stalled(self) -> bool:
         """Say whether that was longer than the job is known to take."""
-        return self.quiet_ns > max(QUIET_NS, LONGER * self.usual_ns)
+        return had_stalled(quiet_ns=self.quiet_ns, longest_pause_ns=self.usual_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +367,7 @@ class Evidence:
     world_size: int
     manifest: Manifest
     stalled: bool  # nobody made progress for long, or ranks ended while operations were open
+    progress: JobProgress | None = None  # of a job that runs
     stop: Stop | None = None  # the job was stopped from outside
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0

@@ -1,7 +1,7 @@
-"""Whether a job that was stopped from outside stood still before: ranks that wait for each other do so in every step.
+"""Whether a job that was stopped from outside had stalled before: ranks that wait for each other do so in every step.
 
-A job that goes well is stopped at any moment, with operations open. It counts as standing still when nothing had begun
-or ended for much longer than ever before in that job (`Stop.stood_still`).
+A job that goes well is stopped at any moment, with operations open. It counts as stalled when nothing had begun
+or ended for much longer than ever before in that job (`stalls.had_stalled`).
 """
 
 import signal

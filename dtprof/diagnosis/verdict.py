@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
-from dtprof.diagnosis.job_state import QUIET_NS, Evidence, RankEvidence, Stop
+from dtprof.diagnosis.job_state import Evidence, RankEvidence, Stop
 from dtprof.diagnosis.rules import absent_ranks, rank_deaths, skipped_collectives
 from dtprof.diagnosis.rules.argument_mismatches import find_blocking_mismatch, find_mismatches
 from dtprof.diagnosis.rules.group_order import find_group_cycle, find_order_risk, find_wrong_handle
@@ -21,10 +21,13 @@ from dtprof.diagnosis.rules.shifted_collectives import find_shift, find_skipped_
 from dtprof.diagnosis.rules.slow_ranks import find_long_operations, find_slow_ranks
 from dtprof.diagnosis.rules.unwaited_handles import find_dropped_receives, find_unwaited
 from dtprof.diagnosis.wait_graph import Wait, find_cycle, find_waits
+from dtprof.job.stalls import SLOW_AFTER_NS, Progress
 
 CRASHES = {"rank-crashed", "rank-killed"}
 MAX_AT_REST = 4
 SLOW = {"slow-rank", "long-operation"}
+WAITS = {"rank-stuck", "rank-never-joined", "backend-stall"} | SLOW
+"""Findings that only waiting shows, which may yet end; others are faults whatever happens."""
 
 
 def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
@@ -41,6 +44,10 @@ def decide(evidence: Evidence, source: tuple[str, ...]) -> Verdict:
     else:
         findings = _find_risks(evidence)
     outcome, reasons = _outcome(evidence, findings)
+    if outcome == "hang" and evidence.progress is not None and evidence.progress.state == Progress.SLOW:
+        # Before the stall threshold no view calls it a hang; what was found is told all the same.
+        outcome = "slow" if {finding.kind for finding in findings} <= WAITS else "risk"
+        reasons = (*reasons, evidence.progress.words)
     if evidence.at_rest_s is not None:
         outcome = "unknown" if outcome == "healthy" else outcome
         reasons = (*(reasons if evidence.stop is None else ()), _rest_words(evidence, evidence.at_rest_s))
@@ -224,7 +231,7 @@ def _stopped(stop: Stop | None) -> str:
 
 def _stop_words(evidence: Evidence) -> str:
     stop = evidence.stop
-    if stop is None or stop.quiet_ns <= QUIET_NS:
+    if stop is None or stop.quiet_ns <= SLOW_AFTER_NS:
         return f"{_stopped(stop)}; nothing wrong was seen before that"
     return (
         f"{_stopped(stop)} when nothing had been recorded for "

@@ -1,17 +1,19 @@
-"""Watch a running job from its records: notice that nobody makes progress, and that a disk is full."""
+"""Watch a running job from the headers of its records: notice that it has stalled, and that a disk is full.
+
+Headers alone are read, without numpy: a launcher polls twice a second for as long as the job runs.
+"""
 
 import os
 import signal
-import statistics
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from dtprof.fence import TOLD, fenced, is_first
+from dtprof.job.stalls import INTERVAL_NS, Pauses, Phase, stall_threshold
 from dtprof.launch import stack_sampler
 from dtprof.launch.unjoined_processes import find_starting
 from dtprof.records import paths, schema, writer
@@ -20,11 +22,6 @@ from dtprof.records.strings import json_lines
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
-GAPS = 10.0
-"""Times the median of the job's own pauses that it may stand still; at most so many times what was asked for."""
-MIN_GAPS, MAX_GAPS = 5, 99
-FIRST_STEP = 5.0
-"""Times what was asked for that a rank may work on its first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +30,9 @@ class Verdict:
 
     is_hang: bool
     text: str
-    is_unclear: bool = False  # nothing moves, and the records do not show why: told, and no hang
-    is_early: bool = False  # a rank that is awaited works on its first step: longer is waited for that
-    headline: str = ""  # what is said without figures that differ from look to look
+    is_unclear: bool = False  # the records do not show why it has stalled: reported, and no hang
+    is_early: bool = False  # a rank that the others wait for works on its first step
+    headline: str = ""  # what is said without figures that differ from poll to poll
 
 
 class Diagnose(Protocol):
@@ -47,7 +44,7 @@ class Diagnose(Protocol):
 
 @dataclass(kw_only=True)
 class RankProgress:
-    """How far one rank's log had come at the last look."""
+    """How far one rank's log had come at the last poll."""
 
     heads: dict[int, int] = field(default_factory=dict)  # records claimed, by number of the segment
     pid: int = 0
@@ -55,7 +52,7 @@ class RankProgress:
 
 
 class Watcher:
-    """Looks at the newest segment header of every rank of this host each time it is ticked."""
+    """Reads the newest segment header of every rank of this host each time it is ticked."""
 
     def __init__(
         self,
@@ -77,13 +74,12 @@ class Watcher:
         self._diagnose = diagnose
         self._say = say
         self._clock = clock
-        self._last_progress = self._last_look = clock()
+        self._last_progress = self._last_diagnosis = clock()
         self._ranks: dict[str, RankProgress] = {}
-        self._quiet_at: float | None = None  # the newest look since the last progress that saw none
-        self._gaps: deque[float] = deque(maxlen=MAX_GAPS)
-        self._told_truncated = False
-        self._told_hangs: set[str] = set()
-        self._told_unclear = False
+        self._pauses = Pauses()
+        self._reported_truncated = False
+        self._reported_hangs: set[str] = set()
+        self._reported_unclear = False
         self.hang: Verdict | None = None
         self.hang_detected_ns: int | None = None
 
@@ -98,31 +94,27 @@ class Watcher:
         return any(progress.truncated for progress in list(self._ranks.values()))
 
     def tick(self) -> None:
-        """Look once."""
+        """Poll the headers once; diagnose the job where it has stalled."""
         now = self._clock()
-        if self._look():
-            self._gaps.append(max(0.0, (self._quiet_at or self._last_progress) - self._last_progress))
-            self._last_progress, self._quiet_at = now, None
+        if self._poll():
+            self._pauses.add([int(now * 1e9) // INTERVAL_NS])
+            self._last_progress = now
             self.hang = None
-        else:
-            self._quiet_at = now
-        self._tell_truncated("recording stopped; the job goes on, the run is marked truncated")
+        self._report_truncated("recording stopped; the job goes on, the run is marked truncated")
         quiet_s = now - self._last_progress
-        if not self._hang_after_s or not self._ranks or quiet_s < self._patience_s():
+        if not self._hang_after_s or not self._ranks or quiet_s < self._threshold_s():
             return
-        # A hang is looked at again each time it has lasted twice as long: it may come to another verdict.
+        # A hang is diagnosed again each time it has lasted twice as long: it may come to another verdict.
         pause_s = self._hang_after_s * RECHECK_SHARE if self.hang is None else quiet_s / 2
-        if now - self._last_look < pause_s and self._last_look > self._last_progress:
+        if now - self._last_diagnosis < pause_s and self._last_diagnosis > self._last_progress:
             return
-        self._last_look = now
+        self._last_diagnosis = now
         if not self._all_have_ended():
             self._examine(quiet_s)
 
-    def _patience_s(self) -> float:
-        """Return how long the job may stand still: jobs with long pauses of their own longer than was asked for."""
-        if len(self._gaps) < MIN_GAPS:
-            return self._hang_after_s
-        return max(self._hang_after_s, GAPS * min(self._hang_after_s, statistics.median(self._gaps)))
+    def _threshold_s(self, phase: Phase = Phase.STEPS) -> float:
+        """Return the stall threshold where the ranks that others wait for are in a phase."""
+        return stall_threshold(hang_after_s=self._hang_after_s, usual_pause_s=self._pauses.usual_s, phase=phase).seconds
 
     def _all_have_ended(self) -> bool:
         """Say whether the launcher under this one saw the end of every rank, and itself takes its time to end."""
@@ -130,14 +122,14 @@ class Watcher:
         return {progress.pid for progress in self._ranks.values()} <= {row.get("pid") for row in rows}
 
     @fenced("the last look at the job's records", "failed")
-    def look_last(self) -> None:
-        """Look when the job has ended: what happened since the last tick."""
-        self._look()
-        self._tell_truncated("recording stopped before the job ended; the run is marked truncated")
+    def poll_last(self) -> None:
+        """Poll when the job has ended: what happened since the last tick."""
+        self._poll()
+        self._report_truncated("recording stopped before the job ended; the run is marked truncated")
 
-    def _tell_truncated(self, consequence: str) -> None:
-        if self.truncated and not self._told_truncated:
-            self._told_truncated = True
+    def _report_truncated(self, consequence: str) -> None:
+        if self.truncated and not self._reported_truncated:
+            self._reported_truncated = True
             self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
@@ -148,24 +140,24 @@ class Watcher:
             starting=find_starting(self._run, recorded=recorded),
         )
         verdict = self._diagnose(self._run)
-        if not verdict.is_hang or (verdict.is_early and quiet_s < FIRST_STEP * self._hang_after_s):
+        if not verdict.is_hang or (verdict.is_early and quiet_s < self._threshold_s(Phase.FIRST_STEP)):
             self.hang = None
-            if verdict.is_unclear and not self._told_unclear:
-                self._told_unclear = True
+            if verdict.is_unclear and not self._reported_unclear:
+                self._reported_unclear = True
                 self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
             return
         if self.hang is None:
             self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.hang = verdict
         headline = verdict.headline or verdict.text
-        if headline not in self._told_hangs:
-            self._told_hangs.add(headline)
+        if headline not in self._reported_hangs:
+            self._reported_hangs.add(headline)
             if not is_first(self._run, headline, mark=TOLD):
                 return
             self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
 
-    def _look(self) -> bool:
-        """Read the headers; return whether anything moved since the last look."""
+    def _poll(self) -> bool:
+        """Read the headers; return whether anything moved since the last poll."""
         moved = False
         for folder in self._run.iterdir():
             if paths.parse_rank_folder(folder.name) is None:

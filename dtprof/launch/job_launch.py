@@ -120,7 +120,7 @@ def run_job(
     status = process.wait(stopper.tick)
     announcement.withdraw(announced)
     companions.stop(status)
-    watch.look_last()
+    watch.poll_last()
     stopped = stopper.begun_s is not None
     if stopped:
         hang_watcher.end_leftovers(watch.pids, records)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.steps.step_boundaries import number_marks
+from dtprof.job.stalls import Phase, phase_of
 from dtprof.records import events, schema
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import Array, ProcessExit, RankTables
@@ -32,6 +33,8 @@ class RankNow:
     since_ns: int | None  # how long it has been at that, or since its newest record; None where no clock tells
     quiet_ns: int | None  # since its newest record; None where no clock tells
     memory_bytes: int | None
+    phase: Phase = Phase.STEPS
+    joins: bool = False  # it is in init_process_group or new_group, in which others must come
 
     @property
     def is_running(self) -> bool:
@@ -87,6 +90,8 @@ class Present:
                 job_has_ended=job_has_ended,
             )
             doing, blocks, where, from_ns = _doing(growth)
+            open_phases = [_name(int(op), known) for op in growth.open_spans["op"].tolist()]
+            step = self._steps.get(rank, 0) - self._before_marks.get(rank, 0)
             newest_ns = self._newest_ns[rank]
             on_this_clock = known.boot_id == boot_id and end == RUNNING
             found.append(
@@ -94,13 +99,15 @@ class Present:
                     rank=rank,
                     host=known.host,
                     end=end,
-                    step=self._steps.get(rank, 0) - self._before_marks.get(rank, 0),
+                    step=step,
                     doing=doing,
                     blocks=blocks,
                     where=where,
                     since_ns=max(0, now_ns - (from_ns or newest_ns)) if on_this_clock else None,
                     quiet_ns=max(0, now_ns - newest_ns) if on_this_clock else None,
                     memory_bytes=self._memory.get(rank),
+                    phase=phase_of(open_phases, steps=step),
+                    joins=events.INIT in open_phases or events.NEW_GROUP in open_phases,
                 )
             )
         return found

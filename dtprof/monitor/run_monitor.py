@@ -1,9 +1,11 @@
 """A running job under watch: what its ranks do now, the summary of its newest steps, and what is wrong."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import StragglerResult, Summary
@@ -11,15 +13,21 @@ from dtprof.analysis.run_summary import summarise
 from dtprof.diagnosis.reported_mismatches import ToldMismatch, list_told
 from dtprof.formatting import format_count, format_ns
 from dtprof.job.sound_records import list_ranks
+from dtprof.job.stalls import (
+    INTERVAL_NS,
+    JobProgress,
+    Pauses,
+    Progress,
+    RankProgress,
+    assess_job,
+    hang_after_of,
+)
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.polling_interval import Pace
 from dtprof.monitor.rank_activity import Present, RankNow
 from dtprof.records import writer
 from dtprof.records.run_follower import Growth
 
-MIN_STILL_S = 10.0
-STILL_STEPS = 10
-"""Nothing moves: for so long, and for so many times the median step."""
 MAX_TOLD = 2
 """Mismatches that are alarms of their own: the first is the cause of most that follow."""
 MAX_NAMED = 8
@@ -36,13 +44,17 @@ class Moment:
     ranks: Sequence[RankNow]
     summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
     has_moved: bool  # a rank has left a record since the look before
-    still_s: float  # for how long no rank has left a record
-    is_stuck: bool  # for longer than steps take
+    progress: JobProgress  # of the ranks that run
     told: Sequence[ToldMismatch]  # what the launcher has told of
     has_ended: bool
     exit_status: int | None
     job_problem: str  # why it is not known whether the job goes on; empty where that is known
     alarms: Sequence[str]  # the worst first
+
+    @property
+    def is_stalled(self) -> bool:
+        """Say whether no rank has made progress for the stall threshold."""
+        return self.progress.state == Progress.STALLED
 
     @property
     def step(self) -> int:
@@ -72,6 +84,7 @@ class Monitor:
         self._clock = clock
         self._boot_id = writer.boot_id()
         self._moved = clock()
+        self._pauses: dict[str, Pauses] = {}  # by boot id: hosts have clocks of their own
         self.summary: Summary | None = None
         self._pace = Pace(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
         self._has_news = True
@@ -105,30 +118,48 @@ class Monitor:
         ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
         if growths and self._summarises and summarises:
             self._summarise()
-        still_s = _still_s(ranks, self._clock() - self._moved)
         is_over = has_ended or not any(rank.is_running for rank in ranks)
-        is_stuck = bool(ranks) and not is_over and still_s >= _patience_s(self.summary)
+        self._note_pauses(growths.values())
+        running = [] if is_over else [rank for rank in ranks if rank.is_running]
+        progress = assess_job(
+            _progress(running, self._clock() - self._moved),
+            hang_after_s=hang_after_of(manifest.settings),
+            usual_pause_s=min((pauses.usual_s for pauses in self._pauses.values()), default=0.0),
+        )
         return Moment(
             ranks=ranks,
             summary=self.summary,
             has_moved=has_moved,
-            still_s=still_s,
+            progress=progress,
             has_ended=has_ended,
             exit_status=manifest.exit_status,
             job_problem=self.window.job_problem,
-            is_stuck=is_stuck,
             told=told,
             alarms=(
                 *([tell_damage(self.window.job_problem)] if self.window.job_problem else []),
-                *_find_alarms(
-                    ranks, self.summary, growths, told, stuck_s=still_s if is_stuck else None, is_over=is_over
-                ),
+                *_find_alarms(ranks, self.summary, growths, told, progress, is_over=is_over),
             ),
         )
 
     def close(self) -> None:
         """Close the files."""
         self.window.close()
+
+    def _note_pauses(self, growths: Iterable[Growth]) -> None:
+        """Take in when ranks began something."""
+        begun: dict[str, set[int]] = {}
+        for growth in growths:
+            known = growth.tables
+            parts = (
+                (known.operations, "issued_ns"),
+                (growth.open_operations, "issued_ns"),
+                (known.spans, "begin_ns"),
+                (growth.open_spans, "begin_ns"),
+            )
+            for rows, column in parts:
+                begun.setdefault(known.boot_id, set()).update(np.unique(rows[column] // INTERVAL_NS).tolist())
+        for boot, intervals in begun.items():
+            self._pauses.setdefault(boot, Pauses()).add(sorted(intervals))
 
     def _summarise(self) -> None:
         """Summarise the newest steps where that is due and would say something new."""
@@ -148,17 +179,17 @@ def tell_damage(job_problem: str) -> str:
     )
 
 
-def _still_s(ranks: Sequence[RankNow], watched_s: float) -> float:
-    """Return for how long no rank has left a record, where the clock tells; else for how long none was seen to."""
-    quiet = [rank.quiet_ns for rank in ranks if rank.is_running]
-    known = [ns for ns in quiet if ns is not None]
-    return min(known) / 1e9 if known and len(known) == len(quiet) else watched_s
-
-
-def _patience_s(summary: Summary | None) -> float:
-    """Return for how long no rank may leave a record."""
-    step = summary.steps.duration_ns if summary is not None else None
-    return max(MIN_STILL_S, STILL_STEPS * (step.median / 1e9 if step else 0.0))
+def _progress(running: Sequence[RankNow], watched_s: float) -> dict[int, RankProgress]:
+    """Return how far ranks have come; where no clock tells, for how long none was seen to leave a record."""
+    is_known = all(rank.quiet_ns is not None for rank in running)
+    return {
+        rank.rank: RankProgress(
+            quiet_s=rank.quiet_ns / 1e9 if is_known and rank.quiet_ns is not None else watched_s,
+            phase=rank.phase,
+            waits=rank.blocks or rank.joins,
+        )
+        for rank in running
+    }
 
 
 def _find_alarms(
@@ -166,13 +197,13 @@ def _find_alarms(
     summary: Summary | None,
     growths: Mapping[int, Growth],
     told: Sequence[ToldMismatch],
+    progress: JobProgress,
     *,
-    stuck_s: float | None,
     is_over: bool,
 ) -> list[str]:
     alarms = _tell_ends(ranks)
-    if stuck_s is not None:
-        alarms.append(f"nothing has moved for {stuck_s:.0f} s")
+    if progress.state == Progress.STALLED:
+        alarms.append(progress.words)
     alarms += map(_mismatch, told[:MAX_TOLD])
     if len(told) > MAX_TOLD:
         alarms.append(f"{len(told) - MAX_TOLD} more mismatches")

@@ -29,12 +29,17 @@ def is_recorded(run: Run) -> bool:
     return any(is_alive(row["pid"], run.path) for row in here)
 
 
-def observe(run: Run, reads: Iterable[RankRead]) -> HostState:
-    """Return which of the ranks that were read are alive; after the reading, so that no record comes later."""
+def observe(run: Run, reads: Iterable[RankRead], *, is_stalled: bool = False) -> HostState:
+    """Return which of the ranks that were read are alive; after the reading, so that no record comes later.
+
+    Parameters:
+        is_stalled: the caller watches the job and has seen it stall.
+    """
     boot_id = writer.boot_id()
     unended = [read.evidence for read in reads if read.boot_id == boot_id and exit_of(run, read) is None]
     return HostState(
         boot_id=boot_id,
         now_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         alive={rank.rank: is_alive(rank.pid, run.path) for rank in unended},
+        is_stalled=is_stalled,
     )

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 
 def diagnose_run(
-    path: Path, engine: Engine = IN_THIS_PROCESS, *, summary: "Summary | None" = None, in_a_hurry: bool = False
+    path: Path,
+    engine: Engine = IN_THIS_PROCESS,
+    *,
+    summary: "Summary | None" = None,
+    in_a_hurry: bool = False,
+    is_stalled: bool = False,
 ) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
 
     In a hurry, beside a running job, stragglers are not looked for and fewer operations are compared: however long the
-    job has run, the verdict takes seconds.
+    job has run, the verdict takes seconds. A caller that watches the job and has seen it stall says so.
 
     Raises:
         NotARunError: the path holds no run.
@@ -38,7 +43,7 @@ def diagnose_run(
     run = open_run(path, engine)
     with executor_for(engine, run) as executor:
         if in_a_hurry:
-            return diagnose_opened(run, None, executor, newest=rank_evidence.MAX_OPERATIONS)
+            return diagnose_opened(run, None, executor, newest=rank_evidence.MAX_OPERATIONS, is_stalled=is_stalled)
         return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
 
 
@@ -48,22 +53,32 @@ def diagnose_opened(
     executor: Executor = THIS_PROCESS,
     *,
     newest: int | None = None,
+    is_stalled: bool = False,
 ) -> Verdict:
     """Return the verdict on a run that is open.
 
     Parameters:
         summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
         newest: operations of all ranks together that are compared; None for as many as memory allows.
+        is_stalled: the caller watches the job and has seen it stall.
     """
-    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest), run)
+    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest, is_stalled), run)
 
 
 def _diagnose_attempts(
-    run: reader.Run, summarise: Callable[[], "Summary"] | None, executor: Executor, newest: int | None
+    run: reader.Run,
+    summarise: Callable[[], "Summary"] | None,
+    executor: Executor,
+    newest: int | None,
+    is_stalled: bool,
 ) -> Verdict:
     reads = list(read_ranks(run, run.ranks, executor, newest=newest))
     evidence = collect(
-        run, reads, observe(run, reads), summarise=summarise, find_handlers=lambda file: _find_handlers(Path(file), run)
+        run,
+        reads,
+        observe(run, reads, is_stalled=is_stalled),
+        summarise=summarise,
+        find_handlers=lambda file: _find_handlers(Path(file), run),
     )
     last = _judge(evidence)
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):

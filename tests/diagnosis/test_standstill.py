@@ -34,7 +34,7 @@ def processes(tmp_path: Path) -> Iterator[list[int]]:
             process.kill()
 
 
-def write(tmp_path: Path, pids: list[int], *, holds: bool = False, **facts: Any) -> Path:
+def write(tmp_path: Path, pids: list[int], *, holds: bool = False, hang_after_s: str = "", **facts: Any) -> Path:
     """Write the run of two ranks that took two steps, with stacks taken a minute later."""
     ranks = ranks_in_step(2, 2)
     for rank, pid in zip(ranks, pids, strict=True):
@@ -43,7 +43,7 @@ def write(tmp_path: Path, pids: list[int], *, holds: bool = False, **facts: Any)
         loss(ranks[1], 2000, done=False)
     run = write_run(tmp_path / "run", ranks)
     document = json.loads((run / paths.MANIFEST).read_text()) | {"boot_id": writer.boot_id()}
-    document |= {"ended_realtime_ns": 0, "exit_status": None}
+    document |= {"ended_realtime_ns": 0, "exit_status": None, "settings": {"hang_after_s": hang_after_s}}
     (run / paths.MANIFEST).write_text(json.dumps(document))
     frame = {"name": "load", "filename": "/home/me/train.py", "line": 8}
     threads = [{"thread_id": 1, "thread_name": "MainThread", "active": False, "frames": [frame]}]
@@ -77,3 +77,13 @@ def test_ranks_that_compute_are_healthy_however_long_they_do(
 def test_where_a_rank_waits_for_the_others_these_are_stuck(tmp_path: Path, processes: list[int]) -> None:
     verdict = diagnose_run(write(tmp_path, processes, holds=True))
     assert (verdict.outcome, verdict.findings[0].kind, verdict.cannot_tell) == ("hang", "rank-stuck", ())
+
+
+def test_before_the_stall_threshold_a_rank_that_keeps_the_others_waiting_makes_the_job_slow(
+    tmp_path: Path, processes: list[int]
+) -> None:
+    verdict = diagnose_run(write(tmp_path, processes, holds=True, hang_after_s="10000000"))
+    assert (verdict.outcome, verdict.findings[0].kind) == ("slow", "rank-stuck")
+    (reason,) = verdict.cannot_tell
+    assert reason.startswith("slow: no rank has made progress for")
+    assert reason.endswith("(stall threshold 10000000 s: --hang-after 1e+07)")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dtprof.job.stalls import MIN_PAUSES
 from dtprof.launch import hang_watcher, stack_sampler
 from dtprof.records import paths, schema, writer
 from tests.builders import RankBuilder, write_rank
@@ -148,7 +149,7 @@ def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_told_again
 
 def test_a_job_with_long_pauses_of_its_own_may_stand_still_for_ten_of_them(job: Job) -> None:
     job.start()
-    for _ in range(hang_watcher.MIN_GAPS + 1):
+    for _ in range(MIN_PAUSES + 1):
         job.move(0)
         job.wait(4.0)
     job.wait(30.0)
@@ -262,7 +263,7 @@ def test_full_disk_right_before_the_end_is_told(job: Job) -> None:
     job.start()
     job.wait(1.0)
     job.write(0, MARKS, schema.MARK["truncated"])
-    job.watcher.look_last()
+    job.watcher.poll_last()
     assert job.watcher.truncated
     assert len(job.said) == 1
 
@@ -271,5 +272,5 @@ def test_run_that_was_deleted_meanwhile_is_survived_by_the_last_look(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.folder.rmdir()
-    job.watcher.look_last()
+    job.watcher.poll_last()
     assert "the last look at the job's records failed: FileNotFoundError" in capsys.readouterr().err

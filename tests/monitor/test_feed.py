@@ -9,10 +9,10 @@ import pytest
 
 from dtprof.diagnosis.findings import Verdict
 from dtprof.errors import DtprofError
+from dtprof.job.stalls import HANG_AFTER_S
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import Pace
-from dtprof.monitor.run_monitor import MIN_STILL_S
 from dtprof.monitor.web import page_feed as feed_module
 from dtprof.monitor.web.page_feed import DRAW_SHARE, Feed
 from dtprof.report.figures.figure_source import Source
@@ -172,9 +172,9 @@ def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> Non
     clock.now += 1
     feed.since(0)
     assert len(diagnosed) == 1
-    clock.now += MIN_STILL_S
+    clock.now += HANG_AFTER_S
     alarms = feed.since(0)["status"]["alarms"]
-    assert alarms[0].startswith("nothing has moved for")
+    assert alarms[0].startswith("stalled: no rank has made progress for")
     assert len(diagnosed) == 2
 
 

@@ -23,6 +23,7 @@ from dtprof.diagnosis.job_state import (
 )
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
+from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
@@ -146,6 +147,7 @@ def rank_evidence(
         last_ns=tables.last_ns,
         moments=newest_moments(rows, spans),
         longest_gap_ns=max(gap_ns, 0 if tables.dropped_events else past.longest_gap_ns),
+        active_intervals=_active_intervals(rows, spans),
         last_site=_last_site(tables),
         open_phases=tuple(name for op in spans["op"][is_open].tolist() if (name := tables.ops[op]) in events.PHASES),
         steps=int(max([0, *rows["step"][-1:], *tables.spans["step"][-1:]])),
@@ -174,6 +176,13 @@ def rank_evidence(
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
+
+
+def _active_intervals(rows: Array, spans: Array) -> tuple[int, ...]:
+    """Return the newest intervals in which the rank began an operation or a phase; both tables are in that order."""
+    begun = [column[-MAX_TAIL:] // INTERVAL_NS for column in (rows["issued_ns"], spans["begin_ns"])]
+    intervals = np.unique(np.concatenate([column[np.flatnonzero(np.diff(column, prepend=-1))] for column in begun]))
+    return tuple(intervals[-MAX_PAUSES - 1 :].tolist())
 
 
 def _first_error(tables: RankTables) -> int:

@@ -13,11 +13,23 @@ from typing import TYPE_CHECKING
 
 import dtprof
 from dtprof.diagnosis import job_state as facts
-from dtprof.diagnosis.job_state import QUIET_NS, main_stack
+from dtprof.diagnosis.job_state import main_stack
+from dtprof.diagnosis.rules.absent_ranks import FROZEN
 from dtprof.diagnosis.rules.unjoined_ranks import find_starting
 from dtprof.diagnosis.sources.rank_evidence import RankRead
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
+from dtprof.job.stalls import (
+    SLOW_AFTER_NS,
+    JobProgress,
+    Pauses,
+    Phase,
+    Progress,
+    RankProgress,
+    assess_job,
+    hang_after_of,
+    phase_of,
+)
 from dtprof.records import reader
 from dtprof.records.node_reader import newest_resident, newest_samples
 from dtprof.records.tables import ProcessExit
@@ -33,6 +45,7 @@ class HostState:
     boot_id: str
     now_ns: int  # on the monotonic clock of this boot
     alive: Mapping[int, bool]  # by rank, of those of this boot without an exit record
+    is_stalled: bool = False  # whoever watches the job has seen it make no progress for the stall threshold
 
 
 def exit_of(run: reader.Run, read: RankRead) -> ProcessExit | None:
@@ -97,11 +110,15 @@ def collect(
     hang = document.get("hang_detected_ns")
     stopped = document.get("stopped_on_hang")
     stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
+    progress = None
+    if not run.manifest.ended_realtime_ns and same_boot and any(rank.alive for rank in ranks) and not host.is_stalled:
+        progress = _assess(run, ranks, boots, now_ns=host.now_ns)
     return facts.gather(
         ranks,
         world_size=world_size,
         manifest=run.manifest,
-        stalled=_is_stalled(run, ranks, stop, quiet_ns=host.now_ns - last_ns, same_boot=same_boot),
+        stalled=_is_stalled(run, ranks, stop, progress),
+        progress=progress,
         stop=stop,
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
@@ -155,24 +172,54 @@ def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int
         last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
     stop = find_stop(ranks, last_seen)
     if stop is not None and stop.by_kill:
-        hung = any(map(_is_held_up, ranks)) and (stop.stood_still or _was_told(run, ranks))
+        hung = any(map(_is_held_up, ranks)) and (stop.had_stalled or _was_told(run, ranks))
         return stop if hung and not run.job_facts.get("oom_kills") else None
     return stop
 
 
+def _assess(
+    run: reader.Run, ranks: Iterable[facts.RankEvidence], boots: Mapping[int, str], *, now_ns: int
+) -> JobProgress:
+    """Return how a running job fares."""
+    pauses: dict[str, Pauses] = {}
+    for boot in set(boots.values()):  # hosts have clocks of their own
+        intervals = {one for rank in ranks if boots.get(rank.rank) == boot for one in rank.active_intervals}
+        pauses.setdefault(boot, Pauses()).add(sorted(intervals))
+    return assess_job(
+        {
+            rank.rank: RankProgress(
+                quiet_s=max(0, now_ns - rank.last_ns) / 1e9,
+                phase=_phase(rank),
+                waits=_is_held_up(rank) or not rank.alive,
+            )
+            for rank in ranks
+        },
+        hang_after_s=hang_after_of(run.manifest.settings),
+        usual_pause_s=min((known.usual_s for known in pauses.values()), default=0.0),
+    )
+
+
+def _phase(rank: facts.RankEvidence) -> Phase:
+    """Return what a rank is at; one that its stack shows to be idle or frozen works on no first step or evaluation."""
+    phase = phase_of(rank.open_phases, steps=rank.steps)
+    if rank.stack is None or (rank.stack.is_busy and rank.stack.state not in FROZEN):
+        return phase
+    is_idle_in = phase in (Phase.FIRST_STEP, Phase.EVALUATION)
+    return Phase.STEPS if is_idle_in or rank.stack.state in FROZEN else phase
+
+
 def _is_stalled(
-    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, quiet_ns: int, same_boot: bool
+    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, progress: JobProgress | None
 ) -> bool:
     """Say whether ranks are, or were at their end, held up: then open operations mean something."""
     if not any(map(_is_held_up, ranks)):
         return False
     if stop is not None:
-        return stop.stood_still or _was_told(run, ranks)
+        return stop.had_stalled or _was_told(run, ranks)
     if run.manifest.ended_realtime_ns:
         return run.manifest.exit_status != 0
-    if not same_boot or not any(rank.alive for rank in ranks):
-        return True  # killed together with dtprof: this is where it stood
-    return quiet_ns > QUIET_NS
+    # Nobody knows how a job fares that was killed together with dtprof: this is where it was.
+    return progress is None or progress.state != Progress.PROGRESSING
 
 
 def _was_told(run: reader.Run, ranks: list[facts.RankEvidence]) -> bool:
@@ -195,7 +242,7 @@ def _time_at_rest(
         return None
     newest_ns = last_ns if goes_on else max((rank.moments[-1] for rank in ranks if rank.moments), default=last_ns)
     times = [run.endings.stacks_of(rank.host).get("t_ns") for rank in ranks]
-    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - newest_ns >= QUIET_NS]
+    taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - newest_ns >= SLOW_AFTER_NS]
     return (min(taken) - newest_ns) / 1e9 if taken and len(taken) == len(ranks) else None
 
 

@@ -19,6 +19,7 @@ from dtprof.diagnosis.reported_mismatches import list_told
 from dtprof.errors import DtprofError, NotARunError
 from dtprof.formatting import format_age, format_count
 from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.job.stalls import Progress
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import Pace
@@ -50,8 +51,6 @@ WATCHED_S = 5.0
 """Since it was asked for, in which a page is drawn ahead of being asked for again."""
 MAX_NODE_SAMPLES = 100
 """Of one node, of which the course of its devices is drawn."""
-STILL_S = 3.0
-"""Without a record, from which on the page says so."""
 
 Pages = Callable[[Source], Sequence[Dashboard]]
 Result = TypeVar("Result")
@@ -240,8 +239,8 @@ class Feed:
         ends = self._moment.has_ended and not had_ended
         self._has_moved |= self._moment.has_moved
         self._has_turned |= self._turns(self._moment)
-        is_stuck = self._moment.is_stuck and self._diagnose_pace.is_due
-        self._has_news |= self._moment.has_moved or self._has_turned or is_stuck
+        is_stalled = self._moment.is_stalled and self._diagnose_pace.is_due
+        self._has_news |= self._moment.has_moved or self._has_turned or is_stalled
         is_due = self._draw_pace.is_due or (self._has_turned and self._turn_pace.is_due) or ends
         if self._has_news and is_due and self._drawing is None:
             self._begin_drawing()
@@ -251,7 +250,7 @@ class Feed:
     def _turns(self, moment: Moment) -> bool:
         """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
         before, ends = self._how, [rank.end for rank in moment.ranks]
-        self._how = (moment.has_ended, moment.is_stuck, len(moment.told), *ends)
+        self._how = (moment.has_ended, moment.is_stalled, len(moment.told), *ends)
         return self._how != before
 
     # ---- the newest step -----------------------------------------------------------------------------------------
@@ -417,7 +416,7 @@ class Feed:
         if moment.has_ended:
             end = f" with exit status {moment.exit_status}" if moment.exit_status is not None else ""
             return {"state": "ended", "text": f"ended{end}, {step}", "alarms": alarms, "age": ""}
-        newest = f", no record for {moment.still_s:.0f} s" if moment.ranks and moment.still_s >= STILL_S else ""
+        newest = f", {moment.progress.words}" if moment.progress.state == Progress.SLOW else ""
         state, told = "running", "running"
         if moment.job_problem:
             state, told = "unknown", "cannot tell whether it goes on"
