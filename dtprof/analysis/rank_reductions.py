@@ -32,7 +32,8 @@ from dtprof.intervals import NONE, Intervals, locate, share_out, subtract, union
 from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
-from dtprof.job.collective_matching import Family, Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.job.collective_matching import Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import RankBatch
 from dtprof.job.sound_records import times_of
 from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
@@ -81,7 +82,7 @@ class Survey:
     steps: RankSteps
     meetings: RankMeetings
     pipeline: RankPipeline | None
-    marks: dict[Family, Array]  # for the alignment of clocks; empty where that is not asked for
+    marks: dict[Channel, Array]  # for the alignment of clocks; empty where that is not asked for
     consumption: RankConsumption | None  # None: not recorded
 
 

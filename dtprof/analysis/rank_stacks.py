@@ -56,7 +56,7 @@ class RankStack:
     place: Column  # of each operation: the position of its rank
     bounds: list[int]  # where the operations of each rank begin, and the end of the last
     matched: Matched
-    place_of_family: Column  # the position of the rank of each family of `matched`
+    place_of_channel: Column  # the position of the rank of each channel of `matched`
     met: Array  # the meeting of each row of `matched`
     blocked: Blocked
     phases: dict[str, Intervals]  # on the axis
@@ -123,7 +123,7 @@ def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
         place=np.repeat(np.arange(len(ranks)), lengths),
         bounds=bounds,
         matched=matched,
-        place_of_family=np.repeat(np.arange(len(ranks)), [len(one.matched.families) for one in placed]),
+        place_of_channel=np.repeat(np.arange(len(ranks)), [len(one.matched.channels) for one in placed]),
         met=matched.find_met(meetings),
         blocked=_join_blocked([one.blocked for one in placed]),
         phases={phase: _shift(shifts, [one.phases[phase] for one in placed]) for phase in placed[0].phases},
@@ -167,7 +167,7 @@ def _join_matched(parts: Sequence[Matched], bounds: Sequence[int]) -> Matched:
     if len(parts) == 1:
         return parts[0]
     return Matched(
-        families=[family for one in parts for family in one.families],
+        channels=[channel for one in parts for channel in one.channels],
         rows=[rows + begin for one, begin in zip(parts, bounds, strict=False) for rows in one.rows],
         seqs=[seqs for one in parts for seqs in one.seqs],
         unmatched=sum(one.unmatched for one in parts),

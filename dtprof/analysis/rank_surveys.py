@@ -12,7 +12,8 @@ from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import Intervals
 from dtprof.job.clock_alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import Family, Meetings
+from dtprof.job.collective_matching import Meetings
+from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
@@ -76,7 +77,7 @@ class Surveys:
     consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
     boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
     marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
-    parts: list[tuple[Sequence[int], tuple[Family, ...]]] = field(default_factory=list)  # ranks and where they meet
+    parts: list[tuple[Sequence[int], tuple[Channel, ...]]] = field(default_factory=list)  # ranks and where they meet
 
     @property
     def one_clock(self) -> bool:
@@ -163,10 +164,10 @@ def _survey_on(
         SurveyTask(records=run.part(part), ranks=part, clocks=clocks, several_clocks=several_clocks) for part in parts
     )
     surveys = Surveys(clocks=clocks)
-    same: dict[Family, Family] = {}
+    same: dict[Channel, Channel] = {}
     for part, found in zip(parts, map_tasks(executor, survey_ranks, tasks), strict=True):
         surveys.join(found)
-        surveys.parts.append((part, tuple(same.setdefault(family, family) for family in found.meetings.tables)))
+        surveys.parts.append((part, tuple(same.setdefault(channel, channel) for channel in found.meetings.tables)))
     return surveys
 
 

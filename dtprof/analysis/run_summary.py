@@ -43,7 +43,7 @@ from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
-from dtprof.job.collective_matching import Family
+from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.records.tables import Array, Group
@@ -126,12 +126,12 @@ def summarise_closely(
     executor: Executor,
     *,
     surveys: Surveys,
-    look_at: Callable[[Sequence[int], Sequence[Family]], RankLook[Found] | None],
+    look_at: Callable[[Sequence[int], Sequence[Channel]], RankLook[Found] | None],
 ) -> tuple[Summary, list[Found]]:
     """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for.
 
     Parameters:
-        look_at: what looks at the details of some ranks, whose operations are of these families; None: nothing does.
+        look_at: what looks at the details of some ranks, whose operations are of these channels; None: nothing does.
     """
     chosen = newest_ranks(run)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
@@ -148,15 +148,15 @@ def summarise_closely(
             clocks=clocks,
             steps={rank: steps[rank] for rank in part},
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
-            meetings=meetings.of(families),
+            meetings=meetings.of(channels),
             used=used,
             max_bars=max_bars,
             width=width,
             errors=errors,
             max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
-            look=look_at(part, families),
+            look=look_at(part, channels),
         )
-        for part, families in surveys.parts
+        for part, channels in surveys.parts
     )
     reduced: Reductions[Found] = Reductions()
     for found in map_tasks(executor, reduce_part, tasks):

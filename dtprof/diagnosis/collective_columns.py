@@ -7,7 +7,8 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.job_state import GroupKey, Operation, Sweep
+from dtprof.diagnosis.job_state import Operation, Sweep
+from dtprof.job.groups import GroupId
 from dtprof.records import codes
 from dtprof.records.tables import Array, RankTables, select
 
@@ -37,7 +38,7 @@ COPIED = ("seq", "dtype", "reduce_op", "peer", "numel", "step", "thread", "flags
 
 def sweep(
     tables: RankTables,
-    keys: dict[int, GroupKey],
+    keys: dict[int, GroupId],
     rows: Array,
     operation: Callable[[int], Operation],
     *,

@@ -3,7 +3,6 @@
 `recorded.py` makes it from the tables of a run.
 """
 
-import functools
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 
 from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.stack_groups import RankStack
+from dtprof.job.groups import GroupId
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.records.tables import (
     UNKNOWN_NS,
@@ -55,37 +55,10 @@ CHAINED = ("direct cause of the following exception", "During handling of the ab
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupKey:
-    """A group across ranks: its name, its members, and how many of that name came before (after a re-init)."""
-
-    name: str
-    ranks: tuple[int, ...]
-    occurrence: int
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.ranks, self.occurrence))
-
-    def __hash__(self) -> int:
-        """Return the hash, computed once: groups have many ranks, and are looked up often."""
-        return self._hash
-
-    def __reduce__(self) -> tuple[Callable[..., "GroupKey"], tuple[str, tuple[int, ...], int]]:
-        """Pickle what makes the key; every process has its own hashes, and one object for each group."""
-        return group_key, (self.name, self.ranks, self.occurrence)
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def group_key(name: str, ranks: tuple[int, ...], occurrence: int) -> GroupKey:
-    """Return one and the same object for every rank that knows the group: comparing it costs nothing then."""
-    return GroupKey(name=name, ranks=ranks, occurrence=occurrence)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One operation of one rank."""
 
-    group: GroupKey
+    group: GroupId
     op: str
     api: str
     seq: int
@@ -128,7 +101,7 @@ class Operation:
         return self.failed or (self.observed and not self.done) or self.inside_call
 
     @property
-    def label(self) -> tuple[GroupKey, str, tuple[str, int] | None]:
+    def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
         """What makes two operations of two ranks the same place in the program."""
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
 
@@ -153,10 +126,10 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Channel:
+class ChannelEnd:
     """What point-to-point messages go through in order, as one of its ends counts them."""
 
-    group: GroupKey
+    group: GroupId
     peer: int  # global rank; -1: any source
     tag: int
     sends: bool
@@ -198,7 +171,7 @@ class LongPhase:
 class Sweep:
     """The collectives of a rank in columns (columns.SWEPT), to compare whole runs."""
 
-    groups: dict[GroupKey, Array]  # by position
+    groups: dict[GroupId, Array]  # by position
     operation: Callable[[int], Operation]  # of a row
 
 
@@ -213,8 +186,8 @@ class RankEvidence:
     operations: Sequence[Operation] = ()  # the newest, in the order of issue
     open_operations: tuple[Operation, ...] = ()  # those of them that had not ended well
     first_row: int = 0  # of the first of `operations` among all of the rank
-    counts: dict[tuple[GroupKey, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
-    groups: dict[GroupKey, Group] = field(default_factory=dict)
+    counts: dict[tuple[GroupId, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
+    groups: dict[GroupId, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     exit: ProcessExit | None = None
@@ -229,8 +202,8 @@ class RankEvidence:
     in_init: bool = False
     stack: Stack | None = None
     alive: bool | None = None  # None: not known
-    channels: dict[Channel, int] = field(default_factory=dict)  # messages issued
-    messages: dict[Channel, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
+    channels: dict[ChannelEnd, int] = field(default_factory=dict)  # messages issued
+    messages: dict[ChannelEnd, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
     sees_questions: bool = False  # `Operation.asked` is known
     complete: bool = True  # nothing was dropped: messages can be counted
     batches: int = 0  # taken from data loaders
@@ -248,7 +221,7 @@ class RankEvidence:
         return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
 
     @cached_property
-    def newest_collectives(self) -> dict[GroupKey, Array]:
+    def newest_collectives(self) -> dict[GroupId, Array]:
         """The collectives among `operations` in columns, by group."""
         groups = self.sweep.groups if self.sweep is not None else {}
         return {group: table[table["row"] >= self.first_row] for group, table in groups.items()}
@@ -392,14 +365,14 @@ class Evidence:
         """Say whether a rank may yet do what it has not done."""
         return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
 
-    def group(self, key: GroupKey) -> Group:
+    def group(self, key: GroupId) -> Group:
         """Return the group as the rank that knows most of it tells; its name alone where the records have lost it."""
         known = self._groups.get(key)
         return known if known is not None else Group(name=key.name, description="", size=len(key.ranks))
 
     @cached_property
-    def _groups(self) -> dict[GroupKey, Group]:
-        best: dict[GroupKey, Group] = {}
+    def _groups(self) -> dict[GroupId, Group]:
+        best: dict[GroupId, Group] = {}
         for rank in self.ranks.values():
             for key, group in rank.groups.items():
                 known = best.get(key)

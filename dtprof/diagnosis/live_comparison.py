@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from dtprof.diagnosis.compared_columns import POSITION, disagree, group_of, pairs_of_places, positions_of, seq_of
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import GroupKey, gather
+from dtprof.diagnosis.job_state import gather
 from dtprof.diagnosis.rules.argument_mismatches import find_mismatches
 from dtprof.diagnosis.rules.shifted_collectives import find_shift
-from dtprof.diagnosis.sources.rank_evidence import NO_PAST, are_named, group_keys, rank_evidence, spans_named
+from dtprof.diagnosis.sources.rank_evidence import NO_PAST, are_named, rank_evidence, spans_named
+from dtprof.job.groups import GroupId, identify_groups
 from dtprof.records import codes, events
 from dtprof.records.tables import Array, Manifest, RankTables, join, select
 
@@ -55,7 +56,7 @@ class _Rank:
 class _Group:
     """What is undecided of one group, and what was decided."""
 
-    key: GroupKey
+    key: GroupId
     newest: int = -1  # position that can be decided on: all members of this host have come to it
     differs_at: int = _LATEST  # the first position with other arguments
     looks_from: int = 0  # the first position whose arguments count
@@ -113,7 +114,7 @@ class LiveComparison:
         self._attempt, self._looks = attempt, 0
         self._ranks: dict[int, _Rank] = {}
         self._groups: list[_Group] = []
-        self._numbers: dict[GroupKey, int] = {}
+        self._numbers: dict[GroupId, int] = {}
         self._here: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # members of each group on this host
         self._seen = 0
         self._open: Array = np.zeros(0, _OPEN)
@@ -138,7 +139,7 @@ class LiveComparison:
 
     def _number(self, tables: RankTables) -> npt.NDArray[np.int64]:
         """Return a number for each group of a rank that is the same for all ranks."""
-        keys = group_keys(tables)[0]
+        keys = identify_groups(tables.groups)
         numbers = np.full(max(keys, default=0) + 1, -1, np.int64)
         for group_id, key in keys.items():
             if len(key.ranks) < 2:

@@ -6,7 +6,8 @@ A collective waits for all members that have not issued it (and); a receive from
 from dataclasses import dataclass
 
 from dtprof.diagnosis.cyclic_waits import find_closed_sets
-from dtprof.diagnosis.job_state import Channel, Evidence, GroupKey, Operation
+from dtprof.diagnosis.job_state import ChannelEnd, Evidence, Operation
+from dtprof.job.groups import GroupId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Wait:
 
 def find_waits(evidence: Evidence) -> dict[int, tuple[Wait, ...]]:
     """Return what holds each rank up; ranks that nothing holds up are left out."""
-    absent: dict[tuple[GroupKey, int], tuple[int, ...]] = {}  # a thousand ranks wait in the same collective
+    absent: dict[tuple[GroupId, int], tuple[int, ...]] = {}  # a thousand ranks wait in the same collective
     waits = {}
     for rank in evidence.ranks.values():
         if rank.blocking and not rank.finished:
@@ -36,7 +37,7 @@ def find_waits(evidence: Evidence) -> dict[int, tuple[Wait, ...]]:
     return waits
 
 
-def absent_members(evidence: Evidence, group: GroupKey, seq: int) -> tuple[int, ...]:
+def absent_members(evidence: Evidence, group: GroupId, seq: int) -> tuple[int, ...]:
     """Return the members of a group with a record that have not issued a collective."""
     key = group, False
     known = ((member, evidence.ranks.get(member)) for member in group.ranks)
@@ -50,9 +51,11 @@ def _message(evidence: Evidence, rank: int, operation: Operation) -> Wait:
         came = is_met(evidence, rank, operation)
         return Wait(rank=rank, operation=operation, awaited=() if came is not False else (peer,))
     others = tuple(r for r in operation.group.ranks if r != rank and r in evidence.ranks)
-    sent = sum(evidence.ranks[r].channels.get(Channel(operation.group, rank, operation.tag, True), 0) for r in others)
+    sent = sum(
+        evidence.ranks[r].channels.get(ChannelEnd(operation.group, rank, operation.tag, True), 0) for r in others
+    )
     mine = evidence.ranks[rank].channels
-    taken = sum(mine.get(Channel(operation.group, r, operation.tag, False), 0) for r in others)
+    taken = sum(mine.get(ChannelEnd(operation.group, r, operation.tag, False), 0) for r in others)
     known = not sends and all(evidence.ranks[r].complete for r in (*others, rank))
     return Wait(
         rank=rank,
@@ -71,9 +74,9 @@ def is_met(evidence: Evidence, rank: int, operation: Operation) -> bool | None:
         return None
     receives = operation.op == "send"
     theirs = evidence.ranks[peer].channels
-    count = theirs.get(Channel(operation.group, rank, operation.tag, not receives), 0)
+    count = theirs.get(ChannelEnd(operation.group, rank, operation.tag, not receives), 0)
     if receives:
-        count += theirs.get(Channel(operation.group, -1, operation.tag, False), 0)  # any source may take it
+        count += theirs.get(ChannelEnd(operation.group, -1, operation.tag, False), 0)  # any source may take it
     return count > operation.nth
 
 

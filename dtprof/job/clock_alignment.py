@@ -6,8 +6,8 @@ what a root or a sender gives before it gave it. Each such pair bounds the diffe
 difference is taken for a line over time, within MAX_DRIFT; the lines that no bound forbids tell the most likely one, in
 their middle, and the error, to their edge. Bounds that contradict the measured clocks replace them, and it is said.
 
-Each rank gives at most MAX_MARKS operations a family; they are merged by clock. Hosts are compared with one host of
-each family, so that bounds grow with hosts, not with their pairs.
+Each rank gives at most MAX_MARKS operations a channel; they are merged by clock. Hosts are compared with one host of
+each channel, so that bounds grow with hosts, not with their pairs.
 """
 
 from collections import defaultdict
@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from dtprof.intervals import Column
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import FAR, Family, Matched, split
+from dtprof.job.collective_matching import FAR, Matched, split
+from dtprof.job.groups import Channel
 from dtprof.job.sound_records import is_any, stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
@@ -144,16 +145,16 @@ class Clocks:
         return np.round(offset).astype(np.int64)
 
 
-def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> dict[Family, Array]:
+def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> dict[Channel, Array]:
     """Return of some operations of one rank when it gave what others need, and when it had what it needs of others.
 
     Rows are by position; `start` is -1 where nobody needs it, `done` FAR where it needs nobody, or is not known.
     """
-    placed = zip(matched.families, matched.rows, matched.seqs, strict=True)
-    several = [one for one in placed if one[0].members > 1]
+    placed = zip(matched.channels, matched.rows, matched.seqs, strict=True)
+    several = [one for one in placed if one[0].num_members > 1]
     if not several:
         return {}
-    families = [family for family, _, _ in several]
+    channels = [channel for channel, _, _ in several]
     seqs = [_thinned(seqs, seqs) for _, _, seqs in several]
     lengths = [len(own) for own in seqs]
     own = select(operations, np.concatenate([_thinned(rows, seqs) for _, rows, seqs in several]))
@@ -162,9 +163,9 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
     from_root, to_root = (
         is_any(op, [i for i, name in enumerate(names) if name in ops]) for ops in (FROM_ROOT, TO_ROOT)
     )
-    is_root = own["peer"] == np.repeat([family.ranks.place_of(tables.rank) for family in families], lengths)
-    is_p2p = np.repeat([family.is_p2p for family in families], lengths)
-    sends = [family.is_p2p and family.ranks[family.sender] == tables.rank for family in families]
+    is_root = own["peer"] == np.repeat([channel.group.ranks.place_of(tables.rank) for channel in channels], lengths)
+    is_p2p = np.repeat([channel.is_p2p for channel in channels], lengths)
+    sends = [channel.is_p2p and channel.sending_rank == tables.rank for channel in channels]
     is_send = np.repeat(sends, lengths)
     gives = np.where(is_p2p, is_send, ~(from_root & ~is_root) & ~(to_root & is_root))
     needs = np.where(is_p2p, ~is_send, ~(from_root & is_root) & ~(to_root & ~is_root))
@@ -173,7 +174,7 @@ def collect_marks(tables: RankTables, operations: Array, matched: Matched) -> di
     marked["seq"] = np.concatenate(seqs)
     marked["start"] = np.where(gives, own["issued_ns"], -1)
     marked["done"] = np.where(needs & known, own["done_ns"], FAR)
-    return split(marked, families, seqs)
+    return split(marked, channels, seqs)
 
 
 def _thinned(column: Column, seqs: Column) -> Column:
@@ -184,21 +185,21 @@ def _thinned(column: Column, seqs: Column) -> Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The same of all ranks, the latest start and the earliest end by family and clock."""
+    """The same of all ranks, the latest start and the earliest end by channel and clock."""
 
-    tables: dict[Family, dict[str, Array]] = field(default_factory=lambda: defaultdict(dict))
+    tables: dict[Channel, dict[str, Array]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, boot_id: str, marks: Mapping[Family, Array]) -> None:
+    def add(self, boot_id: str, marks: Mapping[Channel, Array]) -> None:
         """Take in the marks of one more rank."""
-        for family, own in marks.items():
-            known = self.tables[family].get(boot_id)
-            self.tables[family][boot_id] = own if known is None else _merge(known, own)
+        for channel, own in marks.items():
+            known = self.tables[channel].get(boot_id)
+            self.tables[channel][boot_id] = own if known is None else _merge(known, own)
 
     def join(self, others: "Marks") -> None:
         """Take in the marks of other ranks."""
-        for family, clocks in others.tables.items():
+        for channel, clocks in others.tables.items():
             for boot_id, own in clocks.items():
-                self.add(boot_id, {family: own})
+                self.add(boot_id, {channel: own})
 
 
 def _merge(a: Array, b: Array) -> Array:

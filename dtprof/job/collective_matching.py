@@ -1,12 +1,12 @@
 """Match operations across ranks: a meeting is one operation of one group, as all its members see it.
 
-Each rank gives, per family of operations, one row an operation; rows of the same position are combined. Combining is
+Each rank gives, per channel of operations, one row an operation; rows of the same position are combined. Combining is
 associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
 """
 
 import functools
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,16 +14,16 @@ import numpy as np
 
 from dtprof.intervals import Column
 from dtprof.job.api_names import Apis
+from dtprof.job.groups import Channel, GroupId, identify_groups
 from dtprof.job.rank_batches import RankBatch
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.events import POINT_TO_POINT
-from dtprof.records.group_members import Members, share
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, join, select
+from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, join, select
 
 MEETING = np.dtype(
     [
-        ("seq", "i8"),  # position in the family
+        ("seq", "i8"),  # position in the channel
         ("num_seen", "i4"),  # members that recorded it
         ("first_start", "i8"),
         ("last_start", "i8"),
@@ -60,27 +60,6 @@ for _column, _value in {
     _NEUTRAL[_column] = _value
 
 
-class Family(NamedTuple):
-    """What can meet: the collectives of one group, or the messages of one group from one member to another."""
-
-    group: str
-    ranks: Members  # empty where not known
-    size: int
-    generation: int  # groups of the same name and members, counted
-    sender: int = -1  # rank in the group; -1 for collectives
-    receiver: int = -1
-
-    @property
-    def is_p2p(self) -> bool:
-        """Say whether two ranks meet here, by messages."""
-        return self.sender >= 0
-
-    @property
-    def members(self) -> int:
-        """Return how many ranks take part in each operation."""
-        return 2 if self.is_p2p else self.size
-
-
 class Names:
     """Names by number, numbers by name."""
 
@@ -99,40 +78,40 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Where operations belong: families, and of each the rows of the operations, by position.
+    """Where operations belong: channels, and of each the rows of the operations, by position.
 
-    Of several ranks side by side, those of one rank follow those of another: a family is there once a rank.
+    Of several ranks side by side, those of one rank follow those of another: a channel is there once a rank.
     """
 
-    families: Sequence[Family]
+    channels: Sequence[Channel]
     rows: Sequence[Column]
     seqs: Sequence[Column]
     unmatched: int  # operations that cannot be placed
 
     @functools.cached_property
     def every_row(self) -> Column:
-        """All rows, family by family."""
+        """All rows, channel by channel."""
         return np.concatenate([*self.rows, np.zeros(0, np.int64)])
 
     def of_each(self, values: Iterable[int]) -> Column:
-        """Return for each of these rows the value of its family, given one a family."""
+        """Return for each of these rows the value of its channel, given one a channel."""
         lengths = [len(rows) for rows in self.rows]
         return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
 
     def met_in(self, meetings: "Meetings") -> "Matched":
         """Return the same without operations that were recorded after the meetings were: a job may be running."""
         kept = []
-        for family, rows, seqs in zip(self.families, self.rows, self.seqs, strict=True):
-            table = meetings.tables.get(family)
+        for channel, rows, seqs in zip(self.channels, self.rows, self.seqs, strict=True):
+            table = meetings.tables.get(channel)
             last = int(table["seq"][-1]) if table is not None and len(table) else -1
             # Positions ascend.
             count = len(seqs) if len(seqs) and seqs[-1] <= last else int(np.searchsorted(seqs, last, "right"))
-            kept.append((family, rows[:count], seqs[:count]))
+            kept.append((channel, rows[:count], seqs[:count]))
         if all(len(rows) == len(own) for (_, rows, _), own in zip(kept, self.rows, strict=True)):
             return self
         kept = [one for one in kept if len(one[1])]
         return Matched(
-            families=[family for family, _, _ in kept],
+            channels=[channel for channel, _, _ in kept],
             rows=[rows for _, rows, _ in kept],
             seqs=[seqs for _, _, seqs in kept],
             unmatched=self.unmatched,
@@ -142,7 +121,7 @@ class Matched:
         """Return the meetings of these rows."""
         if not self.rows:
             return np.zeros(0, MEETING)
-        tables = [meetings.tables[family] for family in self.families]
+        tables = [meetings.tables[channel] for channel in self.channels]
         met = join(tables)
         seqs = np.concatenate(self.seqs)
         if np.array_equal(met["seq"], seqs):
@@ -158,14 +137,14 @@ class RankMeetings:
     boot_id: str
     ops: tuple[str, ...]
     apis: tuple[str, ...]
-    rows: dict[Family, Array]
+    rows: dict[Channel, Array]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meetings:
-    """All meetings of a run by family, each table by position."""
+    """All meetings of a run by channel, each table by position."""
 
-    tables: dict[Family, Array] = field(default_factory=dict)
+    tables: dict[Channel, Array] = field(default_factory=dict)
     ops: Names = field(default_factory=Names)
     apis: Names = field(default_factory=Names)
     hosts: Names = field(default_factory=Names)
@@ -178,12 +157,12 @@ class Meetings:
         """Take in the meetings of other ranks."""
         self._take(others.tables, others.ops.names, others.apis.names, others.hosts.names)
 
-    def of(self, families: Iterable[Family]) -> "Meetings":
-        """Return the meetings of some families."""
-        return replace(self, tables={family: self.tables[family] for family in families})
+    def of(self, channels: Iterable[Channel]) -> "Meetings":
+        """Return the meetings of some channels."""
+        return replace(self, tables={channel: self.tables[channel] for channel in channels})
 
     def _take(
-        self, tables: Mapping[Family, Array], ops: Sequence[str], apis: Sequence[str], hosts: Sequence[str]
+        self, tables: Mapping[Channel, Array], ops: Sequence[str], apis: Sequence[str], hosts: Sequence[str]
     ) -> None:
         """Take in rows whose `op`, `api` and `host` are positions in these names."""
         numbers = {
@@ -200,32 +179,32 @@ class Meetings:
             tables = split(rows, tables, tables.values())
         self._merge(tables)
 
-    def _merge(self, theirs: Mapping[Family, Array]) -> None:
-        """Take in rows; those of small families that have met at the same positions so far in one go."""
+    def _merge(self, theirs: Mapping[Channel, Array]) -> None:
+        """Take in rows; those of small channels that have met at the same positions so far in one go."""
         alike = [
-            family
-            for family, rows in theirs.items()
-            if len(rows) < _ROWS_AT_ONCE and len(self.tables.get(family, ())) == len(rows)
+            channel
+            for channel, rows in theirs.items()
+            if len(rows) < _ROWS_AT_ONCE and len(self.tables.get(channel, ())) == len(rows)
         ]
         if alike:
-            known, new = (join([tables[family] for family in alike]) for tables in (self.tables, theirs))
+            known, new = (join([tables[channel] for channel in alike]) for tables in (self.tables, theirs))
             if np.array_equal(known["seq"], new["seq"]):
-                self.tables.update(split(_combine(known, new), alike, [theirs[family] for family in alike]))
+                self.tables.update(split(_combine(known, new), alike, [theirs[channel] for channel in alike]))
                 merged = set(alike)
-                theirs = {family: rows for family, rows in theirs.items() if family not in merged}
-        for family, rows in theirs.items():
-            before = self.tables.get(family)
-            self.tables[family] = rows if before is None else merge(before, rows)
+                theirs = {channel: rows for channel, rows in theirs.items() if channel not in merged}
+        for channel, rows in theirs.items():
+            before = self.tables.get(channel)
+            self.tables[channel] = rows if before is None else merge(before, rows)
 
 
-def split(rows: Array, families: Iterable[Family], like: Iterable[Array | Column]) -> dict[Family, Array]:
-    """Return the rows of each family, which follow one another and are as many as those of `like`."""
+def split(rows: Array, channels: Iterable[Channel], like: Iterable[Array | Column]) -> dict[Channel, Array]:
+    """Return the rows of each channel, which follow one another and are as many as those of `like`."""
     ends = list(itertools.accumulate(map(len, like)))
-    return {family: rows[begin:end] for family, begin, end in zip(families, [0, *ends], ends, strict=False)}
+    return {channel: rows[begin:end] for channel, begin, end in zip(channels, [0, *ends], ends, strict=False)}
 
 
 def match_operations(batch: RankBatch) -> list[Matched]:
-    """Place every operation of each rank in its family; rows are counted from the first operation of the rank."""
+    """Place every operation of each rank in its channel; rows are counted from the first operation of the rank."""
     operations = batch.operations
     groups = np.ascontiguousarray(operations.table["group"])
     is_p2p = operations.table["kind"] == codes.POINT_TO_POINT
@@ -248,22 +227,22 @@ def match_operations(batch: RankBatch) -> list[Matched]:
     chosen = [_Key.unpack(number) for number in keys[bounds[:-1]].tolist()]
     rows = order - np.array(operations.bounds)[operations.place[order]] if several else order
     repeated = same & (seqs[1:] == seqs[:-1])  # a position twice: damaged records
-    families = _families_of(batch.tables, chosen)
+    groups_of = _groups_of(batch.tables, chosen)
     found = [_Placed() for _ in batch.tables]
     messages: list[_Messages] = []
     for one, begin, end in zip(chosen, bounds, bounds[1:], strict=False):
-        family = families[one.place].get(one.group)
-        if family is None:
+        group = groups_of[one.place].get(one.group)
+        if group is None:
             found[one.place].unmatched += end - begin
         elif one.is_p2p:
-            messages.append(_Messages(place=one.place, family=family, rows=rows[begin:end]))
+            messages.append(_Messages(place=one.place, group=group, rows=rows[begin:end]))
         else:
             own, own_seqs = rows[begin:end], seqs[begin:end]
             if repeated[begin : end - 1].any():
                 only = np.concatenate(([True], ~repeated[begin : end - 1]))
                 found[one.place].unmatched += end - begin - int(np.count_nonzero(only))
                 own, own_seqs = own[only], own_seqs[only]
-            found[one.place].add(family, own, own_seqs)
+            found[one.place].add(Channel(group), own, own_seqs)
     _match_messages(batch, messages, found)
     return [placed.matched() for placed in found]
 
@@ -285,34 +264,34 @@ class _Key(NamedTuple):
 class _Placed:
     """The operations of one rank that are placed so far."""
 
-    families: list[Family] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
     rows: list[Column] = field(default_factory=list)
     seqs: list[Column] = field(default_factory=list)
     unmatched: int = 0
 
-    def add(self, family: Family, rows: Column, seqs: Column) -> None:
-        self.families.append(family)
+    def add(self, channel: Channel, rows: Column, seqs: Column) -> None:
+        self.channels.append(channel)
         self.rows.append(rows)
         self.seqs.append(seqs)
 
     def matched(self) -> Matched:
-        return Matched(families=self.families, rows=self.rows, seqs=self.seqs, unmatched=self.unmatched)
+        return Matched(channels=self.channels, rows=self.rows, seqs=self.seqs, unmatched=self.unmatched)
 
 
 class _Messages(NamedTuple):
     """The messages of one rank in one group."""
 
     place: int  # of the rank
-    family: Family  # of the collectives of the group
+    group: GroupId
     rows: Column
 
 
-def _families_of(tables: Sequence[RankTables], chosen: Iterable[_Key]) -> list[dict[int, Family]]:
-    """Return the families of each rank by id of the group, of those that occur."""
+def _groups_of(tables: Sequence[RankTables], chosen: Iterable[_Key]) -> list[dict[int, GroupId]]:
+    """Identify the groups of each rank that have operations, by their number in its records."""
     occur: list[set[int]] = [set() for _ in tables]
     for one in chosen:
         occur[one.place].add(one.group)
-    return [find_families(own.groups, groups) for own, groups in zip(tables, occur, strict=True)]
+    return [identify_groups(own.groups, groups) for own, groups in zip(tables, occur, strict=True)]
 
 
 def _bounds(sorted_values: Column) -> list[int]:
@@ -323,28 +302,13 @@ def _bounds(sorted_values: Column) -> list[int]:
     return [0, *changes.tolist(), len(sorted_values)]
 
 
-def find_families(groups: Mapping[int, Group], chosen: Container[int] | None = None) -> dict[int, Family]:
-    """Return the family of each (chosen) group's collectives; a group made again under the same name counts apart."""
-    families: dict[int, Family] = {}
-    seen: dict[tuple[str, Members], int] = {}
-    for number in sorted(groups):
-        group = groups[number]
-        ranks = group.ranks if isinstance(group.ranks, Members) else share(group.ranks)
-        generation = seen.get((group.name, ranks), 0)
-        seen[group.name, ranks] = generation + 1
-        if chosen is None or number in chosen:
-            size = len(ranks) or group.size
-            families[number] = Family(group=group.name, ranks=ranks, size=size, generation=generation)
-    return families
-
-
 def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequence[_Placed]) -> None:
     """Place sends and receives by pair of ranks, tag and order."""
     placed: list[_Messages] = []
     members: list[int] = []
     for one in every:
         tables = batch.tables[one.place]
-        own = one.family.ranks.place_of(tables.rank)
+        own = one.group.ranks.place_of(tables.rank)
         if own < 0 or tables.dropped_events:  # without all earlier messages the order is not known
             found[one.place].unmatched += len(one.rows)
         else:
@@ -360,7 +324,7 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     is_send = batch.operations.is_named(POINT_TO_POINT[:1])[in_table]
     peer = operations["peer"][in_table].astype(np.int64)
     tag = operations["tag"][in_table].astype(np.int64) & 0x7FFFFFFF
-    sizes = np.repeat([one.family.size for one in placed], lengths)
+    sizes = np.repeat([one.group.size for one in placed], lengths)
     known = (peer >= 0) & (peer < sizes) & (peer != np.repeat(members, lengths))
     for one, unknown in zip(placed, np.bincount(which[~known], minlength=len(placed)).tolist(), strict=True):
         found[one.place].unmatched += unknown
@@ -377,8 +341,7 @@ def _match_messages(batch: RankBatch, every: Sequence[_Messages], found: Sequenc
     for number, begin, end in zip(pair_key[bounds[:-1]].tolist(), bounds, bounds[1:], strict=False):
         one, own, other = placed[number >> 33], members[number >> 33], number & 0xFFFFFFFF
         sender, receiver = (own, other) if number >> 32 & 1 else (other, own)
-        family = one.family._replace(sender=sender, receiver=receiver)
-        found[one.place].add(family, rows[begin:end], seqs[begin:end])
+        found[one.place].add(Channel(one.group, sender, receiver), rows[begin:end], seqs[begin:end])
 
 
 def duration_of(operations: Array) -> Column:
@@ -428,21 +391,23 @@ def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequenc
     ends = itertools.accumulate(lengths)
     for i, (one, own, end) in enumerate(zip(tables, matched, ends, strict=True)):
         begin = end - lengths[i]
-        by_family = split(rows[begin:end], own.families, own.rows)
-        is_p2p = own.of_each(family.is_p2p for family in own.families) > 0
+        by_channel = split(rows[begin:end], own.channels, own.rows)
+        is_p2p = own.of_each(channel.is_p2p for channel in own.channels) > 0
         if (has_root[begin:end] & ~is_p2p).any():
-            _describe_roots(one.rank, batch.operations.of(i), own, by_family)
-        described.append(RankMeetings(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_family))
+            _describe_roots(one.rank, batch.operations.of(i), own, by_channel)
+        described.append(
+            RankMeetings(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_channel)
+        )
     return described
 
 
-def _describe_roots(rank: int, operations: Array, matched: Matched, by_family: Mapping[Family, Array]) -> None:
+def _describe_roots(rank: int, operations: Array, matched: Matched, by_channel: Mapping[Channel, Array]) -> None:
     """Fill in the roots of collectives."""
-    for (family, rows), own in zip(by_family.items(), matched.rows, strict=True):
+    for (channel, rows), own in zip(by_channel.items(), matched.rows, strict=True):
         root = operations["peer"][own]
-        has_root = (root >= 0) & (root < len(family.ranks))
-        if not family.is_p2p and has_root.any():
-            rows["root_rank"][has_root] = family.ranks.array[root[has_root]]
+        has_root = (root >= 0) & (root < len(channel.group.ranks))
+        if not channel.is_p2p and has_root.any():
+            rows["root_rank"][has_root] = channel.group.ranks.array[root[has_root]]
             rows["root_start"] = np.where(rows["root_rank"] == rank, rows["first_start"], -1)
 
 

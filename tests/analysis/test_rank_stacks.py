@@ -62,7 +62,7 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
             operations=operations,
             spans=np.zeros(0, SPAN),
             phases=dict.fromkeys((*ORDER, *BUSY), NONE) | {events.DEVICE_BUSY: busy},
-            matched=Matched(families=(), rows=(), seqs=(), unmatched=0),
+            matched=Matched(channels=(), rows=(), seqs=(), unmatched=0),
             blocked=Blocked(call=call, wait=call, known=nowhere, counts=nowhere),
         ),
         numbers=np.zeros(0, np.int64),

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.job_state import GroupKey, group_key
 from dtprof.diagnosis.sources import rank_evidence
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
@@ -53,15 +52,6 @@ def test_workers_read_the_attempts_before_the_last_too(tmp_path: Path) -> None:
     alone, shared = verdicts(write_run(tmp_path / "run", ranks, exit_status=1, exits=exits))
     assert alone == shared
     assert alone.findings[0].evidence[0].startswith("the same in both attempts: ")
-
-
-def test_a_group_that_a_worker_names_is_the_one_that_this_process_knows() -> None:
-    known = group_key("dp", (0, 1, 2), 0)
-    hash(known)  # is kept, and is another in every process
-    document = pickle.dumps(known)
-    assert pickle.loads(document) is known
-    assert b"_hash" not in document
-    assert pickle.loads(document) == GroupKey(name="dp", ranks=(0, 1, 2), occurrence=0)
 
 
 def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from dtprof.job.api_names import find_apis
 from dtprof.job.collective_matching import (
     MEETING,
-    Family,
     Meetings,
     RankMeetings,
     describe_operations,
     match_operations,
     merge,
 )
+from dtprof.job.groups import Channel, GroupId
 from dtprof.job.rank_batches import batch_ranks
 from dtprof.records.tables import Array
 from tests.builders import START_NS, RankBuilder
@@ -39,8 +39,8 @@ def test_the_last_to_start_is_the_last_to_arrive() -> None:
     ranks = [RankBuilder(i, world_size=3) for i in range(3)]
     for rank, start in zip(ranks, (10, 40, 20), strict=True):
         rank.op("all_reduce", start, 60)
-    ((family, table),) = meet(ranks).tables.items()
-    assert family == Family("0", (0, 1, 2), 3, 0)
+    ((channel, table),) = meet(ranks).tables.items()
+    assert channel == Channel(GroupId.of("0", (0, 1, 2)))
     row = table[0]
     assert (row["num_seen"], row["last_rank"], row["first_rank"]) == (3, 1, 0)
     assert (row["first_start"] - START_NS, row["last_start"] - START_NS) == (10, 40)
@@ -53,7 +53,7 @@ def test_groups_of_one_name_with_other_members_do_not_meet() -> None:
     for rank in ranks:
         members = (0, 1) if rank.rank < 2 else (2, 3)
         rank.op("all_reduce", 10, 20, group=rank.group("tp", members))
-    assert sorted(family.ranks for family in meet(ranks).tables) == [(0, 1), (2, 3)]
+    assert sorted(channel.group.ranks for channel in meet(ranks).tables) == [(0, 1), (2, 3)]
 
 
 def test_a_group_made_again_under_its_old_name_counts_apart() -> None:
@@ -62,7 +62,7 @@ def test_a_group_made_again_under_its_old_name_counts_apart() -> None:
         rank.op("all_reduce", 10, 20)
         rank.op("all_reduce", 30, 40, group=rank.group("0", (0, 1)))
     tables = meet(ranks).tables
-    assert [family.generation for family in tables] == [0, 1]
+    assert [channel.group.instance for channel in tables] == [0, 1]
     assert all(len(table) == 1 for table in tables.values())
 
 
@@ -73,8 +73,8 @@ def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
         sender.op("send", start, start + 1, peer=1, tag=tag)
     for start, tag in ((15, 2), (25, 1), (35, 1)):
         receiver.op("recv", start, start + 1, peer=0, tag=tag)
-    ((family, table),) = meet([sender, receiver]).tables.items()
-    assert (family.sender, family.receiver, family.members) == (0, 1, 2)
+    ((channel, table),) = meet([sender, receiver]).tables.items()
+    assert (channel.sender, channel.receiver, channel.num_members) == (0, 1, 2)
     starts = [[int(row["first_start"]) - START_NS, int(row["last_start"]) - START_NS] for row in table]
     assert starts == [[10, 25], [30, 35], [15, 20]]
 
@@ -124,7 +124,7 @@ def test_hosts_that_do_not_share_a_clock_are_marked() -> None:
 
 @st.composite
 def meeting_tables(draw: st.DrawFn) -> list[Array]:
-    """Draw the rows of several ranks in one family, each with its own positions."""
+    """Draw the rows of several ranks in one channel, each with its own positions."""
     tables = []
     for rank in range(draw(st.integers(2, 4))):
         seqs = sorted(draw(st.sets(st.integers(0, 5), max_size=5)))

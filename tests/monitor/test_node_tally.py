@@ -78,8 +78,8 @@ def test_figures_equal_those_of_the_whole_run(run: Path, looks: int) -> None:
         exposed = np.where(blocked.known & blocked.counts, times.exposed_wait + times.exposed_transfer, 0)
         assert own.blocked_ns == exposed.sum()
         collective = np.zeros(len(rows), np.bool_)
-        for family, own_rows in zip(timing.matched.families, timing.matched.rows, strict=True):
-            collective[own_rows] = not family.is_p2p and family.members > 1
+        for channel, own_rows in zip(timing.matched.channels, timing.matched.rows, strict=True):
+            collective[own_rows] = not channel.is_p2p and channel.num_members > 1
         waited = np.where(collective & (times.wait != UNKNOWN_NS), times.wait, 0)
         assert own.wait_ns == waited.sum()
         for i, row in enumerate(rows):

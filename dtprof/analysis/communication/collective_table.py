@@ -11,7 +11,8 @@ from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.results import CollectiveResult
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
-from dtprof.job.collective_matching import Family, Meetings
+from dtprof.job.collective_matching import Meetings
+from dtprof.job.groups import GroupId
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records.tables import UNKNOWN_NS, Array, join, select
 
@@ -23,7 +24,7 @@ _ROWS_AT_ONCE = 1 << 16
 class RowKey(NamedTuple):
     """What a row of the table of collectives stands for."""
 
-    family: Family
+    group: GroupId
     op: str
     api: str
 
@@ -62,9 +63,9 @@ def sum_rows(
         return {}
     rows, met = matched.every_row[inside], select(stack.met, inside)
     number = matched.of_each(range(len(matched.rows)))[inside]
-    is_p2p = matched.of_each(family.is_p2p for family in matched.families)[inside] > 0
+    is_p2p = matched.of_each(channel.is_p2p for channel in matched.channels)[inside] > 0
     ranks = stack.rank_of_operation[rows]
-    is_lowest = is_p2p | (matched.of_each(family.ranks.lowest for family in matched.families)[inside] == ranks)
+    is_lowest = is_p2p | (matched.of_each(channel.group.ranks.lowest for channel in matched.channels)[inside] == ranks)
     counted = is_p2p | (met["first_rank"] == ranks)
     api_of_operation = np.concatenate([own.of_operation for own in apis])
     op = np.where(is_p2p, operations["op"][rows], met["op"])
@@ -74,14 +75,14 @@ def sum_rows(
     names = []
     for pair_of in pairs.tolist():
         at, code = divmod(pair_of, len(codes))
-        family, place = matched.families[at], int(stack.place_of_family[at])
+        channel, place = matched.channels[at], int(stack.place_of_channel[at])
         op_number, api_number = divmod(int(codes[code]), 1 << 32)
-        if family.is_p2p:
+        if channel.is_p2p:
             ops = stack.ranks[place].placed.tables.ops
             name = ops[op_number] if op_number < len(ops) else UNNAMED
-            names.append(RowKey(family._replace(sender=-1, receiver=-1), name, apis[place].names[api_number]))
+            names.append(RowKey(channel.group, name, apis[place].names[api_number]))
         else:
-            names.append(RowKey(family, meetings.ops.names[op_number], meetings.apis.names[api_number]))
+            names.append(RowKey(channel.group, meetings.ops.names[op_number], meetings.apis.names[api_number]))
     order = keys.astype(np.uint16 if len(pairs) < 1 << 16 else np.int64).argsort(kind="stable")  # the former by radix
     keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
     sums: dict[RowKey, Array] = {}
@@ -171,11 +172,11 @@ def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
     transfer = int(row["transfer"])
     busbw = None
     if row["split"] and transfer > 0:
-        factor = bus_factor(key.op, key.family.size)
+        factor = bus_factor(key.op, key.group.size)
         if factor is not None and row["split_nbytes"]:
-            busbw = total_bytes(key.op, int(row["split_nbytes"]), key.family.size) * factor / transfer
+            busbw = total_bytes(key.op, int(row["split_nbytes"]), key.group.size) * factor / transfer
     return CollectiveResult(
-        group=key.family.group,
+        group=key.group.name,
         op=key.op,
         api=key.api or None,
         # An operation may be dropped by one rank and kept by another: then the lowest has seen each once, too.

@@ -4,7 +4,7 @@ import numpy as np
 
 from dtprof.analysis.communication.collective_table import ROW_SUMS, RowKey, add_sums
 from dtprof.job.api_names import name_site
-from dtprof.job.collective_matching import find_families
+from dtprof.job.groups import identify_groups
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.tables import Array, RankTables
@@ -14,11 +14,11 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
     """Return the sums of the dropped operations of one rank, without times."""
     if not len(tables.dropped):
         return {}
-    families = find_families(tables.groups)
+    groups = identify_groups(tables.groups)
     sums: dict[RowKey, Array] = {}
     for row in tables.dropped[np.isin(tables.dropped["kind"], (codes.COLLECTIVE, codes.POINT_TO_POINT))]:
-        family = families.get(int(row["group"]))
-        if family is None or row["events"] <= 0:
+        group = groups.get(int(row["group"]))
+        if group is None or row["events"] <= 0:
             continue
         op = tables.ops[row["op"]] if row["op"] < len(tables.ops) else UNNAMED
         own = np.zeros(1, ROW_SUMS)
@@ -26,8 +26,8 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
         own["nbytes"] = row["nbytes"]
         if row["kind"] == codes.POINT_TO_POINT:
             own["count"] = own["of_lowest"] = row["events"]
-        elif tables.rank == family.ranks.lowest:
+        elif tables.rank == group.ranks.lowest:
             own["of_lowest"] = row["events"]
-        key = RowKey(family, op, name_site(tables, int(row["site"])))
+        key = RowKey(group, op, name_site(tables, int(row["site"])))
         sums[key] = add_sums(sums[key], own) if key in sums else own
     return sums

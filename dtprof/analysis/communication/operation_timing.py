@@ -72,8 +72,8 @@ def time_operations(
     mixed = np.zeros(len(operations), np.bool_)
     if len(met):
         rows = matched.every_row
-        members = matched.of_each(family.members for family in matched.families)
-        is_p2p = matched.of_each(family.is_p2p for family in matched.families) > 0
+        members = matched.of_each(channel.num_members for channel in matched.channels)
+        is_p2p = matched.of_each(channel.is_p2p for channel in matched.channels) > 0
         num_seen, started, took = met["num_seen"], start[rows], duration[rows]
         alone = members <= 1
         differs = met["mixed_ops"] & ~is_p2p & ~alone

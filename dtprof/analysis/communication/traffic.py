@@ -55,17 +55,17 @@ def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], meetings: Meetings
 
 def _find_lateness(meetings: Meetings) -> tuple[Lateness, ...]:
     found = []
-    for family, table in meetings.tables.items():
-        whole = (table["num_seen"] == family.members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
-        if family.is_p2p or family.members < 2 or not whole.any():
+    for channel, table in meetings.tables.items():
+        whole = (table["num_seen"] == channel.num_members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
+        if channel.is_p2p or channel.num_members < 2 or not whole.any():
             continue
         spread: Column = (table["last_start"] - table["first_start"])[whole]
         late = table["last_rank"][whole][spread > TICK_NS]
         who, count = np.unique(late, return_counts=True)
         found.append(
             Lateness(
-                group=family.group,
-                ranks=family.ranks,
+                group=channel.group.name,
+                ranks=channel.group.ranks,
                 last=dict(zip(who.tolist(), count.tolist(), strict=True)),
                 spread_ns=tuple(int(value) for value in np.percentile(spread, QUANTILES)),
                 count=int(whole.sum()),

@@ -135,12 +135,12 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             clocks=surveys.clocks,
             steps={rank: stepping[rank] for rank in part if rank in stepping},
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
-            meetings=meetings.of(families),
+            meetings=meetings.of(channels),
             numbers=numbers,
             without_window=[rank for rank in part if rank in pipelines and pipelines[rank].key not in windows],
             errors=errors,
         )
-        for part, families in surveys.parts
+        for part, channels in surveys.parts
     )
     for own, own_estimates in map_tasks(executor, measure_ranks, tasks):
         sums.join(own)

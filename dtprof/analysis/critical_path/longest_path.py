@@ -124,7 +124,7 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
     """
     start, last = timing.arrival.copy(), np.where(timing.source == EXACT, timing.culprit, -1)
-    queues = matched.of_each(not family.is_p2p and family.members > 1 for family in matched.families) > 0
+    queues = matched.of_each(not channel.is_p2p and channel.num_members > 1 for channel in matched.channels) > 0
     every = matched.every_row
     chosen = queues & (last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)  # messages do not queue
     rows, group = every[chosen], matched.of_each(range(len(matched.rows)))[chosen]

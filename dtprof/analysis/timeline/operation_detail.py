@@ -22,7 +22,8 @@ from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks, state_errors
-from dtprof.job.collective_matching import Family, Matched, Meetings
+from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
@@ -88,7 +89,7 @@ class PartFacts:
 
     boots: Mapping[int, str]
     used: UsedSteps
-    first_number: Mapping[Family, int]  # of the meetings of each family
+    first_number: Mapping[Channel, int]  # of the meetings of each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def summarise_and_map(
         detail.run,
         executor,
         surveys=detail.surveys,
-        look_at=lambda part, families: partial(_look_at, work, facts_of(part, families)),
+        look_at=lambda part, channels: partial(_look_at, work, facts_of(part, channels)),
     )
 
 
@@ -139,13 +140,13 @@ def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: Rank
     return work(_describe(timed, task, facts))
 
 
-def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Family]], PartFacts]:
-    """Return what gives the facts of some ranks, whose operations are of some families."""
-    first_number = _number_families(detail.surveys.meetings)
-    return lambda part, families: PartFacts(
+def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]], PartFacts]:
+    """Return what gives the facts of some ranks, whose operations are of some channels."""
+    first_number = _number_channels(detail.surveys.meetings)
+    return lambda part, channels: PartFacts(
         boots={rank: detail.surveys.boots[rank] for rank in part},
         used=detail.used,
-        first_number={family: first_number[family] for family in families},
+        first_number={channel: first_number[channel] for channel in channels},
     )
 
 
@@ -154,15 +155,15 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
     windows = find_windows(list(surveys.pipelines.values()))
     errors = state_errors(surveys.clocks, surveys.boots)
     facts_of = _facts_of(detail)
-    for part, families in surveys.parts:
+    for part, channels in surveys.parts:
         yield DetailTask(
             records=detail.run.part(part),
             clocks=surveys.clocks,
             steps={rank: detail.steps[rank] for rank in part},
             pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
-            meetings=surveys.meetings.of(families),
+            meetings=surveys.meetings.of(channels),
             errors=errors,
-            facts=facts_of(part, families),
+            facts=facts_of(part, channels),
         )
 
 
@@ -220,29 +221,29 @@ def _sum_up(stretches: tuple[Intervals, Column], windows: Intervals, names: Sequ
     return {name: table[:, place] for place, name in enumerate(names)}
 
 
-def _number_families(meetings: Meetings) -> dict[Family, int]:
-    """Return the number of the first meeting of each family; numbers begin at 1."""
-    numbers: dict[Family, int] = {}
+def _number_channels(meetings: Meetings) -> dict[Channel, int]:
+    """Return the number of the first meeting of each channel; numbers begin at 1."""
+    numbers: dict[Channel, int] = {}
     following = 1
-    for family in sorted(meetings.tables):
-        numbers[family] = following
-        following += len(meetings.tables[family])
+    for channel in sorted(meetings.tables):
+        numbers[channel] = following
+        following += len(meetings.tables[channel])
     return numbers
 
 
 def _number_meetings(
-    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: Mapping[Family, int]
+    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: Mapping[Channel, int]
 ) -> tuple[Column, Column]:
     """Return the number of the meeting of each operation, and where in it the rank arrived."""
     numbers = np.zeros(len(operations), np.int64)
     arrived = np.full(len(operations), BETWEEN, np.int64)
-    for family, rows, seqs in zip(matched.families, matched.rows, matched.seqs, strict=True):
-        table = meetings.tables[family]
+    for channel, rows, seqs in zip(matched.channels, matched.rows, matched.seqs, strict=True):
+        table = meetings.tables[channel]
         at = np.searchsorted(table["seq"], seqs)
         met = select(table, at)
-        numbers[rows] = np.where(met["num_seen"] > 1, first_number[family] + at, 0)
-        if family.is_p2p:
-            arrived[rows] = FIRST if family.ranks[family.sender] == rank else LAST
+        numbers[rows] = np.where(met["num_seen"] > 1, first_number[channel] + at, 0)
+        if channel.is_p2p:
+            arrived[rows] = FIRST if channel.sending_rank == rank else LAST
         else:
             is_first = operations["issued_ns"][rows] == met["first_start"]
             arrived[rows] = np.where(met["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))

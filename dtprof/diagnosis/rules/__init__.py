@@ -1,1 +1,1 @@
-"""What can be wrong with a job: one family of findings a file."""
+"""What can be wrong with a job: one kind of finding a file."""

@@ -7,8 +7,9 @@ from zlib import crc32
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation
+from dtprof.diagnosis.job_state import Evidence, Operation
 from dtprof.diagnosis.rules.rank_deaths import call_sites, victims
+from dtprof.job.groups import GroupId
 from dtprof.records.codes import NONE, dtype_name, reduce_op_name
 from dtprof.records.tables import Array, select
 
@@ -54,7 +55,7 @@ def find_mismatches(evidence: Evidence) -> list[Finding]:
     return sorted(found, key=lambda finding: finding.step or 0)
 
 
-def find_blocking_mismatch(evidence: Evidence, places: Iterable[tuple[GroupKey, int]]) -> Finding | None:
+def find_blocking_mismatch(evidence: Evidence, places: Iterable[tuple[GroupId, int]]) -> Finding | None:
     """Return the finding for positions in which ranks are held up and members made calls that do not go together."""
     groups = group_tables(evidence)
     for group, seq in places:
@@ -65,9 +66,9 @@ def find_blocking_mismatch(evidence: Evidence, places: Iterable[tuple[GroupKey, 
     return None
 
 
-def group_tables(evidence: Evidence) -> dict[GroupKey, dict[int, Array]]:
+def group_tables(evidence: Evidence) -> dict[GroupId, dict[int, Array]]:
     """Return, for each group of which two members left a record, their collectives by position."""
-    groups: dict[GroupKey, dict[int, Array]] = {}
+    groups: dict[GroupId, dict[int, Array]] = {}
     for rank in evidence.ranks.values():
         for group, table in rank.sweep.groups.items() if rank.sweep is not None else ():
             if group.ranks:
@@ -161,9 +162,7 @@ def _share(operation: Operation, place: int, size: int, *, incoming: bool) -> in
     return sizes[place] if len(sizes) == size else None
 
 
-def _first_bad_split(
-    evidence: Evidence, group: GroupKey, tables: dict[int, Array], *, before: int | None
-) -> int | None:
+def _first_bad_split(evidence: Evidence, group: GroupId, tables: dict[int, Array], *, before: int | None) -> int | None:
     seqs = [table["seq"][table["op"] == _CODES[SPLIT]][-MAX_SPLITS:] for table in tables.values()]
     common = set(seqs[0].tolist()).intersection(*(some.tolist() for some in seqs[1:]))
     for seq in sorted(common):
@@ -177,7 +176,7 @@ def _first_bad_split(
 
 def _finding(
     evidence: Evidence,
-    group_key: GroupKey,
+    group_key: GroupId,
     tables: dict[int, Array],
     present: dict[int, Operation],
     *,

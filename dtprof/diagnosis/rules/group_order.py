@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation
+from dtprof.diagnosis.job_state import Evidence, Operation
 from dtprof.diagnosis.rules.argument_mismatches import at_position, group_tables
 from dtprof.diagnosis.rules.rank_deaths import call_sites
 from dtprof.diagnosis.wait_graph import Wait, find_waits
+from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
 
 MAX_GROUPS = 64
@@ -151,7 +152,7 @@ def _wrong_finding(
     )
 
 
-def _used_before(evidence: Evidence, operation: Operation, group: GroupKey) -> bool:
+def _used_before(evidence: Evidence, operation: Operation, group: GroupId) -> bool:
     """Say whether any rank ended a call at this line on this group."""
     return any(
         o.site == operation.site and o.group == group and o.done and o is not operation
@@ -199,7 +200,7 @@ def _first_inversion(
 
 def _risk(
     evidence: Evidence,
-    keys: tuple[GroupKey, GroupKey],
+    keys: tuple[GroupId, GroupId],
     tables: tuple[dict[int, Array], dict[int, Array]],
     ranks: tuple[int, int],
     positions: tuple[int, int],

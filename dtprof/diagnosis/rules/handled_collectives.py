@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Handler, Operation
+from dtprof.diagnosis.job_state import Evidence, Handler, Operation
 from dtprof.diagnosis.rules.argument_mismatches import at_position, disagreement, group_tables
 from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array, Site
 
 MAX_PAIRS = 64
@@ -65,9 +66,7 @@ def _handler(evidence: Evidence, operation: Operation) -> Handler | None:
     return handler if handler is not None and site.api.rpartition(".")[2] in handler.call else None
 
 
-def _finding(
-    evidence: Evidence, group: GroupKey, present: dict[int, Operation], handled: dict[int, Handler]
-) -> Finding:
+def _finding(evidence: Evidence, group: GroupId, present: dict[int, Operation], handled: dict[int, Handler]) -> Finding:
     ranks = tuple(sorted(handled))
     known = evidence.group(group)
     mine, handler = present[ranks[0]], handled[ranks[0]]

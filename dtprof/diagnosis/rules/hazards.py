@@ -9,9 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, GroupKey
+from dtprof.diagnosis.job_state import Evidence
 from dtprof.diagnosis.rules.argument_mismatches import at_position, group_tables
 from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.job.groups import GroupId
 from dtprof.records import codes
 from dtprof.records.tables import Array, select
 
@@ -44,7 +45,7 @@ def _is_of_one_thread(table: Array) -> bool:
     return bool((table["thread"] == table["thread"][:1]).all())
 
 
-def _crossed(evidence: Evidence, group: GroupKey, tables: dict[int, Array]) -> Finding | None:
+def _crossed(evidence: Evidence, group: GroupId, tables: dict[int, Array]) -> Finding | None:
     if any(_is_of_one_thread(table) for table in tables.values()):
         return None
     calls = {rank: _own_calls(table) for rank, table in tables.items()}
@@ -68,7 +69,7 @@ def _by_two_threads(table: Array, places: tuple[int, int]) -> bool:
 
 
 def _crossed_finding(
-    evidence: Evidence, group: GroupKey, tables: dict[int, Array], ranks: tuple[int, int], seq: int
+    evidence: Evidence, group: GroupId, tables: dict[int, Array], ranks: tuple[int, int], seq: int
 ) -> Finding:
     present = at_position(evidence, {rank: tables[rank] for rank in ranks}, seq)
     known = evidence.group(group)
@@ -111,7 +112,7 @@ def _find_shared_groups(evidence: Evidence) -> Iterable[Finding]:
 
 def _find_unequal_timeouts(evidence: Evidence) -> Iterable[Finding]:
     """Give a note for each group whose members give up after different times."""
-    limits: dict[GroupKey, dict[int, float]] = {}
+    limits: dict[GroupId, dict[int, float]] = {}
     for rank in evidence.ranks.values():
         for key, group in rank.groups.items():
             if group.timeout_s is not None:

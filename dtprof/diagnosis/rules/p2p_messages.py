@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Channel, Evidence, Operation
+from dtprof.diagnosis.job_state import ChannelEnd, Evidence, Operation
 from dtprof.diagnosis.rules.rank_deaths import call_sites
 from dtprof.diagnosis.wait_graph import Wait, find_waits, is_met
 from dtprof.records.tables import Array
@@ -204,7 +204,7 @@ def find_odd_sizes(evidence: Evidence) -> list[Finding]:
                 continue
             if any(one.peer < 0 for one in receiver.channels):
                 continue  # a receive from any source takes what comes: order does not tell
-            taken = receiver.messages.get(Channel(channel.group, rank, channel.tag, sends=False))
+            taken = receiver.messages.get(ChannelEnd(channel.group, rank, channel.tag, sends=False))
             odd = _first_of_other_size(sent, taken) if taken is not None else None
             if odd is not None:
                 first[channel.peer] = min(odd, first.get(channel.peer, odd))

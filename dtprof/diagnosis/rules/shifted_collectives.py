@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation
+from dtprof.diagnosis.job_state import Evidence, Operation
 from dtprof.diagnosis.rules.argument_mismatches import at_position, group_tables
 from dtprof.diagnosis.rules.rank_deaths import call_sites, victims
 from dtprof.diagnosis.rules.skipped_collectives import MAX_SHIFT
+from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
 
 MIN_TAIL = 4
@@ -68,7 +69,7 @@ def _is_past_the_others(evidence: Evidence, rank: int, finding: Finding) -> bool
     return all(operation.label != own.front.label for other in others for operation in other.operations)
 
 
-def _of_group(evidence: Evidence, group: GroupKey, tables: dict[int, Array], clock: str) -> Finding | None:
+def _of_group(evidence: Evidence, group: GroupId, tables: dict[int, Array], clock: str) -> Finding | None:
     start = max(int(table["seq"][0]) for table in tables.values())
     cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
     if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
@@ -186,7 +187,7 @@ def _is_usual(table: Array, at: int) -> bool:
 
 def _finding(
     evidence: Evidence,
-    key: GroupKey,
+    key: GroupId,
     present: dict[int, Operation],
     culprits: tuple[int, ...],
     shift: Shift,
@@ -225,7 +226,7 @@ def _finding(
 
 
 def _optimizer_finding(
-    evidence: Evidence, key: GroupKey, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
+    evidence: Evidence, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
 ) -> Finding:
     """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
     group = evidence.group(key)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation, RankEvidence
+from dtprof.diagnosis.job_state import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.rules.argument_mismatches import SIZES_AGREE
 from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.job.groups import GroupId
 from dtprof.records import codes
 
 MAX_SHIFT = 16
@@ -20,7 +21,7 @@ MAX_SHIFT = 16
 class Front:
     """A collective that some members wait in."""
 
-    group: GroupKey
+    group: GroupId
     seq: int
     waiting: dict[int, Operation]
     elsewhere: dict[int, Operation]  # members that issued this position and do not wait in it, or do another operation
@@ -29,7 +30,7 @@ class Front:
 
 def find_fronts(evidence: Evidence) -> list[Front]:
     """Return the collectives in which ranks wait, those that began to wait first coming first."""
-    places: dict[tuple[GroupKey, int], dict[int, Operation]] = {}
+    places: dict[tuple[GroupId, int], dict[int, Operation]] = {}
     for rank in evidence.ranks.values():
         for operation in rank.open_operations:
             if not operation.p2p:
@@ -44,7 +45,7 @@ def find_fronts(evidence: Evidence) -> list[Front]:
     return sorted(fronts, key=lambda front: max(op.issued_ns for op in front.waiting.values()))
 
 
-def _at(rank: RankEvidence, group: GroupKey, seq: int) -> Operation | None:
+def _at(rank: RankEvidence, group: GroupId, seq: int) -> Operation | None:
     table = rank.sweep.groups.get(group) if rank.sweep is not None else None
     if rank.sweep is None or table is None:
         return None

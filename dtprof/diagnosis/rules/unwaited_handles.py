@@ -11,9 +11,10 @@ from zlib import crc32
 import numpy as np
 
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import Evidence, GroupKey, Operation, RankEvidence
+from dtprof.diagnosis.job_state import Evidence, Operation, RankEvidence
 from dtprof.diagnosis.rules.argument_mismatches import group_tables
 from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.job.groups import GroupId
 from dtprof.records import codes
 from dtprof.records.tables import Array, Group, Site, join, select
 
@@ -130,7 +131,7 @@ def _is_of_the_program(operation: Operation) -> bool:
     return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
 
 
-def _finding_of_all(evidence: Evidence, group: GroupKey, dropped: dict[int, tuple[Operation, int]]) -> Finding:
+def _finding_of_all(evidence: Evidence, group: GroupId, dropped: dict[int, tuple[Operation, int]]) -> Finding:
     known = evidence.group(group)
     first, count = dropped[min(dropped)]
     return Finding(
@@ -191,7 +192,7 @@ def _waits_there(other: Array, here: Array) -> bool:
 
 
 def _finding(
-    evidence: Evidence, group: GroupKey, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
+    evidence: Evidence, group: GroupId, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
 ) -> Finding:
     known = evidence.group(group)
     return Finding(

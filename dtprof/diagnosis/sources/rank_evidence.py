@@ -12,20 +12,19 @@ import numpy.typing as npt
 from dtprof.diagnosis.collective_columns import sweep
 from dtprof.diagnosis.job_state import (
     MESSAGE,
-    Channel,
-    GroupKey,
+    ChannelEnd,
     LongPhase,
     Operation,
     PipelinePass,
     RankEvidence,
     Stack,
-    group_key,
 )
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
+from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, Past, ProcessExit, RankTables, Site, ids_named, join, select
+from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
@@ -113,7 +112,7 @@ def rank_evidence(
     alive: bool | None,
 ) -> RankEvidence:
     """Reduce the tables of one rank to what the rules need."""
-    keys, groups = group_keys(tables)
+    keys = identify_groups(tables.groups)
     past = tables.past or NO_PAST
     rows = without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
@@ -139,7 +138,7 @@ def rank_evidence(
         first_row=first,
         open_operations=tuple(operations[int(i)] for i in np.flatnonzero(_is_open(rows[first:]))),
         counts=_count_operations(rows, keys, past),
-        groups=groups,
+        groups={key: tables.groups[number] for number, key in keys.items()},
         exceptions=tables.exceptions,
         out_of_memory=tables.out_of_memory,
         exit=exit,
@@ -204,21 +203,6 @@ def _without_records(tables: RankTables) -> RankTables:
     return replace(tables, operations=operations, spans=spans, samples=samples)
 
 
-def group_keys(tables: RankTables) -> tuple[dict[int, GroupKey], dict[GroupKey, Group]]:
-    """Return the groups of a rank as all ranks name them, by id, and what the rank knows of each."""
-    keys: dict[int, GroupKey] = {}
-    groups: dict[GroupKey, Group] = {}
-    seen: dict[tuple[str, tuple[int, ...]], int] = {}
-    for group_id in sorted(tables.groups):
-        group = tables.groups[group_id]
-        name = (group.name, group.ranks)
-        key = group_key(group.name, group.ranks, seen.get(name, 0))
-        seen[name] = key.occurrence + 1
-        keys[group_id] = key
-        groups[key] = group
-    return keys, groups
-
-
 def without_refused(rows: Array) -> Array:
     """Count positions without calls that were refused before any message was sent, where the group went on after.
 
@@ -242,7 +226,7 @@ def without_refused(rows: Array) -> Array:
     return rows[~gone]
 
 
-def _count_operations(rows: Array, keys: dict[int, GroupKey], past: Past) -> dict[tuple[GroupKey, bool], int]:
+def _count_operations(rows: Array, keys: dict[int, GroupId], past: Past) -> dict[tuple[GroupId, bool], int]:
     """Return how many operations a rank issued, by group and whether they are point to point."""
     kinds = rows["group"].astype(np.int64) * 2 + (rows["kind"] == codes.POINT_TO_POINT)
     newest = np.full(2 * max([0, *keys]) + 2, -1, np.int64)
@@ -259,11 +243,11 @@ def _count_operations(rows: Array, keys: dict[int, GroupKey], past: Past) -> dic
 @dataclass(frozen=True, kw_only=True)
 class _Messages:
     nth: npt.NDArray[np.int64]  # of each operation: how many of its channel came before, -1 for collectives
-    channels: dict[Channel, int] = field(default_factory=dict)  # how many there are
-    newest: dict[Channel, Array] = field(default_factory=dict)
+    channels: dict[ChannelEnd, int] = field(default_factory=dict)  # how many there are
+    newest: dict[ChannelEnd, Array] = field(default_factory=dict)
 
 
-def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], tail: int, past: Past) -> _Messages:
+def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupId], tail: int, past: Past) -> _Messages:
     """Count the messages of each channel, and return those from the row `tail` on in columns."""
     nth = np.full(len(rows), -1, np.int64)
     found = _Messages(nth=nth)
@@ -303,8 +287,8 @@ def _count_messages(rows: Array, tables: RankTables, keys: dict[int, GroupKey], 
     return found
 
 
-def _channel(group: GroupKey, peer: int, tag: int, sends: bool) -> Channel:
-    return Channel(group, group.ranks[peer] if 0 <= peer < len(group.ranks) else -1, tag, sends)
+def _channel(group: GroupId, peer: int, tag: int, sends: bool) -> ChannelEnd:
+    return ChannelEnd(group, group.ranks[peer] if 0 <= peer < len(group.ranks) else -1, tag, sends)
 
 
 def _channel_keys(
@@ -379,7 +363,7 @@ class _Maker:
     """Makes operations of rows, from the row `first` on: it holds on to no others."""
 
     def __init__(
-        self, *, tables: RankTables, keys: dict[int, GroupKey], rows: Array, nth: npt.NDArray[np.int64], first: int
+        self, *, tables: RankTables, keys: dict[int, GroupId], rows: Array, nth: npt.NDArray[np.int64], first: int
     ) -> None:
         self.num_rows = len(rows)
         self._first = first
@@ -388,7 +372,6 @@ class _Maker:
         self._rows = rows[first:].copy() if first else rows
         self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
-        self._unknown = GroupKey(name="?", ranks=(), occurrence=0)
         self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
 
     def operation(self, i: int) -> Operation:
@@ -401,7 +384,7 @@ class _Maker:
         flags = row["flags"]
         p2p = row["kind"] == codes.POINT_TO_POINT
         return Operation(
-            group=self._keys.get(row["group"], self._unknown),
+            group=self._keys.get(row["group"], UNKNOWN_GROUP),
             op=tables.ops[row["op"]],
             api=site.api if site else "",
             seq=row["seq"],

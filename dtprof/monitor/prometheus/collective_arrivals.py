@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.intervals import Column, Mask
-from dtprof.job.collective_matching import Family
+from dtprof.job.groups import GroupId
 
 MAX_HELD = 16_384
 """Operations of one rank and group that wait for other members; the oldest are given up."""
@@ -33,16 +33,16 @@ class Judged:
 class Arrivals:
     """Holds the collectives of each group until every member on this node has ended them."""
 
-    _held: dict[Family, dict[int, Column]] = field(default_factory=dict)
+    _held: dict[GroupId, dict[int, Column]] = field(default_factory=dict)
 
-    def add(self, rank: int, family: Family, operations: Column) -> None:
+    def add(self, rank: int, group: GroupId, operations: Column) -> None:
         """Take in collectives of one rank and group that were seen to end: rows SEQ, ISSUED, DONE, OP."""
-        own = self._held.setdefault(family, {})
+        own = self._held.setdefault(group, {})
         if rank in own and own[rank].size:
             operations = np.concatenate((own[rank], operations), axis=1)
         own[rank] = operations[:, -MAX_HELD:]
 
-    def judge(self, members: Mapping[Family, set[int]], rooted: Mask) -> list[tuple[Family, Judged]]:
+    def judge(self, members: Mapping[GroupId, set[int]], rooted: Mask) -> list[tuple[GroupId, Judged]]:
         """Return what can be judged now.
 
         Args:
@@ -50,10 +50,10 @@ class Arrivals:
             rooted: by number of the operation, whether it has a root.
         """
         found = []
-        for family, own in self._held.items():
-            here = members.get(family, set())
+        for group, own in self._held.items():
+            here = members.get(group, set())
             if len(here) > 1 and here <= own.keys() and (judged := _judge(own, rooted)) is not None:
-                found.append((family, judged))
+                found.append((group, judged))
         return found
 
 

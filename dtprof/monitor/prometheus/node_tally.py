@@ -11,7 +11,7 @@ from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.interchange.metric_families import label_text
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
-from dtprof.job.collective_matching import Family, find_families
+from dtprof.job.groups import GroupId, identify_groups
 from dtprof.monitor.prometheus.collective_arrivals import Arrivals
 from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, OTHER
 from dtprof.monitor.prometheus.step_counts import StepCounter
@@ -71,7 +71,7 @@ class RankTally:
     steps: StepCounter = field(default_factory=StepCounter)
     consumed: Consumed = field(default_factory=Consumed)
     backward: Intervals = field(default_factory=lambda: NONE)
-    families: dict[int, Family] = field(default_factory=dict)
+    groups: dict[int, GroupId] = field(default_factory=dict)
     op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in Labels; -1 not yet seen
     group_numbers: Numbers = field(default_factory=_no_numbers)
     num_events: int = 0
@@ -118,13 +118,13 @@ class NodeTally:
             self._attempt, self._arrivals = newest, Arrivals()
         for rank, growth in growths.items():
             self._take_rank(rank, growth)
-        members: dict[Family, set[int]] = {}
+        members: dict[GroupId, set[int]] = {}
         for rank, tally in self.ranks.items():
-            for family in tally.families.values() if tally.tables.attempt == self._attempt else ():
-                if family.members > 1:
-                    members.setdefault(family, set()).add(rank)
-        for family, judged in self._arrivals.judge(members, self._rooted):
-            self._take_waits(family, judged.ranks, judged.ops, judged.waited_ns, judged.last)
+            for group in tally.groups.values() if tally.tables.attempt == self._attempt else ():
+                if group.size > 1:
+                    members.setdefault(group, set()).add(rank)
+        for group, judged in self._arrivals.judge(members, self._rooted):
+            self._take_waits(group, judged.ranks, judged.ops, judged.waited_ns, judged.last)
 
     def _take_rank(self, rank: int, growth: Growth) -> None:
         tables = growth.tables
@@ -132,8 +132,8 @@ class NodeTally:
         if known is None or known.tables.attempt != tables.attempt:
             self.earlier += [known] if known is not None else []
             known = self.ranks[rank] = RankTally(tables=tables)
-        if not known.families or tables.groups != known.tables.groups:
-            known.families = find_families(tables.groups)
+        if not known.groups or tables.groups != known.tables.groups:
+            known.groups = identify_groups(tables.groups)
             known.consumed.know(tables.groups.values())
             known.group_numbers[:] = -1
         known.tables, known.lost = tables, growth.lost
@@ -188,9 +188,9 @@ class NodeTally:
         held = np.stack((rows["seq"], rows["issued_ns"], rows["done_ns"], ops))[:, chosen]
         groups = rows["group"][chosen]
         for number in set(groups.tolist()):
-            family = own.families.get(number)
-            if family is not None and family.members > 1:
-                self._arrivals.add(rank, family, held[:, groups == number])
+            group = own.groups.get(number)
+            if group is not None and group.size > 1:
+                self._arrivals.add(rank, group, held[:, groups == number])
 
     def _take_open(self, own: RankTally, growth: Growth) -> None:
         rows = growth.open_operations
@@ -201,11 +201,11 @@ class NodeTally:
         if len(waiting):
             self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))
 
-    def _take_waits(self, family: Family, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
+    def _take_waits(self, group: GroupId, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
         holder = self.ranks[ranks[0]]
-        number = next(number for number, known in holder.families.items() if known == family)
-        group = self.groups.number(group_label(holder.tables.groups.get(number)))
-        self._add("wait_ns", group * (MAX_NAMES + 1) + ops, waited.sum(axis=0))
+        number = next(number for number, known in holder.groups.items() if known == group)
+        label = self.groups.number(group_label(holder.tables.groups.get(number)))
+        self._add("wait_ns", label * (MAX_NAMES + 1) + ops, waited.sum(axis=0))
         caused = np.bincount(last, waited.sum(axis=0), len(ranks))
         for row, rank in enumerate(ranks):
             self.ranks[rank].wait_ns += int(waited[row].sum())

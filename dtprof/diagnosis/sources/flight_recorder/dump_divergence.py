@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.diagnosis.rules.skipped_collectives import MAX_SHIFT
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Label, Track
-from dtprof.diagnosis.sources.flight_recorder.dumped_job import GroupKey, Job
+from dtprof.diagnosis.sources.flight_recorder.dumped_job import Job
+from dtprof.job.groups import GroupId
 from dtprof.records.tables import Site
 
 MIN_ALIKE = 2
@@ -25,7 +26,7 @@ _KINDS = (
 class Parting:
     """A position at which members of a group made operations that cannot go together, or left one out."""
 
-    key: GroupKey
+    key: GroupId
     seq: int
     kind: str
     culprits: tuple[int, ...]
@@ -45,7 +46,7 @@ def find_mismatches(job: Job) -> list[Parting]:
     return found
 
 
-def _first_mismatch(job: Job, key: GroupKey, tracks: dict[int, Track]) -> Parting | None:
+def _first_mismatch(job: Job, key: GroupId, tracks: dict[int, Track]) -> Parting | None:
     for seq in sorted(_positions_of_conflict(job, tracks)):
         labels = {rank: job.labels[number] for rank, track in tracks.items() if (number := track.at(seq)) != NO_LABEL}
         for kind, name, words in _KINDS:
@@ -85,7 +86,7 @@ def _slice(track: Track, begin: int, end: int) -> "array[int]":
 
 def _parting(
     job: Job,
-    key: GroupKey,
+    key: GroupId,
     tracks: dict[int, Track],
     *,
     seq: int,
@@ -152,7 +153,7 @@ def _left_out(job: Job, reference: Track, rank: Track, seq: int) -> int:
     return 0
 
 
-def find_origin(job: Job, key: GroupKey, rank: int, peers: tuple[int, ...]) -> Parting | None:
+def find_origin(job: Job, key: GroupId, rank: int, peers: tuple[int, ...]) -> Parting | None:
     """Return where a rank that is behind in a group left an operation out, though each position matched in form.
 
     Only lines can show it: the rank's go on as the others' do, shifted.

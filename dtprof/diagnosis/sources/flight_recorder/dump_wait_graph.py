@@ -6,14 +6,15 @@ from itertools import zip_longest
 
 from dtprof.diagnosis.cyclic_waits import find_closed_sets
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Pending
-from dtprof.diagnosis.sources.flight_recorder.dumped_job import GroupKey, Job
+from dtprof.diagnosis.sources.flight_recorder.dumped_job import Job
+from dtprof.job.groups import GroupId
 
 
 @dataclass(frozen=True, kw_only=True)
 class Front:
     """A collective that has not ended on some ranks."""
 
-    key: GroupKey
+    key: GroupId
     seq: int
     waiting: dict[int, Pending]
     absent: tuple[int, ...]  # members that never issued it, or of which nothing is known
@@ -28,7 +29,7 @@ class Front:
 class Meeting:
     """One pending send and one pending receive between two ranks; None where a side has none that is pending."""
 
-    key: GroupKey
+    key: GroupId
     source: int
     target: int
     send: Pending | None
@@ -90,12 +91,12 @@ def find_waits(job: Job) -> Waits:
 
 
 def _fronts(job: Job) -> Iterator[Front]:
-    places: dict[tuple[GroupKey, int], dict[int, Pending]] = {}
+    places: dict[tuple[GroupId, int], dict[int, Pending]] = {}
     for rank in job.dumps:
         for pending in job.of(rank):
             if not pending.p2p:
                 places.setdefault((job.key(rank, pending.group), pending.seq), {}).setdefault(rank, pending)
-    issued: dict[GroupKey, dict[int, int | None]] = {}
+    issued: dict[GroupId, dict[int, int | None]] = {}
     for (key, seq), waiting in places.items():
         if key not in issued:
             issued[key] = {member: job.issued(member, key) for member in key.ranks}
@@ -108,8 +109,8 @@ def _fronts(job: Job) -> Iterator[Front]:
 
 
 def _meetings(job: Job) -> Iterator[Meeting]:
-    sends: dict[tuple[GroupKey, int, int], list[Pending]] = {}
-    recvs: dict[tuple[GroupKey, int, int], list[Pending]] = {}
+    sends: dict[tuple[GroupId, int, int], list[Pending]] = {}
+    recvs: dict[tuple[GroupId, int, int], list[Pending]] = {}
     for rank in job.dumps:
         for pending in job.of(rank):
             if pending.peers is not None:
@@ -127,7 +128,7 @@ def _meetings(job: Job) -> Iterator[Meeting]:
             yield Meeting(key=key, source=source, target=target, send=send, recv=recv, met=met)
 
 
-def _never_answered(job: Job, place: tuple[GroupKey, int, int]) -> int | None:
+def _never_answered(job: Job, place: tuple[GroupId, int, int]) -> int | None:
     """Return by how many the sends and receives of a pair differ, None where a ring has lost its beginning."""
     key, source, target = place
     sender, receiver = job.dumps.get(source), job.dumps.get(target)
@@ -143,5 +144,5 @@ def _never_answered(job: Job, place: tuple[GroupKey, int, int]) -> int | None:
     return abs(sent - received)
 
 
-def _global(key: GroupKey, peer: int) -> int:
+def _global(key: GroupId, peer: int) -> int:
     return key.ranks[peer] if peer < len(key.ranks) else peer

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, Labels, Pending, Track
 from dtprof.errors import NotADumpError
+from dtprof.job.groups import GroupId
 from dtprof.records.tables import Group, Site
 
 STALE_NS = 3600 * 10**9
@@ -21,14 +22,6 @@ COUNTING_BACKENDS = {"nccl", "xccl", "hccl"}
 """Back ends whose `pg_status` counts as the entries do."""
 
 
-@dataclass(frozen=True)
-class GroupKey:
-    """A group across ranks. Names alone are not enough: they may be the same for groups of other members."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What the rules look at."""
@@ -37,11 +30,11 @@ class Job:
     labels: Labels
     world: tuple[int, ...]
     silent: tuple[int, ...]  # ranks whose dump cannot be read, or is of another attempt: nothing is known of them
-    keys: dict[tuple[int, str], GroupKey]
-    mixed: frozenset[GroupKey]  # groups whose status may count point-to-point operations
+    keys: dict[tuple[int, str], GroupId]
+    mixed: frozenset[GroupId]  # groups whose status may count point-to-point operations
     counting: bool
     problems: tuple[str, ...] = ()
-    _groups: dict[GroupKey, Group] = field(default_factory=dict)
+    _groups: dict[GroupId, Group] = field(default_factory=dict)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -54,11 +47,11 @@ class Job:
         ages = [dump.written_ns - dump.last_done_ns for dump in self.dumps.values() if dump.last_done_ns]
         return bool(ages) and all(0 <= age < MOVING_NS for age in ages)
 
-    def key(self, rank: int, name: str) -> GroupKey:
+    def key(self, rank: int, name: str) -> GroupId:
         """Return the group that a rank means by a name."""
         return self.keys[rank, name]
 
-    def group(self, key: GroupKey) -> Group:
+    def group(self, key: GroupId) -> Group:
         """Return the group as users know it."""
         return self._groups[key]
 
@@ -66,12 +59,12 @@ class Job:
         """Return what had not ended on a rank."""
         return self.dumps[rank].pending if rank in self.dumps else ()
 
-    def track(self, rank: int, key: GroupKey) -> Track | None:
+    def track(self, rank: int, key: GroupId) -> Track | None:
         """Return the collectives of a group that a rank's dump holds."""
         dump = self.dumps.get(rank)
         return dump.tracks.get(key.name) if dump is not None and self.keys.get((rank, key.name)) == key else None
 
-    def issued(self, rank: int, key: GroupKey) -> int | None:
+    def issued(self, rank: int, key: GroupId) -> int | None:
         """Return the newest collective a rank issued in a group, None where its dump does not tell."""
         dump = self.dumps.get(rank)
         if dump is None or self.keys.get((rank, key.name)) != key:
@@ -99,7 +92,7 @@ def assemble(dumps: Iterable[Dump], labels: Labels, *, unreadable: Iterable[int]
     given = {dump.rank: dump for dump in dumps}
     kept, notes = _of_one_attempt(given)
     keys = _keys(kept)
-    groups: dict[GroupKey, Group] = {}
+    groups: dict[GroupId, Group] = {}
     for (rank, name), key in keys.items():
         told = kept[rank].groups.get(name)
         if key not in groups or (told is not None and told.description):
@@ -166,10 +159,10 @@ def _of_one_attempt(dumps: dict[int, Dump]) -> tuple[dict[int, Dump], list[str]]
 
 def _ended_before_others_began(dumps: dict[int, Dump]) -> list[int]:
     """Return ranks that had come through a collective of all its members long before another one began it."""
-    begun: dict[GroupKey, dict[int, int]] = {}  # by position: when the last member began
+    begun: dict[GroupId, dict[int, int]] = {}  # by position: when the last member began
     of_rank = {
         rank: {
-            name: begun.setdefault(GroupKey(name, group.ranks), {})
+            name: begun.setdefault(GroupId.of(name, group.ranks), {})
             for name, group in dump.groups.items()
             if name in dump.issued and rank in group.ranks
         }
@@ -197,7 +190,7 @@ def dumps_of(ranks: tuple[int, ...] | list[int]) -> str:
     return f"the dump{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)}"
 
 
-def _keys(dumps: dict[int, Dump]) -> dict[tuple[int, str], GroupKey]:
+def _keys(dumps: dict[int, Dump]) -> dict[tuple[int, str], GroupId]:
     """Return the group that each rank means by each name; where its dump does not tell the members, others may."""
     known: dict[str, set[tuple[int, ...]]] = {}
     users: dict[str, list[int]] = {}
@@ -206,21 +199,21 @@ def _keys(dumps: dict[int, Dump]) -> dict[tuple[int, str], GroupKey]:
             users.setdefault(name, []).append(rank)
             if name in dump.groups and dump.groups[name].ranks:
                 known.setdefault(name, set()).add(dump.groups[name].ranks)
-    keys: dict[tuple[int, str], GroupKey] = {}
+    keys: dict[tuple[int, str], GroupId] = {}
     for name, ranks in users.items():
-        shared = GroupKey(name, tuple(sorted(ranks)))
+        shared = GroupId.of(name, tuple(sorted(ranks)))
         for rank in ranks:
             group = dumps[rank].groups.get(name)
             own = group.ranks if group is not None else ()
             others = [members for members in known.get(name, ()) if rank in members]
             if own:
-                keys[rank, name] = GroupKey(name, own)
+                keys[rank, name] = GroupId.of(name, own)
             elif others:
-                keys[rank, name] = GroupKey(name, max(others, key=len))
+                keys[rank, name] = GroupId.of(name, max(others, key=lambda members: len(members)))
             elif not name.startswith("unnamed "):
                 keys[rank, name] = shared
             else:  # before torch 2.4 names are numbers of the process's own: not the same group elsewhere
-                keys[rank, name] = GroupKey(name, (rank,))
+                keys[rank, name] = GroupId.of(name, (rank,))
     return keys
 
 
