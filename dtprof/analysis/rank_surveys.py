@@ -121,17 +121,6 @@ class RankTask:
         return map(self.clocks.align, self.records.load_each(self.steps))
 
 
-def newest_ranks(run: Run) -> list[int]:
-    """Return the ranks of the newest attempt, ascending."""
-    newest = newest_attempt(run)
-    return sorted(rank for rank, attempts in run.folders.items() if attempts[-1][0] == newest)
-
-
-def newest_attempt(run: Run) -> int:
-    """Return the newest attempt of any rank."""
-    return max((attempts[-1][0] for attempts in run.folders.values()), default=0)
-
-
 def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
     """Survey all ranks; once more where the records of several hosts tell their clocks better than launchers did.
 

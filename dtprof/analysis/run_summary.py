@@ -24,7 +24,7 @@ from dtprof.analysis.pipeline.slack import Slack
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
 from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_attempt, newest_ranks, survey_run
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import RankTiming
 from dtprof.analysis.results import (
     CriticalPathResult,
@@ -46,9 +46,9 @@ from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, w
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 from dtprof.records.tables import Array, Group
 
-MAX_WORLD_SIZE = 1 << 20
 MAX_PAIRED = 256
 """Ranks up to which pairs are told apart."""
 
@@ -116,7 +116,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
     Parameters:
         surveys: of the ranks of the newest attempt, where they are known already.
     """
-    found = surveys or survey_run(run, newest_ranks(run), executor)
+    found = surveys or survey_run(run, newest_ranks(run.folders), executor)
     summary, _ = summarise_closely(run, executor, surveys=found, look_at=lambda *_: None)
     return summary
 
@@ -133,7 +133,7 @@ def summarise_closely(
     Parameters:
         look_at: what looks at the details of some ranks, whose operations are of these channels; None: nothing does.
     """
-    chosen = newest_ranks(run)
+    chosen = newest_ranks(run.folders)
     facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
@@ -166,7 +166,7 @@ def summarise_closely(
     sums = dict(reduced.rows)
     add_rows(sums, reduced.dropped)
 
-    world_size = _world_size(facts)
+    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     stale = tuple(sorted(set(run.folders) - set(chosen)))
     durations = _durations(steps.values(), used)
@@ -228,7 +228,7 @@ def summarise_closely(
             one_clock=one_clock,
             run_problems=run.problems,
             stale=stale,
-            restarts=newest_attempt(run),
+            restarts=newest_attempt(run.folders),
             pipeline=pipeline_caveats,
             throughput=throughput_caveats,
             stragglers=straggler_caveats,
@@ -277,12 +277,6 @@ def _list_clocks(surveys: Surveys) -> tuple[ClockResult, ...]:
 def _max_bars(num_ranks: int) -> int:
     """Return how many bars a rank may bring per step: all that fit for a few ranks, fewer each for many."""
     return MAX_INTERVALS if num_ranks <= 8 else max(16, 8 * MAX_INTERVALS // num_ranks)
-
-
-def _world_size(facts: Sequence[RankFacts]) -> int:
-    seen = max((fact.rank + 1 for fact in facts), default=0)
-    told = Counter(fact.world_size for fact in facts if 0 < fact.world_size <= MAX_WORLD_SIZE)
-    return max(seen, told.most_common(1)[0][0] if told else 0)
 
 
 def _backend(facts: Sequence[RankFacts]) -> str | None:

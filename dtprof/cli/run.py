@@ -203,35 +203,34 @@ def _diagnose(run: Path) -> "hang_watcher.Verdict":
 def _print_end(run: Path, end: "job_launch.JobEnd") -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
     from dtprof.diagnosis.findings import rank_list
+    from dtprof.job.world_size import read_world_size
     from dtprof.launch import job_launch
-    from dtprof.records.rank_processes import newest_header
     from dtprof.records.reader import open_run
 
     shown = os.path.relpath(run)
     shown = str(run) if shown.startswith("..") else shown
     opened = open_run(run)
-    headers = (newest_header(attempts[-1][1]) for attempts in opened.folders.values())
-    header = next((one for one in headers if one is not None), None)
-    if header is None:
+    world_size = read_world_size(opened.folders)
+    if not world_size:
         job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
     else:
-        missing = [rank for rank in range(header["world_size"]) if rank not in opened.folders]
+        missing = [rank for rank in range(world_size) if rank not in opened.folders]
         if missing:
             named = rank_list(missing).split(maxsplit=1)[1]
-            job_launch.say(f"these ranks of {header['world_size']} left no record: {named} ({WHY_UNARMED})")
-    if end.status != 0 and header is not None:
+            job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
+    if end.status != 0 and world_size:
         from dtprof.session.run_diagnosis import diagnose_run
 
         verdict = diagnose_run(run, in_a_hurry=True)
         if verdict.faults and not end.stopped_by_us:
             job_launch.say(verdict.faults[0].summary)
     job_launch.say(f"run kept in {shown}")
-    if header is not None and opened.manifest.settings.get("trace_steps"):
+    if world_size and opened.manifest.settings.get("trace_steps"):
         from dtprof.cli.trace import closing_note
 
         for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
             job_launch.say(line)
-    if header is not None:
+    if world_size:
         following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
         job_launch.say(f"next: dtprof {following} {shown}")
 

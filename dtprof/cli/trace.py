@@ -225,6 +225,7 @@ def closing_note(opened: "Run", first: "RankTables", shown: str) -> list[str]:
 def missing_windows(opened: "Run", found: "list[RankWindows]") -> list[str]:
     """Return what of the windows planned was not taken, a sentence each."""
     from dtprof.analysis.timeline.window_joining import explain_missing
+    from dtprof.job.world_size import read_world_size
 
     planned = opened.manifest.settings
     try:
@@ -232,5 +233,4 @@ def missing_windows(opened: "Run", found: "list[RankWindows]") -> list[str]:
         chosen = settings.parse_traced_ranks(planned.get("trace_ranks", ""))
     except UsageError:
         return []  # nothing that `dtprof run` wrote
-    size = max((rank + 1 for rank in opened.ranks), default=0)
-    return explain_missing(found, planned=steps, chosen=chosen, world_size=size)
+    return explain_missing(found, planned=steps, chosen=chosen, world_size=read_world_size(opened.folders))

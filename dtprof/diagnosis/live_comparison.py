@@ -18,6 +18,7 @@ from dtprof.diagnosis.rules.argument_mismatches import find_mismatches
 from dtprof.diagnosis.rules.shifted_collectives import find_shift
 from dtprof.diagnosis.sources.rank_evidence import NO_PAST, are_named, rank_evidence, spans_named
 from dtprof.job.groups import GroupId, identify_groups
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes, events
 from dtprof.records.tables import Array, Manifest, RankTables, join, select
 
@@ -237,7 +238,7 @@ class LiveComparison:
         near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
         evidence = gather(
             [rank_evidence(tables, exit=None, stack=None, alive=True) for tables in near],
-            world_size=max((tables.world_size for tables in near), default=0),
+            world_size=resolve_world_size((tables.world_size for tables in near), (tables.rank for tables in near)),
             manifest=Manifest(),
             stalled=False,
             stopped_on_hang_ns=None,

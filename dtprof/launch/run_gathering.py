@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.errors import OutputError, UsageError
+from dtprof.job.world_size import resolve_world_size
 from dtprof.launch import run_directory
 from dtprof.records import host_clocks, paths, writer
 from dtprof.records.file_copies import link_or_copy
@@ -83,8 +84,9 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
     except OSError as error:
         raise run_directory.output_error(output, error) from error
     ranks = tuple(sorted({rank for rank, _ in chosen}))
-    sizes = [size for run in runs for size in run.world_sizes]
-    world_size = max([*sizes, *(rank + 1 for rank in ranks)], default=0)
+    attempt = max((number for _, number in chosen), default=0)
+    declared = [one["world_size"] for run in runs for (_, number), one in run.headers.items() if number == attempt]
+    world_size = resolve_world_size(declared, (rank for rank, number in chosen if number == attempt))
     newest = {number for run in runs if run.folders for number in [max(number for _, number in run.folders)]}
     if len(newest) > 1:
         remarks.append(f"the folders end with different attempts ({_listed(newest)}): only the newest is analysed")

@@ -10,13 +10,14 @@ from dtprof.analysis.communication.operation_timing import split_blocked, time_o
 from dtprof.analysis.pipeline.bubbles import find_windows, windows_of
 from dtprof.analysis.rank_reductions import place_used
 from dtprof.analysis.rank_stacks import stack_in_turn
-from dtprof.analysis.rank_surveys import Run, newest_ranks, survey_run
+from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule
 from dtprof.analysis.steps.step_partition import average, partition_steps
 from dtprof.intervals import subtract, union
 from dtprof.job.clock_alignment import state_errors
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import THIS_PROCESS
+from dtprof.job.world_size import newest_ranks
 
 STEPS_READ = 2
 """Behind the newest one: a step that the slowest rank has ended, and the end of the one before it."""
@@ -38,7 +39,7 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     Parameters:
         run: the newest records of a run; more steps than needed cost time.
     """
-    surveys = survey_run(run, newest_ranks(run), THIS_PROCESS)
+    surveys = survey_run(run, newest_ranks(run.folders), THIS_PROCESS)
     steps = agree_on_rule(surveys.steps)
     stepping = [own for own in steps.values() if own.count]
     common = set.intersection(*(set(own.numbers.tolist()) for own in stepping)) if stepping else set()

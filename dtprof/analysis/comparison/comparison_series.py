@@ -14,7 +14,7 @@ from dtprof.analysis.communication.operation_timing import split_blocked
 from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
 from dtprof.analysis.pipeline.bubbles import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
 from dtprof.analysis.rank_reductions import RankFacts
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
@@ -25,6 +25,7 @@ from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import state_errors
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED, list_ranks
+from dtprof.job.world_size import newest_ranks, resolve_world_size
 from dtprof.records import codes
 from dtprof.records.events import CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES, RSS_BYTES
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables
@@ -118,7 +119,7 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
 
 def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     """Measure a run step by step."""
-    chosen = newest_ranks(run)
+    chosen = newest_ranks(run.folders)
     surveys = survey_run(run, chosen, executor)
     facts, meetings, pipelines = surveys.facts, surveys.meetings, surveys.pipelines
     steps = agree_on_rule(surveys.steps)
@@ -155,11 +156,11 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             estimates[figure] = estimate_mean(series / over)
     if num_stepping:
         _estimate_rates(surveys, steps, numbers, sums.series[Figure(JOB, STEP)] / num_stepping, estimates, sums.unknown)
-    world_size = max([fact.rank + 1 for fact in facts] + [fact.world_size for fact in facts], default=0)
+    world_size = resolve_world_size((fact.world_size for fact in facts), chosen)
     return RunFigures(
         run=run.name,
         world_size=world_size,
-        missing_ranks=tuple(sorted(set(range(min(world_size, 1 << 20))) - set(chosen))),
+        missing_ranks=tuple(sorted(set(range(world_size)) - set(chosen))),
         layout=_layout(facts),
         num_steps=used.count,
         used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,

@@ -13,7 +13,7 @@ import numpy as np
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles, find_windows, windows_of
-from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, newest_ranks, survey_run
+from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import RankTiming, time_rank
 from dtprof.analysis.results import PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
@@ -25,6 +25,7 @@ from dtprof.job.clock_alignment import Clocks, state_errors
 from dtprof.job.collective_matching import Matched, Meetings
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
+from dtprof.job.world_size import newest_ranks
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Result = TypeVar("Result")
@@ -101,7 +102,7 @@ class DetailTask(RankTask):
 
 def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
     """Look through a run once, rank by rank."""
-    ranks = newest_ranks(run)
+    ranks = newest_ranks(run.folders)
     surveys = survey_run(run, ranks, executor)
     steps = agree_on_rule(surveys.steps)
     return RunDetail(run=run, ranks=tuple(ranks), surveys=surveys, steps=steps, used=choose_steps(list(steps.values())))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from dtprof.analysis.communication.traffic import Traffic, find_traffic
 from dtprof.analysis.memory.memory_series import MemoryCourse, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
-from dtprof.analysis.rank_surveys import Run, newest_ranks, survey_run
+from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
 from dtprof.analysis.timeline.run_tracks import Names, Track, bars_each
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
+from dtprof.job.world_size import newest_ranks
 
 MAX_BARS = 160_000
 
@@ -49,7 +50,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     Parameters:
         max_bars: of all ranks together that the timeline of the whole run may hold.
     """
-    surveys = survey_run(run, newest_ranks(run), executor)
+    surveys = survey_run(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
     summary, found = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)

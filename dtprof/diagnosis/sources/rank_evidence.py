@@ -58,7 +58,7 @@ class RankRead:
     """What the files of one rank tell."""
 
     evidence: RankEvidence
-    world_size: int
+    world_size: int  # as it declares
     boot_id: str
     first_ns: int
     problems: tuple[str, ...]
@@ -97,7 +97,7 @@ def _read_part(task: _Task) -> list[RankRead]:
 def _read(tables: RankTables) -> RankRead:
     return RankRead(
         evidence=rank_evidence(tables, exit=None, stack=None, alive=None),
-        world_size=max(tables.world_size, tables.rank + 1),
+        world_size=tables.world_size,
         boot_id=tables.boot_id,
         first_ns=tables.first_ns,
         problems=tables.problems,

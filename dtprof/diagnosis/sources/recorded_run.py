@@ -30,6 +30,7 @@ from dtprof.job.stalls import (
     hang_after_of,
     phase_of,
 )
+from dtprof.job.world_size import newest_attempt, resolve_world_size
 from dtprof.records import reader
 from dtprof.records.node_reader import newest_resident, newest_samples
 from dtprof.records.tables import ProcessExit
@@ -55,13 +56,14 @@ def exit_of(run: reader.Run, read: RankRead) -> ProcessExit | None:
 
 def collect_attempt(run: reader.Run, reads: Iterable[RankRead]) -> facts.Evidence:
     """Return the evidence of an attempt after which the job was restarted: none of its ranks is alive."""
-    ranks, world_size = [], 0
+    ranks: list[facts.RankEvidence] = []
+    declared: dict[int, int] = {}
     for rank in reads:
         ranks.append(replace(rank.evidence, exit=exit_of(run, rank), alive=False))
-        world_size = max(world_size, rank.world_size)
+        declared[rank.evidence.rank] = rank.world_size
     return facts.gather(
         ranks,
-        world_size=world_size,
+        world_size=resolve_world_size(declared.values(), declared),
         manifest=replace(run.manifest, exit_status=1),
         stalled=any(map(_is_held_up, ranks)),
         stopped_on_hang_ns=None,
@@ -86,7 +88,9 @@ def collect(
     """
     document = run.job_facts
     same_boot = document.get("boot_id") == host.boot_id
-    ranks, problems, world_size, last_ns = [], list(run.problems), 0, 0
+    ranks, problems, last_ns = [], list(run.problems), 0
+    declared: dict[int, int] = {}
+    attempt = newest_attempt(run.folders)
     boots: dict[int, str] = {}
     for read in reads:
         recorded = read.evidence
@@ -104,8 +108,10 @@ def collect(
         )
         boots[recorded.rank] = read.boot_id
         problems += read.problems
-        world_size = max(world_size, read.world_size)
+        if recorded.attempt == attempt:
+            declared[recorded.rank] = read.world_size
         last_ns = max(last_ns, recorded.last_ns)
+    world_size = resolve_world_size(declared.values(), declared)
     ranks += _ends_before_any_record(run, world_size)
     hang = document.get("hang_detected_ns")
     stopped = document.get("stopped_on_hang")

@@ -26,6 +26,7 @@ from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
 from dtprof.interchange.exporters.trace_tracks import assign_lanes, name_group, name_rank
 from dtprof.intervals import Column, Intervals, intersect
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
+from dtprof.job.world_size import resolve_world_size
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Group
 
@@ -104,7 +105,7 @@ def trace_collector(run: RunDetail, window: Window) -> Callable[[RankDetail], Ra
     facts = run.surveys.facts
     backends = {group.backend for fact in facts for group in fact.groups.values()}
     backend = "nccl" if any("nccl" in (name or "") for name in backends) else "gloo"
-    world_size = max([fact.world_size for fact in facts] + [rank + 1 for rank in run.ranks], default=0)
+    world_size = resolve_world_size((fact.world_size for fact in facts), run.ranks)
     return partial(_collect_trace, window, run.first_ns, backend, world_size)
 
 

@@ -24,6 +24,7 @@ from dtprof.interchange.exporters.exported_steps import choose_window
 from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
 from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
 from dtprof.intervals import Column
+from dtprof.job.world_size import resolve_world_size
 
 Floats = npt.NDArray[np.float64]
 Result = TypeVar("Result")
@@ -263,7 +264,8 @@ def _memory(rank: RankDetail) -> dict[str, Floats]:
 def describe_layout(run: RunDetail) -> dict[str, str | float]:
     """Return how the job was laid out: ranks, hosts, and the size of each axis of parallelism."""
     facts = run.surveys.facts
-    layout: dict[str, str | float] = {"world_size": float(max((fact.world_size for fact in facts), default=0))}
+    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
+    layout: dict[str, str | float] = {"world_size": float(world_size)}
     layout["hosts"] = float(len({fact.host for fact in facts if fact.host}))
     sizes: dict[str, int] = {}
     for fact in facts:

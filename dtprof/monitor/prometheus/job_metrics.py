@@ -7,6 +7,7 @@ from prometheus_client import Metric
 
 from dtprof import __version__
 from dtprof.interchange.metric_families import DeclaredMetric, Histogram
+from dtprof.job.world_size import resolve_world_size
 from dtprof.monitor.prometheus import metric_catalogue as c
 from dtprof.monitor.prometheus.node_metrics import list_node_metrics
 from dtprof.monitor.prometheus.node_state import NodeState
@@ -42,7 +43,7 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
     return [
         c.RUN_INFO.single(1, state.run, state.host, __version__, torch),
         c.RANKS.single(len(ranks)),
-        c.WORLD_SIZE.single(newest.world_size if newest is not None else None),
+        c.WORLD_SIZE.single(_world_size(ranks) or None),
         c.HANG.single(int(state.is_hung)),
         c.LAST_PROGRESS.single((last_ns + time.time_ns() - now_ns) / 1e9 if last_ns else None),
         c.OLDEST_OPEN.single(max(0, now_ns - oldest) / 1e9),
@@ -61,6 +62,12 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
         c.OOM_KILLS.single(state.oom_kills),
         *list_node_metrics(state),
     ]
+
+
+def _world_size(ranks: Sequence[RankTally]) -> int:
+    newest = max((own.tables.attempt for own in ranks), default=0)
+    tables = [own.tables for own in ranks if own.tables.attempt == newest]
+    return resolve_world_size((one.world_size for one in tables), (one.rank for one in tables))
 
 
 def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dtprof.analysis.memory.device_series import follow_devices, samples_each
-from dtprof.analysis.rank_surveys import newest_attempt
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.run_closeup import Closeup, examine
 from dtprof.diagnosis.findings import Verdict
@@ -20,6 +19,7 @@ from dtprof.errors import DtprofError, NotARunError
 from dtprof.formatting import format_age, format_count
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.stalls import Progress
+from dtprof.job.world_size import newest_attempt
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import Pace
@@ -275,7 +275,7 @@ class Feed:
     def _to_measure(self, moment: Moment) -> Callable[[], _Measured]:
         """Return the measurement of what is known now."""
         window = self._monitor.window
-        records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window)
+        records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window.folders)
         first = self._continued_to() if attempt == self._attempt else 0
         # The newest steps are in the records that are read anyway; those before them where several have ended.
         has_missed = moment.step - first >= STEPS_READ

@@ -205,11 +205,11 @@ def _keys(dumps: dict[int, Dump]) -> dict[tuple[int, str], GroupId]:
         for rank in ranks:
             group = dumps[rank].groups.get(name)
             own = group.ranks if group is not None else ()
-            others = [members for members in known.get(name, ()) if rank in members]
+            others = sorted((members for members in known.get(name, ()) if rank in members), key=len, reverse=True)
             if own:
                 keys[rank, name] = GroupId.of(name, own)
             elif others:
-                keys[rank, name] = GroupId.of(name, max(others, key=lambda members: len(members)))
+                keys[rank, name] = GroupId.of(name, others[0])
             elif not name.startswith("unnamed "):
                 keys[rank, name] = shared
             else:  # before torch 2.4 names are numbers of the process's own: not the same group elsewhere

@@ -14,6 +14,7 @@ from dtprof.diagnosis.sources.logs import (
 )
 from dtprof.diagnosis.sources.logs.log_facts import MAX_RANK, Facts
 from dtprof.diagnosis.sources.logs.logged_job import Job, view
+from dtprof.job.world_size import resolve_world_size
 
 CRASHES = ("rank-crashed", "rank-killed")
 TIMED_OUT = (
@@ -131,7 +132,7 @@ def _outcome(job: Job, finding: Finding | None) -> str:
 
 
 def _missing(job: Job, seen: set[int]) -> tuple[int, ...]:
-    size = max(job.facts.world_size, max(job.known, default=-1) + 1)
+    size = resolve_world_size([job.facts.world_size], job.known)
     return tuple(rank for rank in range(min(size, MAX_RANK)) if rank not in seen)
 
 
