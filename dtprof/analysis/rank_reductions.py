@@ -1,8 +1,8 @@
 """What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
 
 The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
-`reduce_ranks`, knows the steps chosen and the meetings, and sums up. Both take several ranks side by side. Each rank is
-read for both; none is kept.
+`reduce_ranks`, knows the steps chosen and the operation instances, and sums up. Both take several ranks side by side.
+Each rank is read for both; none is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from dtprof.intervals import NONE, Intervals, locate, share_out, subtract, union
 from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
-from dtprof.job.collective_matching import Meetings, RankMeetings, describe_operations, match_operations
+from dtprof.job.collective_matching import OperationInstances, RankInstances, describe_operations, match_operations
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import RankBatch
 from dtprof.job.sound_records import times_of
@@ -80,7 +80,7 @@ class Survey:
 
     facts: RankFacts
     steps: RankSteps
-    meetings: RankMeetings
+    instances: RankInstances
     pipeline: RankPipeline | None
     marks: dict[Channel, Array]  # for the alignment of clocks; empty where that is not asked for
     consumption: RankConsumption | None  # None: not recorded
@@ -101,7 +101,7 @@ class RankReduction:
     unobserved: int  # operations in the used steps whose completion is not observed
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
-    mixed: int  # operations that met a different one
+    mixed: int  # operations that were matched with a different one
     path: RankPath | None = None  # for the critical path
     uncertain: int = 0  # operations whose wait is smaller than the error of the clocks
     impossible: int = 0  # operations that ended before the last rank had begun them
@@ -139,7 +139,7 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
                     unmatched=own.unmatched,
                 ),
                 steps=steps[i],
-                meetings=described[i],
+                instances=described[i],
                 pipeline=pipelines[i],
                 marks=collect_marks(tables, operations, own) if several_clocks else {},
                 consumption=find_consumption(tables, steps[i]),
@@ -187,7 +187,7 @@ def place_used(
     batch: RankBatch,
     steps: Mapping[int, RankSteps],
     used: UsedSteps,
-    meetings: Meetings,
+    instances: OperationInstances,
     windows: Mapping[int, Intervals],
 ) -> Iterator[SteppedRank]:
     """Prepare ranks for `reduce_ranks`.
@@ -196,7 +196,7 @@ def place_used(
         steps: by rank. windows: of the pipeline, by rank.
     """
     actions = find_actions(batch.spans)
-    for i, placed in enumerate(place_ranks(batch, steps, meetings)):
+    for i, placed in enumerate(place_ranks(batch, steps, instances)):
         rank = placed.tables.rank
         numbers, own = steps[rank].used(used.first, used.last)
         yield SteppedRank(
@@ -212,7 +212,7 @@ def reduce_ranks(
     stack: RankStack,
     *,
     used: UsedSteps,
-    meetings: Meetings,
+    instances: OperationInstances,
     max_bars: int,
     width: int = 1,
     errors: ClockErrors = ONE_CLOCK,
@@ -229,9 +229,9 @@ def reduce_ranks(
     timing = time_operations(
         operations,
         stack.matched,
-        stack.met,
+        stack.instance_rows,
         blocked,
-        op_names=meetings.ops.names,
+        op_names=instances.ops.values,
         rank=stack.rank_of_operation,
         errors=errors,
     )
@@ -302,7 +302,7 @@ def reduce_ranks(
     return StackReduction(
         ranks=ranks,
         timing=timing,
-        rows=sum_rows(stack, apis, chosen=chosen, meetings=meetings, timing=timing),
+        rows=sum_rows(stack, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
     )
 

@@ -16,7 +16,7 @@ from dtprof.analysis.communication.operation_timing import Timing
 from dtprof.analysis.rank_timing import PlacedRank, RankTiming
 from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.intervals import Column, Intervals, Mask
-from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.job.collective_matching import Matched, OperationInstances
 from dtprof.job.rank_batches import MAX_AXIS_NS, lay_out
 from dtprof.records.tables import Array, join
 
@@ -57,7 +57,7 @@ class RankStack:
     bounds: list[int]  # where the operations of each rank begin, and the end of the last
     matched: Matched
     place_of_channel: Column  # the position of the rank of each channel of `matched`
-    met: Array  # the meeting of each row of `matched`
+    instance_rows: Array  # the instance of each row of `matched`
     blocked: Blocked
     phases: dict[str, Intervals]  # on the axis
     numbers: Column  # of the used steps
@@ -106,7 +106,7 @@ class RankStack:
         return itertools.starmap(slice, itertools.pairwise([0, *at.tolist(), len(times)]))
 
 
-def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
+def stack_ranks(ranks: Sequence[SteppedRank], instances: OperationInstances) -> RankStack:
     """Put ranks side by side."""
     placed = [rank.placed for rank in ranks]
     extents = [rank.extent for rank in ranks] if len(ranks) > 1 else [(0, 0)]
@@ -124,7 +124,7 @@ def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
         bounds=bounds,
         matched=matched,
         place_of_channel=np.repeat(np.arange(len(ranks)), [len(one.matched.channels) for one in placed]),
-        met=matched.find_met(meetings),
+        instance_rows=matched.find_instances(instances),
         blocked=_join_blocked([one.blocked for one in placed]),
         phases={phase: _shift(shifts, [one.phases[phase] for one in placed]) for phase in placed[0].phases},
         numbers=np.concatenate([rank.numbers for rank in ranks]),
@@ -134,19 +134,19 @@ def stack_ranks(ranks: Sequence[SteppedRank], meetings: Meetings) -> RankStack:
     )
 
 
-def stack_in_turn(ranks: Iterable[SteppedRank], meetings: Meetings) -> Iterator[RankStack]:
+def stack_in_turn(ranks: Iterable[SteppedRank], instances: OperationInstances) -> Iterator[RankStack]:
     """Yield stacks of all ranks, in order, as many ranks in each as are worth it."""
     waiting: list[SteppedRank] = []
     num_rows = length_ns = 0
     for rank in ranks:
         rows, length = len(rank.placed.operations), _length_ns(rank)
         if waiting and (num_rows + rows > MAX_ROWS or length_ns + length > MAX_AXIS_NS):
-            yield stack_ranks(waiting, meetings)
+            yield stack_ranks(waiting, instances)
             waiting, num_rows, length_ns = [], 0, 0
         waiting.append(rank)
         num_rows, length_ns = num_rows + rows, length_ns + length
     if waiting:
-        yield stack_ranks(waiting, meetings)
+        yield stack_ranks(waiting, instances)
 
 
 def _length_ns(rank: SteppedRank) -> int:

@@ -1,4 +1,4 @@
-"""The first map of all ranks: what is known of each, the steps, and who met whom, on one clock where that is known."""
+"""The first map of all ranks: facts, steps and operation instances, on one clock where that is known."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import Intervals
 from dtprof.job.clock_alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import Meetings
+from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
@@ -72,12 +72,14 @@ class Surveys:
     clocks: Clocks
     facts: list[RankFacts] = field(default_factory=list)
     steps: dict[int, RankSteps] = field(default_factory=dict)
-    meetings: Meetings = field(default_factory=Meetings)
+    instances: OperationInstances = field(default_factory=OperationInstances)
     pipelines: dict[int, RankPipeline] = field(default_factory=dict)
     consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
     boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
     marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
-    parts: list[tuple[Sequence[int], tuple[Channel, ...]]] = field(default_factory=list)  # ranks and where they meet
+    parts: list[tuple[Sequence[int], tuple[Channel, ...]]] = field(
+        default_factory=list
+    )  # ranks and the channels of their operations
 
     @property
     def one_clock(self) -> bool:
@@ -88,7 +90,7 @@ class Surveys:
         """Take in other ranks."""
         self.facts.extend(others.facts)
         self.steps.update(others.steps)
-        self.meetings.join(others.meetings)
+        self.instances.join(others.instances)
         self.pipelines.update(others.pipelines)
         self.consumed.update(others.consumed)
         self.boots.update(others.boots)
@@ -113,7 +115,7 @@ class RankTask:
     clocks: Clocks
     steps: Mapping[int, RankSteps]  # of these ranks
     pipeline_windows: Mapping[int, Intervals]
-    meetings: Meetings
+    instances: OperationInstances
     errors: ClockErrors
 
     def load_each(self) -> Iterator[RankTables]:
@@ -156,7 +158,7 @@ def _survey_on(
     same: dict[Channel, Channel] = {}
     for part, found in zip(parts, map_tasks(executor, survey_ranks, tasks), strict=True):
         surveys.join(found)
-        surveys.parts.append((part, tuple(same.setdefault(channel, channel) for channel in found.meetings.tables)))
+        surveys.parts.append((part, tuple(same.setdefault(channel, channel) for channel in found.instances.tables)))
     return surveys
 
 
@@ -172,7 +174,7 @@ def survey_ranks(task: SurveyTask) -> Surveys:
         for tables, seen in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
             surveys.facts.append(seen.facts)
             surveys.steps[tables.rank] = seen.steps
-            surveys.meetings.add(seen.meetings)
+            surveys.instances.add(seen.instances)
             if seen.pipeline is not None:
                 surveys.pipelines[tables.rank] = seen.pipeline
             if seen.consumption is not None:

@@ -11,7 +11,7 @@ from dtprof.analysis.steps.phase_intervals import find_phases
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.intervals import Intervals
 from dtprof.job.clock_errors import ClockErrors
-from dtprof.job.collective_matching import Matched, Meetings, match_operations
+from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
 from dtprof.job.rank_batches import RankBatch, batch_ranks
 from dtprof.records.tables import Array, RankTables
 
@@ -36,8 +36,10 @@ class RankTiming(PlacedRank):
     timing: Timing
 
 
-def place_ranks(batch: RankBatch, steps: Mapping[int, RankSteps], meetings: Meetings) -> Iterator[PlacedRank]:
-    """Place the operations of some ranks, given the steps of each, by rank, and the meetings of all ranks."""
+def place_ranks(
+    batch: RankBatch, steps: Mapping[int, RankSteps], instances: OperationInstances
+) -> Iterator[PlacedRank]:
+    """Place the operations of some ranks, given the steps of each, by rank, and the instances of all ranks."""
     for i, (tables, matched) in enumerate(zip(batch.tables, match_operations(batch), strict=True)):
         operations, spans, own = batch.operations.of(i), batch.spans.of(i), steps[tables.rank]
         phases = find_phases(tables, spans, own)
@@ -47,20 +49,20 @@ def place_ranks(batch: RankBatch, steps: Mapping[int, RankSteps], meetings: Meet
             operations=operations,
             spans=spans,
             phases=phases,
-            matched=matched.met_in(meetings),
+            matched=matched.matched_in(instances),
             blocked=find_blocked(tables, operations, phases, own),
         )
 
 
-def time_rank(tables: RankTables, own: RankSteps, meetings: Meetings, errors: ClockErrors) -> RankTiming:
-    """Return what the operations of one rank took, given the meetings of all ranks and the errors of their clocks."""
-    (placed,) = place_ranks(batch_ranks([tables]), {tables.rank: own}, meetings)
+def time_rank(tables: RankTables, own: RankSteps, instances: OperationInstances, errors: ClockErrors) -> RankTiming:
+    """Return what the operations of one rank took, given the instances of all ranks and the errors of their clocks."""
+    (placed,) = place_ranks(batch_ranks([tables]), {tables.rank: own}, instances)
     timing = time_operations(
         placed.operations,
         placed.matched,
-        placed.matched.find_met(meetings),
+        placed.matched.find_instances(instances),
         placed.blocked,
-        op_names=meetings.ops.names,
+        op_names=instances.ops.values,
         rank=np.full(len(placed.operations), tables.rank),
         errors=errors,
     )

@@ -88,11 +88,11 @@ class Reductions(Generic[Found]):
 def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
     """Reduce some ranks, as many side by side as is worth it, and look at the details of each if they are asked for."""
     reductions: Reductions[Found] = Reductions()
-    for stack in stack_in_turn(_place_in_turn(task), task.meetings):
+    for stack in stack_in_turn(_place_in_turn(task), task.instances):
         found = reduce_ranks(
             stack,
             used=task.used,
-            meetings=task.meetings,
+            instances=task.instances,
             max_bars=task.max_bars,
             width=task.width,
             errors=task.errors,
@@ -107,7 +107,7 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
 def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
     """Read and place one rank after the other."""
     for batch in batch_in_turn(task.load_each()):
-        yield from place_used(batch, task.steps, task.used, task.meetings, task.pipeline_windows)
+        yield from place_used(batch, task.steps, task.used, task.instances, task.pipeline_windows)
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:
@@ -134,7 +134,7 @@ def summarise_closely(
         look_at: what looks at the details of some ranks, whose operations are of these channels; None: nothing does.
     """
     chosen = newest_ranks(run.folders)
-    facts, meetings, pipelines, clocks = surveys.facts, surveys.meetings, surveys.pipelines, surveys.clocks
+    facts, instances, pipelines, clocks = surveys.facts, surveys.instances, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     windows = find_windows(list(pipelines.values()))
@@ -148,7 +148,7 @@ def summarise_closely(
             clocks=clocks,
             steps={rank: steps[rank] for rank in part},
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
-            meetings=meetings.of(channels),
+            instances=instances.of(channels),
             used=used,
             max_bars=max_bars,
             width=width,

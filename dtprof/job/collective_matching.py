@@ -1,7 +1,8 @@
-"""Match operations across ranks: a meeting is one operation of one group, as all its members see it.
+"""Match operations across ranks: an instance is one collective, or one message, as all who take part record it.
 
-Each rank gives, per channel of operations, one row an operation; rows of the same position are combined. Combining is
-associative and commutative and a row of zeros_like is neutral, so that ranks may be merged in any order, anywhere.
+An instance is identified by its channel and its sequence number in it. Each rank gives one row an operation; rows of
+the same instance are combined. Combining is associative and commutative and a row of _NEUTRAL adds nothing, so that
+ranks may be merged in any order, anywhere.
 """
 
 import functools
@@ -12,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dtprof.interning import Interned
 from dtprof.intervals import Column
 from dtprof.job.api_names import Apis
 from dtprof.job.groups import Channel, GroupId, identify_groups
@@ -21,9 +23,9 @@ from dtprof.records import codes
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, join, select
 
-MEETING = np.dtype(
+INSTANCE = np.dtype(
     [
-        ("seq", "i8"),  # position in the channel
+        ("seq", "i8"),  # sequence number in the channel
         ("num_seen", "i4"),  # members that recorded it
         ("first_start", "i8"),
         ("last_start", "i8"),
@@ -42,9 +44,9 @@ MEETING = np.dtype(
 )
 FAR = np.iinfo(np.int64).max
 NOBODY = np.iinfo(np.int32).max
-_WHOLE = f"V{MEETING.itemsize}"
+_WHOLE = f"V{INSTANCE.itemsize}"
 _ROWS_AT_ONCE = 2048
-_NEUTRAL = np.zeros(1, MEETING)
+_NEUTRAL = np.zeros(1, INSTANCE)
 for _column, _value in {
     "first_start": FAR,
     "last_start": -1,
@@ -58,22 +60,6 @@ for _column, _value in {
     "host": -1,
 }.items():
     _NEUTRAL[_column] = _value
-
-
-class Names:
-    """Names by number, numbers by name."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        """Return the number of a name, the next one where it is new."""
-        known = self._numbers.setdefault(name, len(self.names))
-        if known == len(self.names):
-            self.names.append(name)
-        return known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +84,11 @@ class Matched:
         lengths = [len(rows) for rows in self.rows]
         return np.repeat(np.fromiter(values, np.int64, len(lengths)), lengths)
 
-    def met_in(self, meetings: "Meetings") -> "Matched":
-        """Return the same without operations that were recorded after the meetings were: a job may be running."""
+    def matched_in(self, instances: "OperationInstances") -> "Matched":
+        """Return the same without operations newer than these instances: a job may be running."""
         kept = []
         for channel, rows, seqs in zip(self.channels, self.rows, self.seqs, strict=True):
-            table = meetings.tables.get(channel)
+            table = instances.tables.get(channel)
             last = int(table["seq"][-1]) if table is not None and len(table) else -1
             # Positions ascend.
             count = len(seqs) if len(seqs) and seqs[-1] <= last else int(np.searchsorted(seqs, last, "right"))
@@ -117,22 +103,22 @@ class Matched:
             unmatched=self.unmatched,
         )
 
-    def find_met(self, meetings: "Meetings") -> Array:
-        """Return the meetings of these rows."""
+    def find_instances(self, instances: "OperationInstances") -> Array:
+        """Return the instance of each of these rows."""
         if not self.rows:
-            return np.zeros(0, MEETING)
-        tables = [meetings.tables[channel] for channel in self.channels]
-        met = join(tables)
+            return np.zeros(0, INSTANCE)
+        tables = [instances.tables[channel] for channel in self.channels]
+        instance_rows = join(tables)
         seqs = np.concatenate(self.seqs)
-        if np.array_equal(met["seq"], seqs):
-            return met
+        if np.array_equal(instance_rows["seq"], seqs):
+            return instance_rows
         parts = zip(tables, self.seqs, strict=True)
         return join([select(table, np.searchsorted(table["seq"], own)) for table, own in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMeetings:
-    """What one rank brings: rows of MEETING whose `op` and `api` are positions in its own names."""
+class RankInstances:
+    """What one rank brings: rows of INSTANCE whose `op` and `api` are positions in its own names."""
 
     boot_id: str
     ops: tuple[str, ...]
@@ -141,24 +127,24 @@ class RankMeetings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meetings:
-    """All meetings of a run by channel, each table by position."""
+class OperationInstances:
+    """All operation instances of a run by channel, each table by sequence number."""
 
     tables: dict[Channel, Array] = field(default_factory=dict)
-    ops: Names = field(default_factory=Names)
-    apis: Names = field(default_factory=Names)
-    hosts: Names = field(default_factory=Names)
+    ops: Interned[str] = field(default_factory=Interned)
+    apis: Interned[str] = field(default_factory=Interned)
+    hosts: Interned[str] = field(default_factory=Interned)
 
-    def add(self, rank: RankMeetings) -> None:
+    def add(self, rank: RankInstances) -> None:
         """Take in one more rank."""
         self._take(rank.rows, rank.ops, rank.apis, (rank.boot_id,))
 
-    def join(self, others: "Meetings") -> None:
-        """Take in the meetings of other ranks."""
-        self._take(others.tables, others.ops.names, others.apis.names, others.hosts.names)
+    def join(self, others: "OperationInstances") -> None:
+        """Take in the instances of other ranks."""
+        self._take(others.tables, others.ops.values, others.apis.values, others.hosts.values)
 
-    def of(self, channels: Iterable[Channel]) -> "Meetings":
-        """Return the meetings of some channels."""
+    def of(self, channels: Iterable[Channel]) -> "OperationInstances":
+        """Return the instances of some channels."""
         return replace(self, tables={channel: self.tables[channel] for channel in channels})
 
     def _take(
@@ -173,14 +159,14 @@ class Meetings:
             column: number for column, number in numbers.items() if not np.array_equal(number, np.arange(len(number)))
         }
         if others and tables:
-            rows = join([*tables.values(), np.zeros(0, MEETING)])
+            rows = join([*tables.values(), np.zeros(0, INSTANCE)])
             for column, number in others.items():
                 rows[column] = number[rows[column]]
             tables = split(rows, tables, tables.values())
         self._merge(tables)
 
     def _merge(self, theirs: Mapping[Channel, Array]) -> None:
-        """Take in rows; those of small channels that have met at the same positions so far in one go."""
+        """Take in rows; those of small channels whose instances are the same so far in one go."""
         alike = [
             channel
             for channel, rows in theirs.items()
@@ -357,8 +343,8 @@ def duration_of(operations: Array) -> Column:
     return duration
 
 
-def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequence[Matched]) -> list[RankMeetings]:
-    """Describe the operations of each rank for the meeting with the other ranks."""
+def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequence[Matched]) -> list[RankInstances]:
+    """Describe the operations of each rank as instances that only it has recorded."""
     operations, tables = batch.operations.table, batch.tables
     lengths = [len(one.every_row) for one in matched]
     of_each = functools.partial(np.repeat, repeats=lengths)
@@ -380,7 +366,7 @@ def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequenc
     neutral = _NEUTRAL.copy()
     neutral["num_seen"] = 1
     neutral["host"] = 0
-    rows = np.empty(len(some), MEETING)
+    rows = np.empty(len(some), INSTANCE)
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[begin : begin + _ROWS_AT_ONCE]
         part.view(_WHOLE)[:] = neutral.view(_WHOLE)
@@ -396,7 +382,7 @@ def describe_operations(batch: RankBatch, apis: Sequence[Apis], matched: Sequenc
         if (has_root[begin:end] & ~is_p2p).any():
             _describe_roots(one.rank, batch.operations.of(i), own, by_channel)
         described.append(
-            RankMeetings(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_channel)
+            RankInstances(boot_id=one.boot_id, ops=(*one.ops, UNNAMED), apis=apis[i].names, rows=by_channel)
         )
     return described
 
@@ -412,7 +398,7 @@ def _describe_roots(rank: int, operations: Array, matched: Matched, by_channel: 
 
 
 def merge(a: Array, b: Array) -> Array:
-    """Return the meetings of both tables, each sorted by position without repeats."""
+    """Return the instances of both tables, each sorted by sequence number without repeats."""
     if len(a) == len(b) and np.array_equal(a["seq"], b["seq"]):
         return _combine(a, b)
     seqs = np.union1d(a["seq"], b["seq"])
@@ -428,7 +414,7 @@ def _expand(rows: Array, seqs: Column) -> Array:
 
 def _combine(a: Array, b: Array) -> Array:
     """Combine row by row, as many at once as stay in the processor's cache."""
-    out = np.empty(len(a), MEETING)
+    out = np.empty(len(a), INSTANCE)
     for begin in range(0, len(a), _ROWS_AT_ONCE):
         some = slice(begin, begin + _ROWS_AT_ONCE)
         _combine_into(out[some], a[some], b[some])

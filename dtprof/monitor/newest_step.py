@@ -55,15 +55,15 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     placed = (
         one
         for batch in batch_in_turn(map(surveys.clocks.align, run.load_each(stepped)))
-        for one in place_used(batch, stepped, used, surveys.meetings, pipeline_windows)
+        for one in place_used(batch, stepped, used, surveys.instances, pipeline_windows)
     )
-    for stack in stack_in_turn(placed, surveys.meetings):
+    for stack in stack_in_turn(placed, surveys.instances):
         timing = time_operations(
             stack.operations,
             stack.matched,
-            stack.met,
+            stack.instance_rows,
             stack.blocked,
-            op_names=surveys.meetings.ops.names,
+            op_names=surveys.instances.ops.values,
             rank=stack.rank_of_operation,
             errors=errors,
         )

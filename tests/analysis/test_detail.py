@@ -44,7 +44,7 @@ def test_details_found_with_the_summary_are_those_of_ranks_read_once_more(tmp_pa
         assert other.parts is not None
         assert all(np.array_equal(column, other.parts[name]) for name, column in one.parts.items())
         assert all(np.array_equal(column, vars(other.timing)[name]) for name, column in vars(one.timing).items())
-        assert np.array_equal(one.meeting, other.meeting)
+        assert np.array_equal(one.instance, other.instance)
         assert np.array_equal(one.arrived, other.arrived)
 
 
@@ -67,7 +67,7 @@ def test_what_a_running_job_records_between_two_readings_is_left_out() -> None:
     detail = read_detail(before)
     assert summarise(after, surveys=detail.surveys).steps == summarise(before).steps
     ranks = list(read_ranks(replace(detail, run=after)))
-    assert [int((rank.meeting > 0).sum()) for rank in ranks] == [2, 2]
+    assert [int((rank.instance > 0).sum()) for rank in ranks] == [2, 2]
 
 
 def test_members_of_an_operation_share_a_number_that_no_other_has(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_members_of_an_operation_share_a_number_that_no_other_has(tmp_path: Path
     seen: dict[int, set[tuple[str, int]]] = {}
     members: dict[int, int] = {}
     for rank in read_ranks(read_detail(open_run(tmp_path / "run"))):
-        for row, number in zip(rank.operations, rank.meeting.tolist(), strict=True):
+        for row, number in zip(rank.operations, rank.instance.tolist(), strict=True):
             group = rank.tables.groups[int(row["group"])]
             seen.setdefault(number, set()).add((group.name, int(row["seq"])))
             members[number] = members.get(number, 0) + 1

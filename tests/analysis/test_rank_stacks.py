@@ -15,7 +15,7 @@ from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.intervals import NONE, Intervals
 from dtprof.job import rank_batches
-from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.job.collective_matching import Matched, OperationInstances
 from dtprof.records import events
 from dtprof.records.reader import open_run
 from dtprof.records.tables import OPERATION, SPAN, RankTables
@@ -73,13 +73,13 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
 
 
 def ranks_of_stacks(*ranks: SteppedRank) -> list[list[int]]:
-    return [[one.placed.tables.rank for one in stack.ranks] for stack in stack_in_turn(ranks, Meetings())]
+    return [[one.placed.tables.rank for one in stack.ranks] for stack in stack_in_turn(ranks, OperationInstances())]
 
 
 def test_stretches_of_ranks_follow_one_another_without_touching() -> None:
     # Rank 0 spans 100 to 150, rank 1 120 to 160: 51 and 41 ns of the axis.
     ranks = [placed(0, np.array([[100, 110], [130, 150]])), placed(1, np.array([[120, 160]]))]
-    (stack,) = stack_in_turn(ranks, Meetings())
+    (stack,) = stack_in_turn(ranks, OperationInstances())
     assert stack.begins.tolist() == [0, 51]
     assert stack.on_axis([one.placed.blocked.call for one in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
     assert stack.place_times(stack.operations["issued_ns"]).tolist() == [0, 30, 51]

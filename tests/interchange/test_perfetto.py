@@ -121,8 +121,8 @@ def test_a_rank_is_a_process_with_its_place_on_each_axis_and_its_stage(trace: Re
 
 
 def test_members_of_a_collective_are_joined_and_sends_with_their_receives(trace: Read, summary: Summary) -> None:
-    met = [slices for slices in trace.flows.values() if len(slices) > 1]
-    messages = [slices for slices in met if {one.name for one in slices} == {"send", "recv"}]
+    instance_rows = [slices for slices in trace.flows.values() if len(slices) > 1]
+    messages = [slices for slices in instance_rows if {one.name for one in slices} == {"send", "recv"}]
     sends = [one for one in trace.slices if one.name == "send"]
     assert len(messages) == len(sends) > 0
     for one, other in messages:
@@ -130,13 +130,13 @@ def test_members_of_a_collective_are_joined_and_sends_with_their_receives(trace:
         assert send.arguments["peer"] == receive.rank
         assert receive.arguments["peer"] == send.rank
         assert receive.end_ns > send.begin_ns
-    collectives = [slices for slices in met if slices not in messages]
+    collectives = [slices for slices in instance_rows if slices not in messages]
     ranks = {group.name: set(group.ranks) for group in summary.groups}
     for slices in collectives:
         assert len({(one.name, one.arguments["position"]) for one in slices}) == 1
         group = str(slices[0].arguments["group"]).split(" ")[0]
         assert {one.rank for one in slices} == ranks[group]
-    joined = sum(map(len, met))
+    joined = sum(map(len, instance_rows))
     assert joined == sum(1 for one in trace.slices if "wait_ns" in one.arguments)
 
 

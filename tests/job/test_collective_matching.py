@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from dtprof.job.api_names import find_apis
 from dtprof.job.collective_matching import (
-    MEETING,
-    Meetings,
-    RankMeetings,
+    INSTANCE,
+    OperationInstances,
+    RankInstances,
     describe_operations,
     match_operations,
     merge,
@@ -21,25 +21,25 @@ from dtprof.records.tables import Array
 from tests.builders import START_NS, RankBuilder
 
 
-def describe(builder: RankBuilder) -> RankMeetings:
+def describe(builder: RankBuilder) -> RankInstances:
     batch = batch_ranks([builder.tables()])
     apis = [find_apis(batch.tables[0], batch.operations.of(0))]
     (described,) = describe_operations(batch, apis, match_operations(batch))
     return described
 
 
-def meet(builders: Sequence[RankBuilder]) -> Meetings:
-    meetings = Meetings()
+def match(builders: Sequence[RankBuilder]) -> OperationInstances:
+    instances = OperationInstances()
     for builder in builders:
-        meetings.add(describe(builder))
-    return meetings
+        instances.add(describe(builder))
+    return instances
 
 
 def test_the_last_to_start_is_the_last_to_arrive() -> None:
     ranks = [RankBuilder(i, world_size=3) for i in range(3)]
     for rank, start in zip(ranks, (10, 40, 20), strict=True):
         rank.op("all_reduce", start, 60)
-    ((channel, table),) = meet(ranks).tables.items()
+    ((channel, table),) = match(ranks).tables.items()
     assert channel == Channel(GroupId.of("0", (0, 1, 2)))
     row = table[0]
     assert (row["num_seen"], row["last_rank"], row["first_rank"]) == (3, 1, 0)
@@ -53,7 +53,7 @@ def test_groups_of_one_name_with_other_members_do_not_meet() -> None:
     for rank in ranks:
         members = (0, 1) if rank.rank < 2 else (2, 3)
         rank.op("all_reduce", 10, 20, group=rank.group("tp", members))
-    assert sorted(channel.group.ranks for channel in meet(ranks).tables) == [(0, 1), (2, 3)]
+    assert sorted(channel.group.ranks for channel in match(ranks).tables) == [(0, 1), (2, 3)]
 
 
 def test_a_group_made_again_under_its_old_name_counts_apart() -> None:
@@ -61,7 +61,7 @@ def test_a_group_made_again_under_its_old_name_counts_apart() -> None:
     for rank in ranks:
         rank.op("all_reduce", 10, 20)
         rank.op("all_reduce", 30, 40, group=rank.group("0", (0, 1)))
-    tables = meet(ranks).tables
+    tables = match(ranks).tables
     assert [channel.group.instance for channel in tables] == [0, 1]
     assert all(len(table) == 1 for table in tables.values())
 
@@ -73,7 +73,7 @@ def test_messages_meet_by_sender_receiver_tag_and_order() -> None:
         sender.op("send", start, start + 1, peer=1, tag=tag)
     for start, tag in ((15, 2), (25, 1), (35, 1)):
         receiver.op("recv", start, start + 1, peer=0, tag=tag)
-    ((channel, table),) = meet([sender, receiver]).tables.items()
+    ((channel, table),) = match([sender, receiver]).tables.items()
     assert (channel.sender, channel.receiver, channel.num_members) == (0, 1, 2)
     starts = [[int(row["first_start"]) - START_NS, int(row["last_start"]) - START_NS] for row in table]
     assert starts == [[10, 25], [30, 35], [15, 20]]
@@ -90,7 +90,7 @@ def test_different_operations_at_one_position_are_marked() -> None:
     a, b = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
     a.op("all_reduce", 10, 20)
     b.op("broadcast", 10, 20, peer=0)
-    (table,) = meet([a, b]).tables.values()
+    (table,) = match([a, b]).tables.values()
     assert table["mixed_ops"].tolist() == [True]
 
 
@@ -108,7 +108,7 @@ def test_more_operations_than_are_combined_at_once_meet_each_its_own() -> None:
     for number in range(3000):  # the first one comes 3 ns before the second at even positions, after it at odd ones
         for rank, begin in zip(ranks, (number * 100, number * 100 + 3 - number % 2 * 6), strict=True):
             rank.op("all_reduce", begin + 10, begin + 50)
-    (table,) = meet(ranks).tables.values()
+    (table,) = match(ranks).tables.values()
     assert table["seq"].tolist() == list(range(3000))
     assert table["last_rank"].tolist() == [1, 0] * 1500
     assert (table["num_seen"] == 2).all()
@@ -118,17 +118,17 @@ def test_hosts_that_do_not_share_a_clock_are_marked() -> None:
     a, b = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2, boot_id="boot-b")
     for rank in (a, b):
         rank.op("all_reduce", 10, 20)
-    (table,) = meet([a, b]).tables.values()
+    (table,) = match([a, b]).tables.values()
     assert table["mixed_hosts"].tolist() == [True]
 
 
 @st.composite
-def meeting_tables(draw: st.DrawFn) -> list[Array]:
+def instance_tables(draw: st.DrawFn) -> list[Array]:
     """Draw the rows of several ranks in one channel, each with its own positions."""
     tables = []
     for rank in range(draw(st.integers(2, 4))):
         seqs = sorted(draw(st.sets(st.integers(0, 5), max_size=5)))
-        rows = np.zeros(len(seqs), MEETING)
+        rows = np.zeros(len(seqs), INSTANCE)
         rows["seq"], rows["num_seen"] = seqs, 1
         starts = [draw(st.integers(0, 5)) for _ in seqs]
         rows["first_start"] = rows["last_start"] = starts
@@ -141,7 +141,7 @@ def meeting_tables(draw: st.DrawFn) -> list[Array]:
     return tables
 
 
-@given(meeting_tables())
+@given(instance_tables())
 def test_ranks_may_be_merged_in_any_order(tables: list[Array]) -> None:
     forwards, backwards = tables[0], tables[-1]
     for table in tables[1:]:
@@ -149,7 +149,7 @@ def test_ranks_may_be_merged_in_any_order(tables: list[Array]) -> None:
     for table in tables[-2::-1]:
         backwards = merge(backwards, table)
     # `host` only names some host where they are mixed.
-    for column in set(MEETING.names or ()) - {"host"}:
+    for column in set(INSTANCE.names or ()) - {"host"}:
         assert forwards[column].tolist() == backwards[column].tolist()
     seqs = np.concatenate([table["seq"] for table in tables])
     assert forwards["seq"].tolist() == sorted(set(seqs.tolist()))

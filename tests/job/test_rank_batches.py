@@ -8,7 +8,7 @@ import pytest
 
 from dtprof.analysis.rank_reductions import survey
 from dtprof.analysis.rank_timing import place_ranks
-from dtprof.job.collective_matching import Meetings
+from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, batch_ranks, lay_out
 from dtprof.records import events
 from dtprof.records.tables import Pipeline, RankTables
@@ -54,12 +54,14 @@ def odd_rank(rank: int, chance: random.Random) -> RankTables:
 def shown(batch: RankBatch) -> list[str]:
     """Return all that is found of each rank, in words."""
     surveys = survey(batch, several_clocks=True)
-    meetings = Meetings()
+    instances = OperationInstances()
     for seen in surveys:
-        meetings.add(seen.meetings)
+        instances.add(seen.instances)
     steps = {seen.facts.rank: seen.steps for seen in surveys}
     with np.printoptions(threshold=1 << 30):
-        return [repr((seen, placed)) for seen, placed in zip(surveys, place_ranks(batch, steps, meetings), strict=True)]
+        return [
+            repr((seen, placed)) for seen, placed in zip(surveys, place_ranks(batch, steps, instances), strict=True)
+        ]
 
 
 @pytest.mark.parametrize("seed", range(100))

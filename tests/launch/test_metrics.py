@@ -16,7 +16,7 @@ from dtprof.analysis.rank_reductions import survey
 from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.job.clock_errors import ONE_CLOCK
-from dtprof.job.collective_matching import Meetings
+from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import batch_ranks
 from dtprof.launch.metrics_threads import Metrics, MetricsSettings
 from dtprof.monitor.prometheus.node_state import NodeState
@@ -153,14 +153,14 @@ def hold(job: jobs.Job, url: str, *wanted: str) -> str:
 
 def waits(ranks: list[RankTables]) -> list[int]:
     """Return how long each rank waited for the other in collectives, as the summary reckons."""
-    surveys, meetings = survey(batch_ranks(ranks)), Meetings()
+    surveys, instances = survey(batch_ranks(ranks)), OperationInstances()
     for seen in surveys:
-        meetings.add(seen.meetings)
+        instances.add(seen.instances)
     found = []
     for tables, seen in zip(ranks, surveys, strict=True):
-        timed = time_rank(tables, seen.steps, meetings, ONE_CLOCK)
-        met = (timed.timing.source == EXACT) & (timed.timing.wait > 0)
-        found.append(int(timed.timing.wait[met].sum()))
+        timed = time_rank(tables, seen.steps, instances, ONE_CLOCK)
+        instance_rows = (timed.timing.source == EXACT) & (timed.timing.wait > 0)
+        found.append(int(timed.timing.wait[instance_rows].sum()))
     return found
 
 

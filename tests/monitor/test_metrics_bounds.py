@@ -52,7 +52,7 @@ def test_a_node_of_1024_ranks_tells_little_and_names_the_late_one() -> None:
     counted = NUM_RANKS * (2 * MAX_NAMES + 1)
     assert f"dtprof_events_total {floatToGoString(counted + NUM_RANKS * 2 * MAX_NAMES)}\n" in text
     assert int(tally.sums["count"].sum()) == counted
-    assert (len(tally.groups.names), tally.groups.names[-1]) == (MAX_NAMES + 1, OTHER)
+    assert (len(tally.groups.values), tally.groups.values[-1]) == (MAX_NAMES + 1, OTHER)
     assert f'dtprof_phase_seconds_total{{phase="{OTHER}"}}' in text
 
 

@@ -11,7 +11,7 @@ from dtprof.analysis.rank_reductions import survey
 from dtprof.analysis.rank_timing import RankTiming, time_rank
 from dtprof.analysis.steps.step_boundaries import find_steps_of
 from dtprof.job.clock_errors import ONE_CLOCK
-from dtprof.job.collective_matching import Meetings
+from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import batch_ranks
 from dtprof.monitor.prometheus.node_tally import NodeTally, group_label
 from dtprof.records.reader import Run, open_run
@@ -43,8 +43,8 @@ def by_label(tally: NodeTally, name: str) -> dict[tuple[str, str], int]:
     table = tally.sums[name]
     return {
         (group, op): int(table[i, j])
-        for i, group in enumerate(tally.groups.names)
-        for j, op in enumerate(tally.ops.names)
+        for i, group in enumerate(tally.groups.values)
+        for j, op in enumerate(tally.ops.values)
         if table[i, j]
     }
 
@@ -52,12 +52,12 @@ def by_label(tally: NodeTally, name: str) -> dict[tuple[str, str], int]:
 def timed(run: Run) -> Iterator[tuple[RankTables, RankTiming]]:
     """Yield every rank with what the summary takes its figures from."""
     everyone = list(run.load_all())
-    meetings = Meetings()
+    instances = OperationInstances()
     surveys = survey(batch_ranks(everyone))
     for seen in surveys:
-        meetings.add(seen.meetings)
+        instances.add(seen.instances)
     for tables, seen in zip(everyone, surveys, strict=True):
-        yield tables, time_rank(tables, seen.steps, meetings, ONE_CLOCK)
+        yield tables, time_rank(tables, seen.steps, instances, ONE_CLOCK)
 
 
 @pytest.mark.parametrize("looks", [1, 7, 40])
@@ -95,7 +95,7 @@ def test_figures_equal_those_of_the_whole_run(run: Path, looks: int) -> None:
         assert by_label(tally, name) == {key: value for key, value in sums.items() if value}, name
     assert {key[0] for key in expected["count"]} >= {"dp", "tp", "pp"}
     assert sum(own.waited_for_ns for own in tally.ranks.values()) == sum(own.wait_ns for own in tally.ranks.values())
-    assert dict(zip(tally.phases.names, tally.phase_ns.tolist(), strict=False)) == {
+    assert dict(zip(tally.phases.values, tally.phase_ns.tolist(), strict=False)) == {
         k: v for k, v in phases.items() if v
     }
     assert not tally.sums["open"].any()

@@ -11,7 +11,7 @@ from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.results import CollectiveResult
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
-from dtprof.job.collective_matching import Meetings
+from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import GroupId
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records.tables import UNKNOWN_NS, Array, join, select
@@ -51,7 +51,7 @@ ROW_SUMS = np.dtype(
 
 
 def sum_rows(
-    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, meetings: Meetings, timing: Timing
+    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, instances: OperationInstances, timing: Timing
 ) -> dict[RowKey, Array]:
     """Sum the chosen operations of all ranks by group, operation and api.
 
@@ -61,15 +61,15 @@ def sum_rows(
     inside = chosen[matched.every_row]
     if not inside.any():
         return {}
-    rows, met = matched.every_row[inside], select(stack.met, inside)
+    rows, instance_rows = matched.every_row[inside], select(stack.instance_rows, inside)
     number = matched.of_each(range(len(matched.rows)))[inside]
     is_p2p = matched.of_each(channel.is_p2p for channel in matched.channels)[inside] > 0
     ranks = stack.rank_of_operation[rows]
     is_lowest = is_p2p | (matched.of_each(channel.group.ranks.lowest for channel in matched.channels)[inside] == ranks)
-    counted = is_p2p | (met["first_rank"] == ranks)
+    counted = is_p2p | (instance_rows["first_rank"] == ranks)
     api_of_operation = np.concatenate([own.of_operation for own in apis])
-    op = np.where(is_p2p, operations["op"][rows], met["op"])
-    api = np.where(is_p2p, api_of_operation[rows], met["api"])
+    op = np.where(is_p2p, operations["op"][rows], instance_rows["op"])
+    api = np.where(is_p2p, api_of_operation[rows], instance_rows["api"])
     codes, keys = number_distinct(op.astype(np.int64) << 32 | api)
     pairs, keys = number_distinct(number * len(codes) + keys)
     names = []
@@ -82,7 +82,7 @@ def sum_rows(
             name = ops[op_number] if op_number < len(ops) else UNNAMED
             names.append(RowKey(channel.group, name, apis[place].names[api_number]))
         else:
-            names.append(RowKey(channel.group, meetings.ops.names[op_number], meetings.apis.names[api_number]))
+            names.append(RowKey(channel.group, instances.ops.values[op_number], instances.apis.values[api_number]))
     order = keys.astype(np.uint16 if len(pairs) < 1 << 16 else np.int64).argsort(kind="stable")  # the former by radix
     keys, rows, counted, is_lowest = keys[order], rows[order], counted[order], is_lowest[order]
     sums: dict[RowKey, Array] = {}

@@ -31,7 +31,7 @@ class Timing:
     exposed_wait: Column  # all exposed time where the arrival is not known
     exposed_transfer: Column
     exposed_in_flight: Column  # of both, up to completion; meaningless where that is not known
-    mixed: Mask  # operations that meet a different operation at the same position
+    mixed: Mask  # operations that were matched with a different operation
     uncertain: Mask  # operations whose wait is smaller than the error of the clocks
     impossible: Column  # ns by which they ended before the last rank, as its clock says, had begun them; 0 of others
 
@@ -43,7 +43,7 @@ class Timing:
 def time_operations(
     operations: Array,
     matched: Matched,
-    met: Array,
+    instance_rows: Array,
     blocked: Blocked,
     *,
     op_names: Sequence[str],
@@ -55,8 +55,8 @@ def time_operations(
     Where that lies within the error of the clocks, who came last is not known, and durations tell.
 
     Parameters:
-        met: the meeting of each row of `matched`.
-        op_names: of meetings, by number.
+        instance_rows: the instance of each row of `matched`.
+        op_names: of instances, by number.
         rank: of each operation.
     """
     done, duration = operations["done_ns"], duration_of(operations)
@@ -70,29 +70,29 @@ def time_operations(
     uncertain = np.zeros(len(operations), np.bool_)
     impossible = np.zeros(len(operations), np.int64)
     mixed = np.zeros(len(operations), np.bool_)
-    if len(met):
+    if len(instance_rows):
         rows = matched.every_row
         members = matched.of_each(channel.num_members for channel in matched.channels)
         is_p2p = matched.of_each(channel.is_p2p for channel in matched.channels) > 0
-        num_seen, started, took = met["num_seen"], start[rows], duration[rows]
+        num_seen, started, took = instance_rows["num_seen"], start[rows], duration[rows]
         alone = members <= 1
-        differs = met["mixed_ops"] & ~is_p2p & ~alone
+        differs = instance_rows["mixed_ops"] & ~is_p2p & ~alone
         mixed[rows] = differs
-        exact = (num_seen == members) & ~alone & ~met["mixed_hosts"] & ~differs & ~on_device[rows]
+        exact = (num_seen == members) & ~alone & ~instance_rows["mixed_hosts"] & ~differs & ~on_device[rows]
         estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
-        arrived, for_root = _exact_arrival(op_names, is_p2p, met, started, done[rows])
-        last = np.where(for_root, met["root_rank"], met["last_rank"])
+        arrived, for_root = _exact_arrival(op_names, is_p2p, instance_rows, started, done[rows])
+        last = np.where(for_root, instance_rows["root_rank"], instance_rows["last_rank"])
         questionable = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
         uncertain[rows] = questionable
-        ahead = _find_impossible(op_names, exact & ~questionable & ~is_p2p, met, done[rows])
+        ahead = _find_impossible(op_names, exact & ~questionable & ~is_p2p, instance_rows, done[rows])
         if ahead.any():
-            ahead[ahead <= errors.between(rank[rows], met["last_rank"])] = 0
+            ahead[ahead <= errors.between(rank[rows], instance_rows["last_rank"])] = 0
             impossible[rows] = ahead
             questionable |= (ahead > 0) & (took != UNKNOWN_NS)
         exact, estimated = exact & ~questionable, estimated | questionable
         culprit[rows] = np.where(exact, last, -1)
         # Without all records on one clock: who was fastest waited for nobody, the others for the time they took more.
-        by_duration = done[rows] - np.minimum(met["min_duration"], took)
+        by_duration = done[rows] - np.minimum(instance_rows["min_duration"], took)
         arrival[rows] = np.where(exact, arrived, np.where(estimated & ~alone, by_duration, started))
         source[rows] = np.where(exact | alone, EXACT, np.where(estimated, ESTIMATED, NOT_KNOWN))
     return _split(
@@ -108,17 +108,17 @@ def time_operations(
     )
 
 
-def _find_impossible(op_names: Sequence[str], chosen: Mask, met: Array, done: Column) -> Column:
+def _find_impossible(op_names: Sequence[str], chosen: Mask, instance_rows: Array, done: Column) -> Column:
     """Return by how much operations were done before the last member had begun them, by one clock; else 0."""
-    ahead = np.where(chosen & (done != UNKNOWN_NS), met["last_start"] - done, 0)
+    ahead = np.where(chosen & (done != UNKNOWN_NS), instance_rows["last_start"] - done, 0)
     ahead[ahead < JUMP_NS] = 0
     if ahead.any():
-        ahead[~_is_any(met["op"], FROM_ALL, op_names)] = 0
+        ahead[~_is_any(instance_rows["op"], FROM_ALL, op_names)] = 0
     return ahead
 
 
 def _exact_arrival(
-    op_names: Sequence[str], is_p2p: Mask, met: Array, start: Column, done: Column
+    op_names: Sequence[str], is_p2p: Mask, instance_rows: Array, start: Column, done: Column
 ) -> tuple[Column, Mask]:
     """Return when the last of those arrived that each operation waited for, and whether that was just the root.
 
@@ -126,15 +126,15 @@ def _exact_arrival(
     root; a reduce or gather, being sent off, and a message, being buffered, for nobody. Operations in which everybody
     needs everybody are not done before the last one came: times that say so are off by their rounding.
     """
-    last = met["last_start"]
+    last = instance_rows["last_start"]
     early = (done != UNKNOWN_NS) & (done < last)
     if not early.any():
         return np.maximum(last, start), early
-    from_root = _is_any(met["op"], FROM_ROOT, op_names) & (met["root_start"] >= 0) & ~is_p2p
-    for_nobody = _is_any(met["op"], TO_ROOT, op_names) | is_p2p
+    from_root = _is_any(instance_rows["op"], FROM_ROOT, op_names) & (instance_rows["root_start"] >= 0) & ~is_p2p
+    for_nobody = _is_any(instance_rows["op"], TO_ROOT, op_names) | is_p2p
     for_root = early & from_root
     arrived = np.where(early, np.where(for_nobody, start, done), last)
-    return np.maximum(np.where(for_root, np.minimum(met["root_start"], done), arrived), start), for_root
+    return np.maximum(np.where(for_root, np.minimum(instance_rows["root_start"], done), arrived), start), for_root
 
 
 def _is_any(op: Column, wanted: tuple[str, ...], op_names: Sequence[str]) -> Mask:

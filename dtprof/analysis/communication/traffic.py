@@ -9,7 +9,7 @@ import numpy.typing as npt
 from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.run_summary import MAX_PAIRED
 from dtprof.intervals import Column
-from dtprof.job.collective_matching import FAR, Meetings
+from dtprof.job.collective_matching import FAR, OperationInstances
 from dtprof.records.events import POINT_TO_POINT
 
 Matrix = npt.NDArray[np.int64]
@@ -39,8 +39,8 @@ TICK_NS = 1_000
 QUANTILES = (10, 50, 90, 99)
 
 
-def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], meetings: Meetings) -> Traffic:
-    """Return who sent how much to whom, of the ranks that sent_bytes has; the meetings say who came last."""
+def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances) -> Traffic:
+    """Return who sent how much to whom, of the ranks that sent_bytes has; the instances say who arrived last."""
     ranks = tuple(sent_bytes)
     place = {rank: position for position, rank in enumerate(ranks)}
     sent = None
@@ -50,12 +50,12 @@ def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], meetings: Meetings
             for target, nbytes in targets.items():
                 if target in place:
                     sent[place[source], place[target]] = nbytes
-    return Traffic(ranks=ranks, sent=sent, lateness=_find_lateness(meetings))
+    return Traffic(ranks=ranks, sent=sent, lateness=_find_lateness(instances))
 
 
-def _find_lateness(meetings: Meetings) -> tuple[Lateness, ...]:
+def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
     found = []
-    for channel, table in meetings.tables.items():
+    for channel, table in instances.tables.items():
         whole = (table["num_seen"] == channel.num_members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
         if channel.is_p2p or channel.num_members < 2 or not whole.any():
             continue

@@ -121,7 +121,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     """Measure a run step by step."""
     chosen = newest_ranks(run.folders)
     surveys = survey_run(run, chosen, executor)
-    facts, meetings, pipelines = surveys.facts, surveys.meetings, surveys.pipelines
+    facts, instances, pipelines = surveys.facts, surveys.instances, surveys.pipelines
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     numbers = _common_steps(list(steps.values()), used)
@@ -136,7 +136,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             clocks=surveys.clocks,
             steps={rank: stepping[rank] for rank in part if rank in stepping},
             pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
-            meetings=meetings.of(channels),
+            instances=instances.of(channels),
             numbers=numbers,
             without_window=[rank for rank in part if rank in pipelines and pipelines[rank].key not in windows],
             errors=errors,
@@ -186,7 +186,7 @@ def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Fi
     """Return the figures of one rank by step, and add its collectives to the sums."""
     own, numbers = task.steps[tables.rank], task.numbers
     windows = own.windows[np.searchsorted(own.numbers, numbers)]
-    timed = time_rank(tables, own, task.meetings, task.errors)
+    timed = time_rank(tables, own, task.instances, task.errors)
     operations, blocked, timing = timed.operations, timed.blocked, timed.timing
     step = locate(operations["issued_ns"], windows)
     figures: dict[str, Column | Series] = {STEP: windows[:, 1] - windows[:, 0]}

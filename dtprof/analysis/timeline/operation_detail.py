@@ -22,7 +22,7 @@ from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks, state_errors
-from dtprof.job.collective_matching import Matched, Meetings
+from dtprof.job.collective_matching import Matched, OperationInstances
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
@@ -73,8 +73,8 @@ class RankDetail:
     spans: Array
     timing: Timing
     blocked: Blocked
-    meeting: Column  # a number that the members of one operation, and a send and its receive, share; 0: nobody met
-    arrived: Column  # of those that met: FIRST, BETWEEN or LAST
+    instance: Column  # its number, the same on all ranks that took part; 0: no other rank recorded it
+    arrived: Column  # of those others recorded: FIRST, BETWEEN or LAST
 
     def on_clock_of_run(self, times: Column) -> Column:
         """Return times that the strings of a rank hold, which are still on the clock of its host."""
@@ -90,7 +90,7 @@ class PartFacts:
 
     boots: Mapping[int, str]
     used: UsedSteps
-    first_number: Mapping[Channel, int]  # of the meetings of each channel
+    first_number: Mapping[Channel, int]  # of the instances of each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: Rank
 
 def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]], PartFacts]:
     """Return what gives the facts of some ranks, whose operations are of some channels."""
-    first_number = _number_channels(detail.surveys.meetings)
+    first_number = _number_channels(detail.surveys.instances)
     return lambda part, channels: PartFacts(
         boots={rank: detail.surveys.boots[rank] for rank in part},
         used=detail.used,
@@ -162,7 +162,7 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
             clocks=surveys.clocks,
             steps={rank: detail.steps[rank] for rank in part},
             pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
-            meetings=surveys.meetings.of(channels),
+            instances=surveys.instances.of(channels),
             errors=errors,
             facts=facts_of(part, channels),
         )
@@ -170,7 +170,7 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
 
 def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
     for own, tables in zip(task.steps.values(), task.load_each(), strict=True):
-        yield _describe(time_rank(tables, own, task.meetings, task.errors), task, task.facts)
+        yield _describe(time_rank(tables, own, task.instances, task.errors), task, task.facts)
 
 
 def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail:
@@ -179,7 +179,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     operations, spans, matched, phases = timed.operations, timed.spans, timed.matched, timed.phases
     blocked, timing = timed.blocked, timed.timing
     bubbles = find_bubbles(tables, spans, task.pipeline_windows[rank])
-    meeting, arrived = _number_meetings(rank, operations, matched, task.meetings, facts.first_number)
+    instance, arrived = _number_instances(rank, operations, matched, task.instances, facts.first_number)
     parts, stretches = None, (NONE, np.zeros(0, np.int64))
     if len(own.windows) and not _unobserved(operations, blocked, own, facts.used).any():
         exposed = split_blocked(blocked, timing, blocked.counts)
@@ -201,7 +201,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
         spans=spans,
         timing=timing,
         blocked=blocked,
-        meeting=meeting,
+        instance=instance,
         arrived=arrived,
     )
 
@@ -222,30 +222,30 @@ def _sum_up(stretches: tuple[Intervals, Column], windows: Intervals, names: Sequ
     return {name: table[:, place] for place, name in enumerate(names)}
 
 
-def _number_channels(meetings: Meetings) -> dict[Channel, int]:
-    """Return the number of the first meeting of each channel; numbers begin at 1."""
+def _number_channels(instances: OperationInstances) -> dict[Channel, int]:
+    """Return the number of the first instance of each channel; numbers begin at 1."""
     numbers: dict[Channel, int] = {}
     following = 1
-    for channel in sorted(meetings.tables):
+    for channel in sorted(instances.tables):
         numbers[channel] = following
-        following += len(meetings.tables[channel])
+        following += len(instances.tables[channel])
     return numbers
 
 
-def _number_meetings(
-    rank: int, operations: Array, matched: Matched, meetings: Meetings, first_number: Mapping[Channel, int]
+def _number_instances(
+    rank: int, operations: Array, matched: Matched, instances: OperationInstances, first_number: Mapping[Channel, int]
 ) -> tuple[Column, Column]:
-    """Return the number of the meeting of each operation, and where in it the rank arrived."""
+    """Return the number of the instance of each operation, and whether the rank arrived first or last."""
     numbers = np.zeros(len(operations), np.int64)
     arrived = np.full(len(operations), BETWEEN, np.int64)
     for channel, rows, seqs in zip(matched.channels, matched.rows, matched.seqs, strict=True):
-        table = meetings.tables[channel]
+        table = instances.tables[channel]
         at = np.searchsorted(table["seq"], seqs)
-        met = select(table, at)
-        numbers[rows] = np.where(met["num_seen"] > 1, first_number[channel] + at, 0)
+        instance_rows = select(table, at)
+        numbers[rows] = np.where(instance_rows["num_seen"] > 1, first_number[channel] + at, 0)
         if channel.is_p2p:
             arrived[rows] = FIRST if channel.sending_rank == rank else LAST
         else:
-            is_first = operations["issued_ns"][rows] == met["first_start"]
-            arrived[rows] = np.where(met["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))
+            is_first = operations["issued_ns"][rows] == instance_rows["first_start"]
+            arrived[rows] = np.where(instance_rows["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))
     return numbers, arrived

@@ -9,7 +9,7 @@ from dtprof.analysis.memory.memory_series import RankMemory, follow_memory
 from dtprof.analysis.rank_surveys import RankTask
 from dtprof.analysis.rank_timing import PlacedRank
 from dtprof.analysis.steps.phase_series import StepPhases, follow_phases
-from dtprof.analysis.timeline.run_tracks import Names, Track, draw_track
+from dtprof.analysis.timeline.run_tracks import BarNames, Track, draw_track
 from dtprof.job.sound_records import is_any
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.records.tables import RankTables, select
@@ -24,7 +24,7 @@ class RankCloseup:
     phases: StepPhases | None  # None where they were not asked for
     sent_bytes: Mapping[int, int]  # by rank that messages go to
     track: Track
-    names: Names  # of the track
+    names: BarNames  # of the track
 
 
 @dataclass(frozen=True, kw_only=True)

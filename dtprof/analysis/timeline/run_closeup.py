@@ -14,7 +14,7 @@ from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.timeline.rank_closeup import Look, RankCloseup
-from dtprof.analysis.timeline.run_tracks import Names, Track, bars_each
+from dtprof.analysis.timeline.run_tracks import BarNames, Track, bars_each
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.world_size import newest_ranks
 
@@ -64,12 +64,12 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
             worst=worst,
             phases=ranks[worst].phases if worst is not None else None,
         ),
-        traffic=find_traffic({rank: one.sent_bytes for rank, one in ranks.items()}, surveys.meetings),
+        traffic=find_traffic({rank: one.sent_bytes for rank, one in ranks.items()}, surveys.instances),
     )
 
 
 def _join(ranks: Sequence[RankCloseup]) -> Tracks | None:
-    names = Names()
+    names = BarNames()
     tracks = [names.renumber(one.track, one.names) for one in ranks]
     known = [track for track in tracks if len(track.begin_ns)]
     if not known:

@@ -9,6 +9,7 @@ from dtprof.analysis.communication.collective_table import number_distinct
 from dtprof.analysis.rank_timing import PlacedRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.formatting import format_bytes
+from dtprof.interning import Interned
 from dtprof.intervals import Column, Intervals, paint, pair
 from dtprof.job.api_names import find_apis
 from dtprof.job.sound_records import ENDED, spans_of
@@ -43,40 +44,27 @@ class Track:
     step_ends_ns: Column
 
 
-class Names:
+class BarNames:
     """Kinds and names of bars by number; of names at most MAX_NAMES."""
 
     def __init__(self) -> None:
         """Start empty."""
-        self.kinds: list[str] = []
-        self.names: list[str] = [OTHER_NAME]
-        self._numbers: dict[str, int] = {}
-
-    def kind(self, kind: str) -> int:
-        """Return the number of a kind."""
-        if kind not in self.kinds:
-            self.kinds.append(kind)
-        return self.kinds.index(kind)
+        self.kinds: Interned[str] = Interned()
+        self.names: Interned[str] = Interned([OTHER_NAME])
 
     def name(self, name: str) -> int:
         """Return the number of a name; that of OTHER_NAME where there are too many."""
-        known = self._numbers.get(name)
-        if known is None:
-            if len(self.names) >= MAX_NAMES:
-                return 0
-            known = self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return known
+        return self.names.number(name) if len(self.names) < MAX_NAMES or name in self.names else 0
 
-    def renumber(self, track: Track, others: "Names") -> Track:
+    def renumber(self, track: Track, others: "BarNames") -> Track:
         """Return a track whose kinds and names were numbered by others; what is new is taken in."""
-        kinds = np.array([self.kind(kind) for kind in others.kinds] or [0], np.uint8)
-        names = np.array([0, *(self.name(name) for name in others.names[1:])], np.uint16)
+        kinds = np.array([self.kinds.number(kind) for kind in others.kinds] or [0], np.uint8)
+        names = np.array([0, *(self.name(name) for name in others.names.values[1:])], np.uint16)
         return replace(track, kind=kinds[track.kind], name=names[track.name])
 
-    def only(self, used: Column) -> tuple["Names", npt.NDArray[np.uint16]]:
+    def only(self, used: Column) -> tuple["BarNames", npt.NDArray[np.uint16]]:
         """Return those of some names, and the new number of each name."""
-        few, numbers = Names(), np.zeros(len(self.names), np.uint16)
+        few, numbers = BarNames(), np.zeros(len(self.names), np.uint16)
         few.kinds = self.kinds
         for number in used.tolist():
             numbers[number] = few.name(self.names[number]) if number else 0
@@ -88,9 +76,9 @@ def bars_each(max_bars: int, num_ranks: int) -> int:
     return max(50, max_bars // max(1, num_ranks))
 
 
-def draw_track(rank: PlacedRank, *, limit: int) -> tuple[Track, Names]:
+def draw_track(rank: PlacedRank, *, limit: int) -> tuple[Track, BarNames]:
     """Return the bars of one rank, of more than `limit` the longest, and their names."""
-    names = Names()
+    names = BarNames()
     tables, steps = rank.tables, rank.steps
     parts = [
         _phases(tables, rank.phases, names),
@@ -132,7 +120,7 @@ def _rows(times: Intervals, lane: int, kind: Column | int, name: Column | int) -
     )
 
 
-def _phases(tables: RankTables, phases: dict[str, Intervals], names: Names) -> _Columns:
+def _phases(tables: RankTables, phases: dict[str, Intervals], names: BarNames) -> _Columns:
     known = [times for times in phases.values() if len(times)]
     if not known:
         return _rows(np.zeros((0, 2), np.int64), WORK, 0, 0)
@@ -145,12 +133,12 @@ def _phases(tables: RankTables, phases: dict[str, Intervals], names: Names) -> _
     if events.PP_FORWARD in tables.ops:  # its actions stand for both
         shown &= ~np.isin(owner, [ORDER.index(events.FORWARD), ORDER.index(events.BACKWARD)])
     owner = owner[shown].astype(np.int64)
-    kinds = np.array([names.kind(phase) for phase in ORDER])
+    kinds = np.array([names.kinds.number(phase) for phase in ORDER])
     called = np.array([names.name(phase.replace("_", " ")) for phase in ORDER])
     return _rows(pair(begin[shown], end[shown]), WORK, kinds[owner], called[owner])
 
 
-def _actions(tables: RankTables, spans: Array, names: Names) -> _Columns:
+def _actions(tables: RankTables, spans: Array, names: BarNames) -> _Columns:
     times, kinds, called = [np.zeros((0, 2), np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for action, (kind, letter) in _ACTIONS.items():
         rows = spans_of(spans, tables, action, ENDED)
@@ -160,12 +148,12 @@ def _actions(tables: RankTables, spans: Array, names: Names) -> _Columns:
         distinct, place = np.unique(key, return_inverse=True)
         words = [names.name(f"{letter}{code & 0xFFFFFFFF} of stage {code >> 32}") for code in distinct.tolist()]
         times.append(pair(rows["begin_ns"], rows["end_ns"]))
-        kinds.append(np.full(len(rows), names.kind(kind)))
+        kinds.append(np.full(len(rows), names.kinds.number(kind)))
         called.append(np.array(words)[place.reshape(-1)])
     return _rows(np.concatenate(times), WORK, np.concatenate(kinds), np.concatenate(called))
 
 
-def _operations(tables: RankTables, operations: Array, names: Names) -> _Columns:
+def _operations(tables: RankTables, operations: Array, names: BarNames) -> _Columns:
     if not len(operations):
         return _rows(np.zeros((0, 2), np.int64), COMMUNICATION, 0, 0)
     returned = np.maximum(operations["returned_ns"], operations["issued_ns"])
@@ -175,8 +163,8 @@ def _operations(tables: RankTables, operations: Array, names: Names) -> _Columns
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     kinds = np.where(
         is_p2p,
-        names.kind(POINT_TO_POINT),
-        np.where(2 * blocked >= length, names.kind(BLOCKING), names.kind(IN_FLIGHT)),
+        names.kinds.number(POINT_TO_POINT),
+        np.where(2 * blocked >= length, names.kinds.number(BLOCKING), names.kinds.number(IN_FLIGHT)),
     )
     apis = find_apis(tables, operations)
     sizes, size = number_distinct(operations["nbytes"])

@@ -341,7 +341,7 @@ def _operations(
         label=op[at],
         labels=names,
         arguments=tuple(arguments),
-        flow=rank.meeting[at],
+        flow=rank.instance[at],
         place=rank.arrived[at],
         flow_at_end=is_receive,
     )

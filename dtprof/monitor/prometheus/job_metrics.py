@@ -85,8 +85,8 @@ def _operations(tally: NodeTally) -> Iterable[Metric]:
         return metric.family(
             {
                 (group, op): int(values[i, j]) if scale is None else float(values[i, j]) / scale
-                for i, group in enumerate(tally.groups.names)
-                for j, op in enumerate(tally.ops.names)
+                for i, group in enumerate(tally.groups)
+                for j, op in enumerate(tally.ops)
                 if counted[i, j] > 0 and values[i, j] >= least
             }
         )
@@ -131,7 +131,7 @@ def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Met
 
 def _phases(tally: NodeTally) -> dict[tuple[str, ...], float]:
     times = tally.phase_ns.tolist()
-    return {(name,): times[number] / 1e9 for number, name in enumerate(tally.phases.names)}
+    return {(name,): times[number] / 1e9 for number, name in enumerate(tally.phases)}
 
 
 def _consumed(tally: NodeTally) -> Iterable[Metric]:

@@ -10,6 +10,7 @@ from dtprof.analysis.communication.blocked_time import find_blocked
 from dtprof.analysis.steps.phase_intervals import BUSY
 from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.interchange.metric_families import label_text
+from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.monitor.prometheus.collective_arrivals import Arrivals
@@ -29,23 +30,10 @@ _DEFAULT_GROUP = "default_pg"
 Numbers = npt.NDArray[np.int8]
 
 
-class Labels:
-    """Names by number: the first MAX_NAMES as they are, all others as one."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.names: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, name: str) -> int:
-        """Return the number of a name; names that are told in the same words have the same."""
-        if name not in self._numbers:
-            told = label_text(name) if len(self.names) < MAX_NAMES else OTHER
-            if told not in self._numbers:
-                self._numbers[told] = len(self.names)
-                self.names.append(told)
-            self._numbers[name] = self._numbers[told]
-        return self._numbers[name]
+def number_label(labels: Interned[str], name: str) -> int:
+    """Return the number of the label of a name: the first MAX_NAMES as they are, all others as one."""
+    text = label_text(name)
+    return labels.number(text if len(labels) < MAX_NAMES or text in labels else OTHER)
 
 
 def group_label(group: Group | None) -> str:
@@ -72,7 +60,7 @@ class RankTally:
     consumed: Consumed = field(default_factory=Consumed)
     backward: Intervals = field(default_factory=lambda: NONE)
     groups: dict[int, GroupId] = field(default_factory=dict)
-    op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in Labels; -1 not yet seen
+    op_numbers: Numbers = field(default_factory=_no_numbers)  # by id, in `NodeTally.ops`; -1 not yet seen
     group_numbers: Numbers = field(default_factory=_no_numbers)
     num_events: int = 0
     lost: int = 0
@@ -90,7 +78,9 @@ class NodeTally:
     def __init__(self) -> None:
         """Start with nothing."""
         self.ranks: dict[int, RankTally] = {}
-        self.groups, self.ops, self.phases = Labels(), Labels(), Labels()
+        self.groups: Interned[str] = Interned()
+        self.ops: Interned[str] = Interned()
+        self.phases: Interned[str] = Interned()
         self.phase_ns = np.zeros(MAX_NAMES + 1, np.int64)
         self.sums = {name: np.zeros((MAX_NAMES + 1, MAX_NAMES + 1), np.int64) for name in SUMS}
         self.earlier: list[RankTally] = []
@@ -158,7 +148,7 @@ class NodeTally:
         for op, took in enumerate(np.bincount(spans["op"], length).tolist()):
             name = tables.ops[op] if op < len(tables.ops) else ""
             if took and name:
-                self.phase_ns[self.phases.number(name.removeprefix(events.USER_PHASE))] += int(took)
+                self.phase_ns[number_label(self.phases, name.removeprefix(events.USER_PHASE))] += int(took)
         backward = tables.ops.index(events.BACKWARD) if events.BACKWARD in tables.ops else -1
         rows = spans[spans["op"] == backward]
         if len(rows):
@@ -204,7 +194,7 @@ class NodeTally:
     def _take_waits(self, group: GroupId, ranks: list[int], ops: Column, waited: Column, last: Column) -> None:
         holder = self.ranks[ranks[0]]
         number = next(number for number, known in holder.groups.items() if known == group)
-        label = self.groups.number(group_label(holder.tables.groups.get(number)))
+        label = number_label(self.groups, group_label(holder.tables.groups.get(number)))
         self._add("wait_ns", label * (MAX_NAMES + 1) + ops, waited.sum(axis=0))
         caused = np.bincount(last, waited.sum(axis=0), len(ranks))
         for row, rank in enumerate(ranks):
@@ -217,11 +207,11 @@ class NodeTally:
         if (own.op_numbers[ops] < 0).any():
             for op in set(ops.tolist()):
                 name = own.tables.ops[op] if op < len(own.tables.ops) else "unknown"
-                own.op_numbers[op] = self.ops.number(name)
+                own.op_numbers[op] = number_label(self.ops, name)
                 self._rooted[own.op_numbers[op]] = name in FROM_ROOT or name in TO_ROOT
         if (own.group_numbers[groups] < 0).any():
             for group in set(groups.tolist()):
-                own.group_numbers[group] = self.groups.number(group_label(own.tables.groups.get(group)))
+                own.group_numbers[group] = number_label(self.groups, group_label(own.tables.groups.get(group)))
         keys: Column = own.group_numbers[groups].astype(np.int64) * (MAX_NAMES + 1) + own.op_numbers[ops]
         return keys
 
