@@ -13,6 +13,7 @@ from types import ModuleType
 from dtprof.analysis.results import Summary
 from dtprof.errors import MissingDependencyError, UsageError
 from dtprof.fence import fenced
+from dtprof.job.axes import axis_sizes
 from dtprof.settings import ENV_RUN_DIR
 
 TRACKERS = ("wandb", "mlflow")
@@ -105,13 +106,9 @@ def measure(summary: Summary) -> dict[str, float]:
 
 def describe(summary: Summary) -> Mapping[str, str | int]:
     """Return what the run is: its layout and where its records lie."""
-    sizes: dict[str, int] = {}
-    for group in summary.groups:
-        if group.axis:
-            name = re.sub(r"[^\w.-]", "_", group.axis)
-            sizes[name] = max(sizes.get(name, 0), len(group.ranks))
     layout: dict[str, str | int] = {"world_size": summary.world_size, "hosts": len(summary.hosts), "run": summary.run}
-    layout |= {f"size_{axis}": size for axis, size in sorted(sizes.items())}
+    sizes = axis_sizes((group.axis, len(group.ranks)) for group in summary.groups)
+    layout |= {re.sub(r"[^\w.-]", "_", f"size_{axis}"): size for axis, size in sizes.items()}
     layout |= {"backend": summary.backend} if summary.backend else {}
     if summary.pipeline is not None:
         layout |= {"schedule": summary.pipeline.schedule, "microbatches": summary.pipeline.microbatches}

@@ -9,6 +9,7 @@ import numpy as np
 
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.steps.step_boundaries import number_marks
+from dtprof.job.axes import purpose_of
 from dtprof.job.stalls import Phase, phase_of
 from dtprof.records import events, schema
 from dtprof.records.run_follower import Growth
@@ -152,7 +153,7 @@ def _doing(growth: Growth) -> tuple[str, bool, str, int]:
 
 def _name_operation(row: Array, known: RankTables) -> str:
     group = known.groups.get(int(row["group"]))
-    of = f" of {group.axis or group.description or group.name}" if group is not None else ""
+    of = f" of {purpose_of(group) or group.name}" if group is not None else ""
     return f"{_name(int(row['op']), known)} #{int(row['seq'])}{of}"
 
 

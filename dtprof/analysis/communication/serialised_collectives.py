@@ -17,6 +17,7 @@ from dtprof.analysis.rank_stacks import RankStack
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
+from dtprof.job.axes import purpose_of
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.tables import Array
@@ -108,7 +109,7 @@ def find_serialised(
     """Return what would gain most if it ran side by side, one row an axis, operation and api."""
     if not num_steps or not step_ns:
         return ()
-    axes = {group.name: group.axis or group.description or group.name for group in groups}
+    axes = {group.name: purpose_of(group) or group.name for group in groups}
     members: dict[SerialKey, list[SerialSums]] = defaultdict(list)
     for rank in ranks:
         for key, sums in rank.items():

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dtprof.analysis.results import CollectiveResult, GroupResult, SmallMessages
+from dtprof.job.axes import purpose_of
 from dtprof.records.events import POINT_TO_POINT
 
 MOST_BYTES = 64 << 10
@@ -20,7 +21,7 @@ def find_small_messages(
     """Return the small operations that cost the program most, one row an axis, operation and api."""
     if not num_steps or not step_ns:
         return ()
-    axes: Mapping[str, str] = {group.name: group.axis or group.description or group.name for group in groups}
+    axes: Mapping[str, str] = {group.name: purpose_of(group) or group.name for group in groups}
     alike: dict[tuple[str, str, str | None], list[SmallMessages]] = defaultdict(list)
     for row in collectives:
         a_step = row.count / num_steps

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.run_summary import MAX_PAIRED
 from dtprof.intervals import Column
+from dtprof.job.axes import purpose_of
 from dtprof.job.collective_matching import FAR, OperationInstances
 from dtprof.records.events import POINT_TO_POINT
 
@@ -96,7 +97,7 @@ def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
     for one in summary.collectives:
         if one.duration_ns is not None:
             group = groups.get(one.group)
-            axis = (group.axis or group.description) if group else ""
+            axis = purpose_of(group) if group else ""
             found.setdefault(axis or f"group {one.group}", []).append(one)
     share = steps * len(summary.ranks)
 

@@ -19,9 +19,10 @@ from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
-from dtprof.analysis.steps.throughput import RATES, distinct_groups, sum_consumption
+from dtprof.analysis.steps.throughput import RATES, sum_consumption
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
+from dtprof.job.axes import distinct_groups, purpose_of
 from dtprof.job.clock_alignment import state_errors
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.sound_records import UNNAMED, list_ranks
@@ -280,12 +281,8 @@ def _add_collectives(
 
 
 def describe_group(group: Group | None) -> str:
-    """Return what a group is known by in any run: its axis or description, its name where it has none."""
-    if group is None:
-        return UNNAMED
-    if group.axis:
-        return group.axis
-    return group.name if group.description in ("", "undefined") else group.description
+    """Return what a group is known by in any run: its purpose, its name where it has none."""
+    return UNNAMED if group is None else purpose_of(group) or group.name
 
 
 def _members(group: Group | None) -> int:

@@ -14,14 +14,11 @@ import numpy.typing as npt
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
 from dtprof.intervals import Column
+from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas
 from dtprof.job.sound_records import is_any, list_ranks
 from dtprof.records import events
 from dtprof.records.tables import Array, Group, RankTables, select
 
-SAME_TOKENS = ("tp", "pp", "mp")
-"""Axes along which ranks work on the same tokens."""
-SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
-"""And those along which they work on the same sequences."""
 RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 """What is consumed a second, and the unit of it."""
 _NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
@@ -118,11 +115,6 @@ def measure_throughput(
     )
 
 
-def distinct_groups(groups: Iterable[Group]) -> Collection[Group]:
-    """Return each group once, of all that ranks tell of."""
-    return {(group.name, group.ranks): group for group in groups}.values()
-
-
 def sum_consumption(
     steps: Mapping[int, RankSteps],
     consumed: Mapping[int, RankConsumption],
@@ -143,25 +135,6 @@ def sum_consumption(
 
 def _median(values: Floats) -> float | None:
     return float(np.nanmedian(values)) if len(values) else None
-
-
-def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collection[str]) -> list[list[int]]:
-    """Return the ranks that groups along these axes join, directly or through others; most often each is alone."""
-    root = {rank: rank for rank in ranks}
-
-    def find(rank: int) -> int:
-        while root[rank] != rank:
-            root[rank] = rank = root[root[rank]]
-        return rank
-
-    for members in {group.ranks for group in groups if group.axis in axes}:
-        present = [find(rank) for rank in members if rank in root]
-        for rank in present:
-            root[rank] = present[0]
-    replicas: dict[int, list[int]] = {}
-    for rank in sorted(root):
-        replicas.setdefault(find(rank), []).append(rank)
-    return list(replicas.values())
 
 
 def _sum_replicas(

@@ -24,6 +24,7 @@ from dtprof.interchange.exporters.exported_steps import choose_window
 from dtprof.interchange.exporters.kineto_export import RankTrace, trace_collector, write_traces
 from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
 from dtprof.intervals import Column
+from dtprof.job.axes import axis_sizes
 from dtprof.job.world_size import resolve_world_size
 
 Floats = npt.NDArray[np.float64]
@@ -267,12 +268,8 @@ def describe_layout(run: RunDetail) -> dict[str, str | float]:
     world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
     layout: dict[str, str | float] = {"world_size": float(world_size)}
     layout["hosts"] = float(len({fact.host for fact in facts if fact.host}))
-    sizes: dict[str, int] = {}
-    for fact in facts:
-        for group in fact.groups.values():
-            if group.axis:
-                sizes[group.axis] = max(sizes.get(group.axis, 0), len(group.ranks) or group.size)
-    layout |= {f"size_{axis}": float(size) for axis, size in sorted(sizes.items())}
+    sizes = axis_sizes((group.axis, len(group.ranks) or group.size) for fact in facts for group in fact.groups.values())
+    layout |= {f"size_{axis}": float(size) for axis, size in sizes.items()}
     backends = sorted({group.backend for fact in facts for group in fact.groups.values() if group.backend})
     layout["backend"] = ", ".join(backends) or "unknown"
     pipeline = next(iter(run.surveys.pipelines.values()), None)

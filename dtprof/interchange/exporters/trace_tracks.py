@@ -11,6 +11,7 @@ from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.timeline.operation_detail import RankDetail
 from dtprof.formatting import UNKNOWN
 from dtprof.intervals import Column, Intervals, Mask
+from dtprof.job.axes import purpose_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
@@ -160,7 +161,7 @@ def name_group(group: Group | None) -> str:
     """Return what a group is called best: its axis, what the program says of it, its name."""
     if group is None:
         return "unknown group"
-    return group.axis or group.description or f"group {group.name}"
+    return purpose_of(group) or f"group {group.name}"
 
 
 def split_lanes(track: Track) -> tuple[list[Track], int]:

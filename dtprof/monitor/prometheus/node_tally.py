@@ -12,6 +12,7 @@ from dtprof.analysis.steps.step_boundaries import RankSteps
 from dtprof.interchange.metric_families import label_text
 from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
+from dtprof.job.axes import purpose_of
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.monitor.prometheus.collective_arrivals import Arrivals
 from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, OTHER
@@ -40,11 +41,9 @@ def group_label(group: Group | None) -> str:
     """Return what a group is for, which is the same on every node: its axis, else what its maker called it."""
     if group is None:
         return "unknown"
-    if group.axis:
-        return group.axis
-    if group.description == _DEFAULT_GROUP or group.name == _DEFAULT_GROUP:
+    if not group.axis and _DEFAULT_GROUP in (group.description, group.name):
         return "default"
-    return group.description if group.description not in ("", "undefined") else group.name
+    return purpose_of(group) or group.name
 
 
 def _no_numbers() -> Numbers:

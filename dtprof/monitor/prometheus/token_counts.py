@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.analysis.steps.throughput import SAME_SAMPLES, SAME_TOKENS, find_replicas, samples_of
+from dtprof.analysis.steps.throughput import samples_of
 from dtprof.intervals import Column
+from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, find_replicas
 from dtprof.records import events
 from dtprof.records.tables import Group, RankTables
 

@@ -2,6 +2,7 @@
 
 import plotly.graph_objects as go
 
+from dtprof.job.axes import purpose_of
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
@@ -24,7 +25,7 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
     names = []
     for group in groups:
         known = described.get(group.group)
-        word = (known.axis or known.description) if known else ""
+        word = purpose_of(known) if known else ""
         names.append(as_label(f"{group.group} {word}".strip()))
     figure = new_figure(
         title="From the first arrival to the last", x_title=f"first to last arrival ({unit.name})", y_title="group",

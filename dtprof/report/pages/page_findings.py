@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
 from dtprof.diagnosis.reported_mismatches import ToldMismatch
+from dtprof.job.axes import purpose_of
 from dtprof.records.tables import Site
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import format_duration, format_share
@@ -120,7 +121,7 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
                 remedy="It takes steps on one clock whose operations were all seen to complete.",
             )
         )
-    groups = {group.name: group.axis or group.description for group in source.summary.groups}
+    groups = {group.name: purpose_of(group) for group in source.summary.groups}
     kinds = [
         [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
         [

@@ -1,0 +1,74 @@
+"""Axes of parallelism: what the groups of a job are for, how long its axes are, and which ranks share what.
+
+The reader names the axis of each group, from device meshes, frameworks' labels and descriptions
+(`records/axis_names.py`). What follows from the names is here, for reports, exporters and live views alike.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from dtprof.records.tables import Group
+
+SAME_TOKENS = ("tp", "pp", "mp")
+"""Axes along which ranks work on the same tokens."""
+SAME_SAMPLES = (*SAME_TOKENS, "cp", "sp")
+"""And those along which they work on the same sequences."""
+UNDEFINED = ("", "undefined")
+"""Descriptions that torch gives to groups of which the program says nothing."""
+
+
+class DescribedGroup(Protocol):
+    """A group as a rank, or as the summary, describes it."""
+
+    @property
+    def name(self) -> str:
+        """What torch calls it."""
+
+    @property
+    def description(self) -> str:
+        """What the program says that it is."""
+
+    @property
+    def axis(self) -> str | None:
+        """The axis that it serves."""
+
+
+def purpose_of(group: DescribedGroup) -> str:
+    """Return what a group is for: its axis, else what the program says of it; empty where neither is known.
+
+    Unlike the name, which counts groups, this is the same in every run and on every node.
+    """
+    return group.axis or ("" if group.description in UNDEFINED else group.description)
+
+
+def axis_sizes(groups: Iterable[tuple[str | None, int]]) -> dict[str, int]:
+    """Return the size of each axis, by name: that of the largest group along it, given axis and size of groups."""
+    sizes: dict[str, int] = {}
+    for axis, size in groups:
+        if axis:
+            sizes[axis] = max(sizes.get(axis, 0), size)
+    return dict(sorted(sizes.items()))
+
+
+def distinct_groups(groups: Iterable[Group]) -> Collection[Group]:
+    """Return each group once, of all that ranks describe."""
+    return {(group.name, group.ranks): group for group in groups}.values()
+
+
+def find_replicas(ranks: Iterable[int], groups: Iterable[Group], axes: Collection[str]) -> list[list[int]]:
+    """Return the ranks that groups along these axes join, directly or through others; most often each is alone."""
+    root = {rank: rank for rank in ranks}
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            root[rank] = rank = root[root[rank]]
+        return rank
+
+    for members in {group.ranks for group in groups if group.axis in axes}:
+        present = [find(rank) for rank in members if rank in root]
+        for rank in present:
+            root[rank] = present[0]
+    replicas: dict[int, list[int]] = {}
+    for rank in sorted(root):
+        replicas.setdefault(find(rank), []).append(rank)
+    return list(replicas.values())
