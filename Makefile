@@ -1,13 +1,19 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test check unit jobs browser benchmarks clean
+.PHONY: help demo test test-all environment tools check unit jobs browser fuzz parity gpu benchmarks clean
 
 PYTEST = .venv/bin/python -m pytest
+# What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
+CHOSEN = and not thorough
+# Damaged inputs of each reader: `make fuzz INPUTS=1000000` takes hours.
+INPUTS = 10000
 
 help:
 	@echo "make demo        set up .venv, record a small training job on 4 ranks, show what comes out"
-	@echo "make test        set up .venv and run the whole gate: format, lint, types, every test"
-	@echo "make check       format, lint and types only;  make unit | jobs | browser: some of the tests"
+	@echo "make test        set up .venv and run the whole gate: format, lint, types, tests (15 minutes on 2 cores)"
+	@echo "make test-all    the gate with every variant of a test, all layouts of the trainer, and fuzzing (hours)"
+	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
+	@echo "make gpu         tests that need a CUDA device and NCCL"
 	@echo "make benchmarks  measure what dtprof costs"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
@@ -15,8 +21,24 @@ demo:
 	@.ci/environment demo
 	@.venv/bin/dtprof demo
 
-test: check unit jobs browser
+# Two at a time where both leave a core idle: pip waits for the network, and mypy runs on one core.
+test:
+	@$(MAKE) -s -j 2 environment tools
+	@$(MAKE) -s -j 2 check unit
+	@$(MAKE) -s jobs browser
 	@echo "==> all of the gate has passed"
+
+test-all:
+	@$(MAKE) -s test CHOSEN=
+	@$(MAKE) -s parity fuzz
+	@echo "==> every test has passed"
+
+environment:
+	@.ci/environment test
+
+tools:
+	@.ci/prometheus
+	@.ci/browser
 
 check:
 	@.ci/environment test
@@ -28,20 +50,38 @@ unit:
 	@.ci/environment test
 	@.ci/prometheus
 	@echo "==> unit tests"
-	@$(PYTEST) -q -m "not jobs and not browser and not gpu" -n 2
+	@$(PYTEST) -q -m "not jobs and not browser and not gpu $(CHOSEN)" -n 2
 
 jobs:
 	@.ci/environment test
 	@echo "==> tests that run multi-process jobs on gloo"
-	@$(PYTEST) -q -m "jobs and not alone and not gpu" -n 2 --dist loadscope --durations 15
+	@$(PYTEST) -q -m "jobs and not alone and not gpu $(CHOSEN)" -n 2 --dist loadscope --durations 15
 	@echo "==> tests of jobs whose times are measured, one after the other"
-	@$(PYTEST) -q -m "alone and not gpu" --durations 5
+	@$(PYTEST) -q -m "alone and not gpu $(CHOSEN)" --durations 5
 
 browser:
 	@.ci/environment test
 	@.ci/browser
 	@echo "==> tests in a headless Chromium"
-	@$(PYTEST) -q -m "browser and not gpu"
+	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)"
+
+# atheris is not there for every Python; make test tries some damaged inputs without it.
+fuzz:
+	@.ci/environment test
+	@for target in $$(.venv/bin/python -c 'from tests.fuzz.targets import TARGETS; print(*TARGETS)'); do \
+		.ci/step "reading $(INPUTS) damaged inputs of $$target" .make/fuzz-$$target.log \
+			.venv/bin/python -m tests.fuzz $$target --inputs $(INPUTS) || exit 1; \
+	done
+
+parity:
+	@.ci/environment test
+	@.ci/step "training every layout of the reference trainer" .make/parity.log \
+		.venv/bin/python -m reference_trainer.parity
+
+gpu:
+	@.ci/environment test
+	@echo "==> tests that need a CUDA device"
+	@$(PYTEST) -q -m gpu
 
 benchmarks:
 	@.ci/environment test

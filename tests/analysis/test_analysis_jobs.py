@@ -87,7 +87,7 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
 @pytest.mark.parametrize(
     ("layout", "fault", "rank", "phase", "delay_ms", "tolerance"),
     [
-        ([], "slow-rank:rank=1,ms=1000", 1, "other", 1000, 0.1),
+        pytest.param([], "slow-rank:rank=1,ms=1000", 1, "other", 1000, 0.1, marks=pytest.mark.thorough),
         # In each of four microbatches; less what the head of the model makes the other stage slower.
         (["--pp", "2"], "slow-stage:rank=0,ms=250", 0, "forward", 4 * 250, 0.3),
     ],

@@ -90,7 +90,7 @@ def test_archived_segments_take_little_room_and_are_read_like_the_others(tmp_pat
     check(folder, COUNT)
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["native", "python"])
 def test_nothing_is_lost_or_counted_twice_while_segments_are_archived(tmp_path: Path, native: bool) -> None:
     folder, command, environment = start(tmp_path, native=native, count=4 * COUNT)
     with jobs.started(command, tmp_path, env=environment) as job:

@@ -62,7 +62,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("options", [[], ["--no-native"]], ids=["native", "python"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--no-native"], marks=pytest.mark.thorough)], ids=["native", "python"]
+)
 def test_full_disk_ends_the_recording_and_not_the_job(small_disk: Path, tmp_path: Path, options: list[str]) -> None:
     count = schema.SEGMENT_CAPACITY + 3000
     program = [sys.executable, str(jobs.PROGRAMS / "many_operations.py"), str(count)]

@@ -84,7 +84,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 # ---- phases.py: one delay in each phase -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
+@pytest.mark.parametrize("native", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["native", "python"])
 def test_each_phase_takes_the_delay_that_was_put_in_it(record: Record, native: bool) -> None:
     job = record("phases.py", native=native)
     # The backward pass sleeps once by itself and once in the recomputation inside it.
@@ -156,7 +156,7 @@ def wrapped(record: Record, wrapper: str) -> Recorded:
     return record("models.py", wrapper, "FOLDER/saved", ranks=1 if wrapper in ("none", "compiled") else 2)
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp1", "fsdp2", "compiled"])
+@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp1", marks=pytest.mark.thorough), "fsdp2", "compiled"])
 def test_forward_and_evaluation_are_the_outermost_modules(record: Record, wrapper: str) -> None:
     job = wrapped(record, wrapper)
     assert len(job.spans("forward")) == 4
@@ -196,21 +196,26 @@ def test_checkpoints_of_every_kind_are_recorded_once(record: Record) -> None:
     assert (threads != own).sum() == 1  # what async_save writes meanwhile
 
 
-def test_memory_categories_are_those_of_the_model_and_optimizer_used(record: Record) -> None:
-    whole = {"parameters": MODEL_BYTES, "gradients": MODEL_BYTES, "optimizer_state": MODEL_BYTES}
-    halves = dict.fromkeys(whole, MODEL_BYTES // 2)
-    for wrapper, expected in {
-        "none": whole | {"communication": 0},
-        "ddp": whole | {"communication": MODEL_BYTES},  # buckets
-        "fsdp1": halves | {"communication": BLOCK_BYTES},  # one block gathered
-        "fsdp2": halves | {"communication": BLOCK_BYTES},
-    }.items():
-        job = wrapped(record, wrapper)
-        categories = job.rank.memory_categories
-        assert {name: categories[name] for name in expected} == expected, wrapper
-        assert job.rank.peak_bytes is not None
-        assert categories["other"] is not None
-        assert categories["other"] > 0.9 * job.rank.peak_bytes
+@pytest.mark.parametrize(
+    ("wrapper", "shares", "communication"),
+    [
+        ("none", 1, 0),
+        ("ddp", 1, MODEL_BYTES),  # buckets
+        pytest.param("fsdp1", 2, BLOCK_BYTES, marks=pytest.mark.thorough),  # one block gathered
+        ("fsdp2", 2, BLOCK_BYTES),
+    ],
+)
+def test_memory_categories_are_those_of_the_model_and_optimizer_used(
+    record: Record, wrapper: str, shares: int, communication: int
+) -> None:
+    job = wrapped(record, wrapper)
+    expected = dict.fromkeys(("parameters", "gradients", "optimizer_state"), MODEL_BYTES // shares)
+    expected["communication"] = communication
+    categories = job.rank.memory_categories
+    assert {name: categories[name] for name in expected} == expected
+    assert job.rank.peak_bytes is not None
+    assert categories["other"] is not None
+    assert categories["other"] > 0.9 * job.rank.peak_bytes
 
 
 def test_activations_are_what_the_forward_pass_leaves_behind(record: Record) -> None:

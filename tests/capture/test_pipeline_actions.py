@@ -78,7 +78,10 @@ def messages_of(tables: RankTables, step: np.void) -> list[tuple[str, int, int, 
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize(("num_ranks", "num_microbatches", "options"), [(2, 4, ()), (4, 8, ("--no-native",))])
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "options"),
+    [(2, 4, ()), pytest.param(4, 8, ("--no-native",), marks=pytest.mark.thorough)],
+)
 def test_actions_and_messages_follow_the_plan(
     tmp_path: Path, num_ranks: int, num_microbatches: int, options: tuple[str, ...]
 ) -> None:

@@ -33,7 +33,7 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert "next: dtprof summary" in job.stderr
 
 
-@pytest.mark.parametrize("tap", ["native", "python"])
+@pytest.mark.parametrize("tap", ["native", pytest.param("python", marks=pytest.mark.thorough)])
 def test_what_a_rank_starts_is_no_restart_of_that_rank(tmp_path: Path, tap: str) -> None:
     options = ["--no-native"] if tap == "python" else []
     job = jobs.recorded(tmp_path / "run", [*TORCHRUN, str(jobs.PROGRAMS / "nested.py")], *options)

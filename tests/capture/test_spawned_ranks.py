@@ -14,7 +14,15 @@ ABORTED = -6
 PROGRAM = jobs.PROGRAMS / "spawned.py"
 
 
-@pytest.fixture(scope="module", params=["spawn", "fork", "forkserver", "process"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "spawn",
+        "fork",
+        pytest.param("forkserver", marks=pytest.mark.thorough),
+        pytest.param("process", marks=pytest.mark.thorough),
+    ],
+)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, jobs.Job]:
     """Run two ranks of which rank 1 raises while rank 0 waits for it."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -7,7 +7,7 @@ import pytest
 from tests.stress.pairs import run_trials
 from tests.stress.program import KINDS
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.thorough]
 TRIALS, SEED = 10, 20_261_125
 
 

@@ -35,7 +35,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> jobs.Job:
     return jobs.finished([sys.executable, str(PROGRAM), *SCENARIOS], tmp_path_factory.mktemp("bare"))
 
 
-@pytest.fixture(scope="module", params=["native", "python"])
+@pytest.fixture(scope="module", params=["native", pytest.param("python", marks=pytest.mark.thorough)])
 def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, bare: jobs.Job) -> jobs.Job:
     """Run it recorded, behind what takes long; what it prints and its exit status must be the same."""
     run = tmp_path_factory.mktemp(request.param) / "run"

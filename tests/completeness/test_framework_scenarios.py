@@ -32,8 +32,15 @@ def check(ranks: list[Observation], tap: str) -> None:
         assert row == on_page[row["name"]]
 
 
-@pytest.mark.parametrize("num_ranks", recordings.SIZES)
-@pytest.mark.parametrize("tap", TAPS)
+@pytest.mark.parametrize(
+    ("tap", "num_ranks"),
+    [
+        ("native", 2),
+        pytest.param("native", 4, marks=pytest.mark.thorough),
+        pytest.param("python", 2, marks=pytest.mark.thorough),
+        pytest.param("python", 4, marks=pytest.mark.thorough),
+    ],
+)
 def test_every_scenario_is_recorded_exactly_once(tmp_path: Path, num_ranks: int, tap: str) -> None:
     ranks = recordings.record_scenarios(tmp_path, num_ranks, *TAPS[tap])
     check(ranks, tap)
@@ -42,7 +49,14 @@ def test_every_scenario_is_recorded_exactly_once(tmp_path: Path, num_ranks: int,
     assert {one.name for one in ranks[0].measurements} == names
 
 
-@pytest.mark.parametrize(("way", "tap"), [*((way, "native") for way in recordings.WAYS), ("fork", "python")])
+@pytest.mark.parametrize(
+    ("way", "tap"),
+    [
+        ("fork", "native"),
+        *(pytest.param(way, "native", marks=pytest.mark.thorough) for way in recordings.WAYS if way != "fork"),
+        pytest.param("fork", "python", marks=pytest.mark.thorough),
+    ],
+)
 def test_every_way_to_start_a_process_is_recorded_exactly_once(tmp_path: Path, way: str, tap: str) -> None:
     for attempt in recordings.record_workers(tmp_path, way, *TAPS[tap]):
         check(attempt, tap)

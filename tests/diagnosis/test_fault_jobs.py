@@ -33,7 +33,9 @@ def diagnose(run: Path, *, status: int) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("options", [[], ["--no-native"]], ids=["native", "python"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--no-native"], marks=pytest.mark.thorough)], ids=["native", "python"]
+)
 def test_a_job_without_fault_is_healthy(tmp_path: Path, options: list[str]) -> None:
     _, run = run_trainer(tmp_path, *options, fault=None, status=0)
     verdict = diagnose(run, status=0)
@@ -42,7 +44,12 @@ def test_a_job_without_fault_is_healthy(tmp_path: Path, options: list[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind"), [("exception", "rank-crashed"), ("kill", "rank-killed"), ("exit", "rank-exited")]
+    ("fault", "kind"),
+    [
+        ("exception", "rank-crashed"),
+        pytest.param("kill", "rank-killed", marks=pytest.mark.thorough),
+        ("exit", "rank-exited"),
+    ],
 )
 def test_the_rank_that_ended_is_named(tmp_path: Path, fault: str, kind: str) -> None:
     job, run = run_trainer(tmp_path, fault=fault, status=1)

@@ -57,10 +57,15 @@ def assert_same_curve(resumed: Curve, expected: Curve) -> None:
 @pytest.mark.parametrize(
     ("model", "before", "after"),
     [
-        ("gpt", "--dp 4", "--tp 2 --pp 2"),
+        pytest.param("gpt", "--dp 4", "--tp 2 --pp 2", marks=pytest.mark.thorough),
         ("gpt", "--tp 2 --pp 2 --checkpoint-mode async", "--dp 4 --dp-mode zero1"),
         # The tied embedding lies twice on rank 0, and twice in the pipeline.
-        ("bart", "--dp 2 --tp 2 --dp-mode fsdp", "--dp 2 --pp 2 --schedule zbv"),
+        pytest.param(
+            "bart",
+            "--dp 2 --tp 2 --dp-mode fsdp",
+            "--dp 2 --pp 2 --schedule zbv",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_run_goes_on_alike_on_another_layout(ranks: Ranks, tmp_path: Path, model: str, before: str, after: str) -> None:
@@ -103,6 +108,7 @@ def test_parameter_server_in_step_gives_the_loss_of_one_process(ranks: Ranks, tm
     assert stale[4]["loss"] < stale[1]["loss"]
 
 
+@pytest.mark.thorough
 def test_kills_at_any_moment_lose_no_sample(ranks: Ranks, tmp_path: Path) -> None:
     survive_kills(ranks, tmp_path, num_kills=2, seed=0)
 

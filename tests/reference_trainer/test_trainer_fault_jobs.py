@@ -15,7 +15,15 @@ SHAPE = ("--preset", "tiny", "--batch-size", "6", "--sequence-length", "32", "--
 
 
 @pytest.mark.parametrize(
-    "name", ["swap-collectives", "wrong-root", "rank0-barrier", "stop", "loader-hang", "unused-parameters"]
+    "name",
+    [
+        "swap-collectives",
+        "unused-parameters",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("wrong-root", "rank0-barrier", "stop", "loader-hang")
+        ),
+    ],
 )
 def test_fault_leads_to_its_finding(tmp_path: Path, name: str) -> None:
     culprit = 0 if FAULTS[name].default_rank == 0 else 1

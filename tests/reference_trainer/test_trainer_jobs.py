@@ -16,6 +16,7 @@ pytestmark = pytest.mark.jobs
 SMALL_STEPS = ("--batch-size", "8", "--sequence-length", "32", "--steps", "8")
 
 
+@pytest.mark.thorough
 def test_loss_and_gradient_norm_are_the_same_however_it_is_launched(start_job: Callable[..., Job]) -> None:
     def measure(num_ranks: int | None, *layout: str) -> list[dict[str, float]]:
         job = start_job(*SMALL_STEPS, "--precision", "fp64", *layout, num_ranks=num_ranks)
@@ -74,9 +75,9 @@ def test_one_process_needs_no_launcher_and_refuses_with_status_two(
     "arguments",
     [
         ("--fault", "gremlins"),
-        ("--corpus", "/bin/sh"),
+        pytest.param(("--corpus", "/bin/sh"), marks=pytest.mark.thorough),
         ("--learning-rate", "1e30", *SMALL_STEPS),
-        ("--microbatches", "1", "--pp", "2"),
+        pytest.param(("--microbatches", "1", "--pp", "2"), marks=pytest.mark.thorough),
     ],
 )
 def test_refusal_ends_every_rank_without_a_traceback_of_ours(
@@ -93,9 +94,13 @@ def test_refusal_ends_every_rank_without_a_traceback_of_ours(
 @pytest.mark.parametrize(
     ("name", "sign"),
     [
-        ("exception", r"\[rank1\]: RuntimeError: injected by --fault exception on rank 1 at step 4"),
+        pytest.param(
+            "exception",
+            r"\[rank1\]: RuntimeError: injected by --fault exception on rank 1 at step 4",
+            marks=pytest.mark.thorough,
+        ),
         ("kill", r"rank      : 1 \(local_rank: 1\)\n  exitcode  : -9 "),
-        ("exit", r"rank      : 0 \(local_rank: 0\)\n  exitcode  : 1 "),
+        pytest.param("exit", r"rank      : 0 \(local_rank: 0\)\n  exitcode  : 1 ", marks=pytest.mark.thorough),
     ],
 )
 def test_rank_that_ends_early_ends_the_job(start_job: Callable[..., Job], name: str, sign: str) -> None:
@@ -105,6 +110,7 @@ def test_rank_that_ends_early_ends_the_job(start_job: Callable[..., Job], name: 
     assert len(job.read_metrics()) == 3
 
 
+@pytest.mark.thorough
 def test_skipped_collective_hangs_with_every_rank_alive(start_job: Callable[..., Job]) -> None:
     job = start_job(*SMALL_STEPS, "--fault", "skip-collective:rank=1,step=4", num_ranks=2)
     job.wait_for_step(3)

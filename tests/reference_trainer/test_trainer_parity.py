@@ -1,6 +1,7 @@
 """All layouts train alike, recorded or not: here the set that covers each kind, for six steps.
 
-The whole list, for twenty: `python -m reference_trainer.parity`.
+`make test` trains the decoder, `make test-all` BART as well. The whole list of layouts, for twenty steps:
+`python -m reference_trainer.parity`.
 """
 
 import json
@@ -11,7 +12,6 @@ import pytest
 
 from dtprof.records.reader import open_run
 from reference_trainer.parity import Curve, compare
-from reference_trainer.parity_layouts import MODELS
 from tests import jobs
 
 PREAMBLE = (
@@ -53,33 +53,37 @@ def losses(folder: Path, model: str, *, num_steps: int) -> dict[str, list[tuple[
     return found
 
 
+@pytest.fixture(scope="module", params=["gpt", pytest.param("bart", marks=pytest.mark.thorough)])
+def model(request: pytest.FixtureRequest) -> str:
+    """Give the model that is trained."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> jobs.Job:
-    """Train both models on every covering layout without dtprof; the metrics lie in `metrics` beside the output."""
+def bare(model: str, tmp_path_factory: pytest.TempPathFactory) -> jobs.Job:
+    """Train the model on every covering layout without dtprof; the metrics lie in `metrics` beside the output."""
     folder = tmp_path_factory.mktemp("bare")
-    with jobs.started(parity(folder / "metrics", "--steps", "6"), folder) as job:
+    with jobs.started(parity(folder / "metrics", "--model", model, "--steps", "6"), folder) as job:
         job.wait(840)
     return job
 
 
 @pytest.mark.jobs
 @pytest.mark.timeout(900)
-def test_covering_layouts_train_like_one_process(bare: jobs.Job) -> None:
+def test_covering_layouts_train_like_one_process(model: str, bare: jobs.Job) -> None:
     assert bare.process.returncode == 0, bare.stdout + bare.stderr
     lines = bare.stdout.splitlines()
     assert lines[-1] == "every layout is inside its bound"
     assert all(line.startswith("ok ") for line in lines[:-1])
-    for model in MODELS:
-        assert sum(line.split()[1] == model for line in lines[:-1]) > 12
+    assert sum(line.split()[1] == model for line in lines[:-1]) > 12
 
 
 @pytest.mark.jobs
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("model", "options"), [("gpt", []), ("bart", ["--no-native"])])
-def test_losses_are_bit_identical_with_and_without_recording(
-    model: str, options: list[str], bare: jobs.Job, tmp_path: Path
-) -> None:
-    # Steps of the warm-up do not depend on how many follow.
+def test_losses_are_bit_identical_with_and_without_recording(model: str, bare: jobs.Job, tmp_path: Path) -> None:
+    # Steps of the warm-up do not depend on how many follow. Each model is recorded by another recorder.
+    options = ["--no-native"] if model == "bart" else []
     jobs.recorded(
         tmp_path / "run", parity(tmp_path / "metrics", "--model", model, "--steps", str(RECORDED_STEPS)), *options
     )
