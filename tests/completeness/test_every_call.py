@@ -1,23 +1,38 @@
 """Every kind of call is recorded exactly once: counted against gloo's own sequence numbers, call by call."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtprof.records import schema
+from dtprof.records.tables import RankTables
 from tests.completeness import coverage
 from tests.completeness.comparison import differences
 from tests.completeness.recordings import Observation, record_calls
 
 pytestmark = pytest.mark.jobs
+TAPS = ("native", "python")
+SAME_FLAGS = schema.FLAG["async"] | schema.FLAG["device"] | schema.FLAG["no_work"] | schema.FLAG["inferred_site"]
 
 
-@pytest.fixture(scope="module", params=["native", "python"])
-def observed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """Make every call under each tap; return the records and gloo's own counts by rank."""
-    options = [] if request.param == "native" else ["--no-native"]
-    return record_calls(tmp_path_factory.mktemp(request.param), *options)
+@pytest.fixture(scope="module")
+def observe(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Observation]]:
+    """Make every call under a tap, once; return the records and gloo's own counts by rank."""
+
+    @cache
+    def observe(tap: str) -> list[Observation]:
+        return record_calls(tmp_path_factory.mktemp(tap), *([] if tap == "native" else ["--no-native"]))
+
+    return observe
+
+
+@pytest.fixture(scope="module", params=TAPS)
+def observed(request: pytest.FixtureRequest, observe: Callable[[str], list[Observation]]) -> list[Observation]:
+    """Give what was recorded and counted under each tap."""
+    return observe(request.param)
 
 
 def test_every_call_is_recorded_exactly_once(observed: list[Observation]) -> None:
@@ -75,3 +90,49 @@ def test_sequence_numbers_have_no_gap_and_agree_across_ranks(observed: list[Obse
         assert world["seq"].tolist() == list(range(len(world)))
         columns.append([tables.ops[row["op"]] for row in world])
     assert columns[0] == columns[1]
+
+
+def sizes_of(tables: RankTables, tag: int) -> list[tuple[int, ...]]:
+    """Return the sizes of an uneven operation."""
+    return list(tables.sizes.get(tag, ()))
+
+
+def describe(tables: RankTables) -> list[dict[str, Any]]:
+    """Return what must not depend on the tap, of every operation, in the order of its group."""
+    rows = []
+    for row in tables.operations:
+        group = tables.groups[int(row["group"])]
+        site = tables.sites.get(int(row["site"]))
+        tag = int(row["tag"])
+        rows.append(
+            {
+                "group": (group.name, group.description, group.ranks, group.backend),
+                "kind": int(row["kind"]),
+                "seq": int(row["seq"]),
+                "op": tables.raw_ops[row["op"]],
+                "numel": int(row["numel"]),
+                "dtype": int(row["dtype"]),
+                "reduce_op": int(row["reduce_op"]),
+                "peer": int(row["peer"]),
+                "sizes or tag": sizes_of(tables, tag) if row["kind"] == schema.KIND["collective"] else tag,
+                "site": site and (Path(site.file).name, site.line, site.function, site.api),
+                "flags": int(row["flags"]) & SAME_FLAGS,
+                "step": int(row["step"]),
+                "failed": bool(row["state"] == schema.STATE["failed"]),
+            }
+        )
+    return sorted(rows, key=lambda one: (one["group"], one["kind"], one["seq"]))
+
+
+def test_both_taps_write_the_same_records_for_every_call(observe: Callable[[str], list[Observation]]) -> None:
+    described: dict[str, list[list[dict[str, Any]]]] = {}
+    for tap in TAPS:
+        ranks = [one.tables for one in observe(tap)]
+        assert [tables.tap for tables in ranks] == [tap, tap]
+        described[tap] = [describe(tables) for tables in ranks]
+        phases = [[tables.ops[row["op"]] for row in tables.spans] for tables in ranks]
+        assert phases[0].count("backward") == 11  # 8 differentiable collectives, DDP twice, FSDP2
+    for native, python in zip(described["native"], described["python"], strict=True):
+        assert len(native) > 140
+        differing = [(one, other) for one, other in zip(native, python, strict=True) if one != other]
+        assert differing == []
