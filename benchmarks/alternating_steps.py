@@ -1,7 +1,7 @@
 """A rank of the reference trainer that records every other step: run by torchrun, for `step_cost`.
 
 In a step that is not recorded, torch has every function back that dtprof has replaced, fall-through kernels lie over
-the tap's, and optimizers have no hooks of ours. Two steps of the one kind and two of the other take turns, so that
+the hook's, and optimizers have no hooks of ours. Two steps of the one kind and two of the other take turns, so that
 neighbours make pairs and what drifts falls on both alike. One step between them is not counted: the interpreter has
 to specialise anew what a switch has changed. Threads that recording has started keep running through both.
 """

@@ -78,9 +78,9 @@ def measure(folder: Path, options: list[str]) -> pairs.Comparison:
 
 
 def main() -> None:
-    """Compare steps with and without hooks, under both taps."""
+    """Compare steps with and without hooks, under both hooks."""
     with tempfile.TemporaryDirectory() as name:
-        for label, options in (("native tap", []), ("Python tap", ["--no-native"])):
+        for label, options in (("native hook", []), ("Python hook", ["--no-native"])):
             compared = measure(Path(name), options)
             pairs.report(f"hooks of phases, steps and memory, {label}", compared, a="taken out", b="in place")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import pairs
 from dtprof.launch import interpreter
-from dtprof.launch.interpreter import TapChoice
+from dtprof.launch.interpreter import HookChoice
 
 PROGRAM = """
 import sys, time, types, torch.distributed as dist
@@ -37,10 +37,10 @@ for _ in range(60):
 """
 
 
-def measure(tap: TapChoice, what: str) -> pairs.Comparison:
+def measure(hook: HookChoice, what: str) -> pairs.Comparison:
     """Return the rounds of one process, in us a call."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = interpreter.job_environment(run=Path(folder), tap=tap) | {"OMP_NUM_THREADS": "1"}
+        environment = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", PROGRAM, what]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     rounds = [tuple(map(float, line.split())) for line in result.stdout.splitlines()]
@@ -50,8 +50,8 @@ def measure(tap: TapChoice, what: str) -> pairs.Comparison:
 
 
 def main() -> None:
-    """Compare calls with and without a hook, recorded by the native tap."""
-    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
+    """Compare calls with and without a hook, recorded by the native hook."""
+    native = interpreter.choose_hook(sys.executable, native=True, environment=dict(os.environ), say=print)
     pairs.report("a label around a call", measure(native, "label"), a="bare", b="hooked")
     pairs.report("an action of a pipeline stage", measure(native, "action"), a="bare", b="hooked")
 

@@ -1,17 +1,17 @@
-"""What a tap adds to the launch of one collective of 10 floats, async, in a group of one rank.
+"""What a hook adds to the launch of one collective of 10 floats, async, in a group of one rank.
 
 An all_reduce stands for the operations whose handle has a future, a reduce_scatter for those without (on gloo).
 A group of one has no partner to wait for, so the time is that of the call alone. Bare and recorded rounds of 400
 launches alternate within one process, so that both meet the same machine: in a bare round the dispatcher passes the
-tap's kernels by and ProcessGroup has the methods it had before the tap. CPU time of the launching thread; 3 processes
-of 60 pairs a tap, every second of which begins with the recorded round. One launch before each round warms the caches
+hook's kernels by and ProcessGroup has the methods it had before the hook. CPU time of the launching thread; 3 processes
+of 60 pairs a hook, every second of which begins with the recorded round. One launch before each round warms the caches
 after the switch; it is not timed, nor are the waits.
 
-For the native tap there is a second figure, in quiet moments: rounds of 10 launches, 3,000 pairs a process, of which
+For the native hook there is a second figure, in quiet moments: rounds of 10 launches, 3,000 pairs a process, of which
 the quickest tenth is taken, by the time of both rounds together, so that neither is favoured. A neighbour on the
 machine slows such a pair as a whole or leaves it alone. Left out is what is seen only with many handles in flight, or
 now and then: memory that the allocator must look for, a new segment, a line of code seen for the first time, cold
-caches. The Python tap is not measured so: with each switch of its methods the interpreter specialises anew.
+caches. The Python hook is not measured so: with each switch of its methods the interpreter specialises anew.
 """
 
 import os
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import pairs
 from dtprof.launch import interpreter
-from dtprof.launch.interpreter import TapChoice
+from dtprof.launch.interpreter import HookChoice
 
 PROCESSES = 3
 LAUNCHES, PAIRS = 400, 60
@@ -74,12 +74,12 @@ for bare_us, recorded_us in rounds:
 """
 
 
-def measure(tap: TapChoice, operation: str, *, launches: int = LAUNCHES, num_pairs: int = PAIRS) -> pairs.Comparison:
+def measure(hook: HookChoice, operation: str, *, launches: int = LAUNCHES, num_pairs: int = PAIRS) -> pairs.Comparison:
     """Return the rounds of all processes, in us a launch."""
     rounds = []
     for _ in range(PROCESSES):
         with tempfile.TemporaryDirectory() as folder:
-            environment = interpreter.job_environment(run=Path(folder), tap=tap) | {"OMP_NUM_THREADS": "1"}
+            environment = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
             result = subprocess.run(
                 [sys.executable, "-c", PROGRAM, operation, str(launches), str(num_pairs)],
                 env=environment,
@@ -103,14 +103,14 @@ def in_quiet_moments(comparison: pairs.Comparison) -> pairs.Comparison:
 
 
 def main() -> None:
-    """Compare bare with each tap, for each operation."""
-    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
-    python = TapChoice(library=None, torch_version=native.torch_version, message=None)
-    for name, tap in (("native tap", native), ("Python tap", python)):
+    """Compare bare with each hook, for each operation."""
+    native = interpreter.choose_hook(sys.executable, native=True, environment=dict(os.environ), say=print)
+    python = HookChoice(library=None, torch_version=native.torch_version, message=None)
+    for name, hook in (("native hook", native), ("Python hook", python)):
         for operation in OPERATIONS:
-            pairs.report(f"launch of {operation}, {name}", measure(tap, operation), a="bare", b=name)
-            if tap is native:
-                quiet = in_quiet_moments(measure(tap, operation, launches=QUIET_LAUNCHES, num_pairs=QUIET_PAIRS))
+            pairs.report(f"launch of {operation}, {name}", measure(hook, operation), a="bare", b=name)
+            if hook is native:
+                quiet = in_quiet_moments(measure(hook, operation, launches=QUIET_LAUNCHES, num_pairs=QUIET_PAIRS))
                 pairs.report(f"launch of {operation}, {name}, in quiet moments", quiet, a="bare", b=name)
 
 

@@ -1,7 +1,7 @@
 """How long a command takes before it does anything: `dtprof --help` and `import dtprof`, beside a bare interpreter.
 
 And what recording adds to the start of a rank: the processor time until a process has imported torch, joined a group of
-one and ended its first step, the compiled tap being in the cache.
+one and ended its first step, the compiled hook being in the cache.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks import pairs
 from dtprof.launch import interpreter
-from dtprof.launch.interpreter import TapChoice
+from dtprof.launch.interpreter import HookChoice
 
 PAIRS = 15
 RANK = """
@@ -45,13 +45,13 @@ def start_rank(environment: Mapping[str, str]) -> float:
 
 
 def compare_ranks() -> None:
-    """Compare the start of a rank without dtprof with that under each tap."""
-    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
-    python = TapChoice(library=None, torch_version=native.torch_version, message=None)
+    """Compare the start of a rank without dtprof with that under each hook."""
+    native = interpreter.choose_hook(sys.executable, native=True, environment=dict(os.environ), say=print)
+    python = HookChoice(library=None, torch_version=native.torch_version, message=None)
     bare = os.environ | {"OMP_NUM_THREADS": "1"}
-    for label, tap in (("native tap", native), ("Python tap", python)):
+    for label, hook in (("native hook", native), ("Python hook", python)):
         with tempfile.TemporaryDirectory() as folder:
-            armed = interpreter.job_environment(run=Path(folder), tap=tap) | {"OMP_NUM_THREADS": "1"}
+            armed = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
             compared = pairs.in_turn(
                 functools.partial(start_rank, bare),
                 functools.partial(start_rank, armed),

@@ -3,7 +3,7 @@
 Steps of one job are recorded and bare in turn (`alternating_steps`), so that both meet the same machine: from job to
 job a step of 4 ranks on 2 cores differs by 5 % and more, recorded or not. Wall time of a step on rank 0, which waits
 for all others, and processor time of a step, mean of the ranks. Bare steps against the bare steps next to them say what
-noise alone gives. A step of a larger preset takes ten times as long: there are fewer pairs then, of the native tap
+noise alone gives. A step of a larger preset takes ten times as long: there are fewer pairs then, of the native hook
 alone.
 """
 
@@ -17,20 +17,20 @@ from pathlib import Path
 
 from benchmarks import alternating_steps, pairs
 from dtprof.launch import interpreter
-from dtprof.launch.interpreter import TapChoice
+from dtprof.launch.interpreter import HookChoice
 
 PRESET = os.environ.get("BENCHMARK_PRESET", "tiny")
 PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "400" if PRESET == "tiny" else "100"))
 RANKS = 4
 
 
-def measure(tap: TapChoice) -> list[dict[str, list[tuple[int, int]]]]:
+def measure(hook: HookChoice) -> list[dict[str, list[tuple[int, int]]]]:
     """Return what each rank measured."""
     steps = alternating_steps.SETTLED + 1 + PAIRS // 2 * len(alternating_steps.ORDER)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     trainer = ["-m", "benchmarks.alternating_steps", "--preset", PRESET, "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder:
-        armed = interpreter.job_environment(run=Path(folder), tap=tap)
+        armed = interpreter.job_environment(run=Path(folder), hook=hook)
         later = {f"{alternating_steps.LATER}{name}": armed[name] for name in armed if name.startswith("DTPROF_")}
         environment = os.environ | later | {alternating_steps.RESULTS: folder}
         command = [sys.executable, *torchrun, *trainer]
@@ -60,12 +60,12 @@ def compare(ranks: list[dict[str, list[tuple[int, int]]]], what: int) -> tuple[p
 
 
 def main() -> None:
-    """Compare bare with each tap."""
-    native = interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
-    python = TapChoice(library=None, torch_version=native.torch_version, message=None)
-    taps = [("native tap", native)] + [("Python tap", python)] * (PRESET == "tiny")
-    for label, tap in taps:
-        ranks = measure(tap)
+    """Compare bare with each hook."""
+    native = interpreter.choose_hook(sys.executable, native=True, environment=dict(os.environ), say=print)
+    python = HookChoice(library=None, torch_version=native.torch_version, message=None)
+    hooks = [("native hook", native)] + [("Python hook", python)] * (PRESET == "tiny")
+    for label, hook in hooks:
+        ranks = measure(hook)
         for what in (0, 1):
             recorded, noise = compare(ranks, what)
             name = f"step of --preset {PRESET} on {RANKS} ranks"

@@ -37,8 +37,8 @@ def record() -> None:
         return
     run, is_new = join_run()
     os.environ[settings.ENV_RUN_DIR] = str(run)
-    if settings.ENV_NATIVE_TAP not in os.environ:
-        os.environ[settings.ENV_NATIVE_TAP] = _compiled_tap()
+    if settings.ENV_NATIVE_HOOK not in os.environ:
+        os.environ[settings.ENV_NATIVE_HOOK] = _compiled_hook()
     if is_new:
         print(f"dtprof: recording into {os.path.relpath(run)}", file=sys.stderr, flush=True)
     start.wait_for_torch()
@@ -136,8 +136,8 @@ def _manifest(job: tuple[int, int, str]) -> dict[str, object]:
     }
 
 
-def _compiled_tap() -> str:
-    """Return the compiled tap that `dtprof run` has left in the cache; none is compiled in a rank."""
+def _compiled_hook() -> str:
+    """Return the compiled hook that `dtprof run` has left in the cache; none is compiled in a rank."""
     from dtprof.capture.native import build
 
     return build.ensure(schema.cpp_header(), timeout_s=0)["library"] or ""

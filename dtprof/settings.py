@@ -139,14 +139,14 @@ MOST_RANKS = 1 << 20
 
 # Set by `dtprof run` for the processes of the job, not by users.
 ENV_RUN_DIR = "DTPROF_RUN_DIR"
-ENV_NATIVE_TAP = "DTPROF_NATIVE_TAP"
+ENV_NATIVE_HOOK = "DTPROF_NATIVE_TAP"
 ENV_WATCHER_PID = "DTPROF_WATCHER_PID"
 ENV_HOST = "DTPROF_HOST"  # by users: a name for this host where host names are not unique
 ENV_LOCAL_DIR = "DTPROF_LOCAL_DIR"  # by users: where records of a run on a network file system lie meanwhile
 ENV_STEP_CLOCK = "DTPROF_STEP_CLOCK"  # by `dtprof overhead`: folder for the times of steps
 ENV_RANK_ABOVE = "DTPROF_RANK_ABOVE"  # by a rank of several: its pid and its run, for the processes that it starts
 JOBS_FOLDER = "/tmp/dtprof-jobs-%d"  # of a user id: jobs that run, for processes whose environment was cleared
-OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_TAP, ENV_WATCHER_PID, ENV_STEP_CLOCK, ENV_RANK_ABOVE)
+OF_A_JOB = (ENV_RUN_DIR, ENV_NATIVE_HOOK, ENV_WATCHER_PID, ENV_STEP_CLOCK, ENV_RANK_ABOVE)
 
 
 def parse_number(text: str, *, setting: Setting, minimum: float) -> float:

@@ -54,7 +54,7 @@ class RankBuilder:
     attempt: int = 0
     host: str = "host-a"
     boot_id: str = "boot-a"
-    tap: str = "native"
+    hook: str = "native"
     torch_version: str = "2.13.0+cpu"
     dropped_events: int = 0
     truncated: bool = False
@@ -235,7 +235,7 @@ class RankBuilder:
             pid=self.pid,
             host=self.host,
             boot_id=self.boot_id,
-            tap=self.tap,
+            hook=self.hook,
             torch_version=self.torch_version,
             python_version="3.12.0",
             ops=tuple(self._ops),
@@ -387,7 +387,7 @@ def _header(rank: RankTables, segment: int, head: int) -> bytes:
         world_size=rank.world_size,
         attempt=rank.attempt,
         pid=rank.pid,
-        tap={name: code for code, name in schema.TAPS.items()}[rank.tap],
+        tap={name: code for code, name in schema.HOOKS.items()}[rank.hook],
         opened_monotonic_ns=rank.first_ns,
         opened_realtime_ns=rank.first_ns + rank.monotonic_to_realtime_ns,
         head=head,

@@ -139,10 +139,10 @@ def _of_operations(
     any_operations: bool,
 ) -> list[str]:
     caveats = []
-    if any(fact.tap == "python" for fact in facts):
+    if any(fact.hook == "python" for fact in facts):
         caveats.append(
-            "transfer_ns: the Python tap sees a completion at its wait or at the rank's next event; durations and "
-            "transfers are upper bounds, bandwidths lower ones (the native tap sees each at once)"
+            "transfer_ns: the Python hook sees a completion at its wait or at the rank's next event; durations and "
+            "transfers are upper bounds, bandwidths lower ones (the native hook sees each at once)"
         )
     if facts and not any_operations:
         caveats.append("collectives: none was recorded in the steps used")

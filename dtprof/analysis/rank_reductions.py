@@ -49,7 +49,7 @@ class RankFacts:
     pid: int
     host: str
     boot_id: str
-    tap: str
+    hook: str
     torch_version: str
     features: tuple[str, ...]
     groups: dict[int, Group]
@@ -157,7 +157,7 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         pid=tables.pid,
         host=tables.host,
         boot_id=tables.boot_id,
-        tap=tables.tap,
+        hook=tables.hook,
         torch_version=tables.torch_version,
         features=tables.features,
         groups=tables.groups,

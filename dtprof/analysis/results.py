@@ -335,7 +335,7 @@ class Summary:
     hosts: tuple[str, ...]
     backend: str | None
     torch: str | None
-    tap: str | None  # "native", "python", "mixed"
+    hook: str | None  # "native", "python", "mixed"
     complete: bool
     missing_ranks: tuple[int, ...]  # of the last attempt
     dropped_events: int

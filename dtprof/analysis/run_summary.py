@@ -193,7 +193,7 @@ def summarise_closely(
         hosts=tuple(sorted({fact.host for fact in facts if fact.host})) or run.manifest.hosts,
         backend=_backend(facts),
         torch=_most_common(fact.torch_version for fact in facts),
-        tap=_tap(facts),
+        hook=_hook(facts),
         complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
         missing_ranks=missing,
         left_out_ranks=stale,
@@ -290,9 +290,9 @@ def _most_common(names: Iterable[str]) -> str | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _tap(facts: Sequence[RankFacts]) -> str | None:
-    taps = {fact.tap for fact in facts if fact.tap}
-    return "mixed" if len(taps) > 1 else next(iter(taps), None)
+def _hook(facts: Sequence[RankFacts]) -> str | None:
+    hooks = {fact.hook for fact in facts if fact.hook}
+    return "mixed" if len(hooks) > 1 else next(iter(hooks), None)
 
 
 def _is_stage(fact: RankFacts) -> bool:
@@ -314,7 +314,7 @@ def _wall_ns(facts: Sequence[RankFacts]) -> int | None:
 
 
 def _overhead(facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> Overhead:
-    if not any(fact.tap for fact in facts):
+    if not any(fact.hook for fact in facts):
         return Overhead(capture_ns_per_event=None, capture_ns_total=0, share_of_step=None)
     total, count = sum(fact.capture_ns for fact in facts), sum(fact.events for fact in facts)
     shares = [

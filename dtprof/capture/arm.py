@@ -126,7 +126,7 @@ class Process:
         )
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
-            self._install_taps(recorder)
+            self._install_hooks(recorder)
         self._exits = process_exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
         self._exits.install()
         process_exits.watch_leaving(self._mark_leaving)
@@ -144,7 +144,7 @@ class Process:
         pid, _, run = os.environ.get(settings.ENV_RANK_ABOVE, "").partition(" ")
         return pid.isdecimal() and int(pid) != os.getpid() and run == str(self._run) and Path("/proc", pid).exists()
 
-    def _install_taps(self, recorder: Recorder) -> None:
+    def _install_hooks(self, recorder: Recorder) -> None:
         import torch
 
         names = [name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]

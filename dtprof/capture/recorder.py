@@ -1,4 +1,4 @@
-"""What both taps offer, and the choice between them."""
+"""What both hooks offer, and the choice between them."""
 
 from pathlib import Path
 from typing import Protocol
@@ -8,14 +8,14 @@ from dtprof.capture import call_sites
 from dtprof.records import schema, writer
 
 MOST_SEGMENTS = 2**20
-"""More than any disk holds, and still a number that the native tap takes."""
+"""More than any disk holds, and still a number that the native hook takes."""
 
 
 class Recorder(Protocol):
     """Writes the events of this process. Handles are opaque; 0 stands for an event that was not recorded."""
 
     def install(self, ops: list[str]) -> None:
-        """Tap these operators of the c10d namespace."""
+        """Hook these operators of the c10d namespace."""
 
     def name_id(self, name: str) -> int:
         """Return the id of a phase or sample name, declaring it in the run."""
@@ -72,7 +72,7 @@ def max_segments() -> int:
 def open_recorder(
     *, folder: Path, rank: int, local_rank: int, world_size: int, attempt: int, torch_folder: str, torch_version: str
 ) -> Recorder:
-    """Open the log of this process with the native tap, or the Python tap where that cannot be loaded.
+    """Open the log of this process with the native hook, or the Python hook where that cannot be loaded.
 
     Raises:
         OSError, RuntimeError: the log cannot be created.
@@ -86,16 +86,16 @@ def open_recorder(
         local_rank=local_rank,
         world_size=world_size,
         attempt=attempt,
-        tap=1 if native else 2,
+        hook=1 if native else 2,
         torch_version=torch_version,
         dtprof_version=__version__,
     )
     if native is None:
-        from dtprof.capture.python_hook.dispatcher_hook import PythonTap
+        from dtprof.capture.python_hook.dispatcher_hook import PythonHook
 
         if reason:
             fence.warn_once(reason)
-        return PythonTap(folder=folder, header=header, owners=owners, max_segments=max_segments())
+        return PythonHook(folder=folder, header=header, owners=owners, max_segments=max_segments())
     native.configure_sites(list(owners.tool), list(owners.library), list(call_sites.TRANSPARENT))
     native.open_log(str(folder), header, max_segments())
     recorder: Recorder = native

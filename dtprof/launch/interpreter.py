@@ -1,4 +1,4 @@
-"""Find the Python interpreter that a command will run its ranks with, and prepare the native tap for it."""
+"""Find the Python interpreter that a command will run its ranks with, and prepare the native hook for it."""
 
 import json
 import os
@@ -24,8 +24,8 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class TapChoice:
-    """Which tap the job will use, and what to tell the user about it."""
+class HookChoice:
+    """Which hook the job will use, and what to tell the user about it."""
 
     library: str | None
     torch_version: str | None
@@ -52,13 +52,13 @@ def find_interpreter(command: str) -> str:
     return shutil.which("python3") or shutil.which("python") or sys.executable
 
 
-def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: Callable[[str], None]) -> TapChoice:
-    """Return the native tap for the command's interpreter, compiled if need be; the reason where there is none."""
+def choose_hook(command: str, *, native: bool, environment: dict[str, str], say: Callable[[str], None]) -> HookChoice:
+    """Return the native hook for the command's interpreter, compiled if need be; the reason where there is none."""
     interpreter = find_interpreter(command)
     answer = _ask(interpreter, environment, compile_s=0)
     torch = answer.get("torch")
     if torch is None:
-        return TapChoice(
+        return HookChoice(
             library=None,
             torch_version=None,
             message=f"{answer.get('reason')} ({interpreter}): the job runs uninstrumented unless its ranks use another",
@@ -66,18 +66,20 @@ def choose_tap(command: str, *, native: bool, environment: dict[str, str], say: 
     if torch_versions.is_too_old(torch):
         oldest = torch_versions.shown(torch_versions.OLDEST)
         text = f"torch {torch} is older than {oldest}, the oldest supported: the job runs uninstrumented"
-        return TapChoice(library=None, torch_version=torch, message=text)
+        return HookChoice(library=None, torch_version=torch, message=text)
     untested = None
     if torch_versions.is_untested(torch):
         newest = torch_versions.shown(torch_versions.NEWEST_TESTED)
         untested = f"torch {torch} is newer than {newest}, the newest tested: records may be incomplete"
     if not native:
-        return TapChoice(library=None, torch_version=torch, message=_lines(untested, "using the Python tap, as asked"))
+        return HookChoice(
+            library=None, torch_version=torch, message=_lines(untested, "using the Python hook, as asked")
+        )
     if answer.get("library") is None and answer.get("reason") is None:
         answer = _compile(interpreter, environment, torch, say)
     library = answer.get("library")
-    reason = None if library else f"{answer.get('reason')}: using the Python tap (15 to 30 us more per operation)"
-    return TapChoice(library=library, torch_version=torch, message=_lines(untested, reason))
+    reason = None if library else f"{answer.get('reason')}: using the Python hook (15 to 30 us more per operation)"
+    return HookChoice(library=library, torch_version=torch, message=_lines(untested, reason))
 
 
 def _lines(*texts: str | None) -> str | None:
@@ -87,8 +89,8 @@ def _lines(*texts: str | None) -> str | None:
 def _compile(
     interpreter: str, environment: dict[str, str], torch: str, say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Compile the tap and say so; return the build script's answer."""
-    say(f"compiling the native tap for torch {torch} (once per torch version, about 20 s) ...")
+    """Compile the hook and say so; return the build script's answer."""
+    say(f"compiling the native hook for torch {torch} (once per torch version, about 20 s) ...")
     done = threading.Event()
     reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)
     reporter.start()
@@ -154,11 +156,11 @@ def given_to_torch() -> dict[str, str]:
     return {name: value for name, value in TORCH_SETTINGS.items() if name not in os.environ}
 
 
-def job_environment(*, run: Path, tap: TapChoice) -> dict[str, str]:
+def job_environment(*, run: Path, hook: HookChoice) -> dict[str, str]:
     """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
     environment = given_to_torch() | os.environ
     environment["PYTHONPATH"] = injected_path(environment.get("PYTHONPATH", ""))
     environment[settings.ENV_RUN_DIR] = str(run)
-    environment[settings.ENV_NATIVE_TAP] = tap.library or ""
+    environment[settings.ENV_NATIVE_HOOK] = hook.library or ""
     environment[settings.ENV_WATCHER_PID] = str(os.getpid())
     return environment

@@ -1,4 +1,4 @@
-"""Run a job from start to end: directory, tap, child, watcher, closing note."""
+"""Run a job from start to end: directory, hook, child, watcher, closing note."""
 
 import dataclasses
 import errno
@@ -100,12 +100,12 @@ def run_job(
     may_be_joined = settings.join or run_joining.job_key() is not None  # else no port is opened
     with child_process.signals_held():
         clock = clock_probes.start(run, is_reference=is_creator, answers=may_be_joined)
-    tap = interpreter.choose_tap(command[0], native=settings.native, environment=dict(os.environ), say=say)
-    if tap.message:
-        say(tap.message)
-        manifest.note(tap.message)
+    hook = interpreter.choose_hook(command[0], native=settings.native, environment=dict(os.environ), say=say)
+    if hook.message:
+        say(hook.message)
+        manifest.note(hook.message)
     records = _place_of_records(run, settings, manifest)
-    environment = interpreter.job_environment(run=records, tap=tap)
+    environment = interpreter.job_environment(run=records, hook=hook)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     environment |= settings.trace
     watch = hang_watcher.Watcher(

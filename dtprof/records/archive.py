@@ -171,7 +171,7 @@ def _encode(name: str, records: Records) -> tuple[int, npt.NDArray[np.generic]]:
     if column.dtype.kind == "f":
         values = _whole(column)
         if not np.array_equal(values.astype(np.float32).view(np.uint32), column.view(np.uint32)):
-            return PLAIN, column  # not whole nanoseconds, or nothing a tap writes
+            return PLAIN, column  # not whole nanoseconds, or nothing a hook writes
     else:
         values = column.view("<i8") if column.dtype.itemsize == 8 else column.astype(np.int64)
     residual = values - expected

@@ -1,4 +1,4 @@
-"""Join what back ends measured on the device to the operations that the tap recorded. Part of the reader."""
+"""Join what back ends measured on the device to the operations that the hook recorded. Part of the reader."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def join(operations: Array, measured: Array) -> None:
     """Fill in `device_ns`, and completion where it was not known, of operations; both by time.
 
     Positions in the group are no key: back ends count otherwise (operations joined into one, some counted twice). But
-    an operation is taken by its back end within the call that the tap recorded, and of the calls on one group the one
+    an operation is taken by its back end within the call that the hook recorded, and of the calls on one group the one
     issued last before that is it.
     """
     if not len(measured):

@@ -392,7 +392,7 @@ def _tables(
         pid=int_or_0(newest.get("pid") or process.get("pid")),
         host=str(newest.get("host") or process.get("host", "")),
         boot_id=str(newest.get("boot_id") or process.get("boot_id", "")),
-        tap=schema.TAPS.get(int_or_0(newest.get("tap")), ""),
+        hook=schema.HOOKS.get(int_or_0(newest.get("tap")), ""),
         torch_version=str(newest.get("torch_version") or process.get("torch", "")),
         python_version=str(process.get("python", "")),
         **told,

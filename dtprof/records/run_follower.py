@@ -230,7 +230,7 @@ class LogFollower:
             pid=header.get("pid", 0),
             host=header.get("host", ""),
             boot_id=header.get("boot_id", ""),
-            tap=schema.TAPS.get(header.get("tap", 0), ""),
+            hook=schema.HOOKS.get(header.get("tap", 0), ""),
             torch_version=header.get("torch_version", ""),
             **self._names,
             operations=operations,

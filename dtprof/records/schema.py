@@ -1,6 +1,6 @@
 """Format 1 of a run on disk: every file, field and code, in one place.
 
-The writer, the reader, the native tap (through a generated C++ header) and docs/reference/run_format.md are all
+The writer, the reader, the native hook (through a generated C++ header) and docs/reference/run_format.md are all
 derived from the tables below. Standard library only: this module is imported inside the user's job.
 
 Changes, newest first:
@@ -106,7 +106,7 @@ HEADER = _fields(
         ("world_size", "i", "count", "ranks of the job"),
         ("attempt", "I", "count", "restart attempt"),
         ("pid", "I", "", "process id"),
-        ("tap", "I", "code", "1 native tap, 2 Python tap"),
+        ("tap", "I", "code", "1 native hook, 2 Python hook"),
         ("opened_monotonic_ns", "Q", "ns", "CLOCK_MONOTONIC when the segment was opened"),
         ("opened_realtime_ns", "Q", "ns", "CLOCK_REALTIME at the same moment"),
         ("head", "Q", "count", "records claimed so far; may pass the capacity by the claims that moved on"),
@@ -239,7 +239,7 @@ STATE = {name: code for name, (code, _) in STATES.items()}
 KIND = {name: code for name, (code, _) in KINDS.items()}
 FLAG = {name: code for name, (code, _) in FLAGS.items()}
 MARK = {name: code for name, (code, _) in MARKS.items()}
-TAPS = {1: "native", 2: "python"}
+HOOKS = {1: "native", 2: "python"}
 
 TEXTS = tuple(field.name for field in HEADER if field.code.endswith("s") and field.name != "magic")
 """Fields of the header that hold zero-padded text."""
@@ -286,7 +286,7 @@ def _as_stored(field: Field, value: int | str | bytes | None) -> int | bytes:
 
 
 def cpp_header() -> str:
-    """Return the C++ constants that the native tap is compiled with."""
+    """Return the C++ constants that the native hook is compiled with."""
     lines = [
         "// Generated from dtprof/records/schema.py.",
         "#pragma once",

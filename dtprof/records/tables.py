@@ -248,7 +248,7 @@ class RankTables:
     pid: int = 0
     host: str = ""
     boot_id: str = ""
-    tap: str = ""
+    hook: str = ""
     torch_version: str = ""
     python_version: str = ""
     ops: tuple[str, ...] = ()  # canonical operation names and phase names, by id

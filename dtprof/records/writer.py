@@ -1,4 +1,4 @@
-"""Write the files of a run that are not written by the native tap. Standard library only."""
+"""Write the files of a run that are not written by the native hook. Standard library only."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def segment_header(
     local_rank: int,
     world_size: int,
     attempt: int,
-    tap: int,
+    hook: int,
     torch_version: str,
     dtprof_version: str,
     segment: int = 0,
@@ -46,7 +46,7 @@ def segment_header(
         world_size=world_size,
         attempt=attempt,
         pid=os.getpid(),
-        tap=tap,
+        tap=hook,
         opened_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         opened_realtime_ns=time.clock_gettime_ns(time.CLOCK_REALTIME),
         dropped=dropped,

@@ -82,7 +82,7 @@ def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:
     summary = summarise(MemoryRun(train()))
     assert summary.complete
     assert (summary.world_size, summary.hosts, summary.backend) == (2, ("host-a",), "gloo")
-    assert (summary.torch, summary.tap, summary.clock_error_ns) == ("2.13.0+cpu", "native", 0)
+    assert (summary.torch, summary.hook, summary.clock_error_ns) == ("2.13.0+cpu", "native", 0)
     assert (summary.steps.count, summary.steps.used) == (6, (2, 6))
     assert summary.steps.duration_ns is not None
     assert summary.steps.duration_ns.median == 100 * MS
@@ -285,7 +285,7 @@ def arbitrary_tables(draw: st.DrawFn, rank: int, world_size: int) -> RankTables:
         attempt=0,
         world_size=world_size,
         boot_id=draw(st.sampled_from(["a", "b"])),
-        tap=draw(st.sampled_from(["native", "python", ""])),
+        hook=draw(st.sampled_from(["native", "python", ""])),
         ops=OPS[:num_ops],
         groups={
             0: Group(name="0", description="", size=world_size, ranks=tuple(range(world_size))),

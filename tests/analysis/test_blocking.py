@@ -82,10 +82,10 @@ def test_an_operation_that_is_waited_for_does_not_block_the_backward_pass() -> N
     assert stretches(blocked_of(rank)) == [[[10, 12], [60, 61]]]
 
 
-def test_the_python_tap_infers_the_waits_of_buffers_broadcast_in_forward() -> None:
-    expected = {"python": [[[5, 6], [6, 15]]], "native": [[[5, 6]]]}  # the native tap sees waits made in C++
-    for tap, blocks in expected.items():
-        rank = RankBuilder(0, world_size=2, tap=tap)
+def test_the_python_hook_infers_the_waits_of_buffers_broadcast_in_forward() -> None:
+    expected = {"python": [[[5, 6], [6, 15]]], "native": [[[5, 6]]]}  # the native hook sees waits made in C++
+    for hook, blocks in expected.items():
+        rank = RankBuilder(0, world_size=2, hook=hook)
         rank.span("forward", 0, 20)
         one_step(rank, (20, 50))
         rank.op("broadcast", 5, 15, returned=6, is_async=True)

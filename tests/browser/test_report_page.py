@@ -533,7 +533,7 @@ def evil_summary() -> Summary:
         hosts=(EVIL,),
         backend=EVIL,
         torch=EVIL,
-        tap=EVIL,
+        hook=EVIL,
         groups=(GroupResult(name="0", description=EVIL, ranks=(0, 1), axis=EVIL),),
         ranks=tuple(replace(rank, ended="finished" if rank.rank else EVIL) for rank in summary.ranks),
         collectives=tuple(replace(one, op=EVIL, api=EVIL) for one in summary.collectives),

@@ -23,14 +23,14 @@ LIMIT_MB = 16
 
 def start(tmp_path: Path, *, native: bool, count: int, hold_at: int = -1) -> tuple[Path, list[str], dict[str, str]]:
     """Return the folder of the rank, and command and environment of a process that writes `count` samples into it."""
-    tap = interpreter.choose_tap(sys.executable, native=native, environment=dict(os.environ), say=print)
-    assert (tap.library is not None) == native
+    hook = interpreter.choose_hook(sys.executable, native=native, environment=dict(os.environ), say=print)
+    assert (hook.library is not None) == native
     folder = tmp_path / paths.rank_folder_name(0, 0)
     folder.mkdir()
     command = [sys.executable, str(jobs.PROGRAMS / "many_samples.py"), str(folder), str(count), str(hold_at)]
     environment = {
         "DTPROF_MAX_LOG_MB": str(LIMIT_MB),
-        "DTPROF_NATIVE_TAP": tap.library or "",
+        "DTPROF_NATIVE_TAP": hook.library or "",
         "PYTHONPATH": str(jobs.REPOSITORY),
     }
     return folder, command, environment

@@ -19,7 +19,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> RankTables:
     run = tmp_path_factory.mktemp("job") / "run"
     jobs.recorded(run, [sys.executable, str(PROGRAM)])
     [tables] = open_run(run).load_all()
-    assert tables.tap == "native"
+    assert tables.hook == "native"
     return tables
 
 

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.jobs
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 def test_labels_nest_and_belong_to_their_thread(tmp_path: Path, native: bool) -> None:
-    tap = interpreter.choose_tap(sys.executable, native=native, environment=dict(os.environ), say=print)
+    hook = interpreter.choose_hook(sys.executable, native=native, environment=dict(os.environ), say=print)
     folder = tmp_path / paths.rank_folder_name(0, 0)
     folder.mkdir()
-    environment = {"DTPROF_NATIVE_TAP": tap.library or "", "PYTHONPATH": str(jobs.REPOSITORY)}
+    environment = {"DTPROF_NATIVE_TAP": hook.library or "", "PYTHONPATH": str(jobs.REPOSITORY)}
     command = [sys.executable, str(jobs.PROGRAMS / "labelled.py"), str(folder)]
     job = jobs.finished(command, tmp_path, env=environment)
     assert job.process.returncode == 0, job.stderr

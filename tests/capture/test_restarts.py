@@ -33,9 +33,9 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert "next: dtprof summary" in job.stderr
 
 
-@pytest.mark.parametrize("tap", ["native", pytest.param("python", marks=pytest.mark.thorough)])
-def test_what_a_rank_starts_is_no_restart_of_that_rank(tmp_path: Path, tap: str) -> None:
-    options = ["--no-native"] if tap == "python" else []
+@pytest.mark.parametrize("hook", ["native", pytest.param("python", marks=pytest.mark.thorough)])
+def test_what_a_rank_starts_is_no_restart_of_that_rank(tmp_path: Path, hook: str) -> None:
+    options = ["--no-native"] if hook == "python" else []
     job = jobs.recorded(tmp_path / "run", [*TORCHRUN, str(jobs.PROGRAMS / "nested.py")], *options)
     run = open_run(tmp_path / "run")
     assert {rank: [attempt for attempt, _ in folders] for rank, folders in run.folders.items()} == {0: [0], 1: [0]}

@@ -1,4 +1,4 @@
-"""At the end of the interpreter the Python tap completes what has completed, and nothing else."""
+"""At the end of the interpreter the Python hook completes what has completed, and nothing else."""
 
 import mmap
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The Python tap's shorter way records what the kernels would, and leaves the dispatcher as it was."""
+"""The Python hook's shorter way records what the kernels would, and leaves the dispatcher as it was."""
 
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_job_whose_collectives_torch_checks_runs_as_it_does_bare(tmp_path: Path)
     command = jobs.torchrun(2, jobs.PROGRAMS / "checked.py")
     jobs.recorded(tmp_path / "run", command, "--no-native", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     for tables in open_run(tmp_path / "run").load_all():
-        assert (tables.tap, tables.errors) == ("python", 0)
+        assert (tables.hook, tables.errors) == ("python", 0)
         # What the wrapper itself sends to compare the calls is not an operation of the job.
         assert [tables.ops[row["op"]] for row in tables.operations] == [
             "all_reduce",

@@ -64,7 +64,7 @@ def operations_of(tables: RankTables, function: str) -> list[tuple[str, int]]:
 def test_every_one_of_a_thousand_groups_has_an_id_and_its_members(tables: RankTables) -> None:
     used = [row for row in tables.operations if tables.sites[int(row["site"])].function == "many_groups"]
     groups = {int(row["group"]) for row in used}
-    assert len(used) == len(groups) == NUM_GROUPS[tables.tap]
+    assert len(used) == len(groups) == NUM_GROUPS[tables.hook]
     assert {tables.groups[group].ranks for group in groups} == {(0,)}
 
 

@@ -203,7 +203,7 @@ def test_settings_of_the_environment_hold_and_options_win(tmp_path: Path) -> Non
         "max_log_mb": "32",
         "max_trace_mb": "64",
     }
-    assert "dtprof: using the Python tap, as asked" in job.stderr
+    assert "dtprof: using the Python hook, as asked" in job.stderr
 
 
 def test_default_directory_is_named_and_can_be_given_to_the_next_command(tmp_path: Path) -> None:

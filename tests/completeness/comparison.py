@@ -12,7 +12,7 @@ from dtprof.records import schema
 from dtprof.records.tables import Array, Group, RankTables
 from tests.completeness.programs.names import WHOLE
 
-BELOW_THE_TAP = {"Backend.allreduce": 1}
+BELOW_THE_HOOK = {"Backend.allreduce": 1}
 """Calls that dtprof does not see, and how many operations gloo counts in them."""
 
 GLOO_COUNTS_OTHERWISE = {
@@ -87,7 +87,7 @@ def differences(tables: RankTables, measurements: list[Measurement], whole: Meas
         rows = one.rows(tables)
         least = Counter(expected_counts(tables, rows, one.tensors, failed=False))
         failed = Counter(expected_counts(tables, rows, one.tensors, failed=True))
-        least["0"] += BELOW_THE_TAP.get(one.name, 0)
+        least["0"] += BELOW_THE_HOOK.get(one.name, 0)
         gloo = Counter(one.gloo)
         counted = least <= gloo <= least + failed
         told = one.refused in one.error if one.refused is not None else one.error == "" and not failed

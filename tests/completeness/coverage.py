@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.completeness import recordings
-from tests.completeness.comparison import BELOW_THE_TAP, GLOO_COUNTS_OTHERWISE
+from tests.completeness.comparison import BELOW_THE_HOOK, GLOO_COUNTS_OTHERWISE
 from tests.completeness.recordings import Observation
 from tests.jobs import REPOSITORY
 
@@ -31,7 +31,7 @@ This page lists every call and every framework scenario whose operations are che
 The check: programs make each call and run each scenario on gloo, on 2 ranks and where it makes a difference on 4.
 Before and after each they read gloo's own number of the last operation of every group, which gloo counts below
 everything that dtprof hooks. On every rank and for every group the run must hold as many operations as gloo counted
-meanwhile, under the native tap and under the Python tap, and as many between the scenarios and altogether. The tests
+meanwhile, under the native hook and under the Python hook, and as many between the scenarios and altogether. The tests
 are in `tests/completeness/`; this page is made by `python -m tests.completeness.coverage`, and the tests fail when a
 recorded run says otherwise.
 
@@ -98,7 +98,7 @@ def rows_for(rows: list[Row], num_ranks: int) -> list[Row]:
 
 
 def measure() -> dict[str, Any]:
-    """Run all jobs under the native tap, and return the table."""
+    """Run all jobs under the native hook, and return the table."""
     with tempfile.TemporaryDirectory() as name:
         folders = iter([Path(name, str(i)) for i in range(20)])
 
@@ -145,7 +145,7 @@ def _line(row: Row) -> str:
     sizes = sorted(row["operators"], key=int)
     counts = row["operators"][sizes[0]]
     seen = ", ".join(f"`{op}`" + (f" x {count}" if count > 1 else "") for op, count in counts.items())
-    text = seen or ("nothing: see below the tap" if row["name"] in BELOW_THE_TAP else "nothing")
+    text = seen or ("nothing: see below the hook" if row["name"] in BELOW_THE_HOOK else "nothing")
     if row["refused"] is not None:
         text += f'; torch refuses: "{row["refused"]}"'
     return f"| {row['name']} | {', '.join(sizes)} | {text} |\n"

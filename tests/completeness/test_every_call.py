@@ -14,24 +14,24 @@ from tests.completeness.comparison import differences
 from tests.completeness.recordings import Observation, record_calls
 
 pytestmark = pytest.mark.jobs
-TAPS = ("native", "python")
+HOOKS = ("native", "python")
 SAME_FLAGS = schema.FLAG["async"] | schema.FLAG["device"] | schema.FLAG["no_work"] | schema.FLAG["inferred_site"]
 
 
 @pytest.fixture(scope="module")
 def observe(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Observation]]:
-    """Make every call under a tap, once; return the records and gloo's own counts by rank."""
+    """Make every call under a hook, once; return the records and gloo's own counts by rank."""
 
     @cache
-    def observe(tap: str) -> list[Observation]:
-        return record_calls(tmp_path_factory.mktemp(tap), *([] if tap == "native" else ["--no-native"]))
+    def observe(hook: str) -> list[Observation]:
+        return record_calls(tmp_path_factory.mktemp(hook), *([] if hook == "native" else ["--no-native"]))
 
     return observe
 
 
-@pytest.fixture(scope="module", params=TAPS)
+@pytest.fixture(scope="module", params=HOOKS)
 def observed(request: pytest.FixtureRequest, observe: Callable[[str], list[Observation]]) -> list[Observation]:
-    """Give what was recorded and counted under each tap."""
+    """Give what was recorded and counted under each hook."""
     return observe(request.param)
 
 
@@ -51,7 +51,7 @@ def test_every_operation_is_seen_to_complete_or_to_fail(observed: list[Observati
     for one in observed:
         tables, measurements = one.tables, one.measurements
         unfinished = tables.operations[tables.operations["state"] < schema.STATE["done"]]
-        if tables.tap == "python":  # says that it cannot know for these
+        if tables.hook == "python":  # says that it cannot know for these
             unfinished = unfinished[(unfinished["flags"] & schema.FLAG["completion"]) != 0]
         assert [tables.raw_ops[row["op"]] for row in unfinished] == []
         failed = tables.operations[tables.operations["state"] == schema.STATE["failed"]]
@@ -98,7 +98,7 @@ def sizes_of(tables: RankTables, tag: int) -> list[tuple[int, ...]]:
 
 
 def describe(tables: RankTables) -> list[dict[str, Any]]:
-    """Return what must not depend on the tap, of every operation, in the order of its group."""
+    """Return what must not depend on the hook, of every operation, in the order of its group."""
     rows = []
     for row in tables.operations:
         group = tables.groups[int(row["group"])]
@@ -126,10 +126,10 @@ def describe(tables: RankTables) -> list[dict[str, Any]]:
 
 def test_both_taps_write_the_same_records_for_every_call(observe: Callable[[str], list[Observation]]) -> None:
     described: dict[str, list[list[dict[str, Any]]]] = {}
-    for tap in TAPS:
-        ranks = [one.tables for one in observe(tap)]
-        assert [tables.tap for tables in ranks] == [tap, tap]
-        described[tap] = [describe(tables) for tables in ranks]
+    for hook in HOOKS:
+        ranks = [one.tables for one in observe(hook)]
+        assert [tables.hook for tables in ranks] == [hook, hook]
+        described[hook] = [describe(tables) for tables in ranks]
         phases = [[tables.ops[row["op"]] for row in tables.spans] for tables in ranks]
         assert phases[0].count("backward") == 11  # 8 differentiable collectives, DDP twice, FSDP2
     for native, python in zip(described["native"], described["python"], strict=True):

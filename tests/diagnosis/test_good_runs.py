@@ -180,9 +180,9 @@ def test_nothing_is_left_out_yet_by_a_rank_of_a_job_that_goes_on() -> None:
     assert kinds_at_the_end == {"unwaited-async", "group-creation-mismatch"}
 
 
-def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, tap: str = "native") -> list[RankBuilder]:
+def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, hook: str = "native") -> list[RankBuilder]:
     """Return ranks that average two tensors in each of three steps, and drop both handles."""
-    ranks = [RankBuilder(rank, 3, tap=tap) for rank in range(3)]
+    ranks = [RankBuilder(rank, 3, hook=hook) for rank in range(3)]
     for rank in ranks:
         for step in range(3):
             t = 1000 * step
@@ -222,7 +222,7 @@ def test_a_signal_at_the_end_of_the_interpreter_is_told_with_what_to_let_go_of(s
 def test_handles_asked_for_completion_or_covered_by_a_barrier_are_not_dropped() -> None:
     assert kinds(dropping(flags=FLAG["completion"] | FLAG["asked"])) == []
     assert kinds(dropping(barrier=True)) == []
-    assert kinds(dropping(tap="python")) == []  # which does not see questions
+    assert kinds(dropping(hook="python")) == []  # which does not see questions
     assert kinds(dropping(flags=FLAG["device"])) == []  # a stream may wait for it
 
 

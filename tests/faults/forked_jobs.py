@@ -33,7 +33,7 @@ def run(program: Program, folder: Path, *, library: str) -> Verdict:
     folder.mkdir(parents=True)
     run_directory.create(folder, force=False)
     manifest = run_directory.RunManifest(folder, ["corpus", program.name], {})
-    os.environ |= {settings.ENV_RUN_DIR: str(folder), settings.ENV_NATIVE_TAP: library}
+    os.environ |= {settings.ENV_RUN_DIR: str(folder), settings.ENV_NATIVE_HOOK: library}
     port = _free_port()
     pids = {_fork(program, rank, port=port, folder=folder): rank for rank in range(program.ranks)}
     try:

@@ -29,7 +29,7 @@ def run_in(folder: Path, command: list[str], **env: str) -> jobs.Job:
 
 
 def test_ranks_of_torchrun_meet_in_one_run_and_two_jobs_in_two(tmp_path: Path) -> None:
-    interpreter.choose_tap(sys.executable, native=True, environment=dict(os.environ), say=print)
+    interpreter.choose_hook(sys.executable, native=True, environment=dict(os.environ), say=print)
     job = run_in(tmp_path, jobs.torchrun(2, PROGRAM))
     (run,) = (tmp_path / "dtprof-runs").iterdir()
     assert run.name.endswith("-records_itself")
@@ -40,7 +40,7 @@ def test_ranks_of_torchrun_meet_in_one_run_and_two_jobs_in_two(tmp_path: Path) -
     for tables in opened.load_all():
         assert [tables.ops[op] for op in tables.operations["op"]] == ["all_reduce"]
         assert tables.closed
-        assert tables.tap == "native", "the compiled tap of an earlier dtprof run is found"
+        assert tables.hook == "native", "the compiled hook of an earlier dtprof run is found"
     assert opened.manifest.notes[0].startswith("recorded by `import dtprof.auto`: no launcher")
     summary = summarise(opened)
     assert (summary.world_size, summary.missing_ranks) == (2, ())
@@ -61,7 +61,7 @@ def test_under_dtprof_run_it_changes_nothing(tmp_path: Path) -> None:
     job = jobs.recorded(tmp_path / "run", jobs.torchrun(1, PROGRAM))
     assert "recording into" not in job.stderr
     tables = open_run(tmp_path / "run").load(0)
-    assert len(tables.operations) == 1, "tapped once"
+    assert len(tables.operations) == 1, "hooked once"
 
 
 def test_off_is_off(tmp_path: Path) -> None:

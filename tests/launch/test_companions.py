@@ -9,8 +9,8 @@ from dtprof.launch import archiver, child_process, hang_watcher, interpreter, jo
 
 
 def end_of(command: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> job_launch.JobEnd:
-    none = interpreter.TapChoice(library=None, torch_version=None, message=None)
-    monkeypatch.setattr(interpreter, "choose_tap", lambda *_, **__: none)
+    none = interpreter.HookChoice(library=None, torch_version=None, message=None)
+    monkeypatch.setattr(interpreter, "choose_hook", lambda *_, **__: none)
     settings = job_launch.JobSettings(
         output=run, force=False, join=False, native=True, max_log_mb=64, hang_after_s=60, stop_on_hang=False
     )

@@ -219,7 +219,7 @@ def test_ranks_of_another_virtual_environment_with_a_cleared_environment_are_rec
     job = jobs.recorded(tmp_path / "by-pth", command)
     assert job.stdout == "computed 10\n\n"
     tables = open_run(tmp_path / "by-pth").load(0)
-    assert (len(tables.operations), tables.tap, tables.closed) == (10, "native", True)
+    assert (len(tables.operations), tables.hook, tables.closed) == (10, "native", True)
     removed = jobs.finished([*jobs.DTPROF, "inject", "remove", "--python", str(venv), "--json"], tmp_path)
     assert json.loads(removed.stdout)["installed"] is False
     status = jobs.finished([*jobs.DTPROF, "inject", "status", "--python", str(venv)], tmp_path)

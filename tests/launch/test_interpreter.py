@@ -1,4 +1,4 @@
-"""Which interpreter a command will use, and which tap fits it."""
+"""Which interpreter a command will use, and which hook fits it."""
 
 import fcntl
 import importlib.util
@@ -11,7 +11,7 @@ import pytest
 
 from dtprof.capture.native import build
 from dtprof.launch import interpreter
-from dtprof.launch.interpreter import choose_tap, find_interpreter
+from dtprof.launch.interpreter import choose_hook, find_interpreter
 from dtprof.records import schema
 
 
@@ -93,34 +93,38 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, compiler: Path | None) -> tuple[interpreter.TapChoice, list[str]]:
-    """Choose a tap for this interpreter; return what was said meanwhile."""
+def choose(monkeypatch: pytest.MonkeyPatch, compiler: Path | None) -> tuple[interpreter.HookChoice, list[str]]:
+    """Choose a hook for this interpreter; return what was said meanwhile."""
     said: list[str] = []
     if compiler is None:
         monkeypatch.setenv("PATH", "")
         monkeypatch.delenv("CXX", raising=False)
     else:
         monkeypatch.setenv("CXX", str(compiler))
-    chosen = choose_tap(sys.executable, native=True, environment=dict(os.environ), say=said.append)
+    chosen = choose_hook(sys.executable, native=True, environment=dict(os.environ), say=said.append)
     return chosen, said
 
 
-def test_tap_is_compiled_once_and_then_found(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_is_compiled_once_and_then_found(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
     chosen, said = choose(monkeypatch, compiler)
     assert chosen.message is None
     assert chosen.library is not None
     assert Path(chosen.library).is_relative_to(cache)
-    assert [line.split(" for")[0] for line in said] == ["compiling the native tap"]
+    assert [line.split(" for")[0] for line in said] == ["compiling the native hook"]
     again, said = choose(monkeypatch, compiler)
     assert (again.library, said) == (chosen.library, [])
     assert num_calls(compiler) == 1
-    assert sorted(path.name for path in Path(chosen.library).parent.iterdir()) == ["dtprof_tap.so", "lock", "sha256"]
+    assert sorted(path.name for path in Path(chosen.library).parent.iterdir()) == [
+        "dtprof_native_hook.so",
+        "lock",
+        "sha256",
+    ]
 
 
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("damage", ["cut", "changed", "no checksum"])
-def test_damaged_tap_in_the_cache_is_compiled_anew(
+def test_damaged_hook_in_the_cache_is_compiled_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
@@ -139,15 +143,15 @@ def test_damaged_tap_in_the_cache_is_compiled_anew(
 
 
 @pytest.mark.usefixtures("cache")
-def test_without_compiler_the_python_tap_is_used_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiler_the_python_hook_is_used_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, said = choose(monkeypatch, None)
     assert (chosen.library, said) == (None, [])
     assert chosen.message == (
-        "no C++ compiler was found (install g++, or set CXX): using the Python tap (15 to 30 us more per operation)"
+        "no C++ compiler was found (install g++, or set CXX): using the Python hook (15 to 30 us more per operation)"
     )
 
 
-def test_failing_compiler_leaves_its_output_and_the_python_tap(
+def test_failing_compiler_leaves_its_output_and_the_python_hook(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = fake_compiler(tmp_path / "g++", "echo no such header >&2; exit 4")
@@ -171,7 +175,7 @@ def test_compiler_that_takes_too_long_is_ended_with_all_it_started(
         chosen, _ = choose(monkeypatch, compiler)
         if started.exists() and started.read_text():
             break
-    late = f"{compiler} did not finish in {seconds} s: using the Python tap (15 to 30 us more per operation)"
+    late = f"{compiler} did not finish in {seconds} s: using the Python hook (15 to 30 us more per operation)"
     assert (chosen.library, chosen.message) == (None, late)
     try:
         sleeping = psutil.Process(int(started.read_text()))
@@ -196,7 +200,7 @@ def test_lock_that_another_process_holds_is_not_waited_for_without_end(
     assert chosen.message.startswith(f"another process has held {library.with_name('lock')} for 1 s: using the Python")
 
 
-def test_user_without_a_home_folder_gets_the_python_tap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_home_folder_gets_the_python_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     for name in ("HOME", "XDG_CACHE_HOME", "DTPROF_CACHE_DIR"):
@@ -209,10 +213,10 @@ def test_user_without_a_home_folder_gets_the_python_tap(monkeypatch: pytest.Monk
     answer = build.ensure(schema.cpp_header(), timeout_s=0)
     assert answer["library"] is None
     assert answer["torch"] is not None
-    assert answer["reason"] == "there is no home folder for the compiled tap (set DTPROF_CACHE_DIR)"
+    assert answer["reason"] == "there is no home folder for the compiled hook (set DTPROF_CACHE_DIR)"
 
 
-def test_cache_that_cannot_be_written_to_leaves_the_python_tap(
+def test_cache_that_cannot_be_written_to_leaves_the_python_hook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     cache.write_text("a file")
@@ -220,10 +224,10 @@ def test_cache_that_cannot_be_written_to_leaves_the_python_tap(
     assert chosen.library is None
     assert chosen.message is not None
     assert chosen.message.startswith(f"the cache folder {cache}/native/")
-    assert "cannot be used: Not a directory: using the Python tap" in chosen.message
+    assert "cannot be used: Not a directory: using the Python hook" in chosen.message
 
 
-def test_tap_of_another_source_or_torch_has_another_place() -> None:
+def test_hook_of_another_source_or_torch_has_another_place() -> None:
     header = schema.cpp_header()
     places = {build.library_path("2.13.0", header), build.library_path("2.12.0", header)}
     places.add(build.library_path("2.13.0", header + "//"))
@@ -237,16 +241,16 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, **answer: str | None) -> None:
 
 def test_torch_newer_than_any_tested_is_recorded_and_said_to_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, torch="9.1.0+cu200", library="/cache/tap.so")
-    chosen = choose_tap("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
+    chosen = choose_hook("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
     assert chosen.library == "/cache/tap.so"
     said = "torch 9.1.0+cu200 is newer than 2.13, the newest tested: records may be incomplete"
     assert chosen.message == said
-    chosen = choose_tap("/usr/bin/python3", native=False, environment={}, say=lambda _: None)
-    assert chosen.message == f"{said}\nusing the Python tap, as asked"
+    chosen = choose_hook("/usr/bin/python3", native=False, environment={}, say=lambda _: None)
+    assert chosen.message == f"{said}\nusing the Python hook, as asked"
 
 
 @pytest.mark.usefixtures("cache")
-def test_newer_torch_gets_a_tap_compiled_for_exactly_that_version(
+def test_newer_torch_gets_a_hook_compiled_for_exactly_that_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "newer" / "torch"
@@ -271,7 +275,7 @@ def test_newer_torch_gets_a_tap_compiled_for_exactly_that_version(
 
 def test_interpreter_without_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, reason="torch is not installed")
-    chosen = choose_tap("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
+    chosen = choose_hook("/usr/bin/python3", native=True, environment={}, say=lambda _: None)
     assert (chosen.library, chosen.torch_version) == (None, None)
     assert chosen.message == (
         "torch is not installed (/usr/bin/python3): the job runs uninstrumented unless its ranks use another"
@@ -285,7 +289,7 @@ def test_torch_older_than_supported_runs_uninstrumented(
     monkeypatch: pytest.MonkeyPatch, version: str, old: bool
 ) -> None:
     answer_with(monkeypatch, torch=version, library="/x.so")
-    chosen = choose_tap("python3", native=True, environment={}, say=lambda _: None)
+    chosen = choose_hook("python3", native=True, environment={}, say=lambda _: None)
     assert (chosen.library is None) == old
     if old:
         assert (
@@ -295,7 +299,7 @@ def test_torch_older_than_supported_runs_uninstrumented(
 
 def test_program_that_answers_nonsense_is_quoted(folder: Path) -> None:
     python = executable(folder / "other" / "python3", "#!/bin/sh\necho no module named json >&2\nexit 1\n")
-    chosen = choose_tap(str(python), native=True, environment=dict(os.environ), say=lambda _: None)
+    chosen = choose_hook(str(python), native=True, environment=dict(os.environ), say=lambda _: None)
     assert chosen.library is None
     assert chosen.message is not None
     assert "no module named json" in chosen.message
@@ -303,12 +307,12 @@ def test_program_that_answers_nonsense_is_quoted(folder: Path) -> None:
 
 
 def test_injection_comes_first_and_keeps_the_users_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tap = interpreter.TapChoice(library="/tap.so", torch_version="2.13.0", message=None)
+    hook = interpreter.HookChoice(library="/tap.so", torch_version="2.13.0", message=None)
     monkeypatch.setenv("PYTHONPATH", "/mine:/yours")
-    environment = interpreter.job_environment(run=tmp_path, tap=tap)
+    environment = interpreter.job_environment(run=tmp_path, hook=hook)
     first, *rest = environment["PYTHONPATH"].split(os.pathsep)
     assert (Path(first) / "sitecustomize.py").exists()
     assert rest == ["/mine", "/yours"]
     assert (environment["DTPROF_RUN_DIR"], environment["DTPROF_NATIVE_TAP"]) == (str(tmp_path), "/tap.so")
     monkeypatch.delenv("PYTHONPATH")
-    assert interpreter.job_environment(run=tmp_path, tap=tap)["PYTHONPATH"] == first
+    assert interpreter.job_environment(run=tmp_path, hook=hook)["PYTHONPATH"] == first

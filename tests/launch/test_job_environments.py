@@ -22,10 +22,10 @@ def lines(job: jobs.Job) -> list[str]:
     return [line for line in said if not line.startswith(("run kept in", "next: "))]
 
 
-@pytest.mark.parametrize("cached", ["nothing", "a damaged tap"])
-def test_without_compiler_the_job_runs_with_the_python_tap(tmp_path: Path, cached: str) -> None:
+@pytest.mark.parametrize("cached", ["nothing", "a damaged hook"])
+def test_without_compiler_the_job_runs_with_the_python_hook(tmp_path: Path, cached: str) -> None:
     cache = tmp_path / "cache"
-    if cached == "a damaged tap":
+    if cached == "a damaged hook":
         shutil.copytree(build.cache_folder(), cache)
         for library in cache.rglob("*.so"):
             library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
@@ -34,13 +34,13 @@ def test_without_compiler_the_job_runs_with_the_python_tap(tmp_path: Path, cache
     assert job.stdout == "computed 10\n"
     (why,) = lines(job)
     assert why == (
-        "no C++ compiler was found (install g++, or set CXX): using the Python tap (15 to 30 us more per operation)"
+        "no C++ compiler was found (install g++, or set CXX): using the Python hook (15 to 30 us more per operation)"
     )
     tables = open_run(tmp_path / "run").load(0)
-    assert (tables.tap, len(tables.operations)) == ("python", 10)
+    assert (tables.hook, len(tables.operations)) == ("python", 10)
 
 
-def test_tap_damaged_after_the_launch_is_not_loaded_by_the_ranks(tmp_path: Path) -> None:
+def test_hook_damaged_after_the_launch_is_not_loaded_by_the_ranks(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(build.cache_folder(), cache)
     damage = tmp_path / "damage.sh"
@@ -50,10 +50,10 @@ def test_tap_damaged_after_the_launch_is_not_loaded_by_the_ranks(tmp_path: Path)
     job = jobs.recorded(tmp_path / "run", [str(damage), sys.executable, MANY, "10"], env=env)
     assert job.stdout == "computed 10\n"
     (why,) = lines(job)
-    assert why.startswith("the native tap /")
-    assert why.endswith(" is damaged: using the Python tap (15 to 30 us more per operation)")
+    assert why.startswith("the native hook /")
+    assert why.endswith(" is damaged: using the Python hook (15 to 30 us more per operation)")
     tables = open_run(tmp_path / "run").load(0)
-    assert (tables.tap, len(tables.operations)) == ("python", 10)
+    assert (tables.hook, len(tables.operations)) == ("python", 10)
     assert tables.notes == (why,), "the run says why its operations cost more"
 
 
@@ -89,14 +89,14 @@ def test_torch_that_is_only_imported_makes_no_rank(tmp_path: Path) -> None:
 def test_loader_opens_only_what_fits_this_very_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DTPROF_NATIVE_TAP", raising=False)
     assert loader.load("2.13.0") == (None, "")
-    other = tmp_path / "2.12.0-cpython-311-abc" / "dtprof_tap.so"
+    other = tmp_path / "2.12.0-cpython-311-abc" / "dtprof_native_hook.so"
     monkeypatch.setenv("DTPROF_NATIVE_TAP", str(other))
     module, why = loader.load("2.13.0")
     assert module is None
-    assert why.startswith("the native tap was compiled for 2.12.0-cpython-311-abc, this process runs 2.13.0-")
-    gone = tmp_path / f"{build.binary_tag('2.13.0')}-abc" / "dtprof_tap.so"
+    assert why.startswith("the native hook was compiled for 2.12.0-cpython-311-abc, this process runs 2.13.0-")
+    gone = tmp_path / f"{build.binary_tag('2.13.0')}-abc" / "dtprof_native_hook.so"
     monkeypatch.setenv("DTPROF_NATIVE_TAP", str(gone))
     assert loader.load("2.13.0") == (
         None,
-        f"the native tap {gone} is damaged: using the Python tap (15 to 30 us more per operation)",
+        f"the native hook {gone} is damaged: using the Python hook (15 to 30 us more per operation)",
     )

@@ -1,4 +1,4 @@
-"""Calls that take the Python tap's shorter way, and calls that must not: shortcut.py FOLDER."""
+"""Calls that take the Python hook's shorter way, and calls that must not: shortcut.py FOLDER."""
 
 import sys
 

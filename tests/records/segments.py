@@ -47,7 +47,7 @@ def write_rank(run: Path, records: Sequence[bytes], *, rank: int = 0, attempt: i
 
 
 def fill_up(segment: Path) -> None:
-    """Give a segment the size that a tap allocates."""
+    """Give a segment the size that a hook allocates."""
     with segment.open("r+b") as file:
         file.truncate(schema.SEGMENT_SIZE)
 

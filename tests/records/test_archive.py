@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dtprof.records import archive, schema, writer
 
 HEADER = writer.segment_header(
-    rank=3, local_rank=1, world_size=4, attempt=0, tap=1, torch_version="2.13.0", dtprof_version="1"
+    rank=3, local_rank=1, world_size=4, attempt=0, hook=1, torch_version="2.13.0", dtprof_version="1"
 ).ljust(schema.HEADER_SIZE, b"\0")
 
 
@@ -66,7 +66,7 @@ def test_any_order_of_groups_and_positions_comes_back(rows: list[tuple[int, int,
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("inf"), -0.0, 0.5, -1.0, 3e38])
-def test_times_that_no_tap_writes_come_back(special: float) -> None:
+def test_times_that_no_hook_writes_come_back(special: float) -> None:
     records = realistic(20)
     records["done_after"][7] = special
     assert archive.unpack(archive.pack(segment(records))) == segment(records)

@@ -84,7 +84,7 @@ def test_a_run_with_everything_in_it_is_read_back(tmp_path: Path) -> None:
     read, expected = run.load(1), rank.tables()
     for name in ("operations", "spans", "samples"):
         np.testing.assert_array_equal(getattr(read, name), getattr(expected, name))
-    for name in ("rank", "attempt", "world_size", "local_rank", "pid", "host", "boot_id", "tap", "torch_version"):
+    for name in ("rank", "attempt", "world_size", "local_rank", "pid", "host", "boot_id", "hook", "torch_version"):
         assert getattr(read, name) == getattr(expected, name), name
     for name in ("ops", "raw_ops", "sites", "groups", "threads", "sizes", "features", "exceptions", "python_version"):
         assert getattr(read, name) == getattr(expected, name), name

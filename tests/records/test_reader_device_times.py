@@ -51,7 +51,7 @@ def test_clocks_that_differ_by_microseconds_do_not_shift_durations_to_the_neighb
     assert table["device_ns"].tolist() == [1 * MS, 2 * MS]
 
 
-def test_a_completion_that_was_seen_by_the_tap_is_kept() -> None:
+def test_a_completion_that_was_seen_by_the_hook_is_kept() -> None:
     table = operations((0, 10, 12))
     table["done_ns"], table["state"] = 15 * MS, schema.STATE["done"]
     device_durations.join(table, measured((0, 11, 3, 90)))

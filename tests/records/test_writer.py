@@ -1,4 +1,4 @@
-"""The files of a run that are not written by a tap."""
+"""The files of a run that are not written by a hook."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ def test_header_says_who_writes_and_when() -> None:
         local_rank=1,
         world_size=4,
         attempt=2,
-        tap=2,
+        hook=2,
         torch_version="2.13.0+cpu",
         dtprof_version="0.1.0",
         segment=7,
@@ -54,20 +54,20 @@ def test_header_says_who_writes_and_when() -> None:
 def test_header_is_read_back_by_the_reader(tmp_path: Path) -> None:
     folder, attempt = writer.claim_rank_folder(tmp_path, 3, 0)
     data = writer.segment_header(
-        rank=3, local_rank=1, world_size=4, attempt=attempt, tap=1, torch_version="2.13.0", dtprof_version="0.1.0"
+        rank=3, local_rank=1, world_size=4, attempt=attempt, hook=1, torch_version="2.13.0", dtprof_version="0.1.0"
     )
     (folder / paths.segment_name(0)).write_bytes(data.ljust(schema.SEGMENT_SIZE, b"\0"))
     (folder / paths.STRINGS).touch()
     tables = open_run(tmp_path).load(3)
     assert (tables.rank, tables.local_rank, tables.world_size, tables.pid) == (3, 1, 4, os.getpid())
-    assert (tables.tap, tables.torch_version, tables.host) == ("native", "2.13.0", socket.gethostname()[:63])
+    assert (tables.hook, tables.torch_version, tables.host) == ("native", "2.13.0", socket.gethostname()[:63])
     assert (tables.num_events, tables.closed, tables.truncated, tables.problems) == (0, False, False, ())
 
 
 def test_names_too_long_for_the_header_are_cut_and_do_not_spill_over() -> None:
     long = "9" * 500
     data = writer.segment_header(
-        rank=0, local_rank=0, world_size=1, attempt=0, tap=1, torch_version=long, dtprof_version=long
+        rank=0, local_rank=0, world_size=1, attempt=0, hook=1, torch_version=long, dtprof_version=long
     )
     assert len(data) == schema.HEADER_STRUCT.size
 

@@ -22,7 +22,7 @@ def test_cards_of_a_whole_run() -> None:
     assert shown["peak_memory"] == ("515 MiB", "rank 3; least 512 MiB, rank 0")
     assert shown["slowdown"] == ("1.33\u00d7", "rank 2, costs others 150 ms a step")
     assert shown["clock_error"] == ("\u00b1 0 ns", "one host, one clock")
-    assert shown["overhead"] == ("<0.1 %", "of the step; 850 ns an event, native tap")
+    assert shown["overhead"] == ("<0.1 %", "of the step; 850 ns an event, native hook")
     assert shown["events"] == ("4,936", "4 ranks of 4; none dropped, none missing")
 
 

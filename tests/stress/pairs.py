@@ -28,7 +28,7 @@ from tests.stress.rank import journal_path
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 40.0
-TAPS = {"native": [], "python": ["--no-native"]}
+HOOKS = {"native": [], "python": ["--no-native"]}
 ATTEMPTS_A_TRIAL = 64
 """Attempts set aside for a trial: forked children that train claim the ones after the rank's own."""
 RETRIES = 5
@@ -114,9 +114,9 @@ class Host:
         assert status == 0, Path(self._errors.name).read_text()
 
 
-def recording(run: Path, tap: str) -> list[str]:
+def recording(run: Path, hook: str) -> list[str]:
     """Return what stands before a command to have it recorded."""
-    return [sys.executable, "-m", "dtprof", "run", "-o", str(run), "--hang-after", "0", *TAPS[tap], "--"]
+    return [sys.executable, "-m", "dtprof", "run", "-o", str(run), "--hang-after", "0", *HOOKS[hook], "--"]
 
 
 class Hosts:
@@ -132,11 +132,11 @@ class Hosts:
         """Return the host without dtprof."""
         return self._get("bare", [], None)
 
-    def recorded(self, tap: str, *, small: bool) -> Host:
+    def recorded(self, hook: str, *, small: bool) -> Host:
         """Return the host below dtprof, with its run on the small disk or not."""
         at = self.small_disk if small and self.small_disk is not None else self._folder
-        run = at / f"run-{tap}{'-disk' if small else ''}"
-        return self._get(run.name, recording(run, tap), run)
+        run = at / f"run-{hook}{'-disk' if small else ''}"
+        return self._get(run.name, recording(run, hook), run)
 
     def _get(self, name: str, command: Sequence[str], run: Path | None) -> Host:
         if name not in self._hosts:
@@ -198,7 +198,7 @@ class Trial:
         self.kind = kind
         self.number = number
         self.plan: dict[str, Any] = {"seed": chance.randrange(2**32), **module.plan(chance)}
-        self.tap = chance.choice(sorted(TAPS))
+        self.hook = chance.choice(sorted(HOOKS))
         self.afresh = kind not in ("kill", "disk") and self.plan["ranks"] == 1 and chance.randrange(AFRESH_EVERY) == 0
         self._small = self.plan.get("way") == "small-disk" and hosts.small_disk is not None
         self._hosts = hosts
@@ -207,7 +207,7 @@ class Trial:
 
     def __str__(self) -> str:
         """Say what it does, so that it can be done again."""
-        return f"{self.kind} {self.number} ({self.tap}{', afresh' if self.afresh else ''}): {json.dumps(self.plan)}"
+        return f"{self.kind} {self.number} ({self.hook}{', afresh' if self.afresh else ''}): {json.dumps(self.plan)}"
 
     def run(self, tally: Tally) -> None:
         """Do it both ways and add up what came of it."""
@@ -246,8 +246,8 @@ class Trial:
     def _recorded(self) -> Ending:
         folder = self._folder / "recorded"
         if self.afresh:
-            return self._start(recording(self._run, self.tap), folder)
-        host = self._hosts.recorded(self.tap, small=self._small)
+            return self._start(recording(self._run, self.hook), folder)
+        host = self._hosts.recorded(self.hook, small=self._small)
         if self._small and self._hosts.small_disk is not None:
             disk.resize(self._hosts.small_disk, self.plan["room_mb"])
         ending = host.end(self._request(folder, self._attempt))

@@ -149,7 +149,7 @@ def _header(job: Job, rank: int, segment: int, head: int, *, is_last: bool, drop
         local_rank=rank % job.ranks_per_host if job.ranks_per_host else rank,
         world_size=job.world_size,
         pid=10_000 + rank,
-        tap=1,
+        hook=1,
         opened_monotonic_ns=opened,
         opened_realtime_ns=WALL_CLOCK_NS,
         head=head,

@@ -57,7 +57,7 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     unwaited = known & ~waited & (operations["done_ns"] != UNKNOWN_NS)
     counts = is_any(operations["thread"], steps.threads) | ((operations["flags"] & codes.INFERRED_SITE) != 0)
     _wait_for_backward(begin, end, operations, unwaited & counts, phases[events.BACKWARD])
-    if tables.tap == "python":
+    if tables.hook == "python":
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])
     return Blocked(
         call=pair(issued, np.where(known, returned, issued)), wait=pair(begin, end), known=known, counts=counts
@@ -101,7 +101,7 @@ def _wait_for_backward(begin: Column, end: Column, operations: Array, unwaited: 
 
 
 def _wait_in_forward(end: Column, operations: Array, unwaited: Mask, forward: Intervals) -> None:
-    """Fill in the waits of DDP's forward (it broadcasts buffers one by one), which the Python tap does not see."""
+    """Fill in the waits of DDP's forward (it broadcasts buffers one by one), which the Python hook does not see."""
     rows, span = _issued_inside(operations, unwaited, forward)
     end[rows] = np.maximum(end[rows], np.minimum(operations["done_ns"][rows], forward[span, 1]))
 

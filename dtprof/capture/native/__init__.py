@@ -1,1 +1,1 @@
-"""The native tap: its source, its build, its loading."""
+"""The native hook: its source, its build, its loading."""

@@ -1,4 +1,4 @@
-"""Compile the native tap for the torch of one interpreter, once, into a cache.
+"""Compile the native hook for the torch of one interpreter, once, into a cache.
 
 Runs as a script under the job's own interpreter, which need not have dtprof: standard library only, torch is located
 and never imported. Prints one JSON object: {"library": path or null, "torch": version or null, "reason": text}.
@@ -21,8 +21,9 @@ import tempfile
 import time
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("tap.cpp")
-MODULE = "dtprof_tap"
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "native_hook.cpp"
+MODULE = "dtprof_native_hook"
 CHECKSUM = "sha256"
 FLAGS = [
     *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
@@ -32,7 +33,7 @@ LOCK_PERIOD_S = 0.2
 
 
 class CannotBuildError(Exception):
-    """Why there is no native tap; the job then uses the Python tap."""
+    """Why there is no native hook; the job then uses the Python hook."""
 
 
 def find_torch() -> tuple[Path, str] | None:
@@ -52,7 +53,7 @@ def find_torch() -> tuple[Path, str] | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled taps: $DTPROF_CACHE_DIR, else below the user's cache folder.
+    """Return the folder of compiled hooks: $DTPROF_CACHE_DIR, else below the user's cache folder.
 
     Raises:
         CannotBuildError: the user has no home folder, as in a container without a name for its user.
@@ -62,29 +63,30 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtprof"
     except RuntimeError as error:
-        raise CannotBuildError("there is no home folder for the compiled tap (set DTPROF_CACHE_DIR)") from error
+        raise CannotBuildError("there is no home folder for the compiled hook (set DTPROF_CACHE_DIR)") from error
 
 
 def binary_tag(torch_version: str) -> str:
-    """Return what a compiled tap is bound to: the exact torch and the interpreter."""
+    """Return what a compiled hook is bound to: the exact torch and the interpreter."""
     return f"{torch_version}-{sysconfig.get_config_var('SOABI')}"
 
 
 def library_path(torch_version: str, schema_header: str) -> Path:
-    """Return where the tap for this torch, interpreter and source belongs.
+    """Return where the hook for this torch, interpreter and source belongs.
 
     Raises:
         CannotBuildError: there is no cache folder.
     """
     digest = hashlib.sha256()
-    for part in (SOURCE.read_text(encoding="utf-8"), schema_header, " ".join(FLAGS)):
+    sources = [path.read_text(encoding="utf-8") for path in sorted([SOURCE, *FOLDER.glob("*.h")])]
+    for part in (*sources, schema_header, " ".join(FLAGS)):
         digest.update(part.encode())
     name = f"{binary_tag(torch_version)}-{digest.hexdigest()[:16]}"
     return cache_folder() / "native" / name / f"{MODULE}.so"
 
 
 def is_intact(library: Path) -> bool:
-    """Say whether a compiled tap is there, whole: loading a damaged one would kill the process."""
+    """Say whether a compiled hook is there, whole: loading a damaged one would kill the process."""
     try:
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
         return library.with_name(CHECKSUM).read_text(encoding="ascii").strip() == digest
@@ -104,7 +106,7 @@ def compiler() -> str:
     raise CannotBuildError("no C++ compiler was found (install g++, or set CXX)")
 
 
-def compile_tap(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
+def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
     """Compile into a temporary folder beside the library, then move the result into place.
 
     Raises:
@@ -182,10 +184,10 @@ def take_lock(file: int, path: Path, timeout_s: float) -> None:
 
 
 def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
-    """Return the tap for this interpreter, compiling it if need be; at most one process compiles at a time.
+    """Return the hook for this interpreter, compiling it if need be; at most one process compiles at a time.
 
     Args:
-        schema_header: the constants that the tap is compiled with.
+        schema_header: the constants that the hook is compiled with.
         timeout_s: how long the compiler may take; 0: do not compile.
     """
     torch = find_torch()
@@ -211,20 +213,20 @@ def compile_once(torch_folder: Path, torch_version: str, schema_header: str, lib
     """Compile, unless another process has done so meanwhile.
 
     Raises:
-        CannotBuildError: there is no tap now.
+        CannotBuildError: there is no hook now.
     """
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with library.with_name("lock").open("w") as lock:
             take_lock(lock.fileno(), library.with_name("lock"), timeout_s)
             if not is_intact(library):
-                compile_tap(torch_folder, torch_version, schema_header, library, timeout_s)
+                compile_hook(torch_folder, torch_version, schema_header, library, timeout_s)
     except OSError as error:
         raise CannotBuildError(
             f"the cache folder {library.parent} cannot be used: {error.strerror or error}"
         ) from error
     if not is_intact(library):
-        raise CannotBuildError(f"the compiled tap {library} was changed right after it was written")
+        raise CannotBuildError(f"the compiled hook {library} was changed right after it was written")
 
 
 def main() -> int:

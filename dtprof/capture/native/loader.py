@@ -1,4 +1,4 @@
-"""Load the compiled tap that the launcher prepared, if it fits this process exactly."""
+"""Load the compiled hook that the launcher prepared, if it fits this process exactly."""
 
 import os
 import sys
@@ -12,11 +12,11 @@ from dtprof.capture.native import build
 
 
 def load(torch_version: str) -> tuple[Any, str]:
-    """Return the native tap's module, or None and one line that says why not.
+    """Return the native hook's module, or None and one line that says why not.
 
     The binary is bound to the exact torch and interpreter: another one is never opened, not even to look.
     """
-    path = os.environ.get(settings.ENV_NATIVE_TAP, "")
+    path = os.environ.get(settings.ENV_NATIVE_HOOK, "")
     if not path:
         return None, ""
     if build.MODULE in sys.modules:
@@ -24,16 +24,19 @@ def load(torch_version: str) -> tuple[Any, str]:
     tag = build.binary_tag(torch_version)
     if not Path(path).parent.name.startswith(tag + "-"):
         return None, (
-            f"the native tap was compiled for {Path(path).parent.name}, this process runs {tag}: "
-            "using the Python tap (15 to 30 us more per operation)"
+            f"the native hook was compiled for {Path(path).parent.name}, this process runs {tag}: "
+            "using the Python hook (15 to 30 us more per operation)"
         )
     if not build.is_intact(Path(path)):
-        return None, f"the native tap {path} is damaged: using the Python tap (15 to 30 us more per operation)"
+        return None, f"the native hook {path} is damaged: using the Python hook (15 to 30 us more per operation)"
     try:
         extension = ExtensionFileLoader(build.MODULE, path)
         module = module_from_spec(ModuleSpec(build.MODULE, extension, origin=path))
         extension.exec_module(module)
     except ImportError as error:
-        return None, f"the native tap cannot be loaded ({error}): using the Python tap (15 to 30 us more per operation)"
+        return (
+            None,
+            f"the native hook cannot be loaded ({error}): using the Python hook (15 to 30 us more per operation)",
+        )
     sys.modules[build.MODULE] = module
     return module, ""

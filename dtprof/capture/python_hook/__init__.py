@@ -1,1 +1,1 @@
-"""The Python tap: the same records as the native one, for machines without a compiler."""
+"""The Python hook: the same records as the native one, for machines without a compiler."""

@@ -1,4 +1,4 @@
-"""The Python tap: the same records as the native one, for machines without a compiler.
+"""The Python hook: the same records as the native one, for machines without a compiler.
 
 Kernels at DispatchKey.BackendSelect, registered through torch.library, see each c10d operation once on its way to
 whatever back end and redispatch with the GIL released. Calling the back end's kernel directly instead would hold the
@@ -60,7 +60,7 @@ def _keep_to_the_end(library: Any) -> None:
 
 
 class Group:
-    """What the tap keeps of one process group."""
+    """What the hook keeps of one process group."""
 
     def __init__(self, group_id: int, gloo: bool) -> None:
         """Count operations from 0."""
@@ -80,7 +80,7 @@ class Acting(threading.local):
         """Of the point-to-point operations to come."""
 
 
-class PythonTap:
+class PythonHook:
     """A Recorder in Python."""
 
     def __init__(self, *, folder: Path, header: bytes, owners: CodeOwners, max_segments: int) -> None:
@@ -343,7 +343,7 @@ class PythonTap:
     # ---- operations ----------------------------------------------------------------------------------------------
 
     def install(self, ops: list[str]) -> None:
-        """Tap these operators of the c10d namespace."""
+        """Hook these operators of the c10d namespace."""
         import torch.library
 
         for inherited in _libraries:  # from the parent of this forked process
@@ -483,5 +483,5 @@ class PythonTap:
         return self._on
 
     def group(self, process_group: Any) -> Group:
-        """Return what the tap keeps of a process group, declaring it at its first use."""
+        """Return what the hook keeps of a process group, declaring it at its first use."""
         return self._groups.get(process_group) or self._new_group(process_group)

@@ -23,7 +23,7 @@ from dtprof.records import schema
 if TYPE_CHECKING:
     from types import FrameType
 
-    from dtprof.capture.python_hook.dispatcher_hook import Group, PythonTap
+    from dtprof.capture.python_hook.dispatcher_hook import Group, PythonHook
 
 ASYNC = schema.FLAG["async"]
 OBSERVED = schema.FLAG["completion"] | schema.FLAG["polled"]
@@ -62,7 +62,7 @@ METHODS = {
 }
 
 
-def install(tap: "PythonTap", ops: list[str]) -> None:
+def install(hook: "PythonHook", ops: list[str]) -> None:
     """Give ProcessGroup's methods the shorter way, where this torch has what it needs."""
     import torch
 
@@ -74,21 +74,23 @@ def install(tap: "PythonTap", ops: list[str]) -> None:
         options = getattr(c10d, method.options) if method.options else None
         if original is not None and method.op in ops and (options is None or hasattr(options, "asyncOp")):
             original = getattr(original, MARK, original)  # inherited from the parent of this forked process
-            setattr(c10d.ProcessGroup, name, _recorded(tap, original, method, options))
+            setattr(c10d.ProcessGroup, name, _recorded(hook, original, method, options))
 
 
 Described = tuple[int, int, int, int, int, int]
 """Type of the elements, reduction, flags, peer, tag or sizes, number of elements."""
 
 
-def _describer(tap: "PythonTap", method: Method, options: type | None) -> Callable[[tuple[Any, ...]], Described | None]:
+def _describer(
+    hook: "PythonHook", method: Method, options: type | None
+) -> Callable[[tuple[Any, ...]], Described | None]:
     """Return the function that reads the arguments of a call; None for one that must take the kernel."""
     import torch
 
     plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
     reduces, rooted = hasattr(options, "reduceOp"), hasattr(options, "rootRank")
-    no_code, sizes_id, splits = schema.NO_CODE, tap.sizes_id, method.arity == 5
+    no_code, sizes_id, splits = schema.NO_CODE, hook.sizes_id, method.arity == 5
 
     def is_ordinary(tensor: Any) -> bool:
         return tensor.__class__ in plain and tensor.is_cpu and tensor.layout is strided
@@ -148,7 +150,7 @@ def _describer(tap: "PythonTap", method: Method, options: type | None) -> Callab
 
 
 def _recorded(
-    tap: "PythonTap", original: Callable[..., Any], method: Method, options: type | None
+    hook: "PythonHook", original: Callable[..., Any], method: Method, options: type | None
 ) -> Callable[..., Any]:
     """Return a method that records a call and makes it, passing the kernel by."""
     import torch
@@ -160,8 +162,8 @@ def _recorded(
         state._dispatch_tls_set_dispatch_key_included,
     )
     modes, transforms = state._len_torch_dispatch_stack, state._functorch.peek_interpreter_stack
-    frame_of, recording, group_of, arity = sys._getframe, tap.recording, tap.group, method.arity
-    describe, write = _describer(tap, method, options), tap.writer(method.op, p2p=options is None)
+    frame_of, recording, group_of, arity = sys._getframe, hook.recording, hook.group, method.arity
+    describe, write = _describer(hook, method, options), hook.writer(method.op, p2p=options is None)
 
     def begin(group: Any, arguments: tuple[Any, ...], caller: "FrameType") -> tuple[Any, int, int] | None:
         """Record the issue of a call that may take the shorter way; None for every other."""

@@ -1,4 +1,4 @@
-"""Segment files of the Python tap, mapped into memory, and the records in them."""
+"""Segment files of the Python hook, mapped into memory, and the records in them."""
 
 import itertools
 import mmap

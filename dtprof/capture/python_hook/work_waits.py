@@ -1,4 +1,4 @@
-"""Operations in flight under the Python tap, and the waits of the job for them."""
+"""Operations in flight under the Python hook, and the waits of the job for them."""
 
 import mmap
 import os

@@ -155,7 +155,7 @@ def rank_evidence(
         alive=alive,
         channels=messages.channels,
         messages=messages.newest,
-        sees_questions=tables.tap == "native",
+        sees_questions=tables.hook == "native",
         complete=not tables.dropped_events,
         batches=past.batches + int((~exhausted).sum()),
         exhausted=past.exhausted + int(exhausted.sum()),

@@ -22,7 +22,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "hosts": list(summary.hosts),
         "backend": summary.backend,
         "torch": summary.torch,
-        "tap": summary.tap,
+        "tap": summary.hook,
         "complete": summary.complete,
         "missing_ranks": list(summary.missing_ranks),
         "events": summary.events,

@@ -221,7 +221,7 @@ def _overhead(summary: Summary) -> KeyFigure:
         key="overhead",
         name="Own overhead",
         value=format_share(overhead.share_of_step),
-        beside=f"of the step; {beside}" + (f", {summary.tap} tap" if summary.tap else ""),
+        beside=f"of the step; {beside}" + (f", {summary.hook} hook" if summary.hook else ""),
     )
 
 

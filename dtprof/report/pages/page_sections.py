@@ -128,7 +128,7 @@ def render_measurement(panel: Panel, source: Source, _: Pages) -> Markup:
         ("hosts", ", ".join(summary.hosts) or "not known"),
         ("backend", summary.backend or "not known"),
         ("torch", summary.torch or "not known"),
-        ("tap", summary.tap or "not known"),
+        ("hook", summary.hook or "not known"),
         ("whole", "yes" if summary.complete else "no: a rank is missing, cut or still running"),
         ("missing ranks", ", ".join(map(str, summary.missing_ranks)) or "none"),
         ("events", f"{format_count(summary.events)}, {format_count(summary.dropped_events)} dropped"),

@@ -73,8 +73,8 @@ def _job_lines(summary: Summary) -> list[str]:
     state = "complete" if summary.complete else "incomplete"
     if summary.missing_words:
         state += f": {summary.missing_words}"
-    tap = f", {summary.tap} tap" if summary.tap else ""
-    lines += labelled("records", f"{format_count(summary.events)} events{tap}, {state}")
+    hook = f", {summary.hook} hook" if summary.hook else ""
+    lines += labelled("records", f"{format_count(summary.events)} events{hook}, {state}")
     if endings := _endings(summary.ranks):
         lines += labelled("ended", endings)
     return lines

@@ -1,0 +1,62 @@
+// What each thread remembers between operations, so that the common operation takes no lock and hashes nothing.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <deque>
+
+#include "event_log.h"
+
+namespace dtprof {
+namespace {
+
+// Torch and dtprof; other installed code; the user's program; one code object too many to be kept.
+enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
+
+struct SiteKey {
+  void* code;
+  int instruction;
+  bool operator==(const SiteKey& other) const { return code == other.code && instruction == other.instruction; }
+};
+
+struct Group;
+struct Spare;
+
+// All in one place, found once an operation: the address of a thread-local variable is a call of its own. What every
+// operation needs is on the first two lines of the cache.
+struct alignas(64) Thread {
+  uint16_t id = 0;
+  uint16_t num_spares = 0;
+  uint32_t label = 0;  // on whose behalf it works, as Python last said; an id of a `label` entry
+  uint32_t p2p_labels = 0;  // how many t_p2p_labels holds
+  uint32_t operations = 0;
+  struct {
+    c10d::ProcessGroup* address = nullptr;
+    Group* group = nullptr;
+  } last_group;
+  struct {
+    uint64_t key = 0;
+    uint32_t id = 0;
+  } last_labelled;
+  Spare* spares = nullptr;  // places of handles that are gone
+  struct alignas(64) {
+    void* tools[5] = {};  // code of the frames that called each other, innermost first, none of the user's
+    SiteKey key{nullptr, 0};  // the user's frame that called them
+    uint32_t id = 0;
+    uint32_t depth = 0;  // how many there are
+  } last_path;
+  struct {
+    void* code = nullptr;
+    Owner owner{};
+  } owners[64];
+};
+thread_local constinit Thread t_thread;
+Thread& this_thread() {
+  Thread* thread = &t_thread;
+  asm("" : "+r"(thread));  // else the compiler, which knows what it is, finds it anew at each use
+  return *thread;
+}
+thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come
+
+}  // namespace
+}  // namespace dtprof

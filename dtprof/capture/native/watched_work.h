@@ -1,0 +1,146 @@
+// The Work handle that gloo operations return to the program: times every wait, and completes records whose back end
+// offers no future.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "thread_state.h"
+
+namespace dtprof {
+namespace {
+
+// The place of a handle that is gone, for one to come in this thread: the general allocator is a good part of a launch.
+// A thread that only destroys handles keeps so many places, and gives all others back.
+struct Spare {
+  Spare* next;
+};
+constexpr uint16_t kMostSpares = 256;
+
+// Gives them back when the thread ends.
+struct SparesOfThread {
+  Thread* thread = nullptr;
+  ~SparesOfThread() {
+    while (Spare* spare = thread->spares) {
+      thread->spares = spare->next;
+      ::operator delete(spare);
+    }
+    thread->num_spares = kMostSpares;  // handles that are destroyed later still leave none
+  }
+};
+thread_local SparesOfThread t_spares;
+
+// Times every wait, from Python or C++, and completes events whose back end has no future (gloo's send, receive and
+// reduce_scatter). Everything else is the back end's own Work.
+struct WatchedWork final : c10d::Work {
+  WatchedWork(c10d::OpType type, const Event& event, bool has_future)
+      : c10d::Work(-1, type), event_(event), has_future_(has_future) {}
+
+  // Take the place of the work in its box, which was made for this call by the kernel below.
+  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, bool has_future) {
+    auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(new (thread) WatchedWork(type, event, has_future));
+    watched->work_ = c10::static_intrusive_pointer_cast<c10d::Work>(std::move(boxed).toCapsule());
+    boxed = c10::IValue::make_capsule(std::move(watched));
+  }
+
+  static void* operator new(size_t size, Thread& thread) {
+    Spare* spare = thread.spares;
+    if (!spare) return ::operator new(size);
+    thread.spares = spare->next;
+    thread.num_spares--;
+    return spare;
+  }
+  static void operator delete(void* place, Thread&) { operator delete(place); }
+  static void operator delete(void* place) {
+    Thread& thread = this_thread();
+    if (thread.num_spares >= kMostSpares) return ::operator delete(place);
+    if (!thread.spares) t_spares.thread = &thread;
+    thread.spares = new (place) Spare{thread.spares};
+    thread.num_spares++;
+  }
+
+  ~WatchedWork() override {
+    if (has_future_ || !recording()) return;
+    bool completed = false, succeeded = false;
+    try {
+      completed = work_->isCompleted();
+      succeeded = completed && work_->isSuccess();
+    } catch (...) {
+    }
+    if (completed) event_.complete(succeeded ? STATE_DONE : STATE_FAILED);
+    else if (event_.record->state.load(std::memory_order_acquire) < STATE_DONE)
+      event_.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (!recording()) return work_->wait(timeout);
+    const uint64_t from = now();
+    Record* r = event_.record;
+    const std::atomic_ref waits(r->waits);  // two threads may wait for one operation
+    const uint8_t before = waits.load(std::memory_order_relaxed);
+    if (before == 0) std::atomic_ref(r->waited_from).store(static_cast<float>(from - r->issued_ns), std::memory_order_relaxed);
+    if (before < 255) waits.store(before + 1, std::memory_order_relaxed);
+    try {
+      const bool ok = work_->wait(timeout);
+      waited(from, STATE_DONE);
+      return ok;
+    } catch (...) {
+      waited(from, STATE_FAILED);
+      throw;
+    }
+  }
+  bool isCompleted() override {
+    asked();
+    const bool completed = work_->isCompleted();
+    if (completed && !has_future_ && recording()) event_.complete(work_->isSuccess() ? STATE_DONE : STATE_FAILED);
+    return completed;
+  }
+  bool isSuccess() const override {
+    asked();
+    return work_->isSuccess();
+  }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override { return work_->sourceRank(); }
+  std::vector<at::Tensor> result() override {
+    asked();
+    return work_->result();
+  }
+  void synchronize() override {
+    asked();
+    work_->synchronize();
+  }
+  void blockCurrentStream() override {
+    asked();
+    work_->blockCurrentStream();
+  }
+  void abort() override { work_->abort(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    asked();
+    return work_->getFuture();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    asked();
+    return work_->getFutureResult();
+  }
+  float getDuration() const override { return work_->getDuration(); }
+  uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
+
+ private:
+  bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
+  void asked() const {
+    if (recording()) std::atomic_ref(event_.record->flags).fetch_or(FLAG_ASKED, std::memory_order_relaxed);
+  }
+  void waited(uint64_t from, uint8_t state) {
+    if (!recording()) return;
+    const uint64_t at = now();
+    std::atomic_ref(event_.record->waited_for).fetch_add(static_cast<float>(at - from), std::memory_order_relaxed);
+    event_.complete(state, at);
+  }
+
+  c10::intrusive_ptr<c10d::Work> work_;
+  Event event_;
+  bool has_future_;
+};
+
+}  // namespace
+}  // namespace dtprof
