@@ -18,7 +18,7 @@ from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
 from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
-from dtprof.analysis.pipeline.bubbles import RankPipeline, find_actions, find_pipelines
+from dtprof.analysis.pipeline.bubbles import RankPipeline, find_actions, find_pipelines, may_be_stage
 from dtprof.analysis.rank_stacks import RankStack, SteppedRank
 from dtprof.analysis.rank_timing import place_ranks
 from dtprof.analysis.results import MemoryGrowth
@@ -82,6 +82,7 @@ class Survey:
     steps: RankSteps
     instances: RankInstances
     pipeline: RankPipeline | None
+    may_be_stage: bool  # of a pipeline of which no schedule was recorded
     marks: dict[Channel, Array]  # for the alignment of clocks; empty where that is not asked for
     consumption: RankConsumption | None  # None: not recorded
 
@@ -141,6 +142,7 @@ def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
                 steps=steps[i],
                 instances=described[i],
                 pipeline=pipelines[i],
+                may_be_stage=pipelines[i] is None and may_be_stage(tables, operations, steps[i]),
                 marks=collect_marks(tables, operations, own) if several_clocks else {},
                 consumption=find_consumption(tables, steps[i]),
             )

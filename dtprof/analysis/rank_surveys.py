@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from dtprof.analysis.pipeline.bubbles import RankPipeline
+from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_windows
 from dtprof.analysis.rank_reductions import RankFacts, survey
-from dtprof.analysis.steps.step_boundaries import RankSteps
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
 from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import Intervals
 from dtprof.job.clock_alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
@@ -74,6 +74,7 @@ class Surveys:
     steps: dict[int, RankSteps] = field(default_factory=dict)
     instances: OperationInstances = field(default_factory=OperationInstances)
     pipelines: dict[int, RankPipeline] = field(default_factory=dict)
+    possible_stages: list[int] = field(default_factory=list)  # ranks that ran no schedule, but may be stages
     consumed: dict[int, RankConsumption] = field(default_factory=dict)  # of the ranks of which that was recorded
     boots: dict[int, str] = field(default_factory=dict)  # by rank, as recorded
     marks: Marks = field(default_factory=Marks)  # for the alignment of clocks; empty where that is not asked for
@@ -86,12 +87,17 @@ class Surveys:
         """Say whether all ranks are on one clock."""
         return len({fact.boot_id for fact in self.facts}) <= 1
 
+    def pipeline_windows(self, used: UsedSteps) -> PipelineWindows:
+        """Return when each pipeline ran, and of which ranks the bubble is not known."""
+        return find_windows(self.pipelines, self.possible_stages, used)
+
     def join(self, others: "Surveys") -> None:
         """Take in other ranks."""
         self.facts.extend(others.facts)
         self.steps.update(others.steps)
         self.instances.join(others.instances)
         self.pipelines.update(others.pipelines)
+        self.possible_stages.extend(others.possible_stages)
         self.consumed.update(others.consumed)
         self.boots.update(others.boots)
         self.marks.join(others.marks)
@@ -177,6 +183,8 @@ def survey_ranks(task: SurveyTask) -> Surveys:
             surveys.instances.add(seen.instances)
             if seen.pipeline is not None:
                 surveys.pipelines[tables.rank] = seen.pipeline
+            if seen.may_be_stage:
+                surveys.possible_stages.append(tables.rank)
             if seen.consumption is not None:
                 surveys.consumed[tables.rank] = seen.consumption
             surveys.marks.add(surveys.boots[tables.rank], seen.marks)

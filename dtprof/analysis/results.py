@@ -4,7 +4,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 `Summary.cannot_tell`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtprof.job.clock_alignment import ClockResult
@@ -22,6 +22,8 @@ PARTS = (
     "idle",
 )
 """The exact partition of a step, in the order in which it is drawn."""
+BUBBLE = "bubble"
+"""The part that may be unknown where the others are known; its time is in exposed_wait, host or idle then."""
 PHASES = (
     "data",
     "forward",
@@ -136,7 +138,7 @@ class RankResult:
 
     rank: int
     step_ns: int | None
-    partition_ns: dict[str, int] | None  # by PARTS
+    partition_ns: Mapping[str, int | None] | None  # by PARTS; the bubble is None where it is not known
     phases_ns: dict[str, int] | None  # by PHASES
     peak_bytes: int | None
     memory_categories: dict[str, int | None]  # by memory.CATEGORIES; empty where none was recorded
@@ -360,7 +362,19 @@ class Summary:
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     left_out_ranks: tuple[int, ...] = ()  # that took part in an earlier attempt only
-    unknown_bubble_ranks: tuple[int, ...] = ()  # their part bubble is 0, and its time in exposed_wait
+
+    @property
+    def part_shares(self) -> dict[str, float | None] | None:
+        """Return the share of each part in the steps of all ranks whose steps could be split; None without any.
+
+        A part that is not known on one of these ranks is not known of all.
+        """
+        split = [(rank.partition_ns, rank.step_ns) for rank in self.ranks if rank.partition_ns and rank.step_ns]
+        total = sum(step_ns for _, step_ns in split)
+        if not total:
+            return None
+        columns = {part: [partition[part] for partition, _ in split] for part in PARTS}
+        return {part: None if None in column else sum(filter(None, column)) / total for part, column in columns.items()}
 
     @property
     def lost_ranks(self) -> tuple[int, ...]:

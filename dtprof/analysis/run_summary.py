@@ -13,13 +13,7 @@ from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
-from dtprof.analysis.pipeline.bubbles import (
-    RankPipeline,
-    find_windows,
-    measure_pipelines,
-    ranks_without_window,
-    windows_of,
-)
+from dtprof.analysis.pipeline.bubbles import RankPipeline, measure_pipelines
 from dtprof.analysis.pipeline.slack import Slack
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
@@ -27,6 +21,7 @@ from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import RankTiming
 from dtprof.analysis.results import (
+    BUBBLE,
     CriticalPathResult,
     GroupResult,
     Overhead,
@@ -137,7 +132,7 @@ def summarise_closely(
     facts, instances, pipelines, clocks = surveys.facts, surveys.instances, surveys.pipelines, surveys.clocks
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
-    windows = find_windows(list(pipelines.values()))
+    windows = surveys.pipeline_windows(used)
     one_clock = surveys.one_clock
     width = bin_width(used.last - used.first + 1, len(chosen))
     max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
@@ -147,7 +142,7 @@ def summarise_closely(
             records=run.part(part),
             clocks=clocks,
             steps={rank: steps[rank] for rank in part},
-            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            pipeline_windows={rank: windows.of(rank) for rank in part},
             instances=instances.of(channels),
             used=used,
             max_bars=max_bars,
@@ -172,9 +167,7 @@ def summarise_closely(
     durations = _durations(steps.values(), used)
     collectives = list_collectives(sums)
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
-    pipeline, pipeline_caveats = measure_pipelines(
-        list(pipelines.values()), windows, used, staged=[fact.rank for fact in facts if _is_stage(fact)]
-    )
+    pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
     stragglers, straggler_caveats = _stragglers(
         facts,
         reductions,
@@ -197,7 +190,6 @@ def summarise_closely(
         complete=not missing and not run.problems and bool(facts) and all(map(_is_complete, facts)),
         missing_ranks=missing,
         left_out_ranks=stale,
-        unknown_bubble_ranks=ranks_without_window(pipelines.values(), windows),
         dropped_events=sum(fact.dropped_events for fact in facts),
         events=sum(fact.events for fact in facts),
         clock_error_ns=worst_error_ns(clocks, surveys.boots.values()) if one_clock else None,
@@ -211,7 +203,7 @@ def summarise_closely(
         ),
         step_series=tuple(_series(own) for own in steps.values() if len(own.numbers)),
         ranks=tuple(
-            _rank_result(fact, reduction, run, num_ranks=len(facts))
+            _rank_result(fact, reduction, run, num_ranks=len(facts), knows_bubble=fact.rank not in windows.unknown)
             for fact, reduction in zip(facts, reductions, strict=True)
         ),
         collectives=collectives,
@@ -295,10 +287,6 @@ def _hook(facts: Sequence[RankFacts]) -> str | None:
     return "mixed" if len(hooks) > 1 else next(iter(hooks), None)
 
 
-def _is_stage(fact: RankFacts) -> bool:
-    return any(group.axis == "pp" and group.size > 1 for group in fact.groups.values())
-
-
 def _is_complete(fact: RankFacts) -> bool:
     return fact.closed and not (fact.truncated or fact.problems or fact.errors or fact.dropped_events or fact.unsound)
 
@@ -362,12 +350,17 @@ def _series(own: RankSteps) -> StepSeries:
     return StepSeries(rank=own.rank, duration_ns=tuple(durations), first_step=first, numbers=numbers)
 
 
-def _rank_result(fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int) -> RankResult:
+def _rank_result(
+    fact: RankFacts, reduction: RankReduction, run: Run, *, num_ranks: int, knows_bubble: bool
+) -> RankResult:
     manifest = run.manifest
+    partition: Mapping[str, int | None] | None = reduction.partition_ns
+    if partition is not None and not knows_bubble:
+        partition = {**partition, BUBBLE: None}
     return RankResult(
         rank=fact.rank,
         step_ns=reduction.step_ns,
-        partition_ns=reduction.partition_ns,
+        partition_ns=partition,
         phases_ns=reduction.phases_ns,
         peak_bytes=fact.peak_bytes,
         memory_categories=fact.memory_categories,

@@ -87,10 +87,7 @@ def measure(summary: Summary) -> dict[str, float]:
     if summary.throughput is not None:
         figures["tokens_per_s"] = summary.throughput.tokens_per_s
         figures["samples_per_s"] = summary.throughput.samples_per_s
-    measured = [rank for rank in summary.ranks if rank.step_ns and rank.partition_ns]
-    total = sum(rank.step_ns or 0 for rank in measured)
-    for part in measured[0].partition_ns or {} if total else {}:
-        figures[f"share/{part}"] = sum((rank.partition_ns or {})[part] for rank in measured) / total
+    figures |= {f"share/{part}": share for part, share in (summary.part_shares or {}).items()}
     figures["peak_bytes"] = max(
         (rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None), default=None
     )

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtprof.analysis.communication.operation_timing import split_blocked, time_operations
-from dtprof.analysis.pipeline.bubbles import find_windows, windows_of
 from dtprof.analysis.rank_reductions import place_used
 from dtprof.analysis.rank_stacks import stack_in_turn
 from dtprof.analysis.rank_surveys import Run, survey_run
+from dtprof.analysis.results import BUBBLE
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule
 from dtprof.analysis.steps.step_partition import average, partition_steps
 from dtprof.intervals import subtract, union
@@ -29,7 +29,9 @@ class NewestStep:
 
     number: int
     duration_ns: Mapping[int, int]  # by rank
-    parts_ns: Mapping[int, Mapping[str, int]]  # by rank, those of results.PARTS; only where completion was observed
+    parts_ns: Mapping[
+        int, Mapping[str, int]
+    ]  # by rank, those of results.PARTS that are known; none unless all completions are
     steps: Mapping[int, RankSteps]  # of every rank, all that the records hold
 
 
@@ -48,10 +50,10 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     number = max(common)
     used = UsedSteps(count=number, first=number, last=number, warm_up=0, caveats=())
     durations, parts = {}, {}
-    windows = find_windows(list(surveys.pipelines.values()))
+    windows = surveys.pipeline_windows(used)
     errors = state_errors(surveys.clocks, surveys.boots)
     stepped = {rank: own for rank, own in steps.items() if own.count}
-    pipeline_windows = {rank: windows_of(surveys.pipelines.get(rank), windows) for rank in stepped}
+    pipeline_windows = {rank: windows.of(rank) for rank in stepped}
     placed = (
         one
         for batch in batch_in_turn(map(surveys.clocks.align, run.load_each(stepped)))
@@ -75,5 +77,7 @@ def measure_newest_step(run: Run) -> NewestStep | None:
             rank = one.placed.tables.rank
             durations[rank] = int(one.windows[0, 1] - one.windows[0, 0])
             if not unobserved:
-                parts[rank] = own_parts
+                parts[rank] = {
+                    part: ns for part, ns in own_parts.items() if part != BUBBLE or rank not in windows.unknown
+                }
     return NewestStep(number=number, duration_ns=durations, parts_ns=parts, steps=steps)

@@ -7,6 +7,7 @@ import pytest
 from dtprof.analysis.caveats import tell_shortly
 from dtprof.analysis.comparison.comparison_series import JOB, RANKS, Figure, measure_run
 from dtprof.analysis.comparison.run_comparison import compare_runs
+from dtprof.analysis.comparison.thresholds import Limit, judge_limit
 from dtprof.analysis.pipeline.bubbles import theory_fraction
 from dtprof.analysis.results import PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
@@ -36,8 +37,10 @@ UNEVEN = (
 NAMES = {"F": "pp_forward", "B": "pp_backward"}
 
 
-def build(ranks: Sequence[Sequence[Action]], **options: str) -> list[RankBuilder]:
-    """Return ranks that repeat these actions in each step."""
+def build(
+    ranks: Sequence[Sequence[Action]], *, without: tuple[int, int] = (-1, -1), **options: str
+) -> list[RankBuilder]:
+    """Return ranks that repeat these actions in each step; `without` is a rank and a step that lack them."""
     builders = []
     for number, actions in enumerate(ranks):
         rank = RankBuilder(number, world_size=len(ranks), **({} if number == 0 else options))  # type: ignore[arg-type]
@@ -54,7 +57,8 @@ def build(ranks: Sequence[Sequence[Action]], **options: str) -> list[RankBuilder
             at = step * PERIOD
             rank.span("pp_step", at, at + 200, microbatch=1)
             for kind, microbatch, begin, end in actions:
-                rank.span(NAMES[kind], at + begin, at + end, stage=number, microbatch=microbatch)
+                if (number, step) != without:
+                    rank.span(NAMES[kind], at + begin, at + end, stage=number, microbatch=microbatch)
                 if kind == "B":
                     rank.span("backward", at + begin, at + end)
             rank.span("optimizer", at + 210, at + 220)
@@ -128,24 +132,36 @@ def test_bubbles_are_a_part_of_the_step_and_the_parts_still_sum() -> None:
     for rank in summary_of(GPIPE).ranks:
         assert rank.partition_ns is not None
         assert rank.partition_ns["bubble"] == 30
-        assert sum(rank.partition_ns.values()) == rank.step_ns
+        assert sum(filter(None, rank.partition_ns.values())) == rank.step_ns
 
 
 def test_a_rank_that_is_missing_leaves_the_bubble_unknown() -> None:
     summary = summarise(MemoryRun(build(GPIPE)[:1]))
     assert summary.pipeline is None
     assert [caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline")] == [
-        "pipeline: left out for want of a rank, or of aligned clocks of its hosts: 1 of 1; "
-        "the bubble of rank 0 is not known, it is 0 and its time is in exposed_wait"
+        "pipeline: the bubble of rank 0 is not known, its time is in exposed_wait, host or idle: "
+        "a rank of the pipeline, or aligned clocks of its hosts, are missing"
     ]
-    assert summary.unknown_bubble_ranks == (0,)
-    assert summary_of(GPIPE).unknown_bubble_ranks == ()
+    assert_only_the_bubble_is_unknown(summary)
 
 
 def test_hosts_whose_clocks_are_not_aligned_leave_the_bubble_unknown() -> None:
     summary = summary_of(GPIPE, boot_id="another")
     assert summary.pipeline is None
-    assert any("or of aligned clocks of its hosts: 1 of 1" in caveat for caveat in summary.cannot_tell)
+    assert any("aligned clocks of its hosts, are missing" in caveat for caveat in summary.cannot_tell)
+    assert_only_the_bubble_is_unknown(summary)
+
+
+def test_a_used_step_in_which_a_rank_did_not_act_leaves_the_bubble_unknown() -> None:
+    # Rank 1 recorded no action in the last step, where rank 0 waited for it all the same.
+    assert_only_the_bubble_is_unknown(summarise(MemoryRun(build(GPIPE, without=(1, NUM_STEPS - 1)))))
+
+
+def assert_only_the_bubble_is_unknown(summary: Summary) -> None:
+    for rank in summary.ranks:
+        assert rank.partition_ns is not None
+        assert [part for part, ns in rank.partition_ns.items() if ns is None] == ["bubble"]
+        assert sum(ns for ns in rank.partition_ns.values() if ns is not None) == rank.step_ns
 
 
 def test_a_bubble_that_one_run_does_not_know_is_not_compared() -> None:
@@ -177,18 +193,58 @@ def test_actions_that_cannot_be_replayed_leave_the_parts_unknown() -> None:
     assert result.bubble_fraction > 1 / 3
 
 
-@pytest.mark.parametrize(("axis", "is_told"), [("mesh_pp", True), ("mesh_dp", False)])
-def test_only_stages_without_a_schedule_are_told_of(axis: str, is_told: bool) -> None:
+def by_hand(axis: str, op: str) -> list[RankBuilder]:
+    """Return two ranks that compute 40 of each step of 100 and exchange something over a group for 10."""
     ranks = [RankBuilder(number, world_size=2) for number in range(2)]
     for rank in ranks:
-        rank.op("all_reduce", 0, 10, group=rank.group("1", (0, 1), axis))
-    summary = summarise(MemoryRun(ranks))
+        group = rank.group("1", (0, 1), axis)
+        for step in range(NUM_STEPS):
+            at = step * 100
+            peer = {"peer": 1 - rank.rank} if op != "all_reduce" else {}
+            rank.op(op if op == "all_reduce" or rank.rank else "recv", at, at + 10, group=group, **peer)
+            rank.span("backward", at + 10, at + 50)
+            rank.span("optimizer", at + 80, at + 90)
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("axis", "op", "is_known"),
+    [
+        ("mesh_pp", "all_reduce", False),  # a group of the axis pp: its ranks are stages
+        ("undefined", "send", False),  # messages within steps, in a group whose axis nobody names
+        ("mesh_pp", "send", False),
+        ("mesh_cp", "send", True),  # ring attention
+        ("mesh_dp", "all_reduce", True),
+        ("undefined", "all_reduce", True),
+    ],
+)
+def test_a_pipeline_written_by_hand_leaves_the_bubble_unknown(axis: str, op: str, is_known: bool) -> None:
+    summary = summarise(MemoryRun(by_hand(axis, op)))
     assert summary.pipeline is None
-    told = [
-        caveat for caveat in tell_shortly(summary.cannot_tell) if caveat.startswith("pipeline: ranks 0, 1 in groups")
-    ]
-    assert len(told) == is_told
-    assert sum(caveat.startswith("pipeline: ") for caveat in summary.cannot_tell) == 1  # the null has a reason
+    (why,) = (caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline: "))
+    if is_known:
+        assert why not in tell_shortly(summary.cannot_tell)
+        assert [(rank.partition_ns or {})["bubble"] for rank in summary.ranks] == [0, 0]
+    else:
+        assert why in tell_shortly(summary.cannot_tell)
+        assert why.startswith("pipeline: the bubble of ranks 0, 1 is not known")
+        assert_only_the_bubble_is_unknown(summary)
+        assert summary.part_shares is not None
+        assert summary.part_shares["bubble"] is None
+
+
+def test_limits_and_comparisons_cannot_tell_the_bubble_of_a_pipeline_written_by_hand() -> None:
+    figures = measure_run(MemoryRun(by_hand("mesh_pp", "send")))
+    limit = Limit(option="--max-bubble 25%", figure="bubble_fraction", bound=0.25)
+    judged = judge_limit(limit, figures)
+    assert (judged.outcome, judged.measured) == ("unknown", None)
+    assert judged.reason.startswith("a pipeline written by hand may run there")
+    told = {c.figure: c for c in compare_runs(figures, figures).changes}
+    for figure in (Figure(JOB, "bubble_ns"), Figure(RANKS, "bubble_ns", rank=0), Figure(JOB, "bubble_fraction")):
+        assert (told[figure].a, told[figure].b, told[figure].verdict) == (None, None, "unknown")
+    assert figures.exposed_fraction is not None
+    beyond = Limit(option="--max-exposed 1%", figure="exposed_fraction", bound=0.01)
+    assert judge_limit(beyond, figures).outcome == "unknown"  # what is exposed may be a bubble
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def test_a_bubble_that_is_not_known_is_not_told_as_zero() -> None:
     known, unknown = summary.ranks
     parts = {**(known.partition_ns or {})}
     parts["compute"], parts["bubble"] = parts["compute"] - 1_000_000, 1_000_000
-    drawing = drawn(replace(summary, ranks=(replace(known, partition_ns=parts), unknown), unknown_bubble_ranks=(1,)))
+    unknown = replace(unknown, partition_ns={**(unknown.partition_ns or {}), "bubble": None})
+    drawing = drawn(replace(summary, ranks=(replace(known, partition_ns=parts), unknown)))
     bubble = drawing.columns.index("pipeline bubble (ms)")
     assert [row[bubble] for row in drawing.rows] == ["1", "\u2013"]
     (bars,) = [bar for bar in drawing.figure.data if bar.meta == "bubble"]

@@ -266,10 +266,10 @@ def test_microbatch_numbers_are_left_out_where_they_could_not_be_read() -> None:
 def test_the_grid_leaves_a_bubble_that_is_not_known_open() -> None:
     summary = source_of(num_ranks=2).summary
     ranks = tuple(
-        replace(rank, partition_ns={**(rank.partition_ns or {}), "bubble": (1 - number) * MS})
-        for number, rank in enumerate(summary.ranks)
+        replace(rank, partition_ns={**(rank.partition_ns or {}), "bubble": bubble})
+        for rank, bubble in zip(summary.ranks, (MS, None), strict=True)
     )
-    grid = grid_of(Source(summary=replace(summary, ranks=ranks, unknown_bubble_ranks=(1,))))
+    grid = grid_of(Source(summary=replace(summary, ranks=ranks)))
     (bubble,) = [one for one in grid["metrics"] if one["key"] == "bubble"]
     assert (bubble["values"], bubble["texts"][1]) == ([MS, None], "not known")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dtprof.analysis.results import PARTS, Summary
-from dtprof.report.pages.page_headline import mean_parts, split_topic, write_headline
+from dtprof.report.pages.page_headline import split_topic, write_headline
 from tests.report.example_summaries import MS, STEP_NS, empty_summary, summary_of
 
 
@@ -135,11 +135,11 @@ def test_the_command_is_safe_to_paste() -> None:
 
 
 def test_mean_parts_sum_to_one_and_weigh_ranks_by_their_steps() -> None:
-    shares = mean_parts(summary_of())
+    shares = summary_of().part_shares
     assert shares is not None
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["exposed_wait"] == pytest.approx((60 * 3 + 10) / 800)
-    assert mean_parts(empty_summary()) is None
+    assert empty_summary().part_shares is None
 
 
 def test_topics_are_split_off_sentences() -> None:

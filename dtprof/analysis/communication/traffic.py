@@ -1,6 +1,6 @@
 """Who sends how much to whom, who waited for whom, and how long operations take by their size."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +82,9 @@ class AxisTime:
     axis: str  # or the description of its groups, where they serve no axis that is known
     groups: int
     operations: float  # a step, of all its groups
-    wait_ns: float
-    transfer_ns: float
-    exposed_ns: float
+    wait_ns: float | None  # None: not known of any of its operations
+    transfer_ns: float | None
+    exposed_ns: float | None
 
 
 def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
@@ -106,15 +106,19 @@ def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
         is_message = one.op in POINT_TO_POINT
         return one.count * (1 if is_message or group is None else max(1, len(group.ranks)))
 
+    def total(some: Sequence[CollectiveResult], name: str) -> float | None:
+        known = [weight(one) * value for one in some if (value := getattr(one, name)) is not None]
+        return sum(known) / share if known else None
+
     rows = [
         AxisTime(
             axis=axis,
             groups=len({one.group for one in some}),
             operations=sum(one.count for one in some) / steps,
-            wait_ns=sum(weight(one) * (one.wait_ns or 0) for one in some) / share,
-            transfer_ns=sum(weight(one) * (one.transfer_ns or 0) for one in some) / share,
-            exposed_ns=sum(weight(one) * (one.exposed_ns or 0) for one in some) / share,
+            wait_ns=total(some, "wait_ns"),
+            transfer_ns=total(some, "transfer_ns"),
+            exposed_ns=total(some, "exposed_ns"),
         )
         for axis, some in found.items()
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.exposed_ns, row.axis)))
+    return tuple(sorted(rows, key=lambda row: (-(row.exposed_ns or 0), row.axis)))

@@ -4,7 +4,7 @@ Each rank is read as often as for the summary, one at a time; what is kept are s
 numbers a rank.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from dtprof.analysis.communication.operation_timing import split_blocked
 from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
-from dtprof.analysis.pipeline.bubbles import Key, RankPipeline, Window, find_bubbles, find_windows, windows_of
+from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import time_rank
@@ -38,8 +38,6 @@ BUBBLE = "bubble_ns"
 SAMPLES = (RSS_BYTES, CUDA_ALLOCATED_BYTES, CUDA_RESERVED_BYTES)
 """Memory that is sampled at each step; peaks are one number a rank."""
 OF_COLLECTIVES = ("exposed_ns", "wait_ns", "transfer_ns", "bytes", "count")
-
-_NO_WINDOW = "a rank of the pipeline, or aligned clocks of its hosts, are missing: its bubble is not known"
 
 
 class Figure(NamedTuple):
@@ -103,7 +101,7 @@ class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
     numbers: Column
-    without_window: Collection[int]  # ranks whose bubbles are not known: nobody knows when their pipeline ran
+    unknown_bubbles: Mapping[int, str]  # ranks whose bubbles are not known, and why
 
 
 def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
@@ -126,7 +124,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     steps = agree_on_rule(surveys.steps)
     used = choose_steps(list(steps.values()))
     numbers = _common_steps(list(steps.values()), used)
-    windows = find_windows(list(pipelines.values()))
+    windows = surveys.pipeline_windows(used)
     errors = state_errors(surveys.clocks, surveys.boots)
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
@@ -136,10 +134,10 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             records=run.part(part),
             clocks=surveys.clocks,
             steps={rank: stepping[rank] for rank in part if rank in stepping},
-            pipeline_windows={rank: windows_of(pipelines.get(rank), windows) for rank in part},
+            pipeline_windows={rank: windows.of(rank) for rank in part},
             instances=instances.of(channels),
             numbers=numbers,
-            without_window=[rank for rank in part if rank in pipelines and pipelines[rank].key not in windows],
+            unknown_bubbles={rank: windows.unknown[rank] for rank in part if rank in windows.unknown},
             errors=errors,
         )
         for part, channels in surveys.parts
@@ -200,10 +198,11 @@ def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Fi
         parts = partition_steps(windows, timed.phases, *split_blocked(blocked, timing, blocked.counts), bubbles)
         figures |= {f"{part}_ns": column for part, column in parts.items()}
         figures[EXPOSED] = parts["exposed_transfer"] + parts["exposed_wait"]
-        if tables.rank in task.without_window:
+        if tables.rank in task.unknown_bubbles:
             del figures[BUBBLE]
-            sums.unknown[Figure(RANKS, BUBBLE, rank=tables.rank)] = _NO_WINDOW
-            sums.unknown.setdefault(Figure(JOB, BUBBLE), _NO_WINDOW)
+            why = _no_bubble(task.unknown_bubbles[tables.rank])
+            sums.unknown[Figure(RANKS, BUBBLE, rank=tables.rank)] = why
+            sums.unknown.setdefault(Figure(JOB, BUBBLE), why)
     figures |= _memory(tables, windows)
     exposed = np.where(blocked.known, timing.exposed_wait + timing.exposed_transfer, UNKNOWN_NS)
     seen = (timing.wait != UNKNOWN_NS) & (timing.duration != UNKNOWN_NS)
@@ -292,13 +291,14 @@ def _members(group: Group | None) -> int:
 def _add_bubble(
     sums: _Sums,
     pipelines: Mapping[int, RankPipeline],
-    windows: Mapping[Key, Window],
+    windows: PipelineWindows,
     numbers: Column,
 ) -> None:
     """Add the bubble fraction of each pipeline, step by step."""
-    if pipelines and not windows:
-        sums.unknown.setdefault(Figure(JOB, BUBBLE_FRACTION), _NO_WINDOW)
-    for key, (steps, intervals) in windows.items():
+    if windows.unknown and not windows.by_pipeline:
+        why = _no_bubble(next(iter(windows.unknown.values())))
+        sums.unknown.setdefault(Figure(JOB, BUBBLE_FRACTION), why)
+    for key, (steps, intervals) in windows.by_pipeline.items():
         members = [one for one in pipelines.values() if one.key == key]
         common = np.isin(numbers, steps)
         if not common.any():
@@ -311,6 +311,10 @@ def _add_bubble(
             sums.add(figure, 1 - busy / (len(members) * np.maximum(length, 1)))
         else:
             sums.unknown.setdefault(figure, "the pipeline did not run in every step")
+
+
+def _no_bubble(why: str) -> str:
+    return f"{why}: its bubble is not known"
 
 
 def _estimate_rates(

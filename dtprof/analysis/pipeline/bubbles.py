@@ -9,7 +9,7 @@ rank warmed up (before its first gradient), while it drained (after its last for
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,10 +28,10 @@ from dtprof.analysis.pipeline.schedule_replay import (
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
-from dtprof.intervals import NONE, Column, Intervals, Mask, pair, subtract, union
+from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
 from dtprof.job.sound_records import ENDED, is_among, is_any, list_ranks, spans_of_any, stride_of, times_of
-from dtprof.records import events
+from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Pipeline, RankTables, select
 
 MAX_REPLAYED, MIN_REPLAYED = 64, 4
@@ -57,6 +57,14 @@ TIMES = ("warm_up", "steady", "drain")
 
 NO_PIPELINE = "pipeline: no schedule of torch.distributed.pipelining ran; bubble is 0"
 """Why there is no result of a job without a pipeline."""
+NO_WINDOW = "a rank of the pipeline, or aligned clocks of its hosts, are missing"
+NO_SCHEDULE = (
+    "a pipeline written by hand may run there (a group of the axis pp, or messages within steps), "
+    "whose schedule is not recorded"
+)
+NOT_EVERY_STEP = "the pipeline has used steps in which not every rank acted"
+"""Why the bubble of a rank is not known."""
+PIPELINE_AXIS = "pp"
 WORTH_ADVICE = 0.02
 """Of the window: of smaller parts nothing is said."""
 
@@ -89,6 +97,19 @@ class Window(NamedTuple):
 
     steps: Column
     intervals: Intervals
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineWindows:
+    """The windows of every pipeline of the job, and the ranks whose bubble is not known."""
+
+    by_pipeline: Mapping[Key, Window]
+    by_rank: Mapping[int, Intervals]
+    unknown: Mapping[int, str]  # rank to reason; what bubble they have stays in exposed_wait and host
+
+    def of(self, rank: int) -> Intervals:
+        """Return the windows of a rank's pipeline; none for a rank whose bubble is 0 or not known."""
+        return self.by_rank.get(rank, NONE)
 
 
 def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPipeline | None]:
@@ -260,7 +281,50 @@ def _split_by_time(members: Sequence[RankPipeline], steps: Column, windows: Inte
     return shares / (len(members) * length)
 
 
-def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
+def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> bool:
+    """Say whether a rank that ran no schedule may be a stage of a pipeline that the program wrote by hand.
+
+    Such a rank belongs to a group of the axis pp, or exchanges messages within its steps in a group of no known axis.
+    """
+    if any(group.axis == PIPELINE_AXIS and group.size > 1 for group in tables.groups.values()):
+        return True
+    # Ring attention (cp) and the like send messages, too: a group that serves another axis tells that it is no stage.
+    others = [number for number, group in tables.groups.items() if group.axis not in (None, PIPELINE_AXIS)]
+    messages = operations[operations["kind"] == codes.POINT_TO_POINT]
+    issued_ns = messages["issued_ns"][~is_any(messages["group"], others)]
+    return bool((locate(issued_ns, steps.windows) >= 0).any()) if len(issued_ns) else False
+
+
+def find_windows(
+    pipelines: Mapping[int, RankPipeline], possible_stages: Collection[int], used: UsedSteps
+) -> PipelineWindows:
+    """Return when each pipeline ran, and of which ranks the bubble is not known.
+
+    Parameters:
+        pipelines: by rank.
+        possible_stages: ranks that ran no schedule, but may be stages.
+    """
+    windows = _find_windows(list(pipelines.values()))
+    unknown = dict.fromkeys(possible_stages, NO_SCHEDULE)
+    for key, members in _by_pipeline(pipelines.values()).items():
+        window = windows.get(key)
+        if window is None:
+            unknown |= {member.rank: NO_WINDOW for member in members}
+        elif any(_acted_outside(member, window, used) for member in members):
+            unknown |= {member.rank: NOT_EVERY_STEP for member in members}
+    by_rank = {rank: windows[own.key].intervals for rank, own in pipelines.items() if rank not in unknown}
+    return PipelineWindows(by_pipeline=windows, by_rank=by_rank, unknown=dict(sorted(unknown.items())))
+
+
+def _acted_outside(member: RankPipeline, window: Window, used: UsedSteps) -> bool:
+    """Say whether a rank acted in a used step of which the window is not known."""
+    if np.array_equal(member.steps, window.steps):
+        return False
+    steps = member.steps[(member.steps >= used.first) & (member.steps <= used.last)]
+    return not is_among(steps, window.steps).all()
+
+
+def _find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
     """Return the windows of every pipeline whose ranks are all there, on one clock, for the steps that all have."""
     windows = {}
     for key, members in _by_pipeline(ranks).items():
@@ -274,17 +338,6 @@ def find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
         last = np.maximum.reduce([member.last[some] for member, some in zip(members, chosen, strict=True)])
         windows[key] = Window(steps, pair(first, last))
     return windows
-
-
-def windows_of(own: RankPipeline | None, windows: Mapping[Key, Window]) -> Intervals:
-    """Return the windows of the pipeline of a rank; none for a rank without."""
-    window = windows.get(own.key) if own is not None else None
-    return window.intervals if window is not None else NONE
-
-
-def ranks_without_window(ranks: Iterable[RankPipeline], windows: Mapping[Key, Window]) -> tuple[int, ...]:
-    """Return the ranks whose bubble is not known: nobody knows when their pipeline ran."""
-    return tuple(sorted(one.rank for one in ranks if one.key not in windows))
 
 
 def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
@@ -306,31 +359,22 @@ def find_actions(spans: Rows) -> Rows:
 
 
 def measure_pipelines(
-    ranks: Sequence[RankPipeline], windows: Mapping[Key, Window], used: UsedSteps, *, staged: Sequence[int] = ()
+    ranks: Sequence[RankPipeline], windows: PipelineWindows, used: UsedSteps
 ) -> tuple[PipelineResult | None, list[str]]:
-    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it.
-
-    Parameters:
-        staged: the ranks that are in a group of the axis pp with others, whatever ran there.
-    """
-    if not ranks:
-        unknown = "no schedule of torch.distributed.pipelining ran in a step; bubble is 0, its time is in exposed_wait"
-        return None, [
-            f"pipeline: {list_ranks(staged)} in groups of the axis pp, but {unknown}" if staged else NO_PIPELINE
-        ]
-    caveats = []
+    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it."""
+    if not ranks and not windows.unknown:
+        return None, [NO_PIPELINE]
+    caveats = [
+        f"pipeline: the bubble of {list_ranks([rank for rank, why in windows.unknown.items() if why == reason])} is "
+        f"not known, its time is in exposed_wait, host or idle: {reason}"
+        for reason in dict.fromkeys(windows.unknown.values())
+    ]
     pipelines = _by_pipeline(ranks)
-    if len(windows) < len(pipelines):
-        left_out = f"{len(pipelines) - len(windows)} of {len(pipelines)}"
-        caveats.append(
-            f"pipeline: left out for want of a rank, or of aligned clocks of its hosts: {left_out}; the bubble of "
-            f"{list_ranks(ranks_without_window(ranks, windows))} is not known, it is 0 and its time is in exposed_wait"
-        )
     fractions: list[npt.NDArray[np.float64]] = []
     by_time: list[npt.NDArray[np.float64]] = []
     replayed: list[tuple[list[Array], Column]] = []
     bubbles: dict[int, int] = {}
-    for key, window in windows.items():
+    for key, window in windows.by_pipeline.items():
         members = pipelines[key]
         lengths = window.intervals[:, 1] - window.intervals[:, 0]
         chosen = (window.steps >= used.first) & (window.steps <= used.last) & (lengths > 0)
@@ -343,10 +387,10 @@ def measure_pipelines(
             bubbles[member.rank] = int(np.mean(lengths - own))
         by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
         replayed.append(([member.actions for member in members], steps))
-    if not windows:
-        return None, caveats
     if not fractions:
-        return None, [*caveats, "pipeline: no step that every rank of a pipeline has; bubble is 0"]
+        if not windows.unknown:
+            caveats.append("pipeline: its schedule ran outside the used steps only; bubble is 0")
+        return None, caveats
     pipeline = next(iter(pipelines.values()))[0].pipeline
     fraction = float(np.concatenate(fractions).mean())
     split = mean_parts(split_bubbles(replayed), fraction)

@@ -3,7 +3,7 @@
 The summary keeps sums only. The figures here are those that it sums: the same functions give them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -12,10 +12,10 @@ import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
-from dtprof.analysis.pipeline.bubbles import find_bubbles, find_windows, windows_of
+from dtprof.analysis.pipeline.bubbles import find_bubbles
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.rank_timing import RankTiming, time_rank
-from dtprof.analysis.results import PARTS, PHASES, Summary
+from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
@@ -64,7 +64,7 @@ class RankDetail:
     clocks: Clocks
     steps: RankSteps
     used: UsedSteps  # of the run
-    parts: dict[str, Column] | None  # of each step, by PARTS; None: not known of this rank
+    parts: dict[str, Column] | None  # of each step, those of PARTS that are known; None: none is
     part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
     phases: dict[str, Column]  # of each step, by PHASES
     phase_stretches: tuple[Intervals, Column]
@@ -91,6 +91,7 @@ class PartFacts:
     boots: Mapping[int, str]
     used: UsedSteps
     first_number: Mapping[Channel, int]  # of the instances of each channel
+    unknown_bubbles: Collection[int]  # ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,16 +145,18 @@ def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: Rank
 def _facts_of(detail: RunDetail) -> Callable[[Sequence[int], Sequence[Channel]], PartFacts]:
     """Return what gives the facts of some ranks, whose operations are of some channels."""
     first_number = _number_channels(detail.surveys.instances)
+    unknown = detail.surveys.pipeline_windows(detail.used).unknown
     return lambda part, channels: PartFacts(
         boots={rank: detail.surveys.boots[rank] for rank in part},
         used=detail.used,
         first_number={channel: first_number[channel] for channel in channels},
+        unknown_bubbles=[rank for rank in part if rank in unknown],
     )
 
 
 def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
     surveys = detail.surveys
-    windows = find_windows(list(surveys.pipelines.values()))
+    windows = surveys.pipeline_windows(detail.used)
     errors = state_errors(surveys.clocks, surveys.boots)
     facts_of = _facts_of(detail)
     for part, channels in surveys.parts:
@@ -161,7 +164,7 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
             records=detail.run.part(part),
             clocks=surveys.clocks,
             steps={rank: detail.steps[rank] for rank in part},
-            pipeline_windows={rank: windows_of(surveys.pipelines.get(rank), windows) for rank in part},
+            pipeline_windows={rank: windows.of(rank) for rank in part},
             instances=surveys.instances.of(channels),
             errors=errors,
             facts=facts_of(part, channels),
@@ -185,6 +188,8 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
         exposed = split_blocked(blocked, timing, blocked.counts)
         stretches = paint_steps(own.windows, phases, *exposed, bubbles)
         parts = _sum_up(stretches, own.windows, PARTS)
+        if rank in facts.unknown_bubbles:
+            del parts[BUBBLE]
     phase_stretches = paint_phases(own.windows, phases)
     return RankDetail(
         tables=tables,

@@ -37,10 +37,9 @@ def list_families(summary: Summary) -> Iterator[Metric]:
     spread = summary.steps.duration_ns
     percentiles = {"10": spread.p10, "50": spread.median, "90": spread.p90} if spread is not None else {}
     yield _table("step_seconds", "Step time of all ranks in the used steps.", "percentile", _seconds(percentiles))
-    partitions = [rank.partition_ns for rank in summary.ranks if rank.partition_ns is not None]
-    if partitions and len(partitions) == len(summary.ranks):
-        parts = {part: _mean([own[part] for own in partitions]) for part in PARTS}
-        yield _table("part_seconds", "Parts of the step, mean over ranks.", "part", _seconds(parts))
+    if summary.ranks and all(rank.partition_ns is not None for rank in summary.ranks):
+        means = {part: _mean([(rank.partition_ns or {})[part] for rank in summary.ranks]) for part in PARTS}
+        yield _table("part_seconds", "Parts of the step, mean over ranks.", "part", _seconds(means))
     consumed = summary.throughput
     tokens, samples = (consumed.tokens_per_s, consumed.samples_per_s) if consumed is not None else (None, None)
     yield _one("tokens_per_second", "Tokens that the whole job takes in a second, median over steps.", tokens)
@@ -105,5 +104,7 @@ def _seconds(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {key: None if value is None else value / NS for key, value in values.items()}
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of all; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

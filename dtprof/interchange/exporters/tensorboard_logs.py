@@ -16,7 +16,6 @@ from typing import Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, read_ranks
 from dtprof.formatting import format_count
@@ -227,7 +226,7 @@ def rank_series(rank: RankDetail) -> RankSeries:
     numbers, windows = rank.steps.numbers, rank.steps.windows
     columns: dict[str, Floats] = {"step_ms": (windows[:, 1] - windows[:, 0]) / 1e6}
     if rank.parts is not None:
-        columns |= {f"{PARTS_MS}/{part}": rank.parts[part] / 1e6 for part in PARTS}
+        columns |= {f"{PARTS_MS}/{part}": spent / 1e6 for part, spent in rank.parts.items()}
         columns["exposed_ms"] = sum((rank.parts[part] for part in EXPOSED), np.zeros(len(numbers), np.int64)) / 1e6
     columns |= {f"{PHASES_MS}/{phase}": spent / 1e6 for phase, spent in rank.phases.items() if spent.any()}
     columns |= _memory(rank)

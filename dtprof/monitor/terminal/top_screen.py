@@ -2,7 +2,7 @@
 
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Group
@@ -155,7 +155,8 @@ def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:
 
 
 def _share(measured: RankResult | None, parts: Sequence[str]) -> str:
-    shares: Mapping[str, int] | None = measured.partition_ns if measured is not None else None
-    if measured is None or shares is None or not measured.step_ns:
+    partition = measured.partition_ns if measured is not None else None
+    known = [ns for part in parts if (ns := (partition or {}).get(part)) is not None]
+    if measured is None or len(known) < len(parts) or not measured.step_ns:
         return UNKNOWN
-    return f"{100 * sum(shares[part] for part in parts) / measured.step_ns:.0f} %"
+    return f"{100 * sum(known) / measured.step_ns:.0f} %"

@@ -20,7 +20,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
             why="No time of communication is known.",
             remedy="It takes collectives in used steps whose completion was seen.",
         )
-    unit = choose_unit([row.wait_ns + row.transfer_ns for row in rows], DURATIONS)
+    unit = choose_unit([(row.wait_ns or 0) + (row.transfer_ns or 0) for row in rows], DURATIONS)
     names = [as_label(row.axis) for row in rows]
     figure = new_figure(
         title="Communication by axis", x_title=f"time per rank and step ({unit.name})", y_title="",
@@ -34,7 +34,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
                 meta=part,
                 orientation="h",
                 offsetgroup="flight",
-                x=[value / unit.size for value in values],
+                x=[(value or 0) / unit.size for value in values],
                 y=names,
                 marker=marker(part),
                 hoverinfo="text",
@@ -48,12 +48,12 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
             meta="other",
             orientation="h",
             offsetgroup="exposed",
-            x=[row.exposed_ns / unit.size for row in rows],
+            x=[(row.exposed_ns or 0) / unit.size for row in rows],
             y=names,
             marker=marker("other"),
             hoverinfo="text",
             hovertext=[
-                f"<b>{as_label(row.axis)}: exposed</b><br>{format_duration(row.exposed_ns)} a rank and step "
+                f"<b>{as_label(row.axis)}: exposed</b><br>{_tell(row.exposed_ns)} a rank and step "
                 "in which it does nothing else"
                 for row in rows
             ],
@@ -66,9 +66,9 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     top = rows[0]
     return Drawing(
         figure=figure,
-        sentence=f"Most time goes to {top.axis}: {format_duration(top.wait_ns)} of wait and "
-        f"{format_duration(top.transfer_ns)} of transfer a rank and step, "
-        f"{format_duration(top.exposed_ns)} in which the rank did nothing else.",
+        sentence=f"Most time goes to {top.axis}: {_tell(top.wait_ns)} of wait and "
+        f"{_tell(top.transfer_ns)} of transfer a rank and step, "
+        f"{_tell(top.exposed_ns)} in which the rank did nothing else.",
         columns=(
             "axis",
             "groups",
@@ -80,12 +80,19 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
                 row.axis,
                 str(row.groups),
                 f"{row.operations:.1f}",
-                *(f"{value / unit.size:.2f}" for value in (row.wait_ns, row.transfer_ns, row.exposed_ns)),
+                *(
+                    "\u2013" if value is None else f"{value / unit.size:.2f}"
+                    for value in (row.wait_ns, row.transfer_ns, row.exposed_ns)
+                ),
             )
             for row in rows
         ),
     )
 
 
-def _hover(row: AxisTime, part: str, value: float) -> str:
-    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{format_duration(value)} a rank and step"
+def _tell(ns: float | None) -> str:
+    return "an unknown time" if ns is None else format_duration(ns)
+
+
+def _hover(row: AxisTime, part: str, value: float | None) -> str:
+    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{_tell(value)} a rank and step"

@@ -31,14 +31,16 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
     )
     for category in CATEGORIES:
         values = [
-            (rank.memory_categories.get(category) or 0)
+            rank.memory_categories.get(category)
             if rank.memory_categories
-            else (rank.peak_bytes or 0) * (category == "other")
+            else rank.peak_bytes
+            if category == "other"
+            else 0
             for rank in ranks
         ]
         if not any(values):
             continue
-        lengths = [value / unit.size for value in values]
+        lengths = [(value or 0) / unit.size for value in values]
         hue = hue_of(f"memory {category}")
         figure.add_trace(
             go.Bar(
@@ -51,9 +53,8 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
                 marker=marker(f"memory {category}"),
                 hoverinfo="text",
                 hovertext=[
-                    f"<b>rank {rank.rank}: {hue.label}</b><br>{format_bytes(value)}, "
-                    f"{format_share(value / (rank.peak_bytes or 1))} of a peak of {format_bytes(rank.peak_bytes or 0)}"
-                    f"<br>{hue.meaning}"
+                    f"<b>rank {rank.rank}: {hue.label}</b><br>{_share(value, rank.peak_bytes or 0)} of a peak of "
+                    f"{format_bytes(rank.peak_bytes or 0)}<br>{hue.meaning}"
                     for rank, value in zip(ranks, values, strict=True)
                 ],
                 textposition="none",
@@ -85,6 +86,10 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
             for rank in ranks
         ),
     )
+
+
+def _share(value: int | None, peak_bytes: int) -> str:
+    return "not known" if value is None else f"{format_bytes(value)}, {format_share(value / (peak_bytes or 1))}"
 
 
 def _cell(value: int | None, size: float) -> str:

@@ -1,7 +1,6 @@
 """Stacked bars, one a rank: shared by the parts and the phases of a step."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import plotly.graph_objects as go
@@ -25,20 +24,15 @@ def draw_stacks(
     *,
     title: str,
     names: Sequence[str],
-    stacks: Mapping[int, Mapping[str, int]],
+    stacks: Mapping[int, Mapping[str, int | None]],
     steps: Mapping[int, int],
-    unknown: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Drawing:
     """Draw one stacked bar a rank; `stacks` gives nanoseconds by rank and name, `steps` the whole step.
 
-    `unknown` names the ranks of which a part is not known: the 0 that stands for it is not told as a measurement.
+    What is None is not known: it has no length, and its text says so.
     """
     ranks = sorted(stacks)
-    stacks = {
-        rank: {name: stack.get(name, 0) for name in names if rank not in unknown.get(name, ())}
-        for rank, stack in stacks.items()
-    }
-    shown = [name for name in names if any(stacks[rank].get(name, 0) > 0 for rank in ranks)]
+    shown = [name for name in names if any(stacks[rank].get(name, 0) for rank in ranks)]
     unit = choose_unit(steps.values(), DURATIONS)
     lying = len(ranks) <= MAX_LYING_BARS
     time_title = f"time per step ({unit.name}, mean of the used steps)"
@@ -59,7 +53,7 @@ def draw_stacks(
         figure.update_xaxes(showgrid=False, tickmode="auto", nticks=33)
     return Drawing(
         figure=figure,
-        sentence=" ".join((f"{title}: {_describe_extremes(steps)}", *_describe_unknown(unknown, ranks))),
+        sentence=" ".join((f"{title}: {_describe_extremes(steps)}", *_describe_unknown(names, stacks, ranks))),
         columns=("rank", f"step ({unit.name})", *(f"{hue_of(name).label} ({unit.name})" for name in shown)),
         rows=_rows(ranks, shown, stacks, steps, unit),
     )
@@ -68,13 +62,14 @@ def draw_stacks(
 def _bars(
     name: str,
     ranks: Sequence[int],
-    stacks: Mapping[int, Mapping[str, int]],
+    stacks: Mapping[int, Mapping[str, int | None]],
     steps: Mapping[int, int],
     unit: Unit,
     lying: bool,
 ) -> Any:
     hue = hue_of(name)
-    lengths = [stacks[rank].get(name, 0) / unit.size for rank in ranks]
+    spent = [stacks[rank].get(name, 0) for rank in ranks]
+    lengths = [(ns or 0) / unit.size for ns in spent]
     where: list[Any] = rank_names(ranks) if lying else list(ranks)
     return go.Bar(
         name=hue.label,
@@ -86,8 +81,8 @@ def _bars(
         marker=marker(name),
         hoverinfo="text",
         hovertext=[
-            f"<b>rank {rank}: {hue.label}</b><br>{_tell_length(stacks[rank].get(name), steps[rank])}<br>{hue.meaning}"
-            for rank in ranks
+            f"<b>rank {rank}: {hue.label}</b><br>{_tell_length(ns, steps[rank])}<br>{hue.meaning}"
+            for rank, ns in zip(ranks, spent, strict=True)
         ],
         textposition="none",
     )
@@ -112,8 +107,10 @@ def _tell_length(ns: int | None, step_ns: int) -> str:
     )
 
 
-def _describe_unknown(unknown: Mapping[str, Sequence[int]], ranks: Sequence[int]) -> list[str]:
-    found = {name: [rank for rank in ranks if rank in some] for name, some in unknown.items()}
+def _describe_unknown(
+    names: Sequence[str], stacks: Mapping[int, Mapping[str, int | None]], ranks: Sequence[int]
+) -> list[str]:
+    found = {name: [rank for rank in ranks if stacks[rank].get(name, 0) is None] for name in names}
     return [
         f"Not known on {'every rank' if len(some) == len(ranks) else f'{len(some):,} of {len(ranks):,} ranks'}: "
         f"{hue_of(name).label}."
@@ -125,7 +122,7 @@ def _describe_unknown(unknown: Mapping[str, Sequence[int]], ranks: Sequence[int]
 def _rows(
     ranks: Sequence[int],
     names: Sequence[str],
-    stacks: Mapping[int, Mapping[str, int]],
+    stacks: Mapping[int, Mapping[str, int | None]],
     steps: Mapping[int, int],
     unit: Unit,
 ) -> tuple[tuple[str, ...], ...]:
@@ -134,7 +131,10 @@ def _rows(
         (
             str(rank),
             f"{steps[rank] / unit.size:.{decimals}f}",
-            *(f"{stacks[rank][name] / unit.size:.{decimals}f}" if name in stacks[rank] else "\u2013" for name in names),
+            *(
+                "\u2013" if (ns := stacks[rank].get(name, 0)) is None else f"{ns / unit.size:.{decimals}f}"
+                for name in names
+            ),
         )
         for rank in ranks
     )

@@ -18,5 +18,4 @@ def draw_step_parts(summary: Summary) -> Drawing | Nothing:
         names=PARTS,
         stacks={rank.rank: parts for rank, parts in known},
         steps={rank.rank: rank.step_ns or 0 for rank, _ in known},
-        unknown={"bubble": summary.unknown_bubble_ranks},
     )

@@ -22,7 +22,6 @@ from dtprof.report.pages.page_markup import Markup, element
 from dtprof.report.pages.page_tables import render_numbers
 
 Drawing = tuple[Markup, Mapping[str, Any]]
-_Value = Callable[[RankResult], float | None]
 WRAP = 32
 """Ranks a row at most."""
 MOST_WIDE = 16
@@ -99,24 +98,26 @@ def _place(
 
 
 def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -> list[dict[str, Any]]:
-    blame = {one.rank: float(one.blame_ns_per_step or 0) for one in summary.stragglers}
-
-    def part(name: str) -> _Value:
-        lacks = frozenset(summary.unknown_bubble_ranks if name == "bubble" else ())
-        return lambda rank: (
-            None if rank.partition_ns is None or rank.rank in lacks else float(rank.partition_ns.get(name, 0))
-        )
+    blame = {one.rank: one.blame_ns_per_step for one in summary.stragglers}
 
     found = [
         _metric("step", "step time", [rank.step_ns for rank in ranks], format_duration),
-        *(_metric(name, hue_of(name).label, [part(name)(rank) for rank in ranks], format_duration) for name in PARTS),
+        *(_metric(name, hue_of(name).label, [_part(rank, name) for rank in ranks], format_duration) for name in PARTS),
         _metric("exposed", "exposed communication", [_exposed(rank) for rank in ranks], format_share, top=1.0),
         _metric("peak", "peak memory", [rank.peak_bytes for rank in ranks], format_bytes),
-        _metric("blame", "cost to others", [blame.get(rank.rank, 0.0) for rank in ranks], format_duration),
+        _metric("blame", "cost to others", [_as_float(blame.get(rank.rank, 0)) for rank in ranks], format_duration),
     ]
     if is_dense:
         found = [{**metric, **_in_one_unit(metric["values"], _UNITS.get(metric["key"], DURATIONS))} for metric in found]
     return [metric for metric in found if metric["top"] > 0]
+
+
+def _part(rank: RankResult, name: str) -> float | None:
+    return _as_float((rank.partition_ns or {}).get(name))
+
+
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _in_one_unit(values: Sequence[float | None], units: tuple[Unit, ...]) -> dict[str, Any]:
@@ -135,9 +136,11 @@ def _write_short(count: float | None, decimals: int) -> str:
 
 
 def _exposed(rank: RankResult) -> float | None:
-    if rank.partition_ns is None or not rank.step_ns:
+    parts = rank.partition_ns or {}
+    wait, transfer = parts.get("exposed_wait"), parts.get("exposed_transfer")
+    if wait is None or transfer is None or not rank.step_ns:
         return None
-    return (rank.partition_ns["exposed_wait"] + rank.partition_ns["exposed_transfer"]) / rank.step_ns
+    return (wait + transfer) / rank.step_ns
 
 
 def _metric(

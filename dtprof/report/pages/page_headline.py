@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.rank_exits import STOPPED
-from dtprof.analysis.results import PARTS, RankResult, Summary
+from dtprof.analysis.results import RankResult, Summary
 from dtprof.diagnosis.findings import Verdict
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 
@@ -43,15 +43,6 @@ class Headline:
     command: str | None = None  # what to type next
 
 
-def mean_parts(summary: Summary) -> dict[str, float] | None:
-    """Return the share of each part in the step, over all ranks whose step could be split; None without any."""
-    known = [rank for rank in summary.ranks if rank.partition_ns and rank.step_ns]
-    total = sum(rank.step_ns or 0 for rank in known)
-    if not total:
-        return None
-    return {part: sum((rank.partition_ns or {}).get(part, 0) for rank in known) / total for part in PARTS}
-
-
 def knows_stragglers(summary: Summary) -> bool:
     """Tell whether ranks were looked at for stragglers, so that an empty list means that there are none."""
     return summary.steps.used is not None and summary.clock_error_ns is not None and bool(summary.collectives)
@@ -70,10 +61,11 @@ def write_headline(summary: Summary, verdict: Verdict | None = None) -> Headline
     failed = [rank for rank in summary.ranks if rank.ended not in ENDED_WELL]
     if failed or summary.missing_ranks:
         return _describe_end(failed, summary)
-    shares = mean_parts(summary)
-    if shares is None:
+    known = summary.part_shares
+    if known is None:
         return _describe_caveat(summary)
-    losses = {part: shares[part] for part in _LOSSES}
+    shares = {part: share for part, share in known.items() if share is not None}
+    losses = {part: shares[part] for part in _LOSSES if part in shares}
     losses["communication"] = shares["exposed_wait"] + shares["exposed_transfer"]
     largest = max(losses, key=losses.__getitem__)
     if losses[largest] < NOTEWORTHY_SHARE:

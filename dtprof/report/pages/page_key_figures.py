@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dtprof.analysis.results import PARTS, Summary
+from dtprof.analysis.results import BUBBLE, Summary
 from dtprof.formatting import format_count, format_rate
 from dtprof.job.sound_records import list_ranks
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.pages.page_headline import knows_stragglers, mean_parts
+from dtprof.report.pages.page_headline import knows_stragglers
 from dtprof.report.pages.page_markup import Markup, element, join
 
 NOT_KNOWN = "not known"
@@ -57,10 +57,11 @@ def render_key_figures(summary: Summary, definitions: Mapping[str, str]) -> Mark
 
 
 def _render_mean_step(summary: Summary) -> Markup:
-    shares = mean_parts(summary)
-    if shares is None:
+    known = summary.part_shares
+    if known is None:
         return Markup("")
-    shown = [part for part in PARTS if shares[part] > 0]
+    shares = {part: share for part, share in known.items() if share}
+    unknown = [part for part, share in known.items() if share is None]
     segments = [
         element(
             "span",
@@ -68,16 +69,16 @@ def _render_mean_step(summary: Summary) -> Markup:
             class_="segment",
             title=f"{hue_of(part).label}: {format_share(shares[part])}: {hue_of(part).meaning}",
         )
-        for part in shown
+        for part in shares
     ]
     legend = [
         element(
             "li",
             element("span", class_="swatch", style=f"--hue:var(--hue-{part})"),
             f"{hue_of(part).label} ",
-            element("b", format_share(shares[part])),
+            element("b", format_share(shares[part]) if part in shares else NOT_KNOWN),
         )
-        for part in shown
+        for part in (*shares, *unknown)
     ]
     return element(
         "div",
@@ -122,10 +123,10 @@ def _throughput(summary: Summary) -> KeyFigure:
 
 def _exposed_communication(summary: Summary) -> KeyFigure:
     name = "Exposed communication"
-    shares = mean_parts(summary)
-    if shares is None:
+    shares = summary.part_shares or {}
+    transfer, wait = shares.get("exposed_transfer"), shares.get("exposed_wait")
+    if transfer is None or wait is None:
         return KeyFigure(key="exposed_communication", name=name, value=NOT_KNOWN, beside="no step could be split")
-    transfer, wait = shares["exposed_transfer"], shares["exposed_wait"]
     return KeyFigure(
         key="exposed_communication",
         name=name,
@@ -158,6 +159,8 @@ def _overlap(summary: Summary) -> KeyFigure:
 def _bubble(summary: Summary) -> KeyFigure:
     pipeline = summary.pipeline
     name = "Pipeline bubble"
+    if pipeline is None and (summary.part_shares or {}).get(BUBBLE, 0) is None:
+        return KeyFigure(key="bubble", name=name, value=NOT_KNOWN, beside="what cannot be told says why")
     if pipeline is None:
         return KeyFigure(key="bubble", name=name, value="none", beside="no pipeline ran")
     theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"

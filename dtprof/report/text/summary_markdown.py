@@ -10,7 +10,7 @@ from html import escape
 from dtprof.analysis.caveats import tell_shortly
 from dtprof.analysis.results import PARTS, CollectiveResult, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, shorten
-from dtprof.report.text.summary_text import without_bubble
+from dtprof.report.text.summary_text import share_cells
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -59,17 +59,14 @@ def _rank_table(summary: Summary) -> str:
     measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
     if not measured:
         return ""
-    parts = [part for part in PARTS if any((rank.partition_ns or {})[part] for rank in measured)]
+    parts = [part for part in PARTS if any((rank.partition_ns or {})[part] != 0 for rank in measured)]
     rows = [["rank", "step", *(part.replace("_", " ") for part in parts)]]
-    by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
+    by_wait = sorted(measured, key=lambda rank: (rank.partition_ns or {})["exposed_wait"] or 0)
     shown = measured if len(measured) <= MAX_RANKS else [*by_wait[: MAX_RANKS // 2], *by_wait[-MAX_RANKS // 2 :]]
     for rank in shown:
         cells = [format_ns(rank.step_ns), *(format_ns((rank.partition_ns or {})[part]) for part in parts)]
-        rows.append([str(rank.rank), *without_bubble(cells, parts, unknown=rank.rank in summary.unknown_bubble_ranks)])
-    total = sum(rank.step_ns or 0 for rank in measured)
-    sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in parts]
-    cells = ["100 %", *(format_fraction(value / total if total else 0.0) for value in sums)]
-    rows.append(["**share**", *without_bubble(cells, parts, unknown=bool(summary.unknown_bubble_ranks))])
+        rows.append([str(rank.rank), *cells])
+    rows.append(["**share**", *share_cells(summary, parts)])
     more = len(measured) - len(shown)
     note = f"\n\n{more} more ranks; shown are those that wait least and most." if more else ""
     return _table(rows) + note

@@ -127,52 +127,52 @@ def _rank_lines(summary: Summary) -> list[str]:
     if not measured:
         return []
     divisor, unit = _table_unit(max(rank.step_ns or 0 for rank in measured))
-    columns = [part for part in PARTS if any(_share(rank, part) >= 0.0005 for rank in measured)]
+    columns = [part for part in PARTS if any(_is_worth_a_column(rank, part) for rank in measured)]
     rows = [[f"{unit}/step", "step", *(_PART_NAMES.get(part, part) for part in columns)]]
     for name, rank in _rows_to_show(measured):
-        cells = [_number(value, divisor) for value in _values(rank, columns)]
-        rows.append([name, *without_bubble(cells, columns, unknown=rank.rank in summary.unknown_bubble_ranks)])
-    is_unknown = bool(summary.unknown_bubble_ranks)
-    middle = [median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
+        rows.append([name, *(_number(value, divisor) for value in _values(rank, columns))])
     if len(measured) > MAX_RANKS:
-        cells = [_number(value, divisor) for value in middle]
-        rows.append([f"median of {len(measured)}", *without_bubble(cells, columns, unknown=is_unknown)])
-    total = sum(rank.step_ns or 0 for rank in measured)
-    sums = [sum((rank.partition_ns or {})[part] for rank in measured) for part in columns]
-    cells = ["100 %", *(format_fraction(value / total if total else 0.0) for value in sums)]
-    rows.append(["share", *without_bubble(cells, columns, unknown=is_unknown)])
-    return format_table(rows)
+        middle = [_median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
+        rows.append([f"median of {len(measured)}", *(_number(value, divisor) for value in middle)])
+    return format_table([*rows, ["share", *share_cells(summary, columns)]])
 
 
-def without_bubble(cells: list[str], columns: list[str], *, unknown: bool) -> list[str]:
-    """Return the cells of a row, the step's before those of the columns, without the bubble where it is not known."""
-    return [
-        UNKNOWN if unknown and part == "bubble" else cell for part, cell in zip(("step", *columns), cells, strict=True)
-    ]
+def share_cells(summary: Summary, columns: Sequence[str]) -> list[str]:
+    """Return what the parts have of the steps of all ranks, the step itself before them."""
+    shares = summary.part_shares or dict.fromkeys(columns, 0.0)
+    return ["100 %", *(UNKNOWN if (own := shares[part]) is None else format_fraction(own) for part in columns)]
 
 
 def _rows_to_show(ranks: list[RankResult]) -> list[tuple[str, RankResult]]:
     """Return all ranks, or of many those that wait least and most for others."""
     if len(ranks) <= MAX_RANKS:
         return [(f"rank {rank.rank}", rank) for rank in ranks]
-    by_wait = sorted(ranks, key=lambda rank: (rank.partition_ns or {})["exposed_wait"])
+    by_wait = sorted(ranks, key=lambda rank: (rank.partition_ns or {})["exposed_wait"] or 0)
     return [(f"rank {rank.rank}", rank) for rank in (*by_wait[:3], *by_wait[-3:])]
 
 
-def _values(rank: RankResult, columns: list[str]) -> list[int]:
+def _values(rank: RankResult, columns: list[str]) -> list[int | None]:
     partition = rank.partition_ns or {}
     return [rank.step_ns or 0, *(partition[part] for part in columns)]
 
 
-def _share(rank: RankResult, part: str) -> float:
-    return (rank.partition_ns or {})[part] / rank.step_ns if rank.step_ns else 0.0
+def _is_worth_a_column(rank: RankResult, part: str) -> bool:
+    spent = (rank.partition_ns or {})[part]
+    return spent is None or (rank.step_ns is not None and spent >= 0.0005 * rank.step_ns > 0)
+
+
+def _median(values: Sequence[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) == len(values) else None
 
 
 def _table_unit(largest: int) -> tuple[int, str]:
     return next((row for row in _TABLE_UNITS if largest >= row[0]), _TABLE_UNITS[-1])
 
 
-def _number(value: float, divisor: int) -> str:
+def _number(value: float | None, divisor: int) -> str:
+    if value is None:
+        return UNKNOWN
     return f"{value / divisor:,.1f}" if value < 1000 * divisor else f"{value / divisor:,.0f}"
 
 
