@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dtprof.analysis.results import Summary
+    from dtprof.diagnosis.findings import Verdict
     from dtprof.monitor.web.page_feed import Feed
     from dtprof.report.figures.figure_source import Source
     from dtprof.report.pages.page_dashboard import Dashboard
@@ -88,8 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
     def choose(source: "Source") -> "Sequence[Dashboard]":
         return named or load(frozenset(source.available))
 
+    def diagnose(run_directory: Path, summary: "Summary | None") -> "Verdict":
+        """Beside a job that runs, compare its newest operations, and take stragglers from the summary of the pages."""
+        return diagnose_run(run_directory, summary=summary, in_a_hurry=summary is not None)
+
     def make_feed(run_directory: Path) -> "Feed":
-        return Feed(run_directory, pages=choose, diagnose=diagnose_run)
+        return Feed(run_directory, pages=choose, diagnose=diagnose)
 
     runs = Runs(path, make_feed)
     if not runs.entries() and (runs.is_one or not path.is_dir()):

@@ -33,8 +33,8 @@ def diagnose_run(
 ) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
 
-    In a hurry, beside a running job, stragglers are not looked for and fewer operations are compared: however long the
-    job has run, the verdict takes seconds. A caller that watches the job and has seen it stall says so.
+    In a hurry, beside a running job, stragglers are those of the summary that is given and fewer operations are
+    compared: however long the job has run, the verdict takes seconds. A caller that has seen the job stall says so.
 
     Raises:
         NotARunError: the path holds no run.
@@ -43,7 +43,8 @@ def diagnose_run(
     run = open_run(path, engine)
     with executor_for(engine, run) as executor:
         if in_a_hurry:
-            return diagnose_opened(run, None, executor, newest=rank_evidence.MAX_OPERATIONS, is_stalled=is_stalled)
+            given = None if summary is None else lambda: summary
+            return diagnose_opened(run, given, executor, newest=rank_evidence.MAX_OPERATIONS, is_stalled=is_stalled)
         return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
 
 

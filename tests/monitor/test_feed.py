@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from dtprof.analysis.results import Summary
 from dtprof.diagnosis.findings import Verdict
 from dtprof.errors import DtprofError
 from dtprof.job.stalls import HANG_AFTER_S
@@ -14,7 +16,7 @@ from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import Pace
 from dtprof.monitor.web import page_feed as feed_module
-from dtprof.monitor.web.page_feed import DRAW_SHARE, Feed
+from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, DRAW_SHARE, Diagnose, Feed
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard, load_report
 from dtprof.report.pages.page_documents import Document, render_page
@@ -51,7 +53,7 @@ def feed_of(
     run: Path,
     clock: Callable[[], float],
     cpu: Callable[[], float] | None = None,
-    diagnose: Callable[[Path], Verdict] = diagnose_run,
+    diagnose: Diagnose = lambda run, summary: diagnose_run(run, summary=summary),
 ) -> Feed:
     return Feed(
         run,
@@ -162,9 +164,9 @@ def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> Non
     clock = Clock()
     diagnosed = []
 
-    def diagnose(path: Path) -> Verdict:
+    def diagnose(path: Path, summary: Summary | None) -> Verdict:
         diagnosed.append(clock.now)
-        return diagnose_run(path)
+        return diagnose_run(path, summary=summary)
 
     feed = feed_of(run, clock, diagnose=diagnose)
     feed.since(0)
@@ -176,6 +178,32 @@ def test_job_that_hangs_is_diagnosed_though_no_rank_moves(tmp_path: Path) -> Non
     alarms = feed.since(0)["status"]["alarms"]
     assert alarms[0].startswith("stalled: no rank has made progress for")
     assert len(diagnosed) == 2
+
+
+def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn(tmp_path: Path) -> None:
+    run = running(two_ranks(8), tmp_path / "run")
+    clock, outcomes = Clock(), ["healthy"]
+
+    def diagnose(path: Path, summary: Summary | None) -> Verdict:
+        assert summary is not None, "the job runs"
+        return replace(diagnose_run(path, summary=summary), outcome=outcomes[-1])
+
+    feed = feed_of(run, clock, Clock(), diagnose=diagnose)
+    version = feed.since(0)["version"]
+    feed._draw_pace.charge(1.0)  # a second of drawing: none is due for long
+    grow(run, 9, tmp_path / "grown")
+    clock.now += DIAGNOSE_EVERY_S
+    news = feed.since(version)
+    assert (news["version"], feed._draw_pace.is_due) == (version, False)
+    assert news["status"]["text"].endswith("figures as of step 8 (8 s ago), verdict as of step 9 (0 s ago)")
+    outcomes.append("risk")
+    for _ in range(2):
+        clock.now += DIAGNOSE_EVERY_S
+        news = feed.since(version)
+    assert news["version"] == version + 1
+    assert feed.source is not None
+    assert feed.source.verdict is not None
+    assert feed.source.verdict.outcome == "risk"
 
 
 def test_pace_keeps_to_its_share() -> None:

@@ -38,10 +38,11 @@ DRAW_SHARE = 0.0025
 DRAW_EVERY_S = 1.0
 TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
-DIAGNOSE_SHARE = 0.0015
-DIAGNOSE_EVERY_S = 10.0
-NEWEST_SHARE = 0.0105
-"""Of the time, that the parts of the newest step may take."""
+DIAGNOSE_SHARE = 0.007
+"""Of the time, that the verdict may take between two turns of the job: 50 ms for 8 ranks, every 8 s or so."""
+DIAGNOSE_EVERY_S = 8.0
+NEWEST_SHARE = 0.006
+"""Of the time, that the parts of the newest step may take: 12 ms for 8 ranks, every 2 s or so."""
 NEWEST_EVERY_S = 0.9
 MAX_COURSE = 1000
 """Newest steps with which the chart of step times is continued between two drawings."""
@@ -54,6 +55,13 @@ MAX_NODE_SAMPLES = 100
 
 Pages = Callable[[Source], Sequence[Dashboard]]
 Result = TypeVar("Result")
+
+
+class Diagnose(Protocol):
+    """Says what is wrong with a run."""
+
+    def __call__(self, run: Path, summary: Summary | None, /) -> Verdict:
+        """Return the verdict; the summary is that of the newest steps of a job that runs, None where it has ended."""
 
 
 class Begin(Protocol):
@@ -94,6 +102,14 @@ class _Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Diagnosed:
+    """A verdict that was asked for between two drawings."""
+
+    verdict: Verdict
+    taken_s: float  # processor time
+
+
+@dataclass(frozen=True, kw_only=True)
 class _AsOf:
     """When something was taken from the records."""
 
@@ -113,7 +129,7 @@ class Feed:
         run: Path,
         *,
         pages: Pages,
-        diagnose: Callable[[Path], Verdict],
+        diagnose: Diagnose,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         begin: Begin | None = None,
@@ -157,7 +173,8 @@ class Feed:
         self._measuring: Future[_Measured] | None = None
         self._course: list[dict[str, Any]] = []
         self._attempt = 0  # that the course is of
-        self._begun = _AsOf(step=0, at=0.0)
+        self._diagnosing: Future[_Diagnosed] | None = None
+        self._diagnosis_begun = self._begun = _AsOf(step=0, at=0.0)
         self._drawn: _AsOf | None = None
         self._diagnosed: _AsOf | None = None
         self._gone: DtprofError | None = None
@@ -239,13 +256,13 @@ class Feed:
         ends = self._moment.has_ended and not had_ended
         self._has_moved |= self._moment.has_moved
         self._has_turned |= self._turns(self._moment)
-        is_stalled = self._moment.is_stalled and self._diagnose_pace.is_due
-        self._has_news |= self._moment.has_moved or self._has_turned or is_stalled
+        self._has_news |= self._moment.has_moved or self._has_turned
         is_due = self._draw_pace.is_due or (self._has_turned and self._turn_pace.is_due) or ends
         if self._has_news and is_due and self._drawing is None:
             self._begin_drawing()
             self._take_drawing(wait_s=0)
         self._measure_newest_step(self._moment)
+        self._renew_verdict(self._moment)
 
     def _turns(self, moment: Moment) -> bool:
         """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
@@ -322,12 +339,40 @@ class Feed:
         series = self.source.summary.step_series if self.source is not None else ()
         return min((one.steps[-1] for one in series if len(one.steps)), default=0)
 
+    # ---- the verdict ---------------------------------------------------------------------------------------------
+
+    def _renew_verdict(self, moment: Moment) -> None:
+        """Begin to diagnose the job where that is due; have the pages drawn anew where the verdict is another one."""
+        summary = self.source.summary if self.source is not None else None
+        is_due = self._diagnose_pace.is_due and not moment.has_ended and self._drawing is None
+        if self._diagnosing is None and is_due and summary is not None:
+            self._diagnosis_begun = _AsOf(step=moment.step, at=self._clock())
+            self._diagnosing = self._begin(self._to_diagnose(summary))
+        if self._diagnosing is None or not self._diagnosing.done():
+            return
+        finished, self._diagnosing = self._diagnosing, None
+        try:
+            found = finished.result()
+        except DtprofError as error:
+            self._gone = error
+            return
+        self._diagnose_pace.charge(found.taken_s)
+        self._has_turned |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
+        self._verdict, self._diagnosed = found.verdict, self._diagnosis_begun
+
+    def _to_diagnose(self, summary: Summary) -> Callable[[], _Diagnosed]:
+        def diagnose() -> _Diagnosed:
+            began = self._cpu()
+            return _Diagnosed(verdict=self._diagnose(self._monitor.run, summary), taken_s=self._cpu() - began)
+
+        return diagnose
+
     # ---- the pages -----------------------------------------------------------------------------------------------
 
     def _begin_drawing(self) -> None:
         """Begin to analyse and draw the newest steps, of a job that has ended all."""
         moment = self._moment
-        diagnoses = self._has_turned or self._diagnose_pace.is_due
+        diagnoses = self._has_turned
         self._has_news = self._has_turned = False
         self._begun = _AsOf(step=moment.step if moment is not None else 0, at=self._clock())
         window = None if moment is not None and moment.has_ended else self._monitor.window.frozen()
@@ -340,7 +385,7 @@ class Feed:
         on_disk = open_run(self._monitor.run)
         summary, closeup = examine(window or on_disk, THIS_PROCESS)
         examined = self._cpu()
-        verdict = self._diagnose(self._monitor.run) if diagnoses else None
+        verdict = self._diagnose(self._monitor.run, summary if window is not None else None) if diagnoses else None
         diagnosed = self._cpu()
         source = self._gather(on_disk, summary, closeup, verdict or self._verdict)
         pages = self._make_pages(source)
@@ -439,3 +484,8 @@ class Feed:
         if moment is None or moment.has_ended or not moment.ranks:
             return None
         return render_now(moment, self._newest)
+
+
+def _essence(verdict: Verdict) -> tuple[object, ...]:
+    """Return what makes a verdict another one: not its figures, which differ each time."""
+    return verdict.outcome, *((finding.kind, finding.culprit_ranks, finding.seq) for finding in verdict.findings)
