@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dtprof.launch import comparison_thread, hang_watcher, job_launch
     from dtprof.launch.metrics_threads import MetricsSettings
     from dtprof.records import reader
+    from dtprof.records.shared_follower import Subscription
 
 EPILOG = """\
 examples:
@@ -149,26 +150,23 @@ def _metrics(given: Callable[[settings.Setting, str | None], str], arguments: ar
     )
 
 
-def _compare(run: Path) -> "comparison_thread.Look":
+def _compare(records: "Subscription") -> "comparison_thread.Look":
     """Return what looks at the records of the ranks of this host for calls that do not go together."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison
     from dtprof.launch import comparison_thread
-    from dtprof.records import run_follower, writer
+    from dtprof.records.run_follower import with_open
     from dtprof.report.text.verdict_text import verdict_text
 
     importlib.import_module("dtprof.session.run_diagnosis")  # what a hang is diagnosed with: nobody waits for it yet
-    follower = run_follower.RunFollower(run, boot_id=writer.boot_id(), at_most=1)
     comparison = LiveComparison()
 
     def look(is_last: bool) -> Iterator[comparison_thread.Mismatch]:
-        is_whole = False
-        while not is_whole:
-            growths = follower.look().values()
-            is_whole = all(growth.is_whole for growth in growths)
-            grown = [run_follower.with_open(growth) if is_last and is_whole else growth.tables for growth in growths]
+        for growths, is_whole in records.take():
+            ends = is_last and is_whole
+            grown = [with_open(growth) if ends else growth.tables for growth in growths.values()]
             seen = tuple(tables.rank for tables in grown)
-            for finding in comparison.take(grown, is_last=is_last and is_whole):
+            for finding in comparison.take(grown, is_last=ends):
                 verdict = Verdict(
                     outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
                 )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dtprof import fence
 from dtprof.records import paths
+from dtprof.records.shared_follower import Subscription
 
 EVERY_S = 2.0
 EVERY_AT_MOST_S = 20.0
@@ -41,9 +42,16 @@ class Look(Protocol):
 class Comparer:
     """Looks every few seconds until it is stopped."""
 
-    def __init__(self, make: Callable[[], Look], node_folder: Path, *, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        make: Callable[[Subscription], Look],
+        records: Subscription,
+        node_folder: Path,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
         """Start at once. `make` is called in the thread: what it imports takes a moment."""
-        self._make, self._folder, self._say = make, node_folder, say
+        self._make, self._records, self._folder, self._say = make, records, node_folder, say
         self._end = threading.Event()
         self._looks_last = False
         self._thread = threading.Thread(target=self._work, name="dtprof-comparer", daemon=True)
@@ -60,15 +68,21 @@ class Comparer:
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        try:
+            self._compare()
+        finally:
+            self._records.close()
+
+    def _compare(self) -> None:
         look: Look | None = None
         pause_s = EVERY_S
         while not self._end.wait(pause_s):
-            look = look or self._make()
+            look = look or self._make(self._records)
             began_s = time.thread_time()
             self._tell(look(False))
             pause_s = min(max(EVERY_S, 1_000 * (time.thread_time() - began_s)), EVERY_AT_MOST_S)
         if self._looks_last and (look or any(self._folder.parent.glob("rank-*"))):
-            self._tell((look or self._make())(True))
+            self._tell((look or self._make(self._records))(True))
 
     def _tell(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:

@@ -30,6 +30,7 @@ from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import paths, writer
+from dtprof.records.shared_follower import SharedFollower, Subscription
 
 EXIT_HANG = 3
 STOP_GRACE_S = 10.0
@@ -70,7 +71,7 @@ def run_job(
     settings: JobSettings,
     diagnose: hang_watcher.Diagnose,
     *,
-    compare: Callable[[Path], Look] | None = None,
+    compare: Callable[[Subscription], Look] | None = None,
 ) -> JobEnd:
     """Run the command with its ranks instrumented.
 
@@ -155,15 +156,16 @@ class _Companions:
         watch: hang_watcher.Watcher,
         records: Path,
         metrics: MetricsSettings,
-        compare: Callable[[Path], Look] | None,
+        compare: Callable[[Subscription], Look] | None,
     ) -> None:
         """Start all of them."""
         node_folder = records / paths.node_folder_name(writer.host_name())
         self._stops.append(Archiver(records).stop)
         sampler = Sampler(node_folder, lambda: watch.pids)
-        self._stops += [sampler.stop, Metrics.start(metrics, records, lambda: node_state(sampler), say=say).stop]
+        follower = SharedFollower(records, boot_id=writer.boot_id())
+        self._stops += [sampler.stop, Metrics.start(metrics, follower, lambda: node_state(sampler), say=say).stop]
         if compare is not None:
-            self._comparer = Comparer(lambda: compare(records), node_folder, say=say)
+            self._comparer = Comparer(compare, follower.subscribe(), node_folder, say=say)
 
     def stop(self, status: int) -> None:
         """End them, the newest first."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import fence, settings
-from dtprof.records import writer
+from dtprof.records.shared_follower import SharedFollower, Subscription
 
 if TYPE_CHECKING:
     from dtprof.monitor.prometheus.metrics_server import MetricsServer
@@ -40,26 +40,33 @@ class Metrics:
 
     def __init__(
         self,
-        run: Path,
+        records: Subscription,
         state: "Callable[[], NodeState]",
         *,
         server: "MetricsServer | None",
         file: "MetricsFile | None",
     ) -> None:
         """Start at once where there is anybody to tell."""
-        self._run, self._state = run, state
+        self._records, self._state = records, state
         self._server, self._file = server, file
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="dtprof-metrics", daemon=True)
         if server is not None or file is not None:
             self._thread.start()
+        else:
+            records.close()
 
     @classmethod
     def start(
-        cls, chosen: MetricsSettings, run: Path, state: "Callable[[], NodeState]", *, say: Callable[[str], None]
+        cls,
+        chosen: MetricsSettings,
+        follower: SharedFollower,
+        state: "Callable[[], NodeState]",
+        *,
+        say: Callable[[str], None],
     ) -> "Metrics":
         """Start what was asked for; where that cannot be had, say why, and let the job go on without it."""
-        return cls(run, state, server=_serve(chosen, say), file=_keep(chosen, say))
+        return cls(follower.subscribe(), state, server=_serve(chosen, say), file=_keep(chosen, say))
 
     def stop(self) -> None:
         """Tell the last state, then nothing more."""
@@ -73,7 +80,7 @@ class Metrics:
         try:
             from dtprof.monitor.prometheus.metrics_collector import Collector  # numpy: not before the job was started
 
-            collector = Collector(self._run, boot_id=writer.boot_id(), state=self._state)
+            collector = Collector(self._records, state=self._state)
             for number in itertools.count():
                 is_last = self._end.is_set()
                 text = collector.collect()
@@ -85,6 +92,7 @@ class Metrics:
                     return
                 self._end.wait(EARLY_PERIOD_S if number < EARLY_LOOKS else PERIOD_S)
         finally:
+            self._records.close()
             if self._server is not None:
                 self._server.stop()
             if self._file is not None:

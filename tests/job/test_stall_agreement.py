@@ -16,6 +16,7 @@ from dtprof.monitor.prometheus.metrics_collector import Collector
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.run_monitor import Monitor
 from dtprof.records import paths, writer
+from dtprof.records.shared_follower import SharedFollower
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 from tests.monitor.growing import grow
@@ -109,7 +110,10 @@ def test_all_views_say_the_same_of_a_job(
     for _ in range(round(2 * quiet_s)):
         now_s[0] += 0.5
         watcher.tick()
-    metrics = Collector(run, boot_id=None, state=lambda: NodeState(run="", host="", is_hung=watcher.hang is not None))
+    metrics = Collector(
+        SharedFollower(run, boot_id=None).subscribe(),
+        state=lambda: NodeState(run="", host="", is_hung=watcher.hang is not None),
+    )
     alarms = feed_of(run, time.monotonic).since(0)["status"]["alarms"]
     assert {
         "watcher": watcher.hang is not None,

@@ -10,6 +10,7 @@ from dtprof.cli.run import _compare
 from dtprof.launch import comparison_thread
 from dtprof.launch.comparison_thread import Comparer, Mismatch
 from dtprof.records import paths, schema, writer
+from dtprof.records.shared_follower import SharedFollower, Subscription
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import jobs
 from tests.builders import RankBuilder, write_run
@@ -35,6 +36,11 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
     assert any("told of it while the job ran" in fact for fact in finding.evidence)
 
 
+def nothing(run: Path) -> Subscription:
+    """Return the records of a run without ranks."""
+    return SharedFollower(run, boot_id=None).subscribe()
+
+
 @pytest.fixture
 def only_last_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be looked at before the job has ended, however slow this machine is."""
@@ -49,7 +55,7 @@ def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
         raise RuntimeError(f"broken {is_last}")
 
     (tmp_path / "rank-00000.0").mkdir()
-    comparer = Comparer(lambda: look, tmp_path / "node-a", say=print)
+    comparer = Comparer(lambda _: look, nothing(tmp_path), tmp_path / "node-a", say=print)
     comparer.stop(looks_last=True)
     assert "broken True" in capsys.readouterr().err
 
@@ -65,7 +71,7 @@ def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, mon
     monkeypatch.setattr(comparison_thread, "STOP_S", 0.05)
     (tmp_path / "rank-00000.0").mkdir()
     said: list[str] = []
-    comparer = Comparer(lambda: look, tmp_path / "node-a", say=said.append)
+    comparer = Comparer(lambda _: look, nothing(tmp_path), tmp_path / "node-a", say=said.append)
     comparer.stop(looks_last=True)
     release.set()
     comparer._thread.join(60)
@@ -78,7 +84,9 @@ def test_launchers_of_one_run_tell_a_mismatch_once_between_them(tmp_path: Path) 
     (tmp_path / "rank-00000.0").mkdir()
     said: list[str] = []
     for node, seen in (("node-a", found), ("node-b", found), ("node-a", found[:1])):
-        Comparer(lambda seen=seen: lambda _: seen, tmp_path / node, say=said.append).stop(looks_last=True)
+        Comparer(lambda _, seen=seen: lambda _: seen, nothing(tmp_path), tmp_path / node, say=said.append).stop(
+            looks_last=True
+        )
     assert [text.splitlines()[1] for text in said] == ["at 3", "at 9"]
     assert len((tmp_path / "node-a" / paths.MISMATCHES).read_text().splitlines()) == 2
     assert not (tmp_path / "node-b").exists()
@@ -92,7 +100,7 @@ def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
         looked.append(is_last)
         return []
 
-    Comparer(lambda: look, tmp_path, say=print).stop(looks_last=False)
+    Comparer(lambda _: look, nothing(tmp_path), tmp_path, say=print).stop(looks_last=False)
     assert looked == []
 
 
@@ -103,7 +111,7 @@ def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path
             odd = rank.rank == 1 and step == 20
             site = rank.site(line=9 if odd else 5)
             rank.op("all_reduce", step * 100, step * 100 + 10, nbytes=8, reduce_op="max" if odd else "sum", site=site)
-    look = _compare(write_run(tmp_path / "run", ranks))
+    look = _compare(SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe())
     (mismatch,) = look(False)
     assert (mismatch.kind, mismatch.seq) == ("reduce-op-mismatch", 20)
     assert "train.py:9" in mismatch.text
@@ -122,6 +130,6 @@ def test_the_last_look_takes_handles_that_nobody_waited_for_and_more_than_a_segm
             odd = rank.rank == 1 and number == 449
             t = number * 10
             rank.op("all_reduce", t, t + 5, nbytes=8, reduce_op="max" if odd else "sum", is_async=True)
-    look = _compare(write_run(tmp_path / "run", ranks))
+    look = _compare(SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe())
     assert list(look(False)) == []
     assert [(mismatch.kind, mismatch.seq) for mismatch in look(True)] == [("reduce-op-mismatch", 449)]

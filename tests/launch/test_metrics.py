@@ -23,6 +23,7 @@ from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import writer
 from dtprof.records.codes import DONE
 from dtprof.records.reader import open_run
+from dtprof.records.shared_follower import SharedFollower
 from dtprof.records.tables import RankTables
 from tests import jobs
 from tests.builders import RankBuilder, write_run
@@ -44,7 +45,14 @@ def start(run: Path) -> Iterator[Callable[[MetricsSettings], tuple[Metrics, list
 
     def begin(chosen: MetricsSettings) -> tuple[Metrics, list[str]]:
         said: list[str] = []
-        started.append(Metrics.start(chosen, run, lambda: NodeState(run="run", host="host"), say=said.append))
+        started.append(
+            Metrics.start(
+                chosen,
+                SharedFollower(run, boot_id=writer.boot_id()),
+                lambda: NodeState(run="run", host="host"),
+                say=said.append,
+            )
+        )
         return started[-1], said
 
     yield begin
@@ -130,7 +138,9 @@ def test_an_error_of_dtprofs_own_ends_the_metrics_and_is_told_once(
         raise ValueError("broken")
 
     said: list[str] = []
-    metrics = Metrics.start(MetricsSettings(port=0), run, fail, say=said.append)
+    metrics = Metrics.start(
+        MetricsSettings(port=0), SharedFollower(run, boot_id=writer.boot_id()), fail, say=said.append
+    )
     metrics._thread.join(PATIENCE_S)
     metrics.stop()
     assert "the metrics are not told any longer: ValueError: broken" in capfd.readouterr().err

@@ -17,6 +17,7 @@ from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import writer
 from dtprof.records.node_samples import GPU, HOST, Sample
 from dtprof.records.reader import open_run
+from dtprof.records.shared_follower import SharedFollower
 from tests.builders import RankBuilder, write_run
 from tests.monitor import prometheus
 from tests.monitor.growing import grow
@@ -69,7 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_told_passes_promtool(run: Path) -> None:
-    text = Collector(run, boot_id=None, state=state).collect().decode()
+    text = Collector(SharedFollower(run, boot_id=None).subscribe(), state=state).collect().decode()
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert told == {metric.name for metric in METRICS}
     assert prometheus.check_metrics(text) == ""
@@ -79,7 +80,9 @@ def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) 
     said: list[str] = []
     growing = grow(run, looks=2)
     next(growing)
-    metrics = Metrics.start(MetricsSettings(port=0), run, state, say=said.append)
+    metrics = Metrics.start(
+        MetricsSettings(port=0), SharedFollower(run, boot_id=writer.boot_id()), state, say=said.append
+    )
     url = said[0].rpartition(" ")[2]
     try:
         target = url.removeprefix("http://").removesuffix("/metrics")

@@ -1,36 +1,36 @@
-"""Keep the metrics of a node up to date from the records of its ranks, look by look."""
+"""Keep the metrics of a node up to date from the records of its ranks, poll by poll."""
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from dtprof.interchange.metric_families import exposition
 from dtprof.monitor.prometheus.job_metrics import choose_ranks, list_metrics
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally
-from dtprof.records.run_follower import RunFollower
+from dtprof.records.shared_follower import Subscription
 
 
 class Collector:
     """Follows the ranks of this node."""
 
-    def __init__(self, run: Path, *, boot_id: str | None, state: Callable[[], NodeState]) -> None:
-        """Follow a run directory, of all hosts without a boot id; `state` gives what the launcher knows."""
-        self._follower = RunFollower(run, boot_id=boot_id)
+    def __init__(self, records: Subscription, *, state: Callable[[], NodeState]) -> None:
+        """Take the records of the ranks of this node; `state` gives what the launcher knows."""
+        self._records = records
         self._tally = NodeTally()
         self._state = state
         self._shown: tuple[int, ...] = ()
         self._cpu_s = 0.0
 
     def collect(self) -> bytes:
-        """Look once; return all metrics as they are now."""
+        """Take what is new; return all metrics as they are now."""
         begin_s = time.thread_time()
-        self._tally.take(self._follower.look())
+        for growths, _ in self._records.take():
+            self._tally.take(growths)
         self._shown = choose_ranks(self._tally, self._shown)
         text = exposition(list_metrics(self._tally, self._state(), shown=self._shown, cpu_s=self._cpu_s))
         self._cpu_s += time.thread_time() - begin_s
         return text
 
     def close(self) -> None:
-        """Close the files of the run."""
-        self._follower.close()
+        """Take no more records."""
+        self._records.close()
