@@ -1,15 +1,36 @@
 """The tables of results, as the summary of a run has them: steps, throughput, ranks, collectives, and more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from math import isnan
-from typing import Any
+from typing import Any, TypeVar
 
-from dtprof.analysis.results import PARTS, Summary
+from dtprof.analysis import metric_registry
+from dtprof.analysis.metric_registry import Metric
+from dtprof.analysis.results import Summary
 from dtprof.api.record_tables import RANK
 from dtprof.api.table import Column, Table, build_table
 
-METRICS = "see docs/reference/metrics.md"
+Of = TypeVar("Of")
+
+
+def _columns(metrics: Sequence[Metric[Any]]) -> tuple[Column, ...]:
+    return tuple(
+        Column(
+            name=metric.name,
+            dtype="int64" if metric.is_whole else "float64",
+            unit=metric.unit if metric.unit not in ("count", "ratio") else "",
+            meaning=metric.meaning,
+        )
+        for metric in metrics
+        if metric.is_column
+    )
+
+
+def _values(metrics: Sequence[Metric[Of]], of: Of) -> list[float | None]:
+    return [metric.value(of) for metric in metrics if metric.is_column]
+
+
 STEPS = (
     RANK,
     Column(name="step", dtype="int64", meaning="number of the step, from 1"),
@@ -30,27 +51,14 @@ THROUGHPUT = (
 )
 RANKS = (
     RANK,
-    Column(name="step_ns", dtype="int64", unit="ns", meaning="mean step; masked: no steps"),
-    *(
-        Column(name=f"{part}_ns", dtype="int64", unit="ns", meaning=f"{part.replace('_', ' ')}: mean part of a step")
-        for part in PARTS
-    ),
-    Column(name="peak_bytes", dtype="int64", unit="bytes", meaning="peak memory; masked: not sampled"),
-    Column(name="events", dtype="int64", meaning="records of the rank"),
+    *_columns(metric_registry.RANK),
     Column(name="ended", dtype="str", meaning="finished, exited N, killed by SIGNAL, running, unknown"),
 )
 COLLECTIVES = (
     Column(name="group", dtype="str", meaning="name of the process group"),
     Column(name="op", dtype="str", meaning="operation"),
     Column(name="api", dtype="str", meaning="what the program called; masked: not known"),
-    Column(name="count", dtype="int64", meaning="operations, each once however many ranks took part"),
-    Column(name="bytes", dtype="int64", unit="bytes", meaning="what one rank puts into one operation, mean"),
-    *(
-        Column(name=f"{name}_ns", dtype="int64", unit="ns", meaning=f"{name} time, mean per operation and rank")
-        for name in ("duration", "wait", "transfer", "exposed")
-    ),
-    Column(name="overlap", dtype="float64", unit="fraction", meaning="share of it that was hidden by other work"),
-    Column(name="busbw_gb_per_s", dtype="float64", unit="GB/s", meaning="bus bandwidth as nccl-tests define it"),
+    *_columns(metric_registry.COLLECTIVE),
 )
 GROUPS = (
     Column(name="name", dtype="str", meaning="name of the process group"),
@@ -59,17 +67,7 @@ GROUPS = (
     Column(name="size", dtype="int64", meaning="number of ranks"),
     Column(name="ranks", dtype="str", meaning="global ranks, separated by blanks"),
 )
-STRAGGLERS = (
-    RANK,
-    Column(
-        name="last_share",
-        dtype="float64",
-        unit="fraction",
-        meaning="of the steps in which somebody waited notably, those in which it was most to blame",
-    ),
-    Column(name="slowdown", dtype="float64", meaning="step over the step without its lag; masked: not known"),
-    Column(name="blame_ns_per_step", dtype="int64", unit="ns", meaning="waits of all others for it, a step"),
-)
+STRAGGLERS = (RANK, *_columns(metric_registry.STRAGGLER))
 
 
 def _steps(summary: Summary) -> list[tuple[Any, ...]]:
@@ -93,17 +91,7 @@ def _throughput(summary: Summary) -> list[tuple[Any, ...]]:
 
 
 def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
-    return [
-        (
-            rank.rank,
-            rank.step_ns,
-            *((rank.partition_ns or {}).get(part) for part in PARTS),
-            rank.peak_bytes,
-            rank.events,
-            rank.ended,
-        )
-        for rank in summary.ranks
-    ]
+    return [(rank.rank, *_values(metric_registry.RANK, rank), rank.ended) for rank in summary.ranks]
 
 
 def _groups(summary: Summary) -> list[tuple[Any, ...]]:
@@ -118,12 +106,14 @@ RESULTS: dict[str, tuple[tuple[Column, ...], Callable[[Summary], list[tuple[Any,
     "ranks": (RANKS, _ranks),
     "collectives": (
         COLLECTIVES,
-        lambda summary: [tuple(getattr(row, c.name) for c in COLLECTIVES) for row in summary.collectives],
+        lambda summary: [
+            (row.group, row.op, row.api, *_values(metric_registry.COLLECTIVE, row)) for row in summary.collectives
+        ],
     ),
     "groups": (GROUPS, _groups),
     "stragglers": (
         STRAGGLERS,
-        lambda summary: [tuple(getattr(row, c.name) for c in STRAGGLERS) for row in summary.stragglers],
+        lambda summary: [(row.rank, *_values(metric_registry.STRAGGLER, row)) for row in summary.stragglers],
     ),
 }
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from dtprof.analysis.metric_registry import JOB
 from dtprof.analysis.results import Summary
 from dtprof.errors import MissingDependencyError, UsageError
 from dtprof.fence import fenced
@@ -80,24 +81,8 @@ def _to_mlflow(mlflow: ModuleType, summary: Summary) -> None:
 
 def measure(summary: Summary) -> dict[str, float]:
     """Return the figures by name: times in ms, sizes in bytes, shares from 0 to 1; what is not known is left out."""
-    figures: dict[str, float | None] = {}
-    steps = summary.steps.duration_ns
-    if steps is not None:
-        figures |= {f"step_{name}_ms": getattr(steps, name) / 1e6 for name in ("median", "p10", "p90")}
-    if summary.throughput is not None:
-        figures["tokens_per_s"] = summary.throughput.tokens_per_s
-        figures["samples_per_s"] = summary.throughput.samples_per_s
+    figures = {metric.tracker: metric.tracked(summary) for metric in JOB if metric.tracker}
     figures |= {f"share/{part}": share for part, share in (summary.part_shares or {}).items()}
-    figures["peak_bytes"] = max(
-        (rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None), default=None
-    )
-    if summary.pipeline is not None:
-        figures["bubble_fraction"] = summary.pipeline.bubble_fraction
-    if summary.stragglers and summary.stragglers[0].blame_ns_per_step is not None:
-        figures["straggler_rank"] = summary.stragglers[0].rank
-        figures["straggler_blame_ms"] = summary.stragglers[0].blame_ns_per_step / 1e6
-    figures["overhead_share"] = summary.overhead.share_of_step
-    figures["dropped_events"] = summary.dropped_events
     return {f"dtprof/{name}": float(value) for name, value in figures.items() if value is not None}
 
 

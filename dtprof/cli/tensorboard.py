@@ -94,7 +94,6 @@ def write_logs(
     from dtprof.interchange.exporters.tensorboard_logs import write_tensorboard
     from dtprof.job.rank_executor import THIS_PROCESS
     from dtprof.records.run_cache import keep
-    from dtprof.report.pages.page_dashboard import shipped_definitions
 
     run = keep(opened) if executor is THIS_PROCESS else opened
     summed_up: Future[Summary] = Future()
@@ -107,8 +106,7 @@ def write_logs(
     with engines.beside(executor, lambda: account_for(run, summed_up.result)) as account:
         try:
             detail = read_detail(run, executor)
-            definitions = shipped_definitions()["step_parts"]
-            return write_tensorboard(detail, folder, steps=steps, account=account, look=look, definitions=definitions)
+            return write_tensorboard(detail, folder, steps=steps, account=account, look=look)
         finally:
             summed_up.cancel()  # where that failed, else in vain
 

@@ -35,7 +35,7 @@ class Page:
     def anchors(self) -> set[str]:
         """Return what a link to a heading of the page may name, as GitHub forms it."""
         titles = re.findall(r"^#+ (.+)$", self.prose, re.MULTILINE)
-        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+        return set(map(slug_of, titles))
 
     def links(self) -> list[str]:
         """Return the targets of links within the repository."""
@@ -47,6 +47,11 @@ class Page:
         for block in _FENCE.finditer(self.text):
             if block["language"] == "console":
                 yield from (shlex.split(line[2:]) for line in block["text"].splitlines() if line.startswith("$ "))
+
+
+def slug_of(title: str) -> str:
+    """Return what a link to a heading names, as GitHub forms it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def load(name: str) -> Page:

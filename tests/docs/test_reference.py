@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtprof import api, errors, settings
+from dtprof.analysis import metric_registry
 from dtprof.analysis.comparison import thresholds
 from dtprof.analysis.comparison.comparison_series import TABLES, measure_run
 from dtprof.analysis.comparison.run_comparison import VERDICTS, compare_runs
@@ -22,7 +23,7 @@ from dtprof.report.documents.comparison_json import comparison_json
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.documents.verdict_json import verdict_json
 from tests.analysis.noisy_runs import noisy_run
-from tests.docs import embedded_help, embedded_tables
+from tests.docs import embedded_figures, embedded_help, embedded_tables
 from tests.docs.pages import REPOSITORY, load
 from tests.report.example_summaries import summary_of
 
@@ -109,6 +110,13 @@ def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:
     assert [outcome for outcome in OUTCOMES if f"`{outcome}`" not in page] == []
 
 
+def test_every_figure_is_listed_as_declared_and_defined_under_its_heading() -> None:
+    page = load("docs/reference/metrics.md")
+    assert embedded_figures.shown(page.text) == list(metric_registry.KINDS)
+    assert page.text == embedded_figures.refresh(page.text), "run: python -m tests.docs.embedded_figures"
+    assert {metric.section for metric in metric_registry.METRICS} - set(page.headings()) == set()
+
+
 def test_every_key_of_the_summary_is_listed() -> None:
     page = load("docs/reference/summary-json.md").text
     assert [key for key in keys_of(summary_json(summary_of())) if f"`{key}`" not in page] == []
@@ -130,8 +138,7 @@ def test_every_key_figure_and_outcome_of_a_check_is_listed() -> None:
     words = {
         *keys_of(document),
         *thresholds.OUTCOMES,
-        *thresholds.FIGURES,
-        thresholds.PEAK,
+        *metric_registry.THRESHOLDS,
         thresholds.SLOWDOWN,
         thresholds.FINDINGS,
     }

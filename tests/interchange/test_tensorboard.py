@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtprof.analysis.metric_registry import tooltips_of
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.operation_detail import RunDetail, read_detail, read_ranks
 from dtprof.cli.tensorboard import write_logs
@@ -25,7 +26,6 @@ from dtprof.interchange.exporters.tensorboard_logs import (
 )
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import Run
-from dtprof.report.pages.page_dashboard import shipped_definitions
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ def test_every_scalar_of_the_commands_log_is_described(run: Run, out: Path) -> N
         events = load(out / name)
         told = {tag: events.SummaryMetadata(tag).summary_description for tag in events.Tags()["scalars"]}
         assert all(told.values())
-        for part, definition in shipped_definitions()["step_parts"].items():
+        for part, definition in tooltips_of("step_parts").items():
             if f"parts_ms/{part}" in told:
                 assert told[f"parts_ms/{part}"] == before + definition
         assert told["step_ms"] == before + "From the end of one step to the end of the next."

@@ -122,3 +122,19 @@ def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
         for axis, some in found.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-(row.exposed_ns or 0), row.axis)))
+
+
+def measure_overlap(summary: Summary) -> float | None:
+    """Return the share of communication that is hidden, weighed by how often and on how many ranks each ran.
+
+    None: of no operation is known how long it was in flight.
+    """
+    sizes = {group.name: len(group.ranks) for group in summary.groups}
+    known = [
+        (one.count * max(1, sizes.get(one.group, 1)), one.duration_ns, one.exposed_ns)
+        for one in summary.collectives
+        if one.duration_ns and one.exposed_ns is not None
+    ]
+    in_flight = sum(weight * duration for weight, duration, _ in known)
+    exposed = sum(weight * exposed for weight, _, exposed in known)
+    return max(0.0, 1 - exposed / in_flight) if in_flight else None

@@ -12,6 +12,7 @@ import numpy as np
 
 from dtprof.analysis.communication.operation_timing import split_blocked
 from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
+from dtprof.analysis.metric_registry import unit_of
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
@@ -19,7 +20,7 @@ from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
-from dtprof.analysis.steps.throughput import RATES, sum_consumption
+from dtprof.analysis.steps.throughput import sum_consumption
 from dtprof.intervals import Column, Intervals, locate
 from dtprof.job.api_names import find_apis
 from dtprof.job.axes import distinct_groups, purpose_of
@@ -54,7 +55,7 @@ class Figure(NamedTuple):
     @property
     def unit(self) -> str:
         """Return ns, bytes, fraction, count, tokens/s or samples/s."""
-        return RATES.get(self.name) or self.name.rsplit("_", 1)[-1]
+        return unit_of(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,20 +14,17 @@ from typing import Literal
 
 from dtprof.analysis.comparison.comparison_series import (
     BUBBLE,
-    BUBBLE_FRACTION,
     COLLECTIVES,
     EXPOSED,
     JOB,
-    OF_COLLECTIVES,
     RANKS,
-    SAMPLES,
     STEP,
     TABLES,
     Figure,
     RunFigures,
 )
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
-from dtprof.analysis.results import PARTS
+from dtprof.analysis.metric_registry import COMPARED
 from dtprof.analysis.steps.throughput import RATES
 from dtprof.job.sound_records import list_ranks
 
@@ -40,15 +37,6 @@ Verdict = Literal["larger", "smaller", "negligible", "none", "unknown"]
 VERDICTS: tuple[Verdict, ...] = ("larger", "smaller", "negligible", "none", "unknown")
 """Of B beside A: beyond the noise and at least `at_least`; beyond the noise but less than that; within the noise; not
 judged, for a reason."""
-_NAMES = (
-    STEP,
-    *RATES,
-    *(f"{part}_ns" for part in PARTS),
-    EXPOSED,
-    BUBBLE_FRACTION,
-    *SAMPLES,
-    *(name for name in OF_COLLECTIVES if name != EXPOSED),
-)
 _INSTEAD_OF_BUBBLE = (EXPOSED, "exposed_transfer_ns", "exposed_wait_ns", "host_ns", "idle_ns")
 """Where the time of a bubble is that is not known."""
 _NEVER = Estimate(mean=0.0, variance=0.0, degrees=1.0, num_steps=MIN_STEPS)
@@ -229,7 +217,7 @@ def _position(figure: Figure, a: RunFigures, b: RunFigures) -> tuple[float, int,
     if figure.table == COLLECTIVES:
         costly = figure._replace(name=EXPOSED)
         cost = sum(run.estimates[costly].mean for run in (a, b) if costly in run.estimates)
-    name = _NAMES.index(figure.name)
+    name = COMPARED.index(figure.name)
     return -cost, figure.rank, figure.group, figure.op, figure.api, figure.members, name
 
 

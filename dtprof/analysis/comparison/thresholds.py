@@ -1,19 +1,16 @@
 """Limits on the figures of a run: what is kept, what is not, what cannot be told, and how sure that is."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
-from dtprof.analysis.comparison.comparison_series import BUBBLE, BUBBLE_FRACTION, JOB, STEP, Figure, RunFigures
+from dtprof.analysis.comparison.comparison_series import BUBBLE, EXPOSED, JOB, STEP, Figure, RunFigures
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
-from dtprof.analysis.steps.throughput import RATES
+from dtprof.analysis.metric_registry import NO_STEPS, THRESHOLDS
 from dtprof.job.sound_records import list_ranks
 
 CONFIDENCE = 0.95
 Outcome = Literal["passed", "failed", "unknown"]
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unknown")
-NO_STEPS = "no step has a begin and an end on every rank"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +18,7 @@ class Limit:
     """The most that a figure may be, or the least."""
 
     option: str  # as it is typed: --max-step-ms 300
-    figure: str  # of FIGURES, "peak_bytes" or "slowdown"
+    figure: str  # of metric_registry.THRESHOLDS, or "slowdown"
     bound: float
     is_least: bool = False
 
@@ -42,38 +39,17 @@ class LimitResult:
     reason: str = ""  # why it is not known, or what a pass leaves open
 
 
-def _step(run: RunFigures) -> Estimate | str:
-    return run.estimates.get(Figure(JOB, STEP)) or NO_STEPS
-
-
-def _bubble(run: RunFigures) -> Estimate | str:
-    figure = Figure(JOB, BUBBLE_FRACTION)
+def _find(name: str, run: RunFigures) -> Estimate | str:
+    """Return the mean of a figure over steps, or why there is none."""
     if run.used is None:
         return NO_STEPS
-    return run.estimates.get(figure) or run.unknown.get(
-        figure, "no pipeline of torch.distributed.pipelining with all its ranks on one clock was recorded"
-    )
-
-
-def _fraction(run: RunFigures, estimate: Estimate | None) -> Estimate | str:
-    if estimate is not None:
-        return estimate
-    return NO_STEPS if run.used is None else run.unknown.get(Figure(JOB, "exposed_ns"), "it was not measured")
-
-
-def _rate(name: str, run: RunFigures) -> Estimate | str:
+    shares = {"exposed_fraction": run.exposed_fraction, "wait_fraction": run.wait_fraction}
+    if name in shares:
+        return shares[name] or run.unknown.get(Figure(JOB, EXPOSED), THRESHOLDS[name].null)
     figure = Figure(JOB, name)
-    return NO_STEPS if run.used is None else run.estimates.get(figure) or run.unknown[figure]
+    return run.estimates.get(figure) or run.unknown.get(figure, THRESHOLDS[name].null)
 
 
-FIGURES: dict[str, tuple[str, Callable[[RunFigures], Estimate | str]]] = {
-    "step_ns": ("ns", _step),
-    "bubble_fraction": ("fraction", _bubble),
-    "exposed_fraction": ("fraction", lambda run: _fraction(run, run.exposed_fraction)),
-    "wait_fraction": ("fraction", lambda run: _fraction(run, run.wait_fraction)),
-    **{name: (unit, partial(_rate, name)) for name, unit in RATES.items()},
-}
-"""Figures with a value at each step: unit, and where the mean comes from, or why there is none."""
 WITH_UNKNOWN_BUBBLE = ("exposed_fraction", "wait_fraction")
 """Figures that hold the bubble where it is not known: upper bounds then, of which only a limit that is kept is sure."""
 PEAK, SLOWDOWN, FINDINGS = "peak_bytes", "slowdown", "findings"
@@ -83,8 +59,7 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
     """Hold a figure of a run against its limit: it fails where its mean lies beyond, sure or not."""
     if limit.figure == PEAK:
         return _judge_peak(limit, run)
-    unit, find = FIGURES[limit.figure]
-    found = find(run)
+    unit, found = THRESHOLDS[limit.figure].unit, _find(limit.figure, run)
     if isinstance(found, str):
         return _unknown(limit, unit, found)
     interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.bound)
@@ -139,7 +114,7 @@ def judge_slowdown(limit: Limit, run: RunFigures, baseline: RunFigures) -> Limit
         return _unknown(limit, "fraction", f"the baseline has {baseline.world_size} ranks, the run {run.world_size}")
     if run.layout != baseline.layout and run.layout and baseline.layout:
         return _unknown(limit, "fraction", "the baseline has another layout (dtprof compare describes both)")
-    of_run, of_baseline = _step(run), _step(baseline)
+    of_run, of_baseline = _find(STEP, run), _find(STEP, baseline)
     if isinstance(of_baseline, str):
         return _unknown(limit, "fraction", f"baseline: {of_baseline}")
     if isinstance(of_run, str):

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.analysis.metric_registry import RANK
+from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.timeline.operation_detail import RankDetail, RunDetail, read_ranks
 from dtprof.formatting import format_count
@@ -34,13 +35,15 @@ TRACES = "traces"
 PARTS_MS, PHASES_MS, MEMORY_BYTES = "parts_ms", "phases_ms", "memory_bytes"
 """What tags of several quantities begin with."""
 EXPOSED = ("exposed_transfer", "exposed_wait")
+_DEFINITIONS = {metric.name: metric.definition for metric in RANK}
 DESCRIPTIONS = {
     "step_ms": "From the end of one step to the end of the next.",
-    "exposed_ms": "Exposed transfer and exposed wait together.",
+    "exposed_ms": _DEFINITIONS["exposed_ns"],
     "step_slowest_ms": "What the slowest rank took for the step.",
     "step_fastest_ms": "What the fastest rank took for the step.",
     "tokens_per_s": "Tokens that the whole job consumed a second; of the steps used.",
     "samples_per_s": "Samples that the whole job consumed a second; of the steps used.",
+    **{f"{PARTS_MS}/{part}": _DEFINITIONS[f"{part}_ns"] for part in PARTS},
 }
 PHASE, MEMORY = "Time of the step in this phase.", "The largest sample within the step."
 OF_RANKS = "Median over ranks. "
@@ -92,7 +95,6 @@ class ScalarLogs:
     """The event files of a run; what a running job has come to since is appended."""
 
     folder: Path
-    definitions: Mapping[str, str] = field(default_factory=dict)  # of the parts of a step
     logs: dict[str, EventLog] = field(default_factory=dict)
     written: int = 0  # the last step that was
 
@@ -143,10 +145,7 @@ class ScalarLogs:
 
     def _describe(self, tag: str) -> str:
         """Return what a tag means; empty: nobody said."""
-        family, _, name = tag.partition("/")
-        if family == PARTS_MS:
-            return self.definitions.get(name, "")
-        return {PHASES_MS: PHASE, MEMORY_BYTES: MEMORY}.get(family) or DESCRIPTIONS.get(tag, "")
+        return {PHASES_MS: PHASE, MEMORY_BYTES: MEMORY}.get(tag.partition("/")[0]) or DESCRIPTIONS.get(tag, "")
 
     def _append_all(
         self, series: Sequence[RankSeries], last: int, stride: int, consumed: Mapping[str, Mapping[int, float]]
@@ -182,15 +181,13 @@ def write_tensorboard(
     steps: tuple[int, int] | None = None,
     account: Callable[[], Account] = say_nothing,
     look: RankMap | None = None,
-    definitions: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[ScalarLogs, list[str]]:
     """Write the log directory; return the logs, to which steps can be added, and what was left out.
 
     Parameters:
         look: what looks at every rank; where it is not given this process does.
-        definitions: of the parts of a step, by name, to be shown beside their scalars.
     """
-    logs = ScalarLogs(folder=folder, definitions=definitions)
+    logs = ScalarLogs(folder=folder)
     window = choose_window(detail, steps=steps, max_events=MAX_TRACE_EVENTS)
     is_traced = len(detail.ranks) <= MAX_TRACED_RANKS
     collect = trace_collector(detail, window) if is_traced else None

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dtprof.analysis.metric_registry import tooltips_of
 from dtprof.errors import UsageError
 
 _PANEL_KEYS = {"panel", "title", "question", "help", "definitions"}
@@ -55,19 +56,15 @@ def dashboard_names() -> list[str]:
 
 
 @functools.cache
-def shipped_definitions() -> dict[str, dict[str, str]]:
-    """Return what the shipped pages define, by panel and name."""
-    found: dict[str, dict[str, str]] = {}
+def defined_names() -> dict[str, frozenset[str]]:
+    """Return the names that definitions of each panel may have: its figures, and what a shipped page defines."""
+    found: dict[str, set[str]] = {}
     for name in dashboard_names():
         document = tomllib.loads((dashboards_folder() / f"{name}.toml").read_text(encoding="utf-8"))
         for table in document["panels"]:
-            found.setdefault(table["panel"], {}).update(table.get("definitions", {}))
-    return found
-
-
-def defined_names() -> dict[str, frozenset[str]]:
-    """Return the names that definitions of each panel may have: those that a shipped page defines."""
-    return {panel: frozenset(definitions) for panel, definitions in shipped_definitions().items()}
+            panel = table["panel"]
+            found.setdefault(panel, set(tooltips_of(panel))).update(table.get("definitions", {}))
+    return {panel: frozenset(names) for panel, names in found.items()}
 
 
 def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:
@@ -192,6 +189,7 @@ class _Checker:
                 r".*definitions",
             )
         self._refuse_unknown_definitions(name, definitions)
+        figures = tooltips_of(name)  # which a page may define in words of its own
         plain = name.replace("_", "-")
         repeated = [f"{plain}-{number}" for number in range(2, len(anchors) + 3)]
         return Panel(
@@ -200,7 +198,7 @@ class _Checker:
             title=self._text(table, "title", name.replace("_", " ").capitalize()),
             question=self._text(table, "question", ""),
             help=self._text(table, "help", ""),
-            definitions=definitions,
+            definitions=definitions | {key: text for key, text in figures.items() if key not in definitions},
         )
 
     def _text(self, table: dict[str, Any], key: str, default: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.results import BUBBLE, Summary
 from dtprof.formatting import format_count, format_rate
 from dtprof.job.sound_records import list_ranks
@@ -136,23 +137,12 @@ def _exposed_communication(summary: Summary) -> KeyFigure:
 
 
 def _overlap(summary: Summary) -> KeyFigure:
-    """Weigh every operation by how often and on how many ranks it ran."""
-    sizes = {group.name: len(group.ranks) for group in summary.groups}
-    known = [
-        (one.count * max(1, sizes.get(one.group, 1)), one.duration_ns, one.exposed_ns)
-        for one in summary.collectives
-        if one.duration_ns and one.exposed_ns is not None
-    ]
-    in_flight = sum(weight * duration for weight, duration, _ in known)
-    if not in_flight:
+    overlap = measure_overlap(summary)
+    if overlap is None:
         beside = "no collectives" if not summary.collectives else "completion times are missing"
         return KeyFigure(key="overlap", name="Overlap", value=NOT_KNOWN, beside=beside)
-    exposed = sum(weight * exposed for weight, _, exposed in known)
     return KeyFigure(
-        key="overlap",
-        name="Overlap",
-        value=format_share(max(0.0, 1 - exposed / in_flight)),
-        beside="of communication is hidden behind work",
+        key="overlap", name="Overlap", value=format_share(overlap), beside="of communication is hidden behind work"
     )
 
 

@@ -89,8 +89,8 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
         return render_nothing(_explain_no_straggler(summary))
     columns = [
         number_column("rank", "rank", [one.rank for one in rows], _as_count),
-        number_column("last_share", "to blame in", [one.last_share for one in rows], format_share),
-        unit_column("blame", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
+        number_column("arrives_last", "to blame in", [one.last_share for one in rows], format_share),
+        unit_column("costs_others", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
         number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
     ]
     if len(rows) > 1:
