@@ -10,12 +10,13 @@ from dtprof.analysis.rank_reductions import RankFacts, survey
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
 from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import Intervals
-from dtprof.job.clock_alignment import Clocks, Marks, MeasuredClock, find_measured, tighten
+from dtprof.job.clock_alignment import Clocks, Marks, find_measured, tighten
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
+from dtprof.records.host_clocks import HostClock
 from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -30,7 +31,7 @@ class RankRecords(Protocol):
 
 
 class Run(RankRecords, Protocol):
-    """A run, whose ranks are read part by part; run_format.reader.Run is one."""
+    """A run, whose ranks are read part by part; records.reader.Run is one, monitor.live_run.LiveWindow another."""
 
     @property
     def path(self) -> Path:
@@ -61,7 +62,7 @@ class Run(RankRecords, Protocol):
     def node_memory(self) -> Sequence[NodeMemory]:
         """Return how much memory each node has, and the most that was in use."""
 
-    def host_clocks(self) -> Mapping[str, MeasuredClock]:
+    def host_clocks(self) -> Mapping[str, HostClock]:
         """Return the clocks that launchers measured, by host name."""
 
 

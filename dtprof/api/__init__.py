@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtprof.errors import NothingToShowError, UsageError
-from dtprof.session.engines import Engine, executor_for, make_engine
+from dtprof.interchange.public_tables import record_tables, result_tables, window_tables
+from dtprof.session import run_results
+from dtprof.session.engines import Engine, make_engine
 from dtprof.session.engines import open_run as open_with
 
 if TYPE_CHECKING:
     from dtprof.analysis.comparison.comparison_series import RunFigures
     from dtprof.analysis.comparison.run_comparison import Comparison
     from dtprof.analysis.results import Summary
-    from dtprof.api.table import Column, Table
     from dtprof.diagnosis.findings import Verdict
+    from dtprof.interchange.public_tables.table import Column, Table
     from dtprof.report.figures.figure_source import Source
 
     FIGURES: tuple[str, ...]
 
-RECORDS = ("operations", "spans", "samples")
-TRACES = ("windows", "traced_operations")
-RESULTS = ("steps", "throughput", "ranks", "collectives", "groups", "stragglers")
+RECORDS = tuple(record_tables.RECORDS)
+TRACES = tuple(window_tables.TRACES)
+RESULTS = tuple(result_tables.RESULTS)
 
 
 if not TYPE_CHECKING:  # for mypy, every attribute would exist
@@ -65,10 +67,7 @@ class Run:
 
     @cached_property
     def _summary(self) -> "Summary":
-        from dtprof.analysis.run_summary import summarise
-
-        with executor_for(self._engine, self._opened) as executor:
-            return summarise(self._opened, executor)
+        return run_results.summarise(self._opened, self._engine)
 
     def diagnose(self) -> "Verdict":
         """Return what `dtprof diagnose` says. Asked anew each time: a job may be running."""
@@ -92,10 +91,8 @@ class Run:
 
     @cached_property
     def _figures(self) -> "RunFigures":
-        from dtprof.analysis.comparison.comparison_series import measure_run
-
-        with executor_for(self._engine, self._opened) as executor:
-            return measure_run(self._opened, executor)
+        (figures,) = run_results.measure([self._opened], self._engine)
+        return figures
 
     def table(self, name: str, *, ranks: Iterable[int] | None = None) -> "Table":
         """Return a table: records as they are ("operations", "spans", "samples"), profiler windows, or results.
@@ -108,9 +105,7 @@ class Run:
         if name in RESULTS:
             if ranks is not None:
                 raise UsageError(f"table {name!r} is a result of all ranks; expected `ranks` with records only")
-            from dtprof.api.result_tables import tabulate_results
-
-            return tabulate_results(name, self._summary)
+            return result_tables.tabulate_results(name, self._summary)
         if name not in (*RECORDS, *TRACES):
             raise UsageError(f"there is no table {name!r}; expected one of {', '.join((*RECORDS, *RESULTS, *TRACES))}")
         chosen = list(self.ranks) if ranks is None else list(ranks)
@@ -118,12 +113,8 @@ class Run:
         if missing:
             raise UsageError(f"rank {missing[0]} left no log; expected ranks of {list(self.ranks)}")
         if name in TRACES:
-            from dtprof.api.window_tables import read_traces
-
-            return read_traces(name, self._opened, chosen)
-        from dtprof.api.record_tables import read_records
-
-        return read_records(name, (self._opened.load(rank) for rank in chosen))
+            return window_tables.read_traces(name, self._opened, chosen)
+        return record_tables.read_records(name, (self._opened.load(rank) for rank in chosen))
 
     def figure(self, name: str) -> Any:
         """Return a Plotly figure of the report, such as "step_times" or "pipeline"; api.FIGURES has all names.
@@ -143,13 +134,7 @@ class Run:
 
     @cached_property
     def _source(self) -> "Source":
-        from dtprof.analysis.memory.device_series import follow_devices, samples_each
-        from dtprof.analysis.timeline.run_closeup import examine
-        from dtprof.report.figures.figure_source import Source
-
-        summary, closeup = examine(self._opened)
-        nodes = self._opened.node_samples(max_samples=samples_each(len(summary.hosts)))
-        return Source(summary=summary, closeup=closeup, nodes=follow_devices(nodes.values()))
+        return run_results.read_figure_source(self._opened, self._engine)
 
     def __repr__(self) -> str:
         """Return where it lies and how many ranks left a log."""
@@ -187,8 +172,6 @@ def schema(table: str) -> "tuple[Column, ...]":
     Raises:
         UsageError: there is no such table.
     """
-    from dtprof.api import record_tables, result_tables, window_tables
-
     if table in RECORDS:
         return record_tables.RECORDS[table][0]
     if table in RESULTS:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtprof.cli import engine_options
 from dtprof.cli.next_command import say_next
 from dtprof.cli.typed_quantities import parse_milliseconds, parse_rate, parse_share, parse_size
 from dtprof.errors import UsageError
-from dtprof.session import engines
 
 if TYPE_CHECKING:
-    from dtprof.analysis.comparison.thresholds import Limit, LimitResult
+    from dtprof.analysis.comparison.thresholds import Limit
 
 EPILOG = """\
 examples:
@@ -121,7 +121,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--no-risk", action="store_true", help="fail where dtprof diagnose finds an error or a warning")
     parser.add_argument("--allow-unknown", action="store_true", help="an unknown figure does not fail")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    engines.add_options(parser)
+    engine_options.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -131,6 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.records import remote
     from dtprof.report.documents.check_json import check_json
     from dtprof.report.text.check_text import check_text
+    from dtprof.session.threshold_checks import check_run, select_failing
 
     limits = []
     for option in OPTIONS:
@@ -142,18 +143,22 @@ def run(arguments: argparse.Namespace) -> int:
     slowdown = _slowdown(arguments)
     if not (limits or slowdown or arguments.no_risk):
         raise UsageError("no limit was given; expected at least one, for example: dtprof check RUN --max-step-ms 300")
-    engine = engines.chosen_engine(arguments)
-    results = _judge(arguments.run_directory, limits, slowdown, arguments.max_slowdown_against, engine)
-    if arguments.no_risk:
-        results.append(_judge_findings(arguments.run_directory, engine))
-    failing = ("failed",) if arguments.allow_unknown else ("failed", "unknown")
-    passed = not any(result.outcome in failing for result in results)
+    results = check_run(
+        arguments.run_directory,
+        engine_options.chosen_engine(arguments),
+        limits=limits,
+        slowdown=slowdown,
+        baseline=arguments.max_slowdown_against,
+        no_risk=arguments.no_risk,
+    )
+    failing = select_failing(results, allow_unknown=arguments.allow_unknown)
+    passed = not failing
     name = remote.named(arguments.run_directory)
     if arguments.json:
         print(json.dumps(check_json(name, results, passed=passed, allow_unknown=arguments.allow_unknown), indent=1))
     else:
         print(check_text(name, results, passed=passed, allow_unknown=arguments.allow_unknown))
-        say_next(*_following(arguments, {result.figure for result in results if result.outcome in failing}))
+        say_next(*_following(arguments, {result.figure for result in failing}))
     return 0 if passed else 1
 
 
@@ -181,51 +186,3 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
     most = parse_share("--max-slowdown", text, most=math.inf) if text is not None else 0.0
     allowed = f" --max-slowdown {text}" if text is not None else ""
     return Limit(option=f"--max-slowdown-against {remote.named(baseline)}{allowed}", figure=SLOWDOWN, bound=most)
-
-
-def _judge(
-    path: Path, limits: "list[Limit]", slowdown: "Limit | None", baseline: Path | None, engine: engines.Engine
-) -> "list[LimitResult]":
-    from dtprof.analysis.comparison.thresholds import judge_limit, judge_slowdown
-    from dtprof.cli.compare import measure
-
-    if not (limits or slowdown):
-        return []
-    figures, *others = measure([path] if baseline is None else [path, baseline], engine)
-    results = [judge_limit(limit, figures) for limit in limits]
-    if slowdown is not None:
-        results += [judge_slowdown(slowdown, figures, other) for other in others]
-    return results
-
-
-def _judge_findings(path: Path, engine: engines.Engine) -> "LimitResult":
-    """Hold the verdict on the run against --no-risk."""
-    from dtprof.analysis.comparison.thresholds import FINDINGS, LimitResult
-    from dtprof.session.run_diagnosis import diagnose_run
-
-    verdict = diagnose_run(path, engine)
-    found = verdict.faults
-    if found:
-        more = f"; {len(found) - 1} more: dtprof diagnose" if len(found) > 1 else ""
-        reason = f"{found[0].kind} ({100 * found[0].confidence:.0f} % sure): {found[0].summary}{more}"
-        return LimitResult(
-            option="--no-risk",
-            figure=FINDINGS,
-            unit="findings",
-            limit=0.0,
-            outcome="failed",
-            measured=float(len(found)),
-            sure=found[0].confidence,
-            reason=reason,
-        )
-    unknown = verdict.outcome == "unknown"
-    why = verdict.cannot_tell[0] if verdict.cannot_tell else "dtprof diagnose cannot tell how the job fared"
-    return LimitResult(
-        option="--no-risk",
-        figure=FINDINGS,
-        unit="findings",
-        limit=0.0,
-        outcome="unknown" if unknown else "passed",
-        measured=None if unknown else 0.0,
-        reason=why if unknown else "no error and no warning was found",
-    )

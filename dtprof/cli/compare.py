@@ -2,15 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from dtprof.cli import engine_options
 from dtprof.cli.typed_quantities import parse_share
-from dtprof.session import engines
-
-if TYPE_CHECKING:
-    from dtprof.analysis.comparison.comparison_series import RunFigures
 
 DEFAULT_AT_LEAST = "1%"
 EPILOG = """\
@@ -42,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="smaller differences do not count: a share of the step for times, of the figure for sizes (default: 1%%)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    engines.add_options(parser)
+    engine_options.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -50,25 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison."""
     at_least = parse_share("--at-least", arguments.at_least)
 
-    from dtprof.analysis.comparison.run_comparison import compare_runs
     from dtprof.report.documents.comparison_json import comparison_json
     from dtprof.report.text.comparison_text import comparison_text
+    from dtprof.session.run_results import compare
 
-    a, b = measure([arguments.run_a, arguments.run_b], engines.chosen_engine(arguments))
-    result = compare_runs(a, b, at_least=at_least)
+    engine = engine_options.chosen_engine(arguments)
+    result = compare(arguments.run_a, arguments.run_b, engine, at_least=at_least)
     print(json.dumps(comparison_json(result), indent=1) if arguments.json else comparison_text(result))
     return 0
-
-
-def measure(paths: Sequence[Path], engine: engines.Engine) -> "list[RunFigures]":
-    """Open runs and measure them step by step.
-
-    Raises:
-        NotARunError: a path holds no run that can be read.
-        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
-    """
-    from dtprof.analysis.comparison.comparison_series import measure_run
-
-    runs = [engines.open_run(path, engine) for path in paths]
-    with engines.executor_for(engine, *runs) as executor:
-        return [measure_run(run, executor) for run in runs]

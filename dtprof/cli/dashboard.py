@@ -1,23 +1,12 @@
 """`dtprof dashboard`: the pages of `dtprof report`, live in a browser while the job runs."""
 
 import argparse
-import functools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dtprof.analysis.results import Summary
-    from dtprof.diagnosis.findings import Verdict
-    from dtprof.monitor.web.page_feed import Feed
-    from dtprof.report.figures.figure_source import Source
-    from dtprof.report.pages.page_dashboard import Dashboard
+from dtprof.cli.ports import parse_port
 
 DEFAULT_PORT = 8265
-TICK_S = 0.5
-"""After which Ctrl-C ends the server at the latest."""
 EPILOG = """\
 examples:
   dtprof dashboard dtprof-runs/20261121-101500-train
@@ -58,60 +47,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    import asyncio
-    import secrets
+    from dtprof.session.live_views import serve_pages
 
-    import uvicorn
+    port = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
 
-    from dtprof.cli.ports import parse_port
-    from dtprof.monitor.web.page_feed import Feed
-    from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
-    from dtprof.records import remote
-    from dtprof.records.reader import open_run
-    from dtprof.report.pages import page_dashboard, page_panels
-    from dtprof.session.run_diagnosis import diagnose_run
-
-    class CalmServer(uvicorn.Server):
-        """Wakes seldom while nobody asks: uvicorn wakes ten times a second, a tenth of what watching costs."""
-
-        async def main_loop(self) -> None:
-            while not self.should_exit:
-                await asyncio.sleep(TICK_S)
-
-    wanted = parse_port(arguments.port, option="--port", example=DEFAULT_PORT)
-    path = remote.folder_here(arguments.path, purpose="dtprof dashboard follows files as a job writes them").resolve()
-    valid = page_panels.panel_names()
-    named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in arguments.dashboard or ())
-
-    @functools.cache
-    def load(available: frozenset[str]) -> "Sequence[Dashboard]":
-        return page_dashboard.load_report(valid, available=available)
-
-    def choose(source: "Source") -> "Sequence[Dashboard]":
-        return named or load(frozenset(source.available))
-
-    def diagnose(run_directory: Path, summary: "Summary | None") -> "Verdict":
-        """Beside a job that runs, compare its newest operations, and take stragglers from the summary of the pages."""
-        return diagnose_run(run_directory, summary=summary, in_a_hurry=summary is not None)
-
-    def make_feed(run_directory: Path) -> "Feed":
-        return Feed(run_directory, pages=choose, diagnose=diagnose)
-
-    runs = Runs(path, make_feed)
-    if not runs.entries() and (runs.is_one or not path.is_dir()):
-        open_run(path)  # says what is wrong
-    token = None if is_loopback(arguments.host) else secrets.token_urlsafe(16)
-    with listen(arguments.host, wanted) as listening:
-        port = listening.getsockname()[1]
-        name = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-        address = f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    def announce(address: str) -> None:
         print(address, flush=True)
         print("dtprof: open it in a browser; Ctrl-C ends it, the job does not notice", file=sys.stderr, flush=True)
-        try:
-            config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
-            CalmServer(config).run(sockets=[listening])
-        except KeyboardInterrupt:
-            pass
-        finally:
-            runs.close()
+
+    serve_pages(arguments.path, host=arguments.host, port=port, dashboards=arguments.dashboard or (), announce=announce)
     return 0

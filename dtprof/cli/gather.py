@@ -42,12 +42,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Gather, and say what is missing."""
-    from dtprof.launch import run_gathering
-    from dtprof.records.reader import open_run
+    from dtprof.session.node_runs import gather_folders
 
-    opened = [open_run(path) for path in arguments.node_directories]
-    nodes = [run_gathering.read_node_run(one.name, one.path, one.job_facts, one.folders) for one in opened]
-    gathered = run_gathering.gather(nodes, arguments.output, force=arguments.force)
+    gathered = gather_folders(arguments.node_directories, arguments.output, force=arguments.force)
     for remark in gathered.remarks:
         print(f"dtprof gather: {remark}", file=sys.stderr)
     if gathered.missing:

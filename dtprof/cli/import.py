@@ -40,15 +40,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the run and say what it holds."""
-    from dtprof.interchange.importers.imported_files import import_files
-    from dtprof.interchange.importers.imported_run import check_output, clear_output, write_imported
-    from dtprof.launch.run_directory import refuse_what_is_not_ours
+    from dtprof.session.run_imports import import_run
 
-    check_output(arguments.output, arguments.paths, force=arguments.force)
-    refuse_what_is_not_ours(arguments.output)
-    imported, left_out = import_files(arguments.paths)
-    clear_output(arguments.output)
-    write_imported(imported, arguments.output)
+    imported, left_out = import_run(arguments.paths, arguments.output, force=arguments.force)
     if left_out:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         print(f"dtprof: of no known format and left out: {', '.join(left_out[:5])}{more}", file=sys.stderr)

@@ -3,13 +3,8 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dtprof.cli.next_command import say_next
-from dtprof.errors import UsageError
-
-if TYPE_CHECKING:
-    from dtprof.lint.run_evidence import GroupCalls
 
 EPILOG = """\
 examples:
@@ -48,17 +43,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings."""
-    from dtprof.lint.linting import lint
     from dtprof.report.documents.lint_json import lint_json
     from dtprof.report.text.lint_text import lint_text
+    from dtprof.session.source_lint import lint_sources
 
-    result = lint(arguments.paths)
-    if not (result.files or result.problems):
-        raise UsageError(f"{arguments.paths[0]} holds no Python file; expected a .py file, or a directory of those")
-    if arguments.run_directory is not None:
-        from dtprof.lint.run_evidence import confirm
-
-        result = confirm(result, _group_calls(arguments.run_directory))
+    result = lint_sources(arguments.paths, run_directory=arguments.run_directory)
     found = any(finding.severity in ("error", "warning") for finding in result.findings)
     print(json.dumps(lint_json(result), indent=1) if arguments.json else lint_text(result))
     if found and not arguments.json and arguments.run_directory is None:
@@ -66,26 +55,3 @@ def run(arguments: argparse.Namespace) -> int:
     if result.unreadable:
         return 2
     return 1 if found else 0
-
-
-def _group_calls(path: Path) -> "list[GroupCalls]":
-    """Return what the ranks of a run called in each group, in order."""
-    from dtprof.diagnosis.sources.rank_evidence import without_refused
-    from dtprof.lint.run_evidence import GroupCalls
-    from dtprof.records import schema
-    from dtprof.records.reader import open_run
-
-    found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
-    for tables in open_run(path).load_all():
-        operations = without_refused(tables.operations)
-        for number, group in tables.groups.items():
-            own = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
-            if not group.ranks or not len(own):
-                continue
-            calls = found.setdefault((group.name, group.ranks), GroupCalls(ranks=group.ranks)).calls
-            mine = calls.setdefault(tables.rank, [])
-            for row in own[own["seq"].argsort(kind="stable")]:
-                site = tables.sites.get(int(row["site"]))
-                name = tables.ops[int(row["op"])] if int(row["op"]) < len(tables.ops) else "?"
-                mine.append((name, site.file if site else "", site.line if site else 0))
-    return list(found.values())

@@ -2,17 +2,8 @@
 
 import argparse
 import json
-import os
-import platform
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dtprof.errors import DtprofError, UsageError
-
-if TYPE_CHECKING:
-    from dtprof.analysis.comparison import overhead_pairs
-    from dtprof.analysis.results import Overhead
-    from dtprof.launch import overhead_trials
+from dtprof.errors import UsageError
 
 DEFAULT_PAIRS = 6
 EPILOG = """\
@@ -62,22 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     num_pairs = _num_pairs(arguments.pairs)
 
-    from dtprof.analysis.comparison import overhead_pairs
-    from dtprof.launch import job_launch, overhead_trials
     from dtprof.report.documents.overhead_json import overhead_json
     from dtprof.report.text.overhead_text import overhead_text
+    from dtprof.session.overhead_measurement import measure_overhead
 
-    job_launch.check_command(command[0])
-    load = os.getloadavg()[0]
-    with overhead_trials.scratch_folder() as folder:
-        timings = overhead_trials.run_trials(
-            command, num_pairs=num_pairs, step_clock=not arguments.no_step_clock, folder=folder, say=job_launch.say
-        )
-        last = timings["recorded"][-1].run
-        own = _own_count(last) if last is not None else None
-    bare, recorded, control = ([_trial(timing) for timing in timings[arm]] for arm in overhead_trials.ARMS)
-    result = overhead_pairs.compare(bare, recorded, control)
-    where = {"machine": f"{os.cpu_count()} cores, Python {platform.python_version()}", "load_before": load}
+    measured = measure_overhead(command, num_pairs=num_pairs, step_clock=not arguments.no_step_clock)
+    result, own, where = measured.pairs, measured.self_reported, measured.machine
     if arguments.json:
         print(json.dumps(overhead_json(result, own=own, command=command, where=where), indent=1))
     else:
@@ -89,21 +70,3 @@ def _num_pairs(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:9]) >= 2 and len(text) < 10):
         raise UsageError(f"--pairs is {text!r}; expected a whole number of at least 2, for example --pairs 6")
     return int(text)
-
-
-def _trial(timing: "overhead_trials.Timing") -> "overhead_pairs.Trial":
-    from dtprof.analysis.comparison import overhead_pairs
-
-    return overhead_pairs.trial_of(begin_ns=timing.begin_ns, end_ns=timing.end_ns, processes=timing.processes)
-
-
-def _own_count(path: Path) -> "Overhead | None":
-    """Return what the newest recorded run counted itself; None where nothing was recorded."""
-    from dtprof.analysis.run_summary import summarise
-    from dtprof.records.reader import open_run
-
-    try:
-        opened = open_run(path)
-        return summarise(opened).overhead if opened.ranks else None
-    except DtprofError:
-        return None

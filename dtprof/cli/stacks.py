@@ -2,11 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from dtprof.cli.next_command import say_next
-from dtprof.errors import UsageError
 
 EPILOG = """\
 examples:
@@ -42,61 +40,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the stacks."""
-    from dtprof.diagnosis.stack_groups import read_stacks
-    from dtprof.records.rank_processes import find_processes
-    from dtprof.records.reader import open_run
     from dtprof.report.documents.stacks_json import stacks_json
     from dtprof.report.text.stacks_text import stacks_text
+    from dtprof.session.stack_samples import read_or_sample
 
-    opened = open_run(arguments.run_directory)
-    processes = find_processes(opened.folders)
-    alive = {} if arguments.kept else {p.pid: p.rank for p in processes if _is_here(p.pid, p.boot_id, opened.path)}
-    if alive:
-        from dtprof.launch.stack_sampler import sample
-
-        document, taken = sample(alive, None, native=arguments.native), "now"
-        stacks = read_stacks(document, alive)
-    else:
-        document, taken = opened.endings.all_stacks(), "kept"
-        stacks = [stack for p in processes for stack in read_stacks(opened.endings.stacks_of(p.host), {p.pid: p.rank})]
-    if not stacks:
-        raise UsageError(_nothing(opened.name, len(processes), kept=arguments.kept))
-    missing = sorted({process.rank for process in processes} - {stack.rank for stack in stacks})
-    notes = _notes(missing, taken, arguments.run_directory)
+    path = arguments.run_directory
+    samples = read_or_sample(path, native=arguments.native, stored_only=arguments.kept)
     if arguments.json:
-        t_ns = document.get("t_ns")
-        print(json.dumps(stacks_json(stacks, taken=taken, t_ns=t_ns, notes=notes), indent=1))
+        document = stacks_json(samples.stacks, taken=samples.taken, t_ns=samples.t_ns, notes=samples.notes)
+        print(json.dumps(document, indent=1))
     else:
-        print(stacks_text(stacks, all_threads=arguments.all_threads, notes=notes))
-        say_next("diagnose", arguments.run_directory)
+        print(stacks_text(samples.stacks, all_threads=arguments.all_threads, notes=samples.notes))
+        say_next("diagnose", path)
     return 0
-
-
-def _is_here(pid: int, boot_id: str, run_path: Path) -> bool:
-    from dtprof.records import writer
-    from dtprof.session.process_liveness import is_alive
-
-    return boot_id == writer.boot_id() and is_alive(pid, run_path)
-
-
-def _nothing(name: str, num_ranks: int, *, kept: bool) -> str:
-    if not num_ranks:
-        return f"{name} holds no log of any rank; expected a run in which ranks have started"
-    where = "no stacks were kept in it" if kept else "no rank of it runs on this host, and no stacks were kept in it"
-    return (
-        f"{name}: {where}; `dtprof run --hang-after SECONDS` keeps them where a job makes no progress, and "
-        "`dtprof stacks` takes them while the job runs"
-    )
-
-
-def _notes(missing: Sequence[int], taken: str, path: Path) -> list[str]:
-    from dtprof.diagnosis.findings import capitalised
-
-    notes = []
-    if taken == "kept":
-        notes.append("These stacks were kept when the job last made no progress.")
-    if missing:
-        notes.append(
-            f"{capitalised(list(missing))}: ended, or on another host; there, `dtprof stacks {path}` shows them."
-        )
-    return notes

@@ -3,12 +3,8 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from dtprof.session import engines
-
-if TYPE_CHECKING:
-    from dtprof.analysis.results import Summary
+from dtprof.cli import engine_options
 
 EPILOG = """\
 examples:
@@ -34,7 +30,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     form.add_argument("--markdown", action="store_true", help="print Markdown for an issue or a pull request")
-    engines.add_options(parser)
+    engine_options.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -43,8 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.report.documents.summary_json import summary_json
     from dtprof.report.text.summary_markdown import summary_markdown
     from dtprof.report.text.summary_text import summary_text
+    from dtprof.session.engines import open_run
+    from dtprof.session.run_results import summarise
 
-    summary = summarise(arguments.run_directory, engines.chosen_engine(arguments))
+    engine = engine_options.chosen_engine(arguments)
+    summary = summarise(open_run(arguments.run_directory, engine), engine)
     if arguments.json:
         print(indented(summary_json(summary)))
     else:
@@ -60,17 +59,3 @@ def indented(document: object) -> str:
         return msgspec.json.format(json.dumps(document), indent=1)
     except msgspec.DecodeError:  # a name that is no UTF-8, as json.dumps writes it
         return json.dumps(document, indent=1)
-
-
-def summarise(path: Path, engine: engines.Engine) -> "Summary":
-    """Open and summarise a run.
-
-    Raises:
-        NotARunError: the path holds no run that can be read.
-        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
-    """
-    from dtprof.analysis import run_summary
-
-    opened = engines.open_run(path, engine)
-    with engines.executor_for(engine, opened) as executor:
-        return run_summary.summarise(opened, executor)

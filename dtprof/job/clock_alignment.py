@@ -1,6 +1,6 @@
 """Put the ranks of several hosts on one clock, and say how far off it may be.
 
-Two sources, used together. Launchers measured round trips to the reference host (run_format/clocks.py). And the records
+Two sources, used together. Launchers measured round trips to the reference host (records.host_clocks). And the records
 bound the clocks themselves: no member leaves a collective that needs everybody before the last one entered, nobody has
 what a root or a sender gives before it gave it. Each such pair bounds the difference of two clocks from one side. The
 difference is taken for a line over time, within MAX_DRIFT; the lines that no bound forbids tell the most likely one, in
@@ -11,9 +11,8 @@ each channel, so that bounds grow with hosts, not with their pairs.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,7 @@ from dtprof.job.groups import Channel
 from dtprof.job.sound_records import is_any, stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
+from dtprof.records.host_clocks import HostClock
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Floats = npt.NDArray[np.float64]
@@ -42,32 +42,6 @@ _TIMES = {
     "spans": ("begin_ns", "end_ns"),
     "samples": ("t_ns",),
 }
-
-
-class MeasuredPoint(Protocol):
-    """One measurement of a clock."""
-
-    @property
-    def t_ns(self) -> int:
-        """When, on the clock measured."""
-
-
-class MeasuredClock(Protocol):
-    """What launchers know of the clock of one host; run_format.clocks.HostClock is one."""
-
-    @property
-    def boot_id(self) -> str:
-        """Whose clock."""
-
-    @property
-    def points(self) -> Sequence[MeasuredPoint]:
-        """The measurements; none: it is the reference."""
-
-    def offset_at(self, t_ns: int) -> float:
-        """Return what to add to a time of it for that of the reference."""
-
-    def error_at(self, t_ns: int) -> float:
-        """Return by how much that may be off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +73,7 @@ class Clocks:
     """The clocks that are known against the reference, by boot id."""
 
     reference: str = ""  # boot id
-    measured: Mapping[str, MeasuredClock] = field(default_factory=dict)
+    measured: Mapping[str, HostClock] = field(default_factory=dict)
     corrections: Mapping[str, Line] = field(default_factory=dict)  # on top, by time of the reference
     errors_ns: Mapping[str, float] = field(default_factory=dict)  # of each clock that is aligned
     contradicted: Mapping[str, float] = field(default_factory=dict)  # ns beyond the error of its measurements
@@ -331,7 +305,7 @@ def _edge(gap: Callable[[float], float], inside: float, outside: float) -> float
     return inside
 
 
-def find_measured(clocks: Mapping[str, MeasuredClock]) -> Clocks:
+def find_measured(clocks: Mapping[str, HostClock]) -> Clocks:
     """Return the clocks as launchers measured them."""
     by_boot = {clock.boot_id: clock for clock in clocks.values()}
     reference = next((boot for boot, clock in by_boot.items() if not clock.points), "")
@@ -413,7 +387,7 @@ def _check(
     return replace(as_measured, error_ns=as_measured.error_ns - 2 * room)
 
 
-def _own_time(clock: MeasuredClock, moment: int) -> int:
+def _own_time(clock: HostClock, moment: int) -> int:
     """Return what a clock shows at a moment of the reference."""
     own = moment
     for _ in range(3):

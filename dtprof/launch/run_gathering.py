@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtprof.errors import OutputError, UsageError
 from dtprof.job.world_size import resolve_world_size
@@ -16,6 +16,9 @@ from dtprof.launch import run_directory
 from dtprof.records import host_clocks, paths, writer
 from dtprof.records.file_copies import link_or_copy
 from dtprof.records.rank_processes import newest_header
+
+if TYPE_CHECKING:
+    from dtprof.records.reader import Run
 
 OF_THE_NODE = re.compile(
     r"--?(node[-_]rank|machine[-_]rank|local[-_]addr|master[-_]addr|rdzv[-_]endpoint|rdzv[-_]conf|nproc[-_]per[-_]node)"
@@ -54,11 +57,11 @@ class Gathered:
     remarks: tuple[str, ...]  # a sentence each
 
 
-def read_node_run(given: str, path: Path, document: Mapping[str, Any], ranks: Mapping[int, Any]) -> NodeRun:
-    """Look at a run directory; `ranks` is `Run.folders`: attempts by rank."""
-    folders = {(rank, number): folder for rank, attempts in ranks.items() for number, folder in attempts}
+def read_node_run(run: "Run") -> NodeRun:
+    """Read the header of every rank of a run that one launcher has written."""
+    folders = {(rank, number): folder for rank, attempts in run.folders.items() for number, folder in attempts}
     headers = {key: header for key, folder in folders.items() if (header := newest_header(folder)) is not None}
-    return NodeRun(given=given, path=path, document=document, folders=folders, headers=headers)
+    return NodeRun(given=run.name, path=run.path, document=run.job_facts, folders=folders, headers=headers)
 
 
 def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dtprof.lint import vocabulary
 from dtprof.lint.rank_values import (
@@ -25,7 +25,10 @@ from dtprof.lint.rank_values import (
     same,
     truth,
 )
-from dtprof.lint.sources import Class, Function, Program
+from dtprof.lint.sources import Class, Function
+
+if TYPE_CHECKING:
+    from dtprof.lint.bindings import Scopes
 
 MAX_DEPTH = 4
 MAX_NESTING = 60
@@ -41,22 +44,10 @@ _TYPES = frozenset({"isinstance", "hasattr", "type", "callable", "is_tensor", "l
 SUMMED = re.compile(r"reduce|gather|broadcast|sync|average|consensus|agree")
 
 
-class KnownScopes(Protocol):
-    """The scopes of all functions of a program."""
-
-    program: Program
-
-    def known(self, function: Function | None) -> "Scope | None":
-        """Return the scope of a function, None for none."""
-
-    def bind(self, scope: "Scope") -> None:
-        """Go through the statements of the function of a scope."""
-
-
 class Scope:
     """Evaluates the expressions of one function; `tests` holds what its conditions and iterables were worth."""
 
-    def __init__(self, function: Function, scopes: "KnownScopes", *, depth: int = 0) -> None:
+    def __init__(self, function: Function, scopes: "Scopes", *, depth: int = 0) -> None:
         """Start with the parameters."""
         self.function = function
         self.tests: dict[int, Value] = {}

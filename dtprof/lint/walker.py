@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dtprof.lint import vocabulary
 from dtprof.lint.lint_findings import Place
@@ -31,6 +31,9 @@ from dtprof.lint.rank_values import Value, truth
 from dtprof.lint.scopes import Scope
 from dtprof.lint.sources import Function
 
+if TYPE_CHECKING:
+    from dtprof.lint.sequences import Sequences
+
 MAX_TOKENS = 4000
 """Of one function: what is larger is not compared."""
 _COMPOUND = (
@@ -41,13 +44,6 @@ _COMPOUND = (
 
 class TooLargeError(Exception):
     """A function has more paths than are looked at."""
-
-
-class Issued(Protocol):
-    """What functions of the files issue."""
-
-    def issued(self, function: Function) -> Tokens:
-        """Return what rank 0 issues in a function, as its callers see it."""
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
@@ -69,7 +65,7 @@ def place_of(function: Function, node: ast.stmt | ast.expr | ast.ExceptHandler, 
 class Walker:
     """Follows one rank through the statements of a function."""
 
-    def __init__(self, sequences: Issued, function: Function, scope: Scope, rank: int) -> None:
+    def __init__(self, sequences: "Sequences", function: Function, scope: Scope, rank: int) -> None:
         """Start at the beginning."""
         self._sequences = sequences
         self._function = function

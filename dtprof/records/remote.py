@@ -2,6 +2,11 @@
 
 A file is fetched again when its size or its stamp at the source has changed. A copy that was not used for KEPT_S goes
 when another run is fetched. Several processes may fetch into one copy.
+
+fsspec lists and transfers; its caching file systems do not serve here. They keep files flat: with `same_names` the
+files of all ranks share one name (`events.0`), else the names are not those that the reader of a run folder expects.
+And they ask the source for each file again (measured with fsspec's memory file system: 2 requests a file that is
+current), where one listing answers for all.
 """
 
 import hashlib

@@ -1,12 +1,11 @@
-"""Where an analysing command does its work: the options, and the executor that they ask for."""
+"""Where analysis runs: in this process, in worker processes of this host, or on Dask."""
 
-import argparse
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,35 +26,11 @@ class Engine:
 
     name: str = "local"
     scheduler: str = ""  # of Dask; empty: a cluster is made on this host
-    jobs: int = 0  # 0: as many as pay
+    jobs: int = 0  # 0: chosen by the size of the run
     owns_process: bool = False  # what asks for it is a command: nobody else's threads, objects or settings are here
 
 
 IN_THIS_PROCESS = Engine(jobs=1)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a command."""
-    group = parser.add_argument_group("where the analysis runs")
-    for setting in settings.ANALYSIS_SETTINGS:
-        group.add_argument(setting.option, metavar=setting.metavar, help=f"{setting.help} [{setting.env}]")
-
-
-def chosen_engine(arguments: argparse.Namespace) -> Engine:
-    """Return what the options say, and the environment where they say nothing.
-
-    Raises:
-        UsageError: there is no such engine, or they contradict each other.
-    """
-    given = {setting: getattr(arguments, setting.option.removeprefix("--")) for setting in settings.ANALYSIS_SETTINGS}
-    name, scheduler, jobs = (
-        settings.from_environment(setting) if given[setting] is None else given[setting]
-        for setting in settings.ANALYSIS_SETTINGS
-    )
-    if name == "dask" and scheduler and given[settings.JOBS] is None:
-        jobs = ""  # what the environment says is for this host
-    engine = make_engine(name, scheduler=scheduler, jobs=jobs, asked_for=given[settings.SCHEDULER] is not None)
-    return replace(engine, owns_process=True)
 
 
 def make_engine(name: str, *, scheduler: str = "", jobs: str = "", asked_for: bool = True) -> Engine:

@@ -15,7 +15,7 @@ from dtprof.records.tables import Snapshot, Window
 from dtprof.records.trace_requests import TraceRequest
 from dtprof.session.process_liveness import is_alive
 
-LOOK_EVERY_S = 0.1
+POLLING_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,7 @@ class Taken:
     """How the ranks answered."""
 
     request: str
-    complete: bool  # all ranks asked have taken what was asked
-    told: tuple[str, ...]  # what went wrong, a sentence each
+    failures: tuple[str, ...]  # of ranks that did not take what was asked, a sentence each
 
 
 @dataclass(kw_only=True)
@@ -52,29 +51,29 @@ def take_now(run: Run, ranks: Sequence[int], *, steps: int, memory: bool, timeou
             f"{asked[0].folder} cannot be written to ({error.strerror}): run as the job's user"
         ) from error
     deadline_s = time.monotonic() + timeout_s
-    left, told = list(asked), []
+    left, failures = list(asked), []
     try:
         while left and time.monotonic() < deadline_s:
             # In this order: what a rank wrote before it ended is seen.
             ended = {one.rank for one in left if not is_alive(one.pid, run.path)}
             left = [one for one in left if not _has_answered(one.folder, request)]
-            told += [f"rank {one.rank} ended before it answered" for one in left if one.rank in ended]
+            failures += [f"rank {one.rank} ended before it answered" for one in left if one.rank in ended]
             left = [one for one in left if one.rank not in ended]
             if left:
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLLING_INTERVAL_S)
     finally:
         waiting = _withdraw(left)
     for one in left:
         if one.rank in waiting:
-            told.append(
+            failures.append(
                 f"rank {one.rank} ended no step in {timeout_s:g} s; `dtprof stacks {run.name}` says what it does"
             )
         else:
-            told.append(
+            failures.append(
                 f"rank {one.rank} has begun and not ended within {timeout_s:g} s: `dtprof trace {run.name}` later"
             )
-    told += [reason for one in asked if (reason := _failure(one, request))]
-    return Taken(request=request.id, complete=not told, told=tuple(told))
+    failures += [reason for one in asked if (reason := _failure(one, request))]
+    return Taken(request=request.id, failures=tuple(failures))
 
 
 def _running(run: Run, ranks: Sequence[int]) -> list[_Asked]:

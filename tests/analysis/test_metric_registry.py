@@ -8,8 +8,8 @@ import pytest
 from dtprof.analysis import metric_registry
 from dtprof.analysis.metric_registry import COMPARED, JOB, KINDS, METRICS, THRESHOLDS, Metric
 from dtprof.analysis.results import Summary
-from dtprof.api.result_tables import tabulate_results
 from dtprof.cli import check
+from dtprof.interchange.public_tables.result_tables import tabulate_results
 from dtprof.report.documents.summary_json import summary_json
 from tests.report.example_summaries import empty_summary, summary_of
 

@@ -9,8 +9,8 @@ import pytest
 
 import dtprof
 from dtprof import api
-from dtprof.api.table import Column, build_table
 from dtprof.errors import MissingDependencyError, NotARunError, NothingToShowError, UsageError
+from dtprof.interchange.public_tables.table import Column, build_table
 from dtprof.report.figures import figure_registry
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli import tensorboard
-from dtprof.cli.export import FORMATS
 from dtprof.cli.main import main
 from dtprof.interchange.exporters.tensorboard_logs import ScalarLogs
+from dtprof.session import tensorboard_view
+from dtprof.session.run_exports import FORMATS
 from tests.analysis.noisy_runs import build_ranks
 from tests.builders import RankBuilder, write_run
 
@@ -142,10 +142,10 @@ def test_without_tensorboard_the_command_names_the_extra(
 def test_what_a_running_job_ends_is_added_until_it_has_ended(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorboard, "AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(tensorboard_view, "AGAIN_AFTER_S", 0.01)
     logs = ScalarLogs(folder=tmp_path / "logs")
     ended = threading.Event()
-    follower = threading.Thread(target=tensorboard.follow, args=(run, logs, ended))
+    follower = threading.Thread(target=tensorboard_view.follow, args=(run, logs, ended))
     follower.start()
     follower.join(60)  # the run has ended, and so does following it, once its steps are there
     logs.close()
@@ -154,9 +154,9 @@ def test_what_a_running_job_ends_is_added_until_it_has_ended(
 
 
 def test_a_run_that_cannot_be_read_for_a_moment_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(tensorboard_view, "AGAIN_AFTER_S", 0.01)
     logs, ended = ScalarLogs(folder=tmp_path / "logs"), threading.Event()
-    follower = threading.Thread(target=tensorboard.follow, args=(tmp_path / "run", logs, ended))
+    follower = threading.Thread(target=tensorboard_view.follow, args=(tmp_path / "run", logs, ended))
     follower.start()
     write_run(tmp_path / "elsewhere", build_ranks(1)).rename(tmp_path / "run")
     follower.join(60)

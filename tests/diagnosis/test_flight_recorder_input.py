@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.torch_pickle import as_torch_pickles
-from dtprof.cli.diagnose import diagnose
 from dtprof.cli.main import main
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.source_merging import join
@@ -23,6 +22,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
 from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
 from dtprof.errors import DtprofError, NotADumpError
+from dtprof.session.job_diagnosis import diagnose
 from tests.diagnosis.dump_builder import BEGIN_NS, job, verdict_on, write
 
 
@@ -254,7 +254,7 @@ def test_sources_that_cannot_be_of_one_job_are_told_of() -> None:
 def test_diagnosing_dumps_loads_no_torch(tmp_path: Path) -> None:
     paths = write(tmp_path, [rank.op("all_reduce") for rank in job(2)])
     program = (
-        "import sys; from pathlib import Path; from dtprof.cli.diagnose import diagnose; "
+        "import sys; from pathlib import Path; from dtprof.session.job_diagnosis import diagnose; "
         "diagnose(map(Path, sys.argv[1:])); print('torch' in sys.modules)"
     )
     result = subprocess.run(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dtprof.cli.export import write_opened
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.records.reader import Run
 from dtprof.session.executors.local_processes import LocalProcesses
+from dtprof.session.run_exports import write_opened
 
 
 def content_of(path: Path) -> Any:

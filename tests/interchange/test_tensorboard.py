@@ -12,7 +12,6 @@ import pytest
 from dtprof.analysis.metric_registry import tooltips_of
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.operation_detail import RunDetail, read_detail, read_ranks
-from dtprof.cli.tensorboard import write_logs
 from dtprof.errors import MissingDependencyError
 from dtprof.interchange.exporters import tensorboard_logs
 from dtprof.interchange.exporters.tensorboard_events import EventLog, Picture
@@ -26,6 +25,7 @@ from dtprof.interchange.exporters.tensorboard_logs import (
 )
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import Run
+from dtprof.session.tensorboard_view import write_logs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

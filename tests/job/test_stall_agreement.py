@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli.run import _diagnose
 from dtprof.launch import hang_watcher, stack_sampler
 from dtprof.monitor.prometheus.metrics_collector import Collector
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.run_monitor import Monitor
 from dtprof.records import paths, writer
 from dtprof.records.shared_follower import SharedFollower
+from dtprof.session.job_recording import diagnose_stalled
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 from tests.monitor.growing import grow
@@ -100,7 +100,7 @@ def test_all_views_say_the_same_of_a_job(
     monkeypatch.setattr(stack_sampler, "sample", sample)
     now_s, said = [1000.0], list[str]()
     watcher = hang_watcher.Watcher(
-        run=run, hang_after_s=hang_after_s, diagnose=_diagnose, say=said.append, clock=lambda: now_s[0]
+        run=run, hang_after_s=hang_after_s, diagnose=diagnose_stalled, say=said.append, clock=lambda: now_s[0]
     )
     monitor = Monitor(run)
     for _ in grow(run, STEPS + 1):

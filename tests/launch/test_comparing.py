@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.cli.run import _compare
 from dtprof.launch import comparison_thread
 from dtprof.launch.comparison_thread import Comparer, Mismatch
 from dtprof.records import paths, schema, writer
 from dtprof.records.shared_follower import SharedFollower, Subscription
+from dtprof.session.job_recording import compare_while_running
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import jobs
 from tests.builders import RankBuilder, write_run
@@ -111,7 +111,9 @@ def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path
             odd = rank.rank == 1 and step == 20
             site = rank.site(line=9 if odd else 5)
             rank.op("all_reduce", step * 100, step * 100 + 10, nbytes=8, reduce_op="max" if odd else "sum", site=site)
-    look = _compare(SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe())
+    look = compare_while_running(
+        SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe()
+    )
     (mismatch,) = look(False)
     assert (mismatch.kind, mismatch.seq) == ("reduce-op-mismatch", 20)
     assert "train.py:9" in mismatch.text
@@ -130,6 +132,8 @@ def test_the_last_look_takes_handles_that_nobody_waited_for_and_more_than_a_segm
             odd = rank.rank == 1 and number == 449
             t = number * 10
             rank.op("all_reduce", t, t + 5, nbytes=8, reduce_op="max" if odd else "sum", is_async=True)
-    look = _compare(SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe())
+    look = compare_while_running(
+        SharedFollower(write_run(tmp_path / "run", ranks), boot_id=writer.boot_id()).subscribe()
+    )
     assert list(look(False)) == []
     assert [(mismatch.kind, mismatch.seq) for mismatch in look(True)] == [("reduce-op-mismatch", 449)]

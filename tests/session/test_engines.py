@@ -16,13 +16,14 @@ import pytest
 
 from dtprof.analysis.comparison.comparison_series import measure_run
 from dtprof.analysis.run_summary import summarise
+from dtprof.cli.engine_options import chosen_engine
 from dtprof.cli.main import build_parser, main
 from dtprof.errors import MissingDependencyError, NewerFormatError, SchedulerError, UsageError, WorkerLostError
 from dtprof.job import rank_executor
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks, share_out
 from dtprof.records import schema
 from dtprof.records.reader import Run, open_run
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, chosen_engine, executor_for, make_engine
+from dtprof.session.engines import IN_THIS_PROCESS, Engine, executor_for, make_engine
 from dtprof.session.executors import dask_cluster, worker_counts
 from dtprof.session.executors.dask_cluster import DaskWorkers
 from dtprof.session.executors.local_processes import LocalProcesses

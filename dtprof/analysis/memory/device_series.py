@@ -1,13 +1,13 @@
 """What processors, memories and GPUs of the nodes were doing over the run, from the samples of their launchers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dtprof.intervals import Column
+from dtprof.records.node_reader import NodeSamples
 from dtprof.records.tables import Array
 
 MAX_SAMPLES = 400
@@ -15,30 +15,6 @@ MAX_SAMPLES = 400
 MAX_OF_ALL = 20_000
 """Of all nodes together."""
 Floats = npt.NDArray[np.float64]
-
-
-class NodeRecords(Protocol):
-    """The samples of one node; run_format.node_reader.NodeSamples is one."""
-
-    @property
-    def node(self) -> str:
-        """Its name."""
-
-    @property
-    def host(self) -> Array:
-        """One row a sample."""
-
-    @property
-    def cores(self) -> Sequence[Array]:
-        """One table a core."""
-
-    @property
-    def gpus(self) -> Mapping[int, Array]:
-        """One table a device, by its number."""
-
-    @property
-    def no_gpus_reason(self) -> str | None:
-        """Why there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +40,7 @@ def samples_each(num_nodes: int) -> int:
     return max(20, min(MAX_SAMPLES, MAX_OF_ALL // max(1, num_nodes)))
 
 
-def follow_devices(nodes: Iterable[NodeRecords]) -> NodeCourses:
+def follow_devices(nodes: Iterable[NodeSamples]) -> NodeCourses:
     """Return the course of every device: of each node the host's, then those of its GPUs."""
     devices: list[DeviceCourse] = []
     reasons: dict[str, str] = {}
@@ -78,7 +54,7 @@ def follow_devices(nodes: Iterable[NodeRecords]) -> NodeCourses:
     return NodeCourses(devices=tuple(devices), no_gpus=reasons)
 
 
-def _follow_host(node: NodeRecords, origin: int) -> DeviceCourse:
+def _follow_host(node: NodeSamples, origin: int) -> DeviceCourse:
     """Return what lies between samples at the later one of both."""
     rows = node.host
     seconds = np.diff(rows["t_ns"]) / 1e9

@@ -10,49 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
 
 from dtprof.errors import MissingDependencyError
+from dtprof.interchange.public_tables.table import Table
 
 SCHEMA = "schema.json"
 FORMATS = ("parquet", "csv")
-
-
-class Column(Protocol):
-    """One declared column; dtprof.api.table.Column is one."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def dtype(self) -> str:
-        """Of what type its values are."""
-
-    @property
-    def unit(self) -> str:
-        """In which unit they are; empty where in none."""
-
-    @property
-    def meaning(self) -> str:
-        """What they mean."""
-
-
-class Table(Protocol):
-    """A table; dtprof.api.table.Table is one."""
-
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        """The columns."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield its rows."""
-
-    def to_arrow(self) -> Any:
-        """Return it as a pyarrow Table."""
-
-    def arrow_schema(self) -> Any:
-        """Return the schema of that."""
 
 
 Append = Callable[[Table], None]

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from dtprof.analysis import metric_registry
 from dtprof.analysis.metric_registry import Metric
 from dtprof.analysis.results import Summary
-from dtprof.api.record_tables import RANK
-from dtprof.api.table import Column, Table, build_table
+from dtprof.interchange.public_tables.record_tables import RANK
+from dtprof.interchange.public_tables.table import Column, Table, build_table
 
 Of = TypeVar("Of")
 

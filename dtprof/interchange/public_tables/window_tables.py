@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.timeline.window_joining import match_records, recorded_duration_ns
-from dtprof.api.record_tables import CLOCK, RANK
-from dtprof.api.table import Column, Table, build_table
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.window_trace import read_window
+from dtprof.interchange.public_tables.record_tables import CLOCK, RANK
+from dtprof.interchange.public_tables.table import Column, Table, build_table
 from dtprof.records.reader import Run
 from dtprof.records.tables import RankTables, Window
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.api.table import Column, Table, build_table
+from dtprof.interchange.public_tables.table import Column, Table, build_table
 from dtprof.records import schema
 from dtprof.records.tables import UNKNOWN_NS, RankTables
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from dtprof.api import arrow_columns
-from dtprof.api.arrow_columns import arrow_array
+from dtprof.interchange.public_tables import arrow_columns
+from dtprof.interchange.public_tables.arrow_columns import arrow_array
 
 pa = pytest.importorskip("pyarrow")
 
@@ -39,7 +39,7 @@ def test_texts_that_are_no_unicode_and_those_too_long_for_one_array(monkeypatch:
 
 def test_pandas_is_not_imported() -> None:
     program = (
-        "import sys, numpy, pyarrow, dtprof.api.arrow_columns as a; a.arrow_array(pyarrow, pyarrow.string(), "
-        "numpy.array(['a'], object)); sys.exit('pandas' in sys.modules)"
+        "import sys, numpy, pyarrow, dtprof.interchange.public_tables.arrow_columns as a; "
+        "a.arrow_array(pyarrow, pyarrow.string(), numpy.array(['a'], object)); sys.exit('pandas' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.api.arrow_columns import arrow_array
 from dtprof.errors import MissingDependencyError, UsageError
+from dtprof.interchange.public_tables.arrow_columns import arrow_array
 
 MAX_SHOWN = 20
 DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "str": object}

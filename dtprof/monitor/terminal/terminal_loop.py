@@ -1,0 +1,98 @@
+"""Keep the screen of `dtprof top` on a terminal: redraw it, wait for keys, leave the terminal as it was."""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.live import Live
+
+from dtprof.errors import NotARunError
+from dtprof.monitor.run_monitor import Moment, Monitor
+from dtprof.monitor.terminal.top_screen import WIDTH, render_reading, render_screen
+
+INTERVAL_S = 1.0
+FEWEST_LINES = 10
+
+
+def print_once(monitor: Monitor) -> Moment:
+    """Print one screen of all ranks; return what it shows."""
+
+    moment = monitor.look()
+    lines = max(FEWEST_LINES, len(moment.ranks) + len(moment.alarms) + FEWEST_LINES)
+    Console(width=WIDTH).print(render_screen(moment, monitor.run, height=lines, keys=""))
+    return moment
+
+
+def watch(monitor: Monitor, console: Console) -> Moment:
+    """Redraw until the job has ended or q is pressed; the last screen stays."""
+
+    def draw(moment: Moment) -> None:
+        screen = render_screen(moment, monitor.run, height=console.height - 1, width=console.width)
+        live.update(screen, refresh=True)
+
+    with (
+        _in_order_at_sigterm(),
+        _keys() as wait_for_key,
+        Live(console=console, auto_refresh=False, screen=True) as live,
+    ):
+        live.update(render_reading(monitor.run, monitor.num_ranks), refresh=True)
+        moment = monitor.look(summarises=False)
+        draw(moment)  # what the ranks do is known long before the means
+        moment = monitor.look()
+        draw(moment)
+        while not moment.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
+            try:
+                moment = monitor.look()
+            except NotARunError:  # it was moved or deleted: what was seen last stays
+                break
+            draw(moment)
+    last = render_screen(moment, monitor.run, height=console.height - 1, width=console.width, keys="")
+    console.print(last)
+    return moment
+
+
+@contextmanager
+def _in_order_at_sigterm() -> Iterator[None]:
+    """Leave by an exception at SIGTERM, or the terminal would stay as it is while it is drawn on."""
+
+    def leave(_signal: int, _frame: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key; keys come at once and are not shown."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([file], [], [], seconds)
+        return os.read(file, 64).decode("utf-8", "replace")[-1:] if ready else ""
+
+    try:
+        tty.setcbreak(file)
+        yield wait
+    finally:
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

@@ -1,0 +1,122 @@
+"""Record a job: launch it, diagnose its hangs and compare its ranks while it runs, and say at its end what came of it.
+
+What diagnoses is loaded when it is needed first: a launch waits for none of it.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof.fence import fenced
+from dtprof.launch import child_process, comparison_thread, hang_watcher, job_launch
+
+if TYPE_CHECKING:
+    from dtprof.records.reader import Run
+    from dtprof.records.shared_follower import Subscription
+
+WHY_UNARMED = (
+    "they run on other hosts, ended before they joined, or run Python with -E, -I, -S or a cleared environment"
+)
+
+
+def record_job(command: Sequence[str], settings: job_launch.JobSettings) -> int:
+    """Run a command with its ranks recorded; return the exit status of `dtprof run`.
+
+    Raises:
+        OutputError: the run directory cannot be made.
+        CommandNotFoundError: the command cannot be started.
+    """
+    end = job_launch.run_job(command, settings, diagnose_stalled, compare=compare_while_running)
+    if end.run is not None:
+        _print_end(end.run, end)
+    return job_launch.EXIT_HANG if end.stopped_by_us else child_process.end_like(end.status)
+
+
+def compare_while_running(records: "Subscription") -> comparison_thread.Look:
+    """Return what compares the new records of the ranks of this host, and yields mismatched operations."""
+    from dtprof.diagnosis.findings import Verdict
+    from dtprof.diagnosis.live_comparison import LiveComparison
+    from dtprof.records.run_follower import with_open
+    from dtprof.report.text.verdict_text import verdict_text
+
+    importlib.import_module("dtprof.session.run_diagnosis")  # what a hang is diagnosed with: nobody waits for it yet
+    comparison = LiveComparison()
+
+    def look(is_last: bool) -> Iterator[comparison_thread.Mismatch]:
+        for growths, is_whole in records.take():
+            ends = is_last and is_whole
+            grown = [with_open(growth) if ends else growth.tables for growth in growths.values()]
+            seen = tuple(tables.rank for tables in grown)
+            for finding in comparison.take(grown, is_last=ends):
+                verdict = Verdict(
+                    outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
+                )
+                yield comparison_thread.Mismatch(
+                    kind=finding.kind,
+                    group=finding.group.name if finding.group else "",
+                    seq=finding.seq or 0,
+                    summary=finding.summary,
+                    text=verdict_text(verdict),
+                )
+
+    return look
+
+
+def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
+    """Return the verdict on a job that has made no progress for the stall threshold."""
+    from dtprof.report.text.verdict_text import verdict_text
+    from dtprof.session.run_diagnosis import diagnose_run
+
+    verdict = diagnose_run(run, in_a_hurry=True, is_stalled=True)
+    return hang_watcher.Verdict(
+        is_hang=verdict.outcome == "hang",
+        text=verdict_text(verdict),
+        is_unclear=verdict.outcome == "unknown",
+        is_early=any(finding.in_first_step for finding in verdict.findings),
+        headline=" ".join(finding.summary for finding in verdict.findings),
+    )
+
+
+@fenced("the closing note", "is left out")
+def _print_end(run: Path, end: job_launch.JobEnd) -> None:
+    """Say on stderr where the run lies, who is missing from it, and what to type next."""
+    from dtprof.diagnosis.findings import rank_list
+    from dtprof.job.world_size import read_world_size
+    from dtprof.records.reader import open_run
+
+    shown = os.path.relpath(run)
+    shown = str(run) if shown.startswith("..") else shown
+    opened = open_run(run)
+    world_size = read_world_size(opened.folders)
+    if not world_size:
+        job_launch.say(f"no rank was recorded ({_why_nothing(opened)})")
+    else:
+        missing = [rank for rank in range(world_size) if rank not in opened.folders]
+        if missing:
+            named = rank_list(missing).split(maxsplit=1)[1]
+            job_launch.say(f"these ranks of {world_size} left no record: {named} ({WHY_UNARMED})")
+    if end.status != 0 and world_size:
+        from dtprof.session.run_diagnosis import diagnose_run
+
+        verdict = diagnose_run(run, in_a_hurry=True)
+        if verdict.faults and not end.stopped_by_us:
+            job_launch.say(verdict.faults[0].summary)
+    job_launch.say(f"run kept in {shown}")
+    if world_size and opened.manifest.settings.get("trace_steps"):
+        from dtprof.session.profiler_windows import closing_note
+
+        for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
+            job_launch.say(line)
+    if world_size:
+        following = "diagnose" if end.status != 0 or opened.mismatches else "summary"
+        job_launch.say(f"next: dtprof {following} {shown}")
+
+
+def _why_nothing(opened: "Run") -> str:
+    if opened.processes:
+        return "torch was imported, but no process joined a group, ran a backward pass or an optimizer step"
+    return (
+        "no Python process with torch was reached: is it Python, and not run with -E, -I, -S or a cleared environment?"
+    )

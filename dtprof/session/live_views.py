@@ -1,0 +1,107 @@
+"""Views of a running job: the ranks on a terminal, the pages of the report in a browser."""
+
+import asyncio
+import functools
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dtprof.records import remote
+from dtprof.session.engines import IN_THIS_PROCESS, open_run
+
+TICK_S = 0.5
+"""After which Ctrl-C ends the server at the latest."""
+
+
+def watch_on_terminal(path: Path, *, once: bool) -> bool:
+    """Show what the ranks of a run do until the job has ended or the user leaves; say whether it ended well.
+
+    Parameters:
+        once: print one screen; so it is where stdout cannot be redrawn.
+
+    Raises:
+        NotARunError: the path holds no run that can be read.
+        UsageError: it is a URL.
+    """
+    from rich.console import Console
+
+    from dtprof.monitor.run_monitor import Monitor
+    from dtprof.monitor.terminal import terminal_loop
+
+    console = Console()
+    monitor = Monitor(remote.folder_here(path, purpose="dtprof top follows files as a job writes them"))
+    try:
+        fixed = once or not sys.stdout.isatty() or console.is_dumb_terminal
+        moment = terminal_loop.print_once(monitor) if fixed else terminal_loop.watch(monitor, console)
+    finally:
+        monitor.close()
+    return moment.has_ended and moment.exit_status == 0 and not moment.alarms
+
+
+def serve_pages(
+    path: Path, *, host: str, port: int, dashboards: Sequence[str] = (), announce: Callable[[str], None]
+) -> None:
+    """Serve the pages of a run, or of all runs in a folder, until Ctrl-C.
+
+    Parameters:
+        port: 0 for any that is free.
+        dashboards: pages by name or file; none: all that have something to show.
+        announce: told the address once it can be opened.
+
+    Raises:
+        NotARunError: there is no run.
+        UsageError: the path is a URL, a page is not known, or the port is taken.
+    """
+    import uvicorn
+
+    from dtprof.analysis.results import Summary
+    from dtprof.diagnosis.findings import Verdict
+    from dtprof.monitor.web.page_feed import Feed
+    from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
+    from dtprof.report.figures.figure_source import Source
+    from dtprof.report.pages import page_dashboard, page_panels
+    from dtprof.report.pages.page_dashboard import Dashboard
+    from dtprof.session.run_diagnosis import diagnose_run
+
+    class CalmServer(uvicorn.Server):
+        """Wakes seldom while nobody asks: uvicorn wakes ten times a second, a tenth of what watching costs."""
+
+        async def main_loop(self) -> None:
+            while not self.should_exit:
+                await asyncio.sleep(TICK_S)
+
+    folder = remote.folder_here(path, purpose="dtprof dashboard follows files as a job writes them").resolve()
+    valid = page_panels.panel_names()
+    named = page_dashboard.name_apart(page_dashboard.load_dashboard(name, valid) for name in dashboards)
+
+    @functools.cache
+    def load(available: frozenset[str]) -> Sequence[Dashboard]:
+        return page_dashboard.load_report(valid, available=available)
+
+    def choose(source: Source) -> Sequence[Dashboard]:
+        return named or load(frozenset(source.available))
+
+    def diagnose(run_directory: Path, summary: Summary | None) -> Verdict:
+        """Beside a job that runs, compare its newest operations, and take stragglers from the summary of the pages."""
+        return diagnose_run(run_directory, summary=summary, in_a_hurry=summary is not None)
+
+    def make_feed(run_directory: Path) -> Feed:
+        return Feed(run_directory, pages=choose, diagnose=diagnose)
+
+    runs = Runs(folder, make_feed)
+    if not runs.entries() and (runs.is_one or not folder.is_dir()):
+        open_run(folder, IN_THIS_PROCESS)  # says what is wrong
+    # Whoever reaches another address than loopback must know the token.
+    token = None if is_loopback(host) else secrets.token_urlsafe(16)
+    with listen(host, port) as listening:
+        shown_host = f"[{host}]" if ":" in host else host
+        query = f"?token={token}" if token else ""
+        announce(f"http://{shown_host}:{listening.getsockname()[1]}/{query}")
+        try:
+            config = uvicorn.Config(make_app(runs, token=token), log_level="error", access_log=False, lifespan="off")
+            CalmServer(config).run(sockets=[listening])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            runs.close()

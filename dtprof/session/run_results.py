@@ -1,0 +1,103 @@
+"""Results of runs: the summary, the figures of a comparison, and all that pages show, computed by an engine."""
+
+import importlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dtprof.session.engines import Engine, executor_for, open_run
+
+if TYPE_CHECKING:
+    from dtprof.analysis.comparison.comparison_series import RunFigures
+    from dtprof.analysis.comparison.run_comparison import Comparison
+    from dtprof.analysis.results import Summary
+    from dtprof.analysis.timeline.run_closeup import Closeup
+    from dtprof.records.reader import Run
+    from dtprof.report.figures.figure_source import Source
+
+
+def summarise(run: "Run", engine: Engine) -> "Summary":
+    """Summarise a run.
+
+    Raises:
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
+    """
+    from dtprof.analysis import run_summary
+
+    with executor_for(engine, run) as executor:
+        return run_summary.summarise(run, executor)
+
+
+def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
+    """Measure runs step by step, as a comparison needs them; raise as `summarise` does."""
+    from dtprof.analysis.comparison.comparison_series import measure_run
+
+    with executor_for(engine, *runs) as executor:
+        return [measure_run(run, executor) for run in runs]
+
+
+def compare(path_a: Path, path_b: Path, engine: Engine, *, at_least: float) -> "Comparison":
+    """Compare two runs; differences below `at_least` do not count.
+
+    Raises:
+        NotARunError: a path holds no run that can be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
+    """
+    from dtprof.analysis.comparison.run_comparison import compare_runs
+
+    a, b = measure([open_run(path, engine) for path in (path_a, path_b)], engine)
+    return compare_runs(a, b, at_least=at_least)
+
+
+def read_figure_source(run: "Run", engine: Engine) -> "Source":
+    """Read and analyse all that figures draw of a run."""
+    from dtprof.analysis.timeline.run_closeup import examine
+
+    with executor_for(engine, run) as executor:
+        return _source(run, *examine(run, executor))
+
+
+def read_report_source(path: Path, engine: Engine, *, against: Path | None = None) -> "Source":
+    """Read and analyse all that the pages of a report show; the run is diagnosed while workers summarise it.
+
+    Raises:
+        NotARunError: a path holds no run that can be read.
+        MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
+    """
+    from dtprof.analysis.comparison.comparison_series import measure_run
+    from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
+    from dtprof.analysis.timeline.run_closeup import examine
+    from dtprof.diagnosis.reported_mismatches import list_told
+    from dtprof.session.run_diagnosis import diagnose_opened
+
+    runs = [open_run(one, engine) for one in (against, path) if one is not None]
+    run = runs[-1]
+    summarised: Future[Summary] = Future()
+    with executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
+        # The pages load Plotly, which takes as long as the workers take to start.
+        beside.submit(importlib.import_module, "dtprof.report.pages.html_file")
+        diagnosed = beside.submit(diagnose_opened, run, summarised.result)
+        try:
+            summary, closeup = examine(run, executor)
+            summarised.set_result(summary)
+        finally:
+            summarised.cancel()  # or the diagnosis would wait for ever where that failed
+        figures = [measure_run(one, executor) for one in runs] if against is not None else []
+        verdict = diagnosed.result()
+    return _source(
+        run,
+        summary,
+        closeup,
+        verdict=verdict,
+        comparison=compare_runs(*figures, at_least=AT_LEAST) if figures else None,
+        told=list_told(run.mismatches, verdict, started_ns=run.manifest.started_realtime_ns),
+    )
+
+
+def _source(run: "Run", summary: "Summary", closeup: "Closeup", **more: Any) -> "Source":
+    from dtprof.analysis.memory.device_series import follow_devices, samples_each
+    from dtprof.report.figures.figure_source import Source
+
+    nodes = run.node_samples(max_samples=samples_each(len(summary.hosts)))
+    return Source(summary=summary, closeup=closeup, nodes=follow_devices(nodes.values()), **more)

@@ -1,0 +1,45 @@
+"""Lint Python source for collectives that only some ranks issue, and confirm findings by a run of that source."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtprof.errors import UsageError
+from dtprof.lint.lint_findings import LintResult
+from dtprof.lint.linting import lint
+from dtprof.lint.run_evidence import GroupCalls, confirm
+from dtprof.session.engines import IN_THIS_PROCESS, open_run
+
+
+def lint_sources(paths: Sequence[Path], *, run_directory: Path | None = None) -> LintResult:
+    """Lint files and folders; what the ranks of a run issued confirms or clears each finding.
+
+    Raises:
+        UsageError: there is no Python file.
+        NotARunError: the run cannot be read.
+    """
+    result = lint(paths)
+    if not (result.files or result.problems):
+        raise UsageError(f"{paths[0]} holds no Python file; expected a .py file, or a directory of those")
+    return result if run_directory is None else confirm(result, _group_calls(run_directory))
+
+
+def _group_calls(path: Path) -> list[GroupCalls]:
+    """Return what the ranks of a run called in each group, in order."""
+    # Without a run, lint needs no numpy.
+    from dtprof.diagnosis.sources.rank_evidence import without_refused
+    from dtprof.records import schema
+
+    found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
+    for tables in open_run(path, IN_THIS_PROCESS).load_all():
+        operations = without_refused(tables.operations)
+        for number, group in tables.groups.items():
+            own = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
+            if not group.ranks or not len(own):
+                continue
+            calls = found.setdefault((group.name, group.ranks), GroupCalls(ranks=group.ranks)).calls
+            mine = calls.setdefault(tables.rank, [])
+            for row in own[own["seq"].argsort(kind="stable")]:
+                site = tables.sites.get(int(row["site"]))
+                name = tables.ops[int(row["op"])] if int(row["op"]) < len(tables.ops) else "?"
+                mine.append((name, site.file if site else "", site.line if site else 0))
+    return list(found.values())
