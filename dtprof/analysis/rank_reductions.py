@@ -5,37 +5,35 @@ The first, `survey`, finds the steps and describes the operations so that they c
 Each rank is read for both; none is kept.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from dtprof.analysis.communication.collective_table import RowKey, add_rows, sum_rows
 from dtprof.analysis.communication.dropped_operations import sum_dropped
-from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked, time_operations
+from dtprof.analysis.communication.operation_timing import ESTIMATED, NOT_KNOWN, Timing, split_blocked
 from dtprof.analysis.communication.serialised_collectives import SerialKey, SerialSums, find_rows
 from dtprof.analysis.critical_path.longest_path import RankPath, collect_paths
 from dtprof.analysis.memory.memory_formulas import ModelShare, find_share
 from dtprof.analysis.memory.memory_growth import find_growth
 from dtprof.analysis.memory.rank_memory import find_categories, find_largest, find_peak
-from dtprof.analysis.pipeline.bubbles import RankPipeline, find_actions, find_pipelines, may_be_stage
-from dtprof.analysis.rank_stacks import RankStack, SteppedRank
-from dtprof.analysis.rank_timing import place_ranks
+from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_be_stage
+from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps, time_batch
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.phase_intervals import find_user_phases
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, find_steps
-from dtprof.analysis.steps.step_partition import average, partition_phases, partition_steps
+from dtprof.analysis.steps.step_partition import average, partition_phases
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
 from dtprof.analysis.stragglers.rank_waits import RankWaits, collect_waits
 from dtprof.analysis.timeline.step_timeline import RankBars, collect_bars
-from dtprof.intervals import NONE, Intervals, locate, share_out, subtract, union
+from dtprof.intervals import Intervals, locate, share_out, union
 from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.job.collective_matching import OperationInstances, RankInstances, describe_operations, match_operations
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import RankBatch
-from dtprof.job.sound_records import times_of
 from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
 
 
@@ -112,7 +110,7 @@ class RankReduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackReduction:
+class BatchReduction:
     """The second map of several ranks."""
 
     ranks: list[RankReduction]
@@ -185,33 +183,8 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
     )
 
 
-def place_used(
-    batch: RankBatch,
-    steps: Mapping[int, RankSteps],
-    used: UsedSteps,
-    instances: OperationInstances,
-    windows: Mapping[int, Intervals],
-) -> Iterator[SteppedRank]:
-    """Prepare ranks for `reduce_ranks`.
-
-    Parameters:
-        steps: by rank. windows: of the pipeline, by rank.
-    """
-    actions = find_actions(batch.spans)
-    for i, placed in enumerate(place_ranks(batch, steps, instances)):
-        rank = placed.tables.rank
-        numbers, own = steps[rank].used(used.first, used.last)
-        yield SteppedRank(
-            placed=placed,
-            numbers=numbers,
-            windows=own,
-            pipeline_windows=windows[rank],
-            actions=times_of(actions.of(i)) if len(windows[rank]) else NONE,
-        )
-
-
 def reduce_ranks(
-    stack: RankStack,
+    batch: PlacedBatch,
     *,
     used: UsedSteps,
     instances: OperationInstances,
@@ -219,7 +192,7 @@ def reduce_ranks(
     width: int = 1,
     errors: ClockErrors = ONE_CLOCK,
     max_hops: int = 0,
-) -> StackReduction:
+) -> BatchReduction:
     """Sum up the used steps of ranks; all they did where no steps are used.
 
     Parameters:
@@ -227,42 +200,33 @@ def reduce_ranks(
         max_hops: operations of a rank to keep for the critical path; 0: it is not asked for.
         errors: of the clocks of the ranks against each other.
     """
-    operations, blocked = stack.operations, stack.blocked
-    timing = time_operations(
-        operations,
-        stack.matched,
-        stack.instance_rows,
-        blocked,
-        op_names=instances.ops.values,
-        rank=stack.rank_of_operation,
-        errors=errors,
-    )
-    apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in stack.ranks]
-    at = locate(stack.place_times(operations["issued_ns"]), stack.windows)
-    step = np.where(at >= 0, stack.numbers[at] - used.first, -1) if len(stack.windows) else at
+    operations, blocked = batch.operations, batch.blocked
+    timing = time_batch(batch, instances, errors)
+    apis = [find_apis(rank.placed.tables, rank.placed.operations) for rank in batch.ranks]
+    at = locate(batch.place_times(operations["issued_ns"]), batch.windows)
+    step = np.where(at >= 0, batch.numbers[at] - used.first, -1) if len(batch.windows) else at
     chosen = step >= 0 if used.known else np.ones(len(operations), np.bool_)
     unobserved = chosen & ~blocked.known
-    unseen = stack.count(unobserved & blocked.counts)
-    seen = [len(one.windows) > 0 and not number for one, number in zip(stack.ranks, unseen, strict=True)]
-    nothing = [None] * len(stack.ranks)
+    unseen = batch.count(unobserved & blocked.counts)
+    seen = [len(one.windows) > 0 and not number for one, number in zip(batch.ranks, unseen, strict=True)]
+    nothing = [None] * len(batch.ranks)
     parts: Sequence[dict[str, int] | None] = nothing
     waits: Sequence[RankWaits | None] = nothing
     paths: Sequence[RankPath | None] = nothing
     if any(seen):
-        stretches = split_blocked(blocked, timing, blocked.counts, stack.shift_of_operation)
-        bubbles = subtract(union(stack.pipeline_windows), union(stack.on_axis([one.actions for one in stack.ranks])))
-        parts = average(partition_steps(stack.windows, stack.phases, *stretches, bubbles), stack.window_bounds)
+        stretches = split_blocked(blocked, timing, blocked.counts, batch.shift_of_operation)
+        parts = part_steps(batch, stretches)
         either = union(np.concatenate(stretches))
-        waits = collect_waits(stack, timing=timing, stretches=either, first=used.first, step=step, width=width)
-        paths = collect_paths(stack, timing, either, max_rows=max_hops) if max_hops else nothing
-    phases = average(partition_phases(stack.windows, stack.phases), stack.window_bounds)
-    bars = collect_bars(stack, timing, limit=max_bars) if max_bars else nothing
-    serialised = find_rows(stack, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in stack.ranks]
-    most_impossible = np.zeros(len(stack.ranks), np.int64)
+        waits = collect_waits(batch, timing=timing, stretches=either, first=used.first, step=step, width=width)
+        paths = collect_paths(batch, timing, either, max_rows=max_hops) if max_hops else nothing
+    phases = average(partition_phases(batch.windows, batch.phases), batch.window_bounds)
+    bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
+    serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
+    most_impossible = np.zeros(len(batch.ranks), np.int64)
     if timing.impossible.any():
-        np.maximum.at(most_impossible, stack.place, timing.impossible)
+        np.maximum.at(most_impossible, batch.place, timing.impossible)
     counts = [
-        stack.count(some)
+        batch.count(some)
         for some in (
             unobserved,
             chosen & (timing.source == ESTIMATED),
@@ -273,7 +237,7 @@ def reduce_ranks(
         )
     ]
     ranks = []
-    for i, one in enumerate(stack.ranks):
+    for i, one in enumerate(batch.ranks):
         tables, windows, num_steps = one.placed.tables, one.windows, len(one.windows)
         num_unobserved, estimated, not_known, mixed, uncertain, impossible = (own[i] for own in counts)
         ranks.append(
@@ -299,12 +263,12 @@ def reduce_ranks(
             )
         )
     dropped: dict[RowKey, Array] = {}
-    for one in stack.ranks:
+    for one in batch.ranks:
         add_rows(dropped, sum_dropped(one.placed.tables))
-    return StackReduction(
+    return BatchReduction(
         ranks=ranks,
         timing=timing,
-        rows=sum_rows(stack, apis, chosen=chosen, instances=instances, timing=timing),
+        rows=sum_rows(batch, apis, chosen=chosen, instances=instances, timing=timing),
         dropped=dropped,
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_windows
+from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
 from dtprof.analysis.rank_reductions import RankFacts, survey
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
 from dtprof.analysis.steps.throughput import RankConsumption
@@ -128,6 +129,16 @@ class RankTask:
     def load_each(self) -> Iterator[RankTables]:
         """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
         return map(self.clocks.align, self.records.load_each(self.steps))
+
+    def read_placed(self, used: UsedSteps) -> Iterator[PlacedBatch]:
+        """Read and place these ranks, in order, as many side by side as are worth it."""
+        return read_placed(
+            self.load_each(),
+            steps=self.steps,
+            used=used,
+            instances=self.instances,
+            pipeline_windows=self.pipeline_windows,
+        )
 
 
 def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:

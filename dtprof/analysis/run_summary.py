@@ -1,7 +1,7 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -15,11 +15,10 @@ from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_p
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline.bubbles import RankPipeline, measure_pipelines
 from dtprof.analysis.pipeline.slack import Slack
+from dtprof.analysis.placed_ranks import RankTiming
 from dtprof.analysis.rank_exits import describe_end
-from dtprof.analysis.rank_reductions import RankFacts, RankReduction, StackReduction, place_used, reduce_ranks
-from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
+from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduction, reduce_ranks
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
-from dtprof.analysis.rank_timing import RankTiming
 from dtprof.analysis.results import (
     BUBBLE,
     CriticalPathResult,
@@ -39,7 +38,6 @@ from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.intervals import Column
 from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, worst_error_ns
 from dtprof.job.groups import Channel
-from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 from dtprof.records.tables import Array, Group
@@ -73,7 +71,7 @@ class Reductions(Generic[Found]):
     rows: dict[RowKey, Array] = field(default_factory=dict)  # sums of these
     dropped: dict[RowKey, Array] = field(default_factory=dict)
 
-    def join(self, others: "Reductions[Found] | StackReduction") -> None:
+    def join(self, others: "Reductions[Found] | BatchReduction") -> None:
         """Take in other ranks."""
         self.ranks.extend(others.ranks)
         add_rows(self.rows, others.rows)
@@ -83,9 +81,9 @@ class Reductions(Generic[Found]):
 def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
     """Reduce some ranks, as many side by side as is worth it, and look at the details of each if they are asked for."""
     reductions: Reductions[Found] = Reductions()
-    for stack in stack_in_turn(_place_in_turn(task), task.instances):
+    for batch in task.read_placed(task.used):
         found = reduce_ranks(
-            stack,
+            batch,
             used=task.used,
             instances=task.instances,
             max_bars=task.max_bars,
@@ -95,14 +93,8 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
         )
         reductions.join(found)
         if task.look is not None:
-            reductions.details.extend(task.look(rank, task) for rank in stack.timed(found.timing))
+            reductions.details.extend(task.look(rank, task) for rank in batch.timed(found.timing))
     return reductions
-
-
-def _place_in_turn(task: ReductionTask[Found]) -> Iterator[SteppedRank]:
-    """Read and place one rank after the other."""
-    for batch in batch_in_turn(task.load_each()):
-        yield from place_used(batch, task.steps, task.used, task.instances, task.pipeline_windows)
 
 
 def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Summary:

@@ -6,16 +6,12 @@ The figures of a page are means of many steps and take their time; these are of 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dtprof.analysis.communication.operation_timing import split_blocked, time_operations
-from dtprof.analysis.rank_reductions import place_used
-from dtprof.analysis.rank_stacks import stack_in_turn
+from dtprof.analysis.communication.operation_timing import split_blocked
+from dtprof.analysis.placed_ranks import part_steps, read_placed, time_batch
 from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.results import BUBBLE
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule
-from dtprof.analysis.steps.step_partition import average, partition_steps
-from dtprof.intervals import subtract, union
 from dtprof.job.clock_alignment import state_errors
-from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.world_size import newest_ranks
 
@@ -54,26 +50,19 @@ def measure_newest_step(run: Run) -> NewestStep | None:
     errors = state_errors(surveys.clocks, surveys.boots)
     stepped = {rank: own for rank, own in steps.items() if own.count}
     pipeline_windows = {rank: windows.of(rank) for rank in stepped}
-    placed = (
-        one
-        for batch in batch_in_turn(map(surveys.clocks.align, run.load_each(stepped)))
-        for one in place_used(batch, stepped, used, surveys.instances, pipeline_windows)
+    batches = read_placed(
+        map(surveys.clocks.align, run.load_each(stepped)),
+        steps=stepped,
+        used=used,
+        instances=surveys.instances,
+        pipeline_windows=pipeline_windows,
     )
-    for stack in stack_in_turn(placed, surveys.instances):
-        timing = time_operations(
-            stack.operations,
-            stack.matched,
-            stack.instance_rows,
-            stack.blocked,
-            op_names=surveys.instances.ops.values,
-            rank=stack.rank_of_operation,
-            errors=errors,
-        )
-        stretches = split_blocked(stack.blocked, timing, stack.blocked.counts, stack.shift_of_operation)
-        bubbles = subtract(union(stack.pipeline_windows), union(stack.on_axis([one.actions for one in stack.ranks])))
-        found = average(partition_steps(stack.windows, stack.phases, *stretches, bubbles), stack.window_bounds)
-        unseen = stack.count(~stack.blocked.known & stack.blocked.counts)
-        for one, own_parts, unobserved in zip(stack.ranks, found, unseen, strict=True):
+    for batch in batches:
+        timing = time_batch(batch, surveys.instances, errors)
+        stretches = split_blocked(batch.blocked, timing, batch.blocked.counts, batch.shift_of_operation)
+        found = part_steps(batch, stretches)
+        unseen = batch.count(~batch.blocked.known & batch.blocked.counts)
+        for one, own_parts, unobserved in zip(batch.ranks, found, unseen, strict=True):
             rank = one.placed.tables.rank
             durations[rank] = int(one.windows[0, 1] - one.windows[0, 0])
             if not unobserved:

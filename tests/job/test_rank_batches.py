@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dtprof.analysis.placed_ranks import place_ranks
 from dtprof.analysis.rank_reductions import survey
-from dtprof.analysis.rank_timing import place_ranks
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, batch_ranks, lay_out
 from dtprof.records import events

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.communication.operation_timing import EXACT
+from dtprof.analysis.placed_ranks import read_placed, time_batch
 from dtprof.analysis.rank_reductions import survey
-from dtprof.analysis.rank_timing import time_rank
-from dtprof.analysis.steps.step_boundaries import find_steps_of
+from dtprof.analysis.steps.step_boundaries import choose_steps, find_steps_of
+from dtprof.intervals import NONE
 from dtprof.job.clock_errors import ONE_CLOCK
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import batch_ranks
@@ -168,9 +169,15 @@ def waits(ranks: list[RankTables]) -> list[int]:
         instances.add(seen.instances)
     found = []
     for tables, seen in zip(ranks, surveys, strict=True):
-        timed = time_rank(tables, seen.steps, instances, ONE_CLOCK)
-        instance_rows = (timed.timing.source == EXACT) & (timed.timing.wait > 0)
-        found.append(int(timed.timing.wait[instance_rows].sum()))
+        (batch,) = read_placed(
+            [tables],
+            steps={tables.rank: seen.steps},
+            used=choose_steps([seen.steps]),
+            instances=instances,
+            pipeline_windows={tables.rank: NONE},
+        )
+        timing = time_batch(batch, instances, ONE_CLOCK)
+        found.append(int(timing.wait[(timing.source == EXACT) & (timing.wait > 0)].sum()))
     return found
 
 

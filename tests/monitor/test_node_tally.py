@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dtprof.analysis.placed_ranks import RankTiming, read_placed, time_batch
 from dtprof.analysis.rank_reductions import survey
-from dtprof.analysis.rank_timing import RankTiming, time_rank
-from dtprof.analysis.steps.step_boundaries import find_steps_of
+from dtprof.analysis.steps.step_boundaries import choose_steps, find_steps_of
+from dtprof.intervals import NONE
 from dtprof.job.clock_errors import ONE_CLOCK
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.rank_batches import batch_ranks
@@ -57,7 +58,15 @@ def timed(run: Run) -> Iterator[tuple[RankTables, RankTiming]]:
     for seen in surveys:
         instances.add(seen.instances)
     for tables, seen in zip(everyone, surveys, strict=True):
-        yield tables, time_rank(tables, seen.steps, instances, ONE_CLOCK)
+        (batch,) = read_placed(
+            [tables],
+            steps={tables.rank: seen.steps},
+            used=choose_steps([seen.steps]),
+            instances=instances,
+            pipeline_windows={tables.rank: NONE},
+        )
+        (rank,) = batch.timed(time_batch(batch, instances, ONE_CLOCK))
+        yield tables, rank
 
 
 @pytest.mark.parametrize("looks", [1, 7, 40])

@@ -7,7 +7,7 @@ import numpy as np
 
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.rank_stacks import RankStack
+from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import CollectiveResult
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
@@ -51,20 +51,20 @@ ROW_SUMS = np.dtype(
 
 
 def sum_rows(
-    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, instances: OperationInstances, timing: Timing
+    batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, instances: OperationInstances, timing: Timing
 ) -> dict[RowKey, Array]:
     """Sum the chosen operations of all ranks by group, operation and api.
 
     A collective goes by the names that the lowest rank gave it, a message by those of the rank itself.
     """
-    operations, matched = stack.operations, stack.matched
+    operations, matched = batch.operations, batch.matched
     inside = chosen[matched.every_row]
     if not inside.any():
         return {}
-    rows, instance_rows = matched.every_row[inside], select(stack.instance_rows, inside)
+    rows, instance_rows = matched.every_row[inside], select(batch.instance_rows, inside)
     number = matched.of_each(range(len(matched.rows)))[inside]
     is_p2p = matched.of_each(channel.is_p2p for channel in matched.channels)[inside] > 0
-    ranks = stack.rank_of_operation[rows]
+    ranks = batch.rank_of_operation[rows]
     is_lowest = is_p2p | (matched.of_each(channel.group.ranks.lowest for channel in matched.channels)[inside] == ranks)
     counted = is_p2p | (instance_rows["first_rank"] == ranks)
     api_of_operation = np.concatenate([own.of_operation for own in apis])
@@ -75,10 +75,10 @@ def sum_rows(
     names = []
     for pair_of in pairs.tolist():
         at, code = divmod(pair_of, len(codes))
-        channel, place = matched.channels[at], int(stack.place_of_channel[at])
+        channel, place = matched.channels[at], int(batch.place_of_channel[at])
         op_number, api_number = divmod(int(codes[code]), 1 << 32)
         if channel.is_p2p:
-            ops = stack.ranks[place].placed.tables.ops
+            ops = batch.ranks[place].placed.tables.ops
             name = ops[op_number] if op_number < len(ops) else UNNAMED
             names.append(RowKey(channel.group, name, apis[place].names[api_number]))
         else:
@@ -89,7 +89,7 @@ def sum_rows(
     for begin in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(begin, begin + _ROWS_AT_ONCE)
         first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
-        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, stack.blocked)
+        columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, batch.blocked)
         columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
         table = np.zeros(len(first), ROW_SUMS)
         for name, values in columns.items():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.rank_stacks import RankStack
+from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.results import GroupResult, SerialisedCollectives
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
@@ -47,17 +47,17 @@ class SerialSums(NamedTuple):
 
 
 def find_rows(
-    stack: RankStack, apis: Sequence[Apis], *, chosen: Mask, timing: Timing
+    batch: PlacedBatch, apis: Sequence[Apis], *, chosen: Mask, timing: Timing
 ) -> list[dict[SerialKey, SerialSums]]:
     """Return the rows of serialised collectives of each rank, summed."""
-    operations, blocked = stack.operations, stack.blocked
-    found: list[dict[SerialKey, SerialSums]] = [{} for _ in stack.ranks]
+    operations, blocked = batch.operations, batch.blocked
+    found: list[dict[SerialKey, SerialSums]] = [{} for _ in batch.ranks]
     every = np.flatnonzero(chosen & blocked.known & blocked.counts)
     if len(every) < 2:
         return found
-    order = _by_thread(every, operations, stack.place)
+    order = _by_thread(every, operations, batch.place)
     end = np.maximum(blocked.call[:, 1], blocked.wait[:, 1])[order]
-    issued, place, exposed = operations["issued_ns"][order], stack.place[order], timing.exposed_transfer[order]
+    issued, place, exposed = operations["issued_ns"][order], batch.place[order], timing.exposed_transfer[order]
     gap, blocks = issued[1:] - end[:-1], (end - issued)[:-1]
     linked = (gap >= 0) & (blocks > 0) & (gap <= np.maximum(MAX_GAP_NS, MAX_GAP * blocks)) & (place[1:] == place[:-1])
     at = np.flatnonzero(linked)
@@ -82,7 +82,7 @@ def find_rows(
     sums = np.zeros((len(distinct), columns.shape[1]), np.int64)
     np.add.at(sums, place.ravel(), columns)
     for (at, number, op, api), row in zip(distinct.tolist(), sums.tolist(), strict=True):
-        tables = stack.ranks[at].placed.tables
+        tables = batch.ranks[at].placed.tables
         group = tables.groups.get(number)
         if group is not None and group.size > 1:
             key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])

@@ -14,9 +14,9 @@ from dtprof.analysis.communication.operation_timing import split_blocked
 from dtprof.analysis.comparison.comparison_statistics import Estimate, Series, estimate_mean, estimate_ratio
 from dtprof.analysis.metric_registry import unit_of
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_bubbles
+from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
-from dtprof.analysis.rank_timing import time_rank
 from dtprof.analysis.results import PARTS
 from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
@@ -101,6 +101,7 @@ class _Sums:
 class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
+    used: UsedSteps
     numbers: Column
     unknown_bubbles: Mapping[int, str]  # ranks whose bubbles are not known, and why
 
@@ -109,11 +110,11 @@ def measure_ranks(task: MeasureTask) -> tuple[_Sums, dict[Figure, Estimate]]:
     """Return the sums over some ranks, and the figures of each."""
     sums = _Sums()
     estimates: dict[Figure, Estimate] = {}
-    for rank, tables in zip(task.steps, task.load_each(), strict=True):
-        figures = _measure_rank(tables, task, sums)
-        for figure, series in figures.items():
-            estimates[figure._replace(table=RANKS, rank=rank)] = estimate_mean(series)
-            sums.add(figure, series)
+    for batch in task.read_placed(task.used):
+        for timed in batch.timed(time_batch(batch, task.instances, task.errors)):
+            for figure, series in _measure_rank(timed, task, sums).items():
+                estimates[figure._replace(table=RANKS, rank=timed.tables.rank)] = estimate_mean(series)
+                sums.add(figure, series)
     return sums, estimates
 
 
@@ -137,6 +138,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
             steps={rank: stepping[rank] for rank in part if rank in stepping},
             pipeline_windows={rank: windows.of(rank) for rank in part},
             instances=instances.of(channels),
+            used=used,
             numbers=numbers,
             unknown_bubbles={rank: windows.unknown[rank] for rank in part if rank in windows.unknown},
             errors=errors,
@@ -182,11 +184,10 @@ def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
     return np.zeros(0, np.int64) if numbers is None else numbers
 
 
-def _measure_rank(tables: RankTables, task: MeasureTask, sums: _Sums) -> dict[Figure, Series]:
+def _measure_rank(timed: RankTiming, task: MeasureTask, sums: _Sums) -> dict[Figure, Series]:
     """Return the figures of one rank by step, and add its collectives to the sums."""
-    own, numbers = task.steps[tables.rank], task.numbers
+    tables, own, numbers = timed.tables, timed.steps, task.numbers
     windows = own.windows[np.searchsorted(own.numbers, numbers)]
-    timed = time_rank(tables, own, task.instances, task.errors)
     operations, blocked, timing = timed.operations, timed.blocked, timed.timing
     step = locate(operations["issued_ns"], windows)
     figures: dict[str, Column | Series] = {STEP: windows[:, 1] - windows[:, 0]}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import EXACT, Timing
-from dtprof.analysis.rank_stacks import RankStack, SteppedRank
+from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
@@ -49,46 +49,46 @@ class RankPath:
     groups: tuple[str, ...]
 
 
-def collect_paths(stack: RankStack, timing: Timing, stretches: Intervals, *, max_rows: int) -> list[RankPath]:
+def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, max_rows: int) -> list[RankPath]:
     """Return what the walk needs of each rank, of steps evenly spread.
 
     Parameters:
         stretches: blocked by operations, on the axis.
     """
-    operations, blocked = stack.operations, stack.blocked
-    kept = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in stack.ranks]
-    windows = stack.windows[np.concatenate(kept)]
-    start, last = _find_transfers(operations, stack.matched, timing)
+    operations, blocked = batch.operations, batch.blocked
+    kept = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in batch.ranks]
+    windows = batch.windows[np.concatenate(kept)]
+    start, last = _find_transfers(operations, batch.matched, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
     # Who waits for what was done before is not held up by it.
     length = np.minimum(end, operations["done_ns"]) - begin
-    end_on_axis = stack.place_times(end)
+    end_on_axis = batch.place_times(end)
     chosen = blocked.counts & (length >= MIN_BLOCKED_NS) & (last >= 0) & (_step_at(end_on_axis, windows) >= 0)
-    rows = _longest(np.flatnonzero(chosen), length, stack, max_rows)
+    rows = _longest(np.flatnonzero(chosen), length, batch, max_rows)
     rows = rows[np.argsort(end_on_axis[rows], kind="stable")]
     hops = np.zeros(len(rows), _HOP)
     hops["end"], hops["start"], hops["rank"] = end[rows], np.minimum(start[rows], end[rows]), last[rows]
     hops["op"], hops["group"] = operations["op"][rows], operations["group"][rows]
     # An operation may have begun in the step before: its time is asked for in no other step than this one.
     window = union(windows)
-    layers = (stretches, *(stack.phases[phase] for phase in ORDER))
+    layers = (stretches, *(batch.phases[phase] for phase in ORDER))
     cuts, owner = paint([near(layer, window) for layer in layers], window)
-    hops_of = itertools.pairwise(np.searchsorted(stack.place[rows], np.arange(len(stack.ranks) + 1)).tolist())
+    hops_of = itertools.pairwise(np.searchsorted(batch.place[rows], np.arange(len(batch.ranks) + 1)).tolist())
     return [
         _path_of(rank, kept=chosen, hops=hops[first:end], cuts=cuts[own] - shift, owner=owner[own])
         for rank, chosen, (first, end), own, shift in zip(
-            stack.ranks, kept, hops_of, stack.stretches(cuts), stack.shifts, strict=True
+            batch.ranks, kept, hops_of, batch.stretches(cuts), batch.shifts, strict=True
         )
     ]
 
 
-def _longest(rows: Column, length: Column, stack: RankStack, max_rows: int) -> Column:
+def _longest(rows: Column, length: Column, batch: PlacedBatch, max_rows: int) -> Column:
     """Return of the operations of each rank the longest."""
     if len(rows) <= max_rows:
         return rows
     kept = []
-    for begin, end in itertools.pairwise(np.searchsorted(rows, stack.bounds).tolist()):
+    for begin, end in itertools.pairwise(np.searchsorted(rows, batch.bounds).tolist()):
         own = rows[begin:end]
         kept.append(own if len(own) <= max_rows else own[np.argsort(-length[own], kind="stable")[:max_rows]])
     return np.concatenate(kept)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import EXACT, Timing
-from dtprof.analysis.rank_stacks import RankStack
+from dtprof.analysis.placed_ranks import PlacedBatch
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.intervals import Column, Intervals, share_out
 
@@ -36,7 +36,7 @@ class RankWaits:
 
 
 def collect_waits(
-    stack: RankStack, *, timing: Timing, stretches: Intervals, first: int, step: Column, width: int
+    batch: PlacedBatch, *, timing: Timing, stretches: Intervals, first: int, step: Column, width: int
 ) -> list[RankWaits]:
     """Return what each rank worked and for whom it waited.
 
@@ -46,32 +46,32 @@ def collect_waits(
         step: how many steps after that each operation lies, -1 outside the used steps.
         width: steps a bin.
     """
-    shares = share_out([stretches, *(stack.phases[phase] for phase in ORDER)], stack.windows)
-    numbers, place = stack.numbers - first, stack.place_of_window
+    shares = share_out([stretches, *(batch.phases[phase] for phase in ORDER)], batch.windows)
+    numbers, place = batch.numbers - first, batch.place_of_window
     num_bins = int(numbers.max(initial=-1)) // width + 1
-    num_cells = num_bins * len(stack.ranks)  # those of one rank follow those of another
+    num_cells = num_bins * len(batch.ranks)  # those of one rank follow those of another
     cell = place * num_bins + numbers // width
     work, blocked = np.zeros(num_cells, np.int64), np.zeros(num_cells, np.int64)
     np.add.at(work, cell, shares[:, 1:].sum(axis=1))
     np.add.at(blocked, cell, shares[:, 0])
-    phases = np.zeros((len(stack.ranks), len(WORK)), np.int64)
+    phases = np.zeros((len(batch.ranks), len(WORK)), np.int64)
     np.add.at(phases, place, shares[:, 1:])
     steps = np.bincount(cell, minlength=num_cells)
     waited, culprit = timing.exposed_wait, timing.culprit
-    waits = (step >= 0) & stack.blocked.counts & (waited > 0)
+    waits = (step >= 0) & batch.blocked.counts & (waited > 0)
     clear = (timing.source == EXACT) & (culprit >= 0)
     not_clear = waits & ~clear
-    cell_of = (stack.place[not_clear] * num_bins) + step[not_clear] // width
+    cell_of = (batch.place[not_clear] * num_bins) + step[not_clear] // width
     unclear = np.bincount(cell_of, waited[not_clear], num_cells).astype(np.int64)
-    counts = waits & clear & (culprit != stack.rank_of_operation)
-    cell_of = (stack.place[counts] * num_bins) + step[counts] // width
+    counts = waits & clear & (culprit != batch.rank_of_operation)
+    cell_of = (batch.place[counts] * num_bins) + step[counts] // width
     keys, at = np.unique(cell_of << 32 | culprit[counts], return_inverse=True)
     sums = np.zeros(len(keys), np.int64)
     np.add.at(sums, at, waited[counts])
     cells, culprits = keys >> 32, keys & 0xFFFFFFFF
-    ends = np.searchsorted(cells, np.arange(1, len(stack.ranks) + 1) * num_bins).tolist()
+    ends = np.searchsorted(cells, np.arange(1, len(batch.ranks) + 1) * num_bins).tolist()
     found = []
-    for i, (rank, begin, end) in enumerate(zip(stack.ranks, [0, *ends], ends, strict=False)):
+    for i, (rank, begin, end) in enumerate(zip(batch.ranks, [0, *ends], ends, strict=False)):
         own_bins = (int(rank.numbers.max(initial=first - 1)) - first) // width + 1
         own = slice(i * num_bins, i * num_bins + own_bins)
         found.append(

@@ -13,8 +13,8 @@ import numpy as np
 from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.analysis.communication.operation_timing import Timing, split_blocked
 from dtprof.analysis.pipeline.bubbles import find_bubbles
+from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
-from dtprof.analysis.rank_timing import RankTiming, time_rank
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
@@ -110,7 +110,7 @@ def read_detail(run: Run, executor: Executor = THIS_PROCESS) -> RunDetail:
 
 
 def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
-    """Read the ranks once more, one at a time."""
+    """Read the ranks once more, in order."""
     for task in _share_out(detail):
         yield from _look_closely(task)
 
@@ -172,8 +172,9 @@ def _share_out(detail: RunDetail) -> Iterator[DetailTask]:
 
 
 def _look_closely(task: DetailTask) -> Iterator[RankDetail]:
-    for own, tables in zip(task.steps.values(), task.load_each(), strict=True):
-        yield _describe(time_rank(tables, own, task.instances, task.errors), task, task.facts)
+    for batch in task.read_placed(task.facts.used):
+        for timed in batch.timed(time_batch(batch, task.instances, task.errors)):
+            yield _describe(timed, task, task.facts)
 
 
 def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail:

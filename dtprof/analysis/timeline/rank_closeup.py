@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dtprof.analysis.memory.memory_series import RankMemory, follow_memory
+from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.rank_surveys import RankTask
-from dtprof.analysis.rank_timing import PlacedRank
 from dtprof.analysis.steps.phase_series import StepPhases, follow_phases
 from dtprof.analysis.timeline.run_tracks import BarNames, Track, draw_track
 from dtprof.job.sound_records import is_any

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.communication.collective_table import number_distinct
-from dtprof.analysis.rank_timing import PlacedRank
+from dtprof.analysis.placed_ranks import PlacedRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.formatting import format_bytes
 from dtprof.interning import Interned

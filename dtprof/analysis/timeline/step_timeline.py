@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.analysis.communication.operation_timing import NOT_KNOWN, Timing
-from dtprof.analysis.rank_stacks import RankStack, SteppedRank
+from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import Interval, Timeline
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.formatting import format_bytes, format_ns
@@ -71,17 +71,17 @@ class RankBars:
     sites: dict[int, Site]
 
 
-def collect_bars(stack: RankStack, timing: Timing, *, limit: int) -> list[RankBars]:
+def collect_bars(batch: PlacedBatch, timing: Timing, *, limit: int) -> list[RankBars]:
     """Return the bars of each rank in the last few steps, the `limit` longest of each."""
     num_steps = MAX_STEPS if limit > FEW_BARS else 1
-    windows = stack.on_axis([rank.windows[-num_steps:] for rank in stack.ranks])
-    lengths = [len(rank.windows[-num_steps:]) for rank in stack.ranks]
-    numbers = np.concatenate([rank.numbers[-num_steps:] for rank in stack.ranks])
-    place = np.repeat(np.arange(len(stack.ranks)), lengths)
-    phase_at, of_phases = _phase_bars(stack.phases, windows)
-    operation_at, of_operations = _operation_bars(stack, timing, windows)
-    of_phases["begin"] -= stack.shifts[place[phase_at]]
-    of_phases["end"] -= stack.shifts[place[phase_at]]
+    windows = batch.on_axis([rank.windows[-num_steps:] for rank in batch.ranks])
+    lengths = [len(rank.windows[-num_steps:]) for rank in batch.ranks]
+    numbers = np.concatenate([rank.numbers[-num_steps:] for rank in batch.ranks])
+    place = np.repeat(np.arange(len(batch.ranks)), lengths)
+    phase_at, of_phases = _phase_bars(batch.phases, windows)
+    operation_at, of_operations = _operation_bars(batch, timing, windows)
+    of_phases["begin"] -= batch.shifts[place[phase_at]]
+    of_phases["end"] -= batch.shifts[place[phase_at]]
     order, at = _merge(phase_at, operation_at)
     bars = select(join((of_phases, of_operations)), order)
     bars["step"] = numbers[at]
@@ -91,7 +91,7 @@ def collect_bars(stack: RankStack, timing: Timing, *, limit: int) -> list[RankBa
     bounds = itertools.pairwise([0, *itertools.accumulate(lengths)])
     return [
         _bars_of(rank, steps[begin:end], counts[begin:end])
-        for rank, (begin, end) in zip(stack.ranks, bounds, strict=True)
+        for rank, (begin, end) in zip(batch.ranks, bounds, strict=True)
     ]
 
 
@@ -137,13 +137,13 @@ def _phase_bars(phases: dict[str, Intervals], windows: Intervals) -> tuple[Colum
     return locate(begin[shown], windows), bars
 
 
-def _operation_bars(stack: RankStack, timing: Timing, windows: Intervals) -> tuple[Column, Array]:
+def _operation_bars(batch: PlacedBatch, timing: Timing, windows: Intervals) -> tuple[Column, Array]:
     """Return the window of each bar, and the bars, by time."""
-    at = locate(stack.place_times(stack.operations["issued_ns"]), windows)
+    at = locate(batch.place_times(batch.operations["issued_ns"]), windows)
     rows = np.flatnonzero(at >= 0)
-    chosen = select(stack.operations, rows)
+    chosen = select(batch.operations, rows)
     bars = np.zeros(len(chosen), BAR)
-    known = stack.blocked.known[rows]
+    known = batch.blocked.known[rows]
     exposed = np.where(known, timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
     returned = np.maximum(chosen["returned_ns"], chosen["issued_ns"])
     bars["begin"] = chosen["issued_ns"]

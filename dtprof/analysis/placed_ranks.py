@@ -1,27 +1,52 @@
-"""Ranks side by side: what is done to columns is done for several ranks in one go, where each has few operations.
+"""Ranks placed for the second map: their operations, blocked time and used steps, several ranks side by side.
 
-Rows keep their times, those of one rank follow those of another. Intervals lie on an axis of time on which each rank
-has a stretch of its own, so that a sweep over all of them finds for each rank what it would find for that rank alone.
+What is done to columns is done for several ranks in one go; a rank with many operations is a batch of its own. Rows
+keep their times, those of one rank follow those of another. Intervals lie on an axis of time on which each rank has a
+stretch of its own, so that a sweep over all of them finds for each rank what it would find for that rank alone.
 """
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dtprof.analysis.communication.blocked_time import Blocked
-from dtprof.analysis.communication.operation_timing import Timing
-from dtprof.analysis.rank_timing import PlacedRank, RankTiming
-from dtprof.analysis.steps.phase_intervals import BUSY
-from dtprof.intervals import Column, Intervals, Mask
-from dtprof.job.collective_matching import Matched, OperationInstances
-from dtprof.job.rank_batches import MAX_AXIS_NS, lay_out
-from dtprof.records.tables import Array, join
+from dtprof.analysis.communication.blocked_time import Blocked, find_blocked
+from dtprof.analysis.communication.operation_timing import Timing, time_operations
+from dtprof.analysis.pipeline.bubbles import find_actions
+from dtprof.analysis.steps.phase_intervals import BUSY, find_phases
+from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.analysis.steps.step_partition import average, partition_steps
+from dtprof.intervals import NONE, Column, Intervals, Mask, subtract, union
+from dtprof.job.clock_errors import ClockErrors
+from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
+from dtprof.job.rank_batches import MAX_AXIS_NS, RankBatch, batch_in_turn, lay_out
+from dtprof.job.sound_records import times_of
+from dtprof.records.tables import Array, RankTables, join
 
 MAX_ROWS = 1 << 14
 """Operations of ranks taken together: columns of so many stay in the processor's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedRank:
+    """One rank and where its operations belong: `blocked` has a row for each of `operations`."""
+
+    tables: RankTables
+    steps: RankSteps
+    operations: Array  # those whose times can be
+    spans: Array
+    phases: dict[str, Intervals]
+    matched: Matched
+    blocked: Blocked
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTiming(PlacedRank):
+    """One rank and what its operations took: `timing` has a row for each of `operations`."""
+
+    timing: Timing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +71,7 @@ class SteppedRank:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStack:
+class PlacedBatch:
     """Several ranks; the rows of `blocked` are those of `operations`."""
 
     ranks: Sequence[SteppedRank]
@@ -106,7 +131,93 @@ class RankStack:
         return itertools.starmap(slice, itertools.pairwise([0, *at.tolist(), len(times)]))
 
 
-def stack_ranks(ranks: Sequence[SteppedRank], instances: OperationInstances) -> RankStack:
+def place_ranks(
+    batch: RankBatch, steps: Mapping[int, RankSteps], instances: OperationInstances
+) -> Iterator[PlacedRank]:
+    """Place the operations of some ranks, given the steps of each, by rank, and the instances of all ranks."""
+    for i, (tables, matched) in enumerate(zip(batch.tables, match_operations(batch), strict=True)):
+        operations, spans, own = batch.operations.of(i), batch.spans.of(i), steps[tables.rank]
+        phases = find_phases(tables, spans, own)
+        yield PlacedRank(
+            tables=tables,
+            steps=own,
+            operations=operations,
+            spans=spans,
+            phases=phases,
+            matched=matched.matched_in(instances),
+            blocked=find_blocked(tables, operations, phases, own),
+        )
+
+
+def place_used(
+    batch: RankBatch,
+    steps: Mapping[int, RankSteps],
+    used: UsedSteps,
+    instances: OperationInstances,
+    windows: Mapping[int, Intervals],
+) -> Iterator[SteppedRank]:
+    """Prepare ranks for `reduce_ranks`.
+
+    Parameters:
+        steps: by rank. windows: of the pipeline, by rank.
+    """
+    actions = find_actions(batch.spans)
+    for i, placed in enumerate(place_ranks(batch, steps, instances)):
+        rank = placed.tables.rank
+        numbers, own = steps[rank].used(used.first, used.last)
+        yield SteppedRank(
+            placed=placed,
+            numbers=numbers,
+            windows=own,
+            pipeline_windows=windows[rank],
+            actions=times_of(actions.of(i)) if len(windows[rank]) else NONE,
+        )
+
+
+def read_placed(
+    ranks: Iterable[RankTables],
+    *,
+    steps: Mapping[int, RankSteps],
+    used: UsedSteps,
+    instances: OperationInstances,
+    pipeline_windows: Mapping[int, Intervals],
+) -> Iterator["PlacedBatch"]:
+    """Read and place ranks, in order; as many side by side as are worth it.
+
+    Parameters:
+        ranks: on the clock of the reference; each is read as its turn comes.
+        steps: by rank. pipeline_windows: by rank.
+    """
+    placed = (
+        rank for batch in batch_in_turn(ranks) for rank in place_used(batch, steps, used, instances, pipeline_windows)
+    )
+    return batches_in_turn(placed, instances)
+
+
+def time_batch(batch: "PlacedBatch", instances: OperationInstances, errors: ClockErrors) -> Timing:
+    """Return what the operations of ranks took, given the instances of all ranks and the errors of their clocks."""
+    return time_operations(
+        batch.operations,
+        batch.matched,
+        batch.instance_rows,
+        batch.blocked,
+        op_names=instances.ops.values,
+        rank=batch.rank_of_operation,
+        errors=errors,
+    )
+
+
+def part_steps(batch: "PlacedBatch", stretches: tuple[Intervals, Intervals]) -> list[dict[str, int]]:
+    """Return the mean time a used step of each of its parts, of each rank.
+
+    Parameters:
+        stretches: times blocked by operations before and after the arrival of the last rank, on the axis.
+    """
+    bubbles = subtract(union(batch.pipeline_windows), union(batch.on_axis([rank.actions for rank in batch.ranks])))
+    return average(partition_steps(batch.windows, batch.phases, *stretches, bubbles), batch.window_bounds)
+
+
+def join_placed(ranks: Sequence[SteppedRank], instances: OperationInstances) -> PlacedBatch:
     """Put ranks side by side."""
     placed = [rank.placed for rank in ranks]
     extents = [rank.extent for rank in ranks] if len(ranks) > 1 else [(0, 0)]
@@ -115,7 +226,7 @@ def stack_ranks(ranks: Sequence[SteppedRank], instances: OperationInstances) -> 
     lengths = [len(one.operations) for one in placed]
     bounds = [0, *itertools.accumulate(lengths)]
     matched = _join_matched([one.matched for one in placed], bounds)
-    return RankStack(
+    return PlacedBatch(
         ranks=ranks,
         shifts=shifts,
         begins=shifts + np.array([first for first, _ in extents], np.int64),
@@ -134,19 +245,19 @@ def stack_ranks(ranks: Sequence[SteppedRank], instances: OperationInstances) -> 
     )
 
 
-def stack_in_turn(ranks: Iterable[SteppedRank], instances: OperationInstances) -> Iterator[RankStack]:
+def batches_in_turn(ranks: Iterable[SteppedRank], instances: OperationInstances) -> Iterator[PlacedBatch]:
     """Yield stacks of all ranks, in order, as many ranks in each as are worth it."""
     waiting: list[SteppedRank] = []
     num_rows = length_ns = 0
     for rank in ranks:
         rows, length = len(rank.placed.operations), _length_ns(rank)
         if waiting and (num_rows + rows > MAX_ROWS or length_ns + length > MAX_AXIS_NS):
-            yield stack_ranks(waiting, instances)
+            yield join_placed(waiting, instances)
             waiting, num_rows, length_ns = [], 0, 0
         waiting.append(rank)
         num_rows, length_ns = num_rows + rows, length_ns + length
     if waiting:
-        yield stack_ranks(waiting, instances)
+        yield join_placed(waiting, instances)
 
 
 def _length_ns(rank: SteppedRank) -> int:

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.analysis import rank_stacks
+from dtprof.analysis import placed_ranks
 from dtprof.analysis.communication.blocked_time import Blocked
-from dtprof.analysis.rank_stacks import SteppedRank, stack_in_turn
-from dtprof.analysis.rank_timing import PlacedRank
+from dtprof.analysis.placed_ranks import PlacedRank, SteppedRank, batches_in_turn
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
@@ -42,7 +41,7 @@ def test_ranks_side_by_side_give_what_each_gives_alone(
     generate(tmp_path / "run", JOBS[name])
 
     def summarise_with(max_rows: int) -> Summary:
-        monkeypatch.setattr(rank_stacks, "MAX_ROWS", max_rows)
+        monkeypatch.setattr(placed_ranks, "MAX_ROWS", max_rows)
         monkeypatch.setattr(rank_batches, "MAX_ROWS", max_rows)
         return summarise(open_run(tmp_path / "run"))
 
@@ -72,32 +71,32 @@ def placed(rank: int, call: Intervals, *, busy: Intervals = NONE) -> SteppedRank
     )
 
 
-def ranks_of_stacks(*ranks: SteppedRank) -> list[list[int]]:
-    return [[one.placed.tables.rank for one in stack.ranks] for stack in stack_in_turn(ranks, OperationInstances())]
+def ranks_of_batches(*ranks: SteppedRank) -> list[list[int]]:
+    return [[one.placed.tables.rank for one in batch.ranks] for batch in batches_in_turn(ranks, OperationInstances())]
 
 
 def test_stretches_of_ranks_follow_one_another_without_touching() -> None:
     # Rank 0 spans 100 to 150, rank 1 120 to 160: 51 and 41 ns of the axis.
     ranks = [placed(0, np.array([[100, 110], [130, 150]])), placed(1, np.array([[120, 160]]))]
-    (stack,) = stack_in_turn(ranks, OperationInstances())
-    assert stack.begins.tolist() == [0, 51]
-    assert stack.on_axis([one.placed.blocked.call for one in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
-    assert stack.place_times(stack.operations["issued_ns"]).tolist() == [0, 30, 51]
-    assert [(own.start, own.stop) for own in stack.stretches(np.array([0, 10, 30, 50, 51, 91]))] == [(0, 4), (4, 6)]
+    (batch,) = batches_in_turn(ranks, OperationInstances())
+    assert batch.begins.tolist() == [0, 51]
+    assert batch.on_axis([one.placed.blocked.call for one in ranks]).tolist() == [[0, 10], [30, 50], [51, 91]]
+    assert batch.place_times(batch.operations["issued_ns"]).tolist() == [0, 30, 51]
+    assert [(own.start, own.stop) for own in batch.stretches(np.array([0, 10, 30, 50, 51, 91]))] == [(0, 4), (4, 6)]
 
 
 def test_a_rank_whose_device_is_known_is_taken_alone() -> None:
     call = np.array([[100, 110]])
-    stacks = ranks_of_stacks(placed(0, call), placed(1, call, busy=call), placed(2, call))
-    assert stacks == [[0], [1], [2]]
+    batches = ranks_of_batches(placed(0, call), placed(1, call, busy=call), placed(2, call))
+    assert batches == [[0], [1], [2]]
 
 
 def test_a_rank_with_an_impossibly_late_time_is_taken_alone() -> None:
     call, late = np.array([[100, 110]]), np.array([[100, 1 << 59]])
-    assert ranks_of_stacks(placed(0, call), placed(1, call), placed(2, late)) == [[0, 1], [2]]
+    assert ranks_of_batches(placed(0, call), placed(1, call), placed(2, late)) == [[0, 1], [2]]
 
 
 def test_no_more_operations_are_taken_together_than_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_stacks, "MAX_ROWS", 4)
+    monkeypatch.setattr(placed_ranks, "MAX_ROWS", 4)
     two = np.array([[100, 110], [120, 130]])
-    assert ranks_of_stacks(placed(0, two), placed(1, two), placed(2, two)) == [[0, 1], [2]]
+    assert ranks_of_batches(placed(0, two), placed(1, two), placed(2, two)) == [[0, 1], [2]]
