@@ -4,6 +4,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 _TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns"))
+_BANDWIDTHS = ((1_000_000_000, "GB/s"), (1_000_000, "MB/s"), (1_000, "kB/s"), (1, "B/s"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 UNKNOWN = "-"
 _UNPRINTED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -30,6 +31,24 @@ def format_bytes(nbytes: float | None) -> str:
 def format_fraction(fraction: float | None) -> str:
     """Return a fraction as a percentage: 12.3 %."""
     return UNKNOWN if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def format_times(values: Sequence[float | None]) -> tuple[str, list[str]]:
+    """Return the unit of a column of times and its numbers: the largest has three significant digits.
+
+    Where that leaves fewer than two to the smallest, all have one more.
+    """
+    return _format_column(values, _TIMES, min_digits=2)
+
+
+def format_rates(gb_per_s: Sequence[float | None]) -> tuple[str, list[str]]:
+    """Return the unit of a column of bandwidths and its numbers, as `format_times` does."""
+    return _format_column([rate and rate * 1e9 for rate in gb_per_s], _BANDWIDTHS)
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a count with its noun: 1 rank, 2 ranks."""
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
 
 
 def format_count(count: int) -> str:
@@ -80,6 +99,24 @@ def _escaped(line: str) -> str:
     return "".join(
         char.encode("unicode_escape").decode() if unicodedata.category(char) in _UNPRINTED else char for char in line
     )
+
+
+def _format_column(
+    values: Sequence[float | None], units: tuple[tuple[int, str], ...], *, min_digits: int = 1
+) -> tuple[str, list[str]]:
+    known = [abs(value) for value in values if value]
+    largest, smallest = max(known, default=units[0][0]), min(known, default=units[0][0])
+    size, unit = next((row for row in units if largest >= row[0] * 0.9995), units[-1])
+    decimals = 0 if size == 1 or largest / size >= 99.95 else 1 if largest / size >= 9.995 else 2
+    if size > 1 and decimals < 2 and smallest / size < 10 ** (min_digits - 1 - decimals):
+        decimals += 1
+    return unit, [UNKNOWN if value is None else _format_number(value / size, decimals) for value in values]
+
+
+def _format_number(number: float, decimals: int) -> str:
+    if 0 < abs(number) < 0.5 * 10**-decimals:
+        return f"<{10**-decimals:g}"  # only what is 0 reads as 0
+    return f"{number:,.{decimals}f}" if number else "0"
 
 
 def _format(value: float | None, units: tuple[tuple[int, str], ...]) -> str:

@@ -4,6 +4,8 @@ import signal
 
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
+NO_EXIT_RECORD = "exited without an exit record"
+"""Nobody saw how the process ended: killed together with `dtprof run`, or with the host."""
 STOPPED = "killed by SIGTERM"
 """As launchers end those that are left once one has failed."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtprof.analysis.communication.traffic import sum_by_axis
+from dtprof.analysis.communication.axis_collectives import sum_by_axis
 from dtprof.analysis.pipeline.schedule_chart import LETTERS, lay_out
 from dtprof.analysis.pipeline.schedule_plans import make_plan
 from dtprof.analysis.pipeline.schedule_replay import FORWARD, Act, replay

@@ -54,7 +54,7 @@ def test_command_without_torch_is_timed_as_a_whole(tmp_path: Path) -> None:
     job = overhead(tmp_path, "--pairs", "2", "--", sys.executable, "-S", "-c", "")
     assert job.process.returncode == 0, job.stderr
     said = " ".join(job.stdout.split())
-    assert "cannot tell step time, start-up, end: no process stepped an optimizer of torch" in said
+    assert "caveat step time, start-up, end: no process stepped an optimizer of torch" in said
     assert "own count none: the recorded runs hold no rank" in said
     assert "whole command" in said
 

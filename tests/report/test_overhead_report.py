@@ -36,8 +36,8 @@ def text(of: OverheadResult, own: Overhead | None = OWN) -> str:
 
 def test_noise_is_called_noise() -> None:
     said = text(result([9.9, 10.1, 10.0, 10.2, 9.95, 10.0]))
-    assert "step no difference that this noise can show: between -1.0 % and +2.0 %, 97 % confidence" in said
-    assert "no change that this noise can show when recorded" in said
+    assert "step no difference beyond the noise: between -1.0 % and +2.0 %, 97 % confidence" in said
+    assert "no change beyond the noise when recorded" in said
     assert "recording itself counted 0.04 % of a step" in said
 
 

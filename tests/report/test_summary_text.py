@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtprof.analysis.results import PipelineResult, Summary
+from dtprof.analysis.results import CollectiveResult, GroupResult, PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.report.text.summary_text import summary_text
 from tests.builders import MemoryRun, RankBuilder
@@ -37,9 +37,9 @@ def summary_of(num_ranks: int, late_rank: int | None = None) -> Summary:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 8, 9, 300])
-def test_it_fits_under_thirty_lines_of_eighty_columns(num_ranks: int) -> None:
+def test_it_fits_under_forty_lines_of_eighty_columns(num_ranks: int) -> None:
     lines = summary_text(summary_of(num_ranks, late_rank=num_ranks - 1)).splitlines()
-    assert len(lines) < 30
+    assert len(lines) < 40
     assert max(map(len, lines)) <= 80
     assert lines[-1] == "next        dtprof report a-run"
 
@@ -49,11 +49,12 @@ def test_it_shows_real_figures() -> None:
     # the backward at 110: compute = 20 + 70 - 20 blocked = 70; rank 0 waits 10 of the 20, rank 1 none; optimizer 10.
     text = summary_text(summary_of(2, late_rank=1))
     lines = text.splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("ms/step"))
-    assert lines[at].split() == ["ms/step", "step", "compute", "transfer", "wait", "optim"]
-    assert lines[at + 1].split() == ["rank", "0", "100.0", "70.0", "10.0", "10.0", "10.0"]
-    assert lines[at + 2].split() == ["rank", "1", "100.0", "80.0", "10.0", "0.0", "10.0"]
-    assert lines[at + 3].split() == ["share", "100", "%", "75.0", "%", "10.0", "%", "5.0", "%", "10.0", "%"]
+    at = next(i for i, line in enumerate(lines) if line.startswith("per step"))
+    assert lines[at].split() == ["per", "step", "step", "compute", "transfer", "wait", "optim"]
+    assert lines[at + 1].split() == ["ms"] * 5
+    assert lines[at + 2].split() == ["rank", "0", "100", "70.0", "10.0", "10.0", "10.0"]
+    assert lines[at + 3].split() == ["rank", "1", "100", "80.0", "10.0", "0", "10.0"]
+    assert lines[at + 4].split() == ["share", "100", "%", "75.0", "%", "10.0", "%", "5.00", "%", "10.0", "%"]
     assert "median 100 ms (p10 100 ms, p90 100 ms)" in text
     # Blame: 10 ms a step; 100 / (100 - 10) = 1.11.
     # Its work is 100 - 10 blocked, that of rank 0 100 - 20; what it does more lies in the backward pass.
@@ -86,23 +87,59 @@ def test_the_next_command_can_be_copied_however_long_the_path() -> None:
     assert summary_text(replace(summary_of(1), run=path)).endswith(f"dtprof report '{path}'")
 
 
-def test_what_cannot_be_told_is_counted_where_there_is_no_room() -> None:
+def test_a_column_of_microseconds_is_not_shown_in_milliseconds() -> None:
+    # Beside a step of 100 ms, data loading of 60 and 140 us; 0 stays 0.
+    summary = summary_of(2)
+    rows = [
+        replace(rank, partition_ns={**(rank.partition_ns or {}), "data": data, "host": host})
+        for rank, data, host in zip(summary.ranks, (60_000, 140_000), (0, 2 * MS), strict=True)
+    ]
+    lines = summary_text(replace(summary, ranks=tuple(rows))).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("per step"))
+    columns = list(zip(*(line.removeprefix("rank").split() for line in lines[at + 2 : at + 4]), strict=True))
+    names, units = lines[at].split()[2:], lines[at + 1].split()
+    shown = {name: (unit, *cells) for name, unit, cells in zip(names, units, columns[1:], strict=True)}
+    assert shown["data"] == ("us", "60", "140")
+    assert shown["host"] == ("ms", "0", "2.00")
+
+
+def test_groups_of_an_axis_are_one_row() -> None:
+    # Two tp groups of two ranks: 30 operations of 2 ms and 10 of 6 ms are 40 of 3 ms.
+    rows = [
+        CollectiveResult(
+            group=name,
+            op="all_reduce",
+            api="tp",
+            count=count,
+            bytes=1 << 20,
+            duration_ns=duration * MS,
+            wait_ns=MS,
+            transfer_ns=(duration - 1) * MS,
+            exposed_ns=duration * MS,
+            overlap=0.0,
+            busbw_gb_per_s=1.0,
+        )
+        for name, count, duration in (("3", 30, 2), ("4", 10, 6))
+    ]
+    groups = [GroupResult(name=name, description="mesh_tp", ranks=(0, 1), axis="tp") for name in ("3", "4")]
+    summary = replace(summary_of(4), collectives=tuple(rows), groups=tuple(groups))
+    (row,) = [line for line in summary_text(summary).splitlines() if line.startswith("all_reduce")]
+    assert row == "all_reduce (tp) 2 tp    40 1.00 MiB 3.00 ms 1.00 ms 3.00 ms     0 % 1.00"
+
+
+def test_what_finds_no_room_is_counted_with_where_it_is() -> None:
     caveats = tuple(f"figure {i}: " + "because " * 30 for i in range(30))
     lines = summary_text(replace(summary_of(8), cannot_tell=caveats)).splitlines()
-    assert len(lines) < 30
-    assert any("more: --json" in line for line in lines)
+    assert len(lines) < 40
+    (line,) = [line for line in lines if line.startswith("not shown")]
+    shown = sum(line.startswith("caveat") for line in lines)
+    assert line == f"not shown   {30 - shown} caveats: see --json or the report"
 
 
-def test_the_first_of_what_cannot_be_told_is_shown_where_there_is_room_for_one_line() -> None:
-    # Room for 29 lines less 28: 22 of eight ranks and one collective, 3 more collectives, 3 of the pipeline.
-    crowded = replace(summary_of(8, late_rank=0), pipeline=PIPELINE)
-    crowded = replace(crowded, collectives=crowded.collectives * 4)
+def test_caveats_are_whole_sentences() -> None:
     cut = "run: rank-00000.0/events.00000 is cut after 40000 of 4194304 bytes: later events are lost"
-    lines = summary_text(replace(crowded, cannot_tell=(cut, "memory: not known"))).splitlines()
-    assert len(lines) < 30
-    (line,) = [line for line in lines if line.startswith("cannot tell")]
-    assert line.startswith("cannot tell 2 things (--json): run: rank-000")
-    assert line.endswith("later events are lost")
+    text = summary_text(replace(summary_of(8), cannot_tell=(cut, "memory: not known")))
+    assert "caveat      " + cut in " ".join(text.replace("\n            ", " ").split("\n"))
 
 
 def test_the_bubble_of_a_pipeline_stands_beside_theory_with_its_parts() -> None:

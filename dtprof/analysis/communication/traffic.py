@@ -1,17 +1,15 @@
 """Who sends how much to whom, who waited for whom, and how long operations take by their size."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.analysis.results import CollectiveResult, Summary
+from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import MAX_PAIRED
 from dtprof.intervals import Column
-from dtprof.job.axes import purpose_of
 from dtprof.job.collective_matching import FAR, OperationInstances
-from dtprof.records.events import POINT_TO_POINT
 
 Matrix = npt.NDArray[np.int64]
 
@@ -73,55 +71,6 @@ def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
             )
         )
     return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AxisTime:
-    """Communication along one axis of parallelism, mean over the ranks of the job and the used steps."""
-
-    axis: str  # or the description of its groups, where they serve no axis that is known
-    groups: int
-    operations: float  # a step, of all its groups
-    wait_ns: float | None  # None: not known of any of its operations
-    transfer_ns: float | None
-    exposed_ns: float | None
-
-
-def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
-    """Sum the table of collectives by axis, what is exposed most first; empty without used steps."""
-    if summary.steps.used is None or not summary.ranks:
-        return ()
-    steps = summary.steps.used[1] - summary.steps.used[0] + 1
-    groups = {group.name: group for group in summary.groups}
-    found: dict[str, list[CollectiveResult]] = {}
-    for one in summary.collectives:
-        if one.duration_ns is not None:
-            group = groups.get(one.group)
-            axis = purpose_of(group) if group else ""
-            found.setdefault(axis or f"group {one.group}", []).append(one)
-    share = steps * len(summary.ranks)
-
-    def weight(one: CollectiveResult) -> int:
-        group = groups.get(one.group)
-        is_message = one.op in POINT_TO_POINT
-        return one.count * (1 if is_message or group is None else max(1, len(group.ranks)))
-
-    def total(some: Sequence[CollectiveResult], name: str) -> float | None:
-        known = [weight(one) * value for one in some if (value := getattr(one, name)) is not None]
-        return sum(known) / share if known else None
-
-    rows = [
-        AxisTime(
-            axis=axis,
-            groups=len({one.group for one in some}),
-            operations=sum(one.count for one in some) / steps,
-            wait_ns=total(some, "wait_ns"),
-            transfer_ns=total(some, "transfer_ns"),
-            exposed_ns=total(some, "exposed_ns"),
-        )
-        for axis, some in found.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (-(row.exposed_ns or 0), row.axis)))
 
 
 def measure_overlap(summary: Summary) -> float | None:

@@ -135,5 +135,5 @@ def judge_slowdown(limit: Limit, run: RunFigures, baseline: RunFigures) -> Limit
         low=found.low / step,
         high=found.high / step,
         sure=CONFIDENCE if failed else None,
-        reason="" if failed else f"{100 * (limit.bound + found.detectable / step):.1f} % or more would have been seen",
+        reason="" if failed else f"{100 * (limit.bound + found.detectable / step):.1f} % or more would be detected",
     )

@@ -1,4 +1,4 @@
-"""Whether the memory of a rank grows from step to step: the slope, how sure it is, and a verdict.
+"""Whether the memory of a rank grows from step to step: the slope, its interval, and a verdict.
 
 The slope is the median of the slopes between any two samples, which single peaks do not move, and its interval that of
 Kendall's rank correlation, which asks nothing of the noise (Sen 1968). Of many samples the smallest of each stretch is
@@ -18,20 +18,20 @@ from dtprof.records.tables import RankTables
 
 JUDGED = (events.CUDA_ALLOCATED_BYTES, events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES)
 """What tells most closely what the program holds, first."""
-FEWEST = 8
-"""Samples from which a slope is told, and twice as many from which there is a verdict."""
+MIN_SAMPLES, MIN_VERDICT_SAMPLES = 8, 24
+"""Samples that a slope takes, and those that a verdict takes: in fewer steps, allocators are still settling."""
 MAX_POINTS = 128
 CONFIDENCE_Z = 3.29
 """Of the normal distribution, both sides: 99.9 %. Ranks are many, and each has its chance to look as if it grew."""
 MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
-"""A growth over the used steps smaller than this, or than this share of what is held, is no leak."""
+"""A growth over the later half of the steps smaller than this, or than this share of what is held, is no leak."""
 Floats = npt.NDArray[np.float64]
 
 
 def find_growth(tables: RankTables, used: UsedSteps) -> MemoryGrowth | None:
     """Return how the memory of a rank grows over the used steps; None where too few samples tell."""
     samples = tables.samples
-    if not used.known or len(samples) < FEWEST:
+    if not used.known or len(samples) < MIN_SAMPLES:
         return None
     for name in JUDGED:
         ids = [i for i, known in enumerate(tables.ops) if known == name]
@@ -39,7 +39,7 @@ def find_growth(tables: RankTables, used: UsedSteps) -> MemoryGrowth | None:
             continue
         # A sample counts the steps ended before it: that after the first used step has its number.
         inside = (samples["op"] == ids[0]) & (samples["step"] >= used.first) & (samples["step"] <= used.last)
-        if int(inside.sum()) >= FEWEST:
+        if int(inside.sum()) >= MIN_SAMPLES:
             return _judge(name, samples["step"][inside].astype(np.int64), samples["value"][inside].astype(np.int64))
     return None
 
@@ -52,12 +52,15 @@ def _judge(name: str, steps: Column, values: Column) -> MemoryGrowth | None:
         return None
     middle, low, high = slope
     leaks = None
-    if count >= 2 * FEWEST:
+    if count >= MIN_VERDICT_SAMPLES:
+        # Allocators settle and caches fill in the first half. What leaks grows in the second half as well.
         half = len(steps) // 2
         later = _slope(steps[half:], values[half:])
-        grown = middle * float(steps[-1] - steps[0])
-        enough = grown >= max(MIN_GROWTH_BYTES, MIN_GROWTH * float(np.median(values)))
-        leaks = enough and low > 0 and later is not None and later[1] > 0
+        leaks = False
+        if later is not None:
+            grown = later[0] * float(steps[-1] - steps[half])
+            is_large = grown >= max(MIN_GROWTH_BYTES, MIN_GROWTH * float(np.median(values)))
+            leaks = is_large and low > 0 and later[1] > 0
     return MemoryGrowth(
         sample=name, bytes_per_step=middle, low_bytes_per_step=low, high_bytes_per_step=high, leaks=leaks
     )

@@ -2,7 +2,7 @@
 
 import plotly.graph_objects as go
 
-from dtprof.analysis.communication.traffic import AxisTime, sum_by_axis
+from dtprof.analysis.communication.axis_collectives import AxisTime, sum_by_axis
 from dtprof.analysis.results import PARTS
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration

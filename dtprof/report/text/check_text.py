@@ -1,4 +1,4 @@
-"""What came of limits on a run: a line each, what failed first."""
+"""The check of a run against thresholds: a line each, failures first."""
 
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _ORDER = ("failed", "unknown", "passed")
 def check_text(run: str, results: Sequence[LimitResult], *, passed: bool, allow_unknown: bool) -> str:
     """Return the text."""
     lines: list[str] = []
-    for result in sorted(results, key=lambda one: _ORDER.index(one.outcome)):
+    for result in sorted(results, key=lambda result: _ORDER.index(result.outcome)):
         word = result.outcome.upper() if result.outcome == "failed" else result.outcome
         lines += textwrap.wrap(
             f"{word:<8} {result.option}: {_describe(result)}",
@@ -34,18 +34,18 @@ def check_text(run: str, results: Sequence[LimitResult], *, passed: bool, allow_
 
 def _describe(result: LimitResult) -> str:
     if result.measured is None:
-        return f"not known: {result.reason}"
+        return result.reason
     if result.figure == FINDINGS:
         return result.reason
     text = f"{'step time' if result.figure == SLOWDOWN else 'measured'} {_format(result.measured, result)}"
     if result.low is not None and result.high is not None:
         text += f" ({_format(result.low, result)} to {_format(result.high, result)})"
-    text += f", limit {_format(result.limit, result).removeprefix('+')}"
+    text += f", threshold {_format(result.limit, result).removeprefix('+')}"
     if result.sure is not None:
         sure = f"more than {100 * result.sure:.0f}" if result.figure == SLOWDOWN else _sure(result.sure)
-        text += f"; {sure} % sure"
+        text += f"; {sure} % confidence"
     elif result.figure == SLOWDOWN:
-        text += f"; not slower beyond the noise, {100 * CONFIDENCE:.0f} % sure"
+        text += f"; not slower beyond the noise at {100 * CONFIDENCE:.0f} % confidence"
     return f"{text}; {result.reason}" if result.reason else text
 
 

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from dtprof.analysis.comparison.comparison_series import COLLECTIVES, JOB, RANKS, STEP, Figure
 from dtprof.analysis.comparison.run_comparison import PEAK, Change, Comparison, RunSide
-from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, shorten
+from dtprof.formatting import UNKNOWN, format_bytes, format_ns, format_rate, format_table, join_lines, plural, shorten
+from dtprof.report.text.labelled_lines import WIDTH, labelled
 
-WIDTH = 80
-LABEL = 12
+LABEL = 13
+"""As wide as "not compared" and a blank."""
 MAX_ROWS = 8
-NO_DIFFERENCE = "no difference that this noise can show"
-_HEAD = ("A", "B", "B - A", "between", "seen from")
+NO_DIFFERENCE = "no difference beyond the noise"
+_HEAD = ("A", "B", "B - A", "between", "detectable")
 NAME_WIDTH = 26
 _TABLE_NAMES = {JOB: "the job", COLLECTIVES: "collectives", RANKS: "ranks"}
 _BETWEEN_RUNS = (
-    "how runs of one job differ from one another (another node, another hour) does not show in the steps of two runs: "
-    "to see it, compare two runs of the same job"
+    "two runs do not show how much runs of one job vary (another node, another hour): to measure that, compare two "
+    "runs of the same job"
 )
 
 
@@ -33,25 +34,23 @@ def comparison_text(result: Comparison) -> str:
     for reason in result.cannot_compare:
         lines += _labelled("not compared", reason)
     if result.differs:
-        lines += _labelled("mind", _BETWEEN_RUNS)
-    lines.append(f"{'next':<{LABEL}} dtprof report {shlex.quote(result.b.run)}")
+        lines += _labelled("caveat", _BETWEEN_RUNS)
+    lines.append(f"{'next':<{LABEL}}dtprof report {shlex.quote(result.b.run)}")
     return join_lines(lines)
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH - LABEL - 1, break_on_hyphens=False) or [""]
-    return [f"{label if not i else '':<{LABEL}} {line}".rstrip() for i, line in enumerate(lines)]
+    return labelled(label, text, LABEL)
 
 
 def _side_lines(name: str, side: RunSide) -> list[str]:
-    ranks = f"{side.world_size} rank{'' if side.world_size == 1 else 's'}"
     steps = f"steps {side.used[0]} to {side.used[1]} of {side.num_steps}" if side.used else "no steps to measure"
-    facts = f": {ranks}, {steps}"
-    return _labelled(name, shorten(side.run, WIDTH - LABEL - 1 - len(facts)) + facts)
+    facts = f": {plural(side.world_size, 'rank')}, {steps}"
+    return _labelled(name, shorten(side.run, WIDTH - LABEL - len(facts)) + facts)
 
 
 def step_sentence(result: Comparison) -> str:
-    """Return what is to be said of the step times of both runs."""
+    """Describe how the step times of both runs differ."""
     step = result.step
     if step is None:
         return "cannot be compared"
@@ -61,11 +60,11 @@ def step_sentence(result: Comparison) -> str:
     share = f" ({100 * step.share:+.1f} %)" if step.share is not None else ""
     if step.verdict == "none":
         seen = format_ns(step.detectable)
-        return f"{NO_DIFFERENCE}: B - A is {between}; from {seen} a step on it would have been seen, 4 times of 5"
-    word = "longer" if step.difference > 0 else "shorter"
+        return f"{NO_DIFFERENCE}: B - A is {between}; {seen} a step would be detected in 4 of 5 comparisons"
+    longer = f"{'longer' if step.difference > 0 else 'shorter'} in B by {format_ns(abs(step.difference))}{share}"
     if step.verdict == "negligible":
-        return f"{word} in B by {format_ns(abs(step.difference))}{share}, less than {_percent(result.at_least)} counts"
-    return f"{word} in B by {format_ns(abs(step.difference))}{share}: {between}"
+        return f"{longer}, under the threshold of {_percent(result.at_least)}"
+    return f"{longer}: {between}"
 
 
 def _judged(changes: Sequence[Change]) -> list[Change]:
@@ -76,7 +75,7 @@ def _overall_sentence(result: Comparison) -> str:
     differing = [change for change in result.changes if change.differs]
     judged = _judged(result.changes)
     small = sum(change.verdict == "negligible" for change in judged)
-    sure = f"all intervals hold together with {_percent(result.confidence)} confidence"
+    sure = f"all intervals hold jointly at {_percent(result.confidence)} confidence"
     less = f"; {small} by less than {_percent(result.at_least)}" if small else ""
     if not differing:
         return f"{NO_DIFFERENCE} in any of {len(judged)}{less}; {sure}"
@@ -91,28 +90,26 @@ def _table_lines(result: Comparison, table: str) -> list[str]:
         shown = [change for change in changes if not _is_small(change, result.step)]
     else:
         shown = sorted((c for c in changes if c.differs), key=lambda change: _weight(change, result.step))[:MAX_ROWS]
-    num_columns = len(_HEAD) + 1 if table == JOB else len(_HEAD)  # what differs was seen: no word on what would be
+    num_columns = (
+        len(_HEAD) + 1 if table == JOB else len(_HEAD)
+    )  # differences were detected: the last column adds nothing
     rows = [row[:num_columns] for row in [(_TABLE_NAMES[table], *_HEAD), *map(_cells, shown)]]
     lines = ["", *format_table(rows)] if shown else [""]
     left = [change for change in changes if change not in shown]
     differing = sum(change.differs for change in left)
     if differing:
-        lines += [f"{_TABLE_NAMES[table]}, {differing} more differ: --json"]
+        lines += [f"{_TABLE_NAMES[table]}, {differing} more differ: see --json"]
     quiet = [change for change in left if change.verdict in ("none", "negligible")]
     if quiet:
         said = NO_DIFFERENCE
         if any(change.verdict == "negligible" for change in quiet):
             said += f", or less than {_percent(result.at_least)}"
         other = "other " if shown else ""
-        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(quiet), other + 'figure')}: {said}")
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {plural(len(quiet), other + 'figure')}: {said}")
     unknown = [change for change in left if change.verdict == "unknown" and change.figure.name != PEAK]
     if unknown:
-        lines += _sentence(f"{_TABLE_NAMES[table]}, {_count(len(unknown), 'figure')} not judged: {unknown[0].reason}")
+        lines += _sentence(f"{_TABLE_NAMES[table]}, {plural(len(unknown), 'figure')} not judged: {unknown[0].reason}")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _sentence(text: str) -> list[str]:
@@ -135,10 +132,10 @@ def _weight(change: Change, step: Change | None) -> tuple[int, float]:
 
 
 def describe_change(change: Change, *, name_width: int | None = None) -> tuple[str, str, str, str, str, str]:
-    """Return name, A, B, difference, its interval, and from which difference on one would have been seen.
+    """Return name, A, B, difference, its interval, and the smallest difference that would be detected.
 
     Parameters:
-        name_width: letters that the name may take; None: as many as it has.
+        name_width: maximum characters of the name; None: no maximum.
     """
     between, seen = "", ""
     if change.low is not None and change.high is not None:

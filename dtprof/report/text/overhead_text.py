@@ -1,15 +1,13 @@
 """The result of `dtprof overhead` as a table and one sentence for what matters: steps, start, overlap."""
 
 import shlex
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from dtprof.analysis.comparison.overhead_pairs import Interval, OverheadResult, OverlapCheck, Quantity
 from dtprof.analysis.results import Overhead
 from dtprof.formatting import format_fraction, format_ns, format_table, join_lines, shorten
+from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 
-WIDTH = 80
-LABEL = 12
 _NAMES = {
     "step": "step",
     "rank_startup": "start of a rank",
@@ -27,32 +25,27 @@ def overhead_text(
     if result.num_ranks:
         counted += f"; {result.num_ranks} ranks, {result.num_steps} steps a run"
     lines = [
-        *_labelled("command", shorten(shlex.join(command), WIDTH - LABEL)),
-        *_labelled("measured", counted),
-        *_labelled("machine", f"{where['machine']}, load {where['load_before']:.1f} before"),
+        *labelled("command", shorten(shlex.join(command), WIDTH - LABEL)),
+        *labelled("measured", counted),
+        *labelled("machine", f"{where['machine']}, load {where['load_before']:.1f} before"),
         "",
         *_table(result.quantities),
         "",
     ]
     for quantity in result.quantities:
         if quantity.name in ("step", "rank_startup") or len(result.quantities) == 1:
-            lines += _labelled(_NAMES[quantity.name].split()[0], _sentence(quantity))
+            lines += labelled(_NAMES[quantity.name].split()[0], _sentence(quantity))
     if result.overlap is not None:
-        lines += _labelled("overlap", _overlap_sentence(result.overlap))
+        lines += labelled("overlap", _overlap_sentence(result.overlap))
     if own is None:
-        lines += _labelled("own count", "none: the recorded runs hold no rank, so recording was not measured")
+        lines += labelled("own count", "none: the recorded runs hold no rank, so recording was not measured")
     elif own.share_of_step is not None:
-        lines += _labelled(
+        lines += labelled(
             "own count", f"recording itself counted {_percent(own.share_of_step, signed=False)} of a step"
         )
     for caveat in result.cannot_tell:
-        lines += _labelled("cannot tell", caveat)
+        lines += labelled("caveat", caveat)
     return join_lines(lines)
-
-
-def _labelled(label: str, text: str) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH - LABEL, break_on_hyphens=False) or [""]
-    return [f"{label if not i else '':<{LABEL}}{line}" for i, line in enumerate(lines)]
 
 
 def _table(quantities: Sequence[Quantity]) -> list[str]:
@@ -79,7 +72,7 @@ def _sentence(quantity: Quantity) -> str:
     sure = f"{_confidence(ratio)} confidence"
     if not quantity.differs:
         low, high = _percent(ratio.low - 1), _percent(ratio.high - 1)
-        return f"no difference that this noise can show: between {low} and {high}, {sure}"
+        return f"no difference beyond the noise: between {low} and {high}, {sure}"
     word = "longer" if ratio.median > 1 else "shorter"
     text = (
         f"{_percent(abs(ratio.median - 1), signed=False)} {word} when recorded ({_percent(ratio.low - 1)} to "
@@ -95,7 +88,7 @@ def _overlap_sentence(check: OverlapCheck) -> str:
     spread = f"between {low} and {high} of a step, {_confidence(check.change)} confidence"
     base = f"ranks are blocked for {format_fraction(check.blocked_share)} of a bare step"
     if not check.changed:
-        return f"{base}; no change that this noise can show when recorded: {spread}"
+        return f"{base}; no change beyond the noise when recorded: {spread}"
     word = "longer" if check.change.median > 0 else "shorter"
     text = f"{base}, and {word} when recorded: {spread}"
     return text if check.control.includes(0.0) else f"{text}; but bare runs differ from bare runs here, too"

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from html import escape
 
 from dtprof.analysis.caveats import tell_shortly
-from dtprof.analysis.results import PARTS, CollectiveResult, Summary
-from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, shorten
-from dtprof.report.text.summary_text import share_cells
+from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
+from dtprof.analysis.results import PARTS, Summary
+from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
+from dtprof.report.text.summary_text import EXIT_WORDS, group_words, operation_name, share_cells
 
 MAX_RANKS = 16
 MAX_COLLECTIVES = 10
@@ -23,7 +24,7 @@ def summary_markdown(summary: Summary) -> str:
     sections = [
         _headline(summary),
         _rank_table(summary),
-        _collective_table(summary.collectives),
+        _collective_table(collectives_by_axis(summary)),
         _notes(summary),
         _caveats(tell_shortly(summary.cannot_tell)),
     ]
@@ -37,8 +38,7 @@ def as_code(text: str) -> str:
 
 
 def _headline(summary: Summary) -> str:
-    hosts = f"{len(summary.hosts)} host{'s' if len(summary.hosts) != 1 else ''}"
-    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''} on {hosts}"]
+    parts = [f"{plural(summary.world_size, 'rank')} on {plural(len(summary.hosts), 'host')}"]
     parts += [escape(summary.backend)] if summary.backend else []
     parts += [f"torch {escape(summary.torch)}"] if summary.torch else []
     lines = [f"### dtprof: {as_code(' '.join(map(shlex.quote, summary.command)) or summary.run)}", "", ", ".join(parts)]
@@ -68,23 +68,31 @@ def _rank_table(summary: Summary) -> str:
         rows.append([str(rank.rank), *cells])
     rows.append(["**share**", *share_cells(summary, parts)])
     more = len(measured) - len(shown)
-    note = f"\n\n{more} more ranks; shown are those that wait least and most." if more else ""
+    note = f"\n\n{plural(more, 'more rank')}: the table shows those that wait least and most." if more else ""
     return _table(rows) + note
 
 
-def _collective_table(collectives: Sequence[CollectiveResult]) -> str:
+def _collective_table(collectives: Sequence[AxisCollectives]) -> str:
     if not collectives:
         return ""
-    rows = [["operation", "group", "count", "bytes", "time", "wait", "exposed", "overlap"]]
+    rows = [["operation", "groups", "count", "bytes", "time", "wait", "exposed", "overlap"]]
     for row in collectives[:MAX_COLLECTIVES]:
-        name = row.op if row.api is None or row.api == row.op else f"{row.op} ({row.api})"
         overlap = UNKNOWN if row.overlap is None else format_fraction(row.overlap)
         times = [format_ns(row.duration_ns), format_ns(row.wait_ns), format_ns(row.exposed_ns)]
         rows.append(
-            [as_code(name), as_code(row.group), format_count(row.count), format_bytes(row.bytes), *times, overlap]
+            [
+                as_code(operation_name(row)),
+                as_code(group_words(row)),
+                format_count(row.count),
+                format_bytes(row.bytes),
+                *times,
+                overlap,
+            ]
         )
     more = len(collectives) - MAX_COLLECTIVES
-    return _table(rows, left=2) + (f"\n\n{more} more kinds of operations." if more > 0 else "")
+    return _table(rows, left=2) + (
+        f"\n\n{plural(more, 'more operation')}: see `dtprof summary --json` or the report." if more > 0 else ""
+    )
 
 
 def _notes(summary: Summary) -> str:
@@ -104,9 +112,9 @@ def _notes(summary: Summary) -> str:
     peaks = [(rank.peak_bytes, rank.rank) for rank in summary.ranks if rank.peak_bytes is not None]
     if peaks:
         lines.append(f"- peak memory: {format_bytes(max(peaks)[0])} on rank {max(peaks)[1]}")
-    ends = sorted({rank.ended for rank in summary.ranks} - {"finished"})
-    if ends:
-        lines.append(f"- ended: {', '.join(map(escape, ends))}")
+    exits = sorted({EXIT_WORDS.get(rank.ended, rank.ended) for rank in summary.ranks} - {"finished"})
+    if exits:
+        lines.append(f"- ended: {', '.join(map(escape, exits))}")
     share = summary.overhead.share_of_step
     cost = "not known" if share is None else f"{100 * share:.2f} % of a step"
     clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
@@ -118,8 +126,7 @@ def _caveats(caveats: Sequence[str]) -> str:
     if not caveats:
         return ""
     lines = "\n".join(f"- {as_code(caveat)}" for caveat in caveats)
-    things = f"{len(caveats)} thing{'s' if len(caveats) != 1 else ''}"
-    return f"<details><summary>{things} it cannot tell</summary>\n\n{lines}\n\n</details>"
+    return f"<details><summary>{plural(len(caveats), 'caveat')}</summary>\n\n{lines}\n\n</details>"
 
 
 def _table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

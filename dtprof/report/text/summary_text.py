@@ -1,13 +1,17 @@
-"""A summary in under 30 lines of 80 columns."""
+"""A summary in under 40 lines of 80 columns.
+
+What finds no room is counted in the line "not shown", which says where it is.
+"""
 
 import shlex
 from collections.abc import Sequence
 from statistics import median
 
 from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
+from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.analysis.results import (
     PARTS,
-    CollectiveResult,
     CriticalPathResult,
     PipelineResult,
     RankResult,
@@ -23,26 +27,34 @@ from dtprof.formatting import (
     format_fraction,
     format_ns,
     format_rate,
+    format_rates,
     format_table,
+    format_times,
     join_lines,
+    plural,
     shorten,
 )
 from dtprof.job.sound_records import list_ranks
+from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
 
-MAX_LINES = 29
+MAX_LINES = 39
 MAX_RANKS = 8
 MAX_COLLECTIVES = 5
+EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
 _PART_NAMES = {"exposed_transfer": "transfer", "exposed_wait": "wait", "checkpoint": "ckpt", "optimizer": "optim"}
-_TABLE_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 
 
 def summary_text(summary: Summary) -> str:
     """Return the text: the job, its steps, where they go, what was communicated, how far to trust all this."""
-    head = [*_job_lines(summary), *_step_lines(summary), *_throughput_lines(summary.throughput)]
-    tables = [*_rank_lines(summary), *_collective_lines(summary.collectives)]
-    tail = [
+    by_axis = collectives_by_axis(summary)
+    body = [
+        *_job_lines(summary),
+        *_step_lines(summary),
+        *_throughput_lines(summary.throughput),
+        *_rank_lines(summary),
+        *_collective_lines(by_axis[:MAX_COLLECTIVES]),
         *_pipeline_lines(summary.pipeline),
         *_small_message_lines(summary.small_messages),
         *_serialised_lines(summary),
@@ -51,21 +63,33 @@ def summary_text(summary: Summary) -> str:
         *memory_lines(summary),
     ]
     quality = _quality_lines(summary)
-    following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never cut: it is there to be copied
-    room = MAX_LINES - sum(map(len, (head, tables, tail, quality, following)))
-    capacity = capacity_lines(summary)
-    if len(capacity) < room:
-        tail, room = [*tail, *capacity], room - len(capacity)
-    return join_lines(
-        [*head, *tables, *tail, *quality, *_caveat_lines(tell_shortly(summary.cannot_tell), room), *following]
-    )
+    following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never wrapped: it is there to be copied
+    room = MAX_LINES - sum(map(len, (body, quality, following))) - 1  # the line of what is not shown
+    hidden = [plural(len(by_axis) - MAX_COLLECTIVES, "operation")] if len(by_axis) > MAX_COLLECTIVES else []
+    caveats = tell_shortly(summary.cannot_tell)
+    # What weighs most is never dropped; then figures go before further caveats.
+    caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", caveat)]
+    room -= len(caveat_lines)
+    for name, lines in capacity_lines(summary).items():
+        if len(lines) <= room:
+            body, room = [*body, *lines], room - len(lines)
+        else:
+            hidden.append(name)
+    for shown, caveat in enumerate(caveats[1:], start=1):
+        lines = labelled("caveat", caveat)
+        if len(lines) > room:
+            hidden.append(plural(len(caveats) - shown, "caveat"))
+            break
+        caveat_lines, room = [*caveat_lines, *lines], room - len(lines)
+    if hidden:
+        following = [*labelled("not shown", f"{', '.join(hidden)}: see --json or the report"), *following]
+    return join_lines([*body, *quality, *caveat_lines, *following])
 
 
 def _job_lines(summary: Summary) -> list[str]:
     command = " ".join(map(shlex.quote, summary.command)) or summary.run
-    hosts = f"{len(summary.hosts)} host{'s' if len(summary.hosts) != 1 else ''}"
-    on_hosts = f" on {hosts}" if summary.hosts else ""  # not known of some imported runs
-    parts = [f"{summary.world_size} rank{'s' if summary.world_size != 1 else ''}{on_hosts}"]
+    on_hosts = f" on {plural(len(summary.hosts), 'host')}" if summary.hosts else ""  # unknown of some imported runs
+    parts = [f"{plural(summary.world_size, 'rank')}{on_hosts}"]
     parts += [summary.backend] if summary.backend else []
     parts += [f"torch {summary.torch}"] if summary.torch else []
     parts += [f"{format_ns(summary.wall_ns)} recorded"] if summary.wall_ns else []
@@ -74,29 +98,30 @@ def _job_lines(summary: Summary) -> list[str]:
     if summary.missing_words:
         state += f": {summary.missing_words}"
     hook = f", {summary.hook} hook" if summary.hook else ""
-    lines += labelled("records", f"{format_count(summary.events)} events{hook}, {state}")
-    if endings := _endings(summary.ranks):
-        lines += labelled("ended", endings)
+    lines += labelled("records", f"{plural(summary.events, 'event')}{hook}, {state}")
+    if exits := _exits(summary.ranks):
+        lines += labelled("ended", exits)
     return lines
 
 
-def _endings(ranks: Sequence[RankResult]) -> str:
-    """Return how ranks ended, where not all finished."""
-    by_ending: dict[str, list[int]] = {}
+def _exits(ranks: Sequence[RankResult]) -> str:
+    """Return how ranks ended, those of the rarest exit first, where not all finished."""
+    by_exit: dict[str, list[int]] = {}
     for rank in ranks:
-        by_ending.setdefault(rank.ended, []).append(rank.rank)
-    if set(by_ending) <= {"finished"}:
+        by_exit.setdefault(rank.ended, []).append(rank.rank)
+    if set(by_exit) <= {"finished"}:
         return ""
-    rarest = sorted(by_ending.items(), key=lambda item: len(item[1]))
+    rarest = sorted(by_exit.items(), key=lambda item: len(item[1]))
     return "; ".join(
-        f"rank {ended[0]} {how}" if len(ended) == 1 else f"{len(ended)} ranks {how}" for how, ended in rarest
+        f"{f'rank {exited[0]}' if len(exited) == 1 else f'{len(exited)} ranks'} {EXIT_WORDS.get(how, how)}"
+        for how, exited in rarest
     )
 
 
 def _step_lines(summary: Summary) -> list[str]:
     steps = summary.steps
     if steps.used is None or steps.duration_ns is None:
-        return labelled("steps", f"{steps.count} ended on every rank; none has both a begin and an end to measure")
+        return labelled("steps", f"{steps.count} completed on every rank; none has both a recorded start and end")
     first, last = steps.used
     spread = steps.duration_ns
     return labelled(
@@ -126,32 +151,40 @@ def _rank_lines(summary: Summary) -> list[str]:
     measured = [rank for rank in summary.ranks if rank.step_ns is not None and rank.partition_ns is not None]
     if not measured:
         return []
-    divisor, unit = _table_unit(max(rank.step_ns or 0 for rank in measured))
     columns = [part for part in PARTS if any(_is_worth_a_column(rank, part) for rank in measured)]
-    rows = [[f"{unit}/step", "step", *(_PART_NAMES.get(part, part) for part in columns)]]
-    for name, rank in _rows_to_show(measured):
-        rows.append([name, *(_number(value, divisor) for value in _values(rank, columns))])
+    ranks = _rows_to_show(measured)
+    names = [f"rank {rank.rank}" for rank in ranks]
+    times = [_values(rank, columns) for rank in ranks]
     if len(measured) > MAX_RANKS:
-        middle = [_median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)]
-        rows.append([f"median of {len(measured)}", *(_number(value, divisor) for value in middle)])
+        names.append(f"median of {len(measured)}")
+        times.append([_median(column) for column in zip(*(_values(rank, columns) for rank in measured), strict=True)])
+    # Each column has its own unit: beside a step in ms, data loading may take us.
+    units, numbers = zip(*map(format_times, zip(*times, strict=True)), strict=True)
+    rows = [["per step", "step", *(_PART_NAMES.get(part, part) for part in columns)], ["", *units]]
+    rows += [[name, *row] for name, row in zip(names, zip(*numbers, strict=True), strict=True)]
     return format_table([*rows, ["share", *share_cells(summary, columns)]])
 
 
 def share_cells(summary: Summary, columns: Sequence[str]) -> list[str]:
     """Return what the parts have of the steps of all ranks, the step itself before them."""
     shares = summary.part_shares or dict.fromkeys(columns, 0.0)
-    return ["100 %", *(UNKNOWN if (own := shares[part]) is None else format_fraction(own) for part in columns)]
+    return ["100 %", *(UNKNOWN if (own := shares[part]) is None else _percent(own) for part in columns)]
 
 
-def _rows_to_show(ranks: list[RankResult]) -> list[tuple[str, RankResult]]:
+def _percent(fraction: float) -> str:
+    """Return a share with up to three significant digits: 97.2 %, 7.49 %, 0.06 %."""
+    return f"{100 * fraction:.2f} %" if fraction < 0.09995 else format_fraction(fraction)
+
+
+def _rows_to_show(ranks: list[RankResult]) -> list[RankResult]:
     """Return all ranks, or of many those that wait least and most for others."""
     if len(ranks) <= MAX_RANKS:
-        return [(f"rank {rank.rank}", rank) for rank in ranks]
+        return ranks
     by_wait = sorted(ranks, key=lambda rank: (rank.partition_ns or {})["exposed_wait"] or 0)
-    return [(f"rank {rank.rank}", rank) for rank in (*by_wait[:3], *by_wait[-3:])]
+    return [*by_wait[:3], *by_wait[-3:]]
 
 
-def _values(rank: RankResult, columns: list[str]) -> list[int | None]:
+def _values(rank: RankResult, columns: list[str]) -> Sequence[float | None]:
     partition = rank.partition_ns or {}
     return [rank.step_ns or 0, *(partition[part] for part in columns)]
 
@@ -161,60 +194,51 @@ def _is_worth_a_column(rank: RankResult, part: str) -> bool:
     return spent is None or (rank.step_ns is not None and spent >= 0.0005 * rank.step_ns > 0)
 
 
-def _median(values: Sequence[int | None]) -> float | None:
+def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if len(known) == len(values) else None
 
 
-def _table_unit(largest: int) -> tuple[int, str]:
-    return next((row for row in _TABLE_UNITS if largest >= row[0]), _TABLE_UNITS[-1])
-
-
-def _number(value: float | None, divisor: int) -> str:
-    if value is None:
-        return UNKNOWN
-    return f"{value / divisor:,.1f}" if value < 1000 * divisor else f"{value / divisor:,.0f}"
-
-
-def _collective_lines(collectives: Sequence[CollectiveResult]) -> list[str]:
-    if not collectives:
+def _collective_lines(shown: Sequence[AxisCollectives]) -> list[str]:
+    if not shown:
         return []
-    rows = [["collective", "group", "count", "bytes", "time", "wait", "exposed", "overlap", "GB/s"]]
-    rows += [_collective_cells(row) for row in collectives[:MAX_COLLECTIVES]]
+    unit, bandwidths = format_rates([row.busbw_gb_per_s for row in shown])
+    rows = [["collective", "groups", "ops", "bytes", "time", "wait", "exposed", "overlap", unit]]
+    rows += [_collective_cells(row, rate) for row, rate in zip(shown, bandwidths, strict=True)]
     excess = max(map(len, format_table(rows, left=2, gap=" "))) - WIDTH
     if excess > 0:
-        widest = max(len(row[0]) for row in rows) - excess
-        rows = [[shorten(row[0], widest), *row[1:]] for row in rows]
-    lines = format_table(rows, left=2, gap=" ")
-    more = len(collectives) - MAX_COLLECTIVES
-    return [*lines, f"{more} more kind{'s' if more != 1 else ''} of operations: --json"] if more > 0 else lines
+        widest = max(len(row[1]) for row in rows) - excess
+        rows = [[row[0], shorten(row[1], widest), *row[2:]] for row in rows]
+    return format_table(rows, left=2, gap=" ")
 
 
-def _collective_cells(row: CollectiveResult) -> list[str]:
+def _collective_cells(row: AxisCollectives, bandwidth: str) -> list[str]:
     return [
-        _operation_name(row),
-        shorten(row.group, 8),
-        str(row.count),
+        operation_name(row),
+        group_words(row),
+        format_count(row.count),
         format_bytes(row.bytes),
         format_ns(row.duration_ns),
         format_ns(row.wait_ns),
         format_ns(row.exposed_ns),
         UNKNOWN if row.overlap is None else f"{100 * row.overlap:.0f} %",
-        _bandwidth(row.busbw_gb_per_s),
+        bandwidth,
     ]
 
 
-def _operation_name(row: CollectiveResult) -> str:
-    """Return the operation with what the user called, where that says more."""
+def group_words(row: AxisCollectives) -> str:
+    """Return how many groups of which axis a row sums, 64 tp; of one group its name alone."""
+    name = "world" if row.axis == "default_pg" else row.axis
+    return name if row.groups == 1 else f"{row.groups} {name}"
+
+
+def operation_name(row: AxisCollectives) -> str:
+    """Return the operation with the component that issued it, where that says more."""
     if row.api is None or row.api in row.op:
         return row.op
+    if row.op in POINT_TO_POINT and row.op in row.api:  # a batch issues both: its name tells them not apart
+        return row.op
     return row.api if row.op in row.api else f"{row.op} ({row.api})"
-
-
-def _bandwidth(gb_per_s: float | None) -> str:
-    if gb_per_s is None:
-        return UNKNOWN
-    return "<0.01" if gb_per_s < 0.01 else f"{gb_per_s:.2f}"
 
 
 def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
@@ -229,14 +253,14 @@ def _pipeline_lines(pipeline: PipelineResult | None) -> list[str]:
         text += ": " + ", ".join(f"{name.replace('_', ' ')} {part:.1%}" for name, part in pipeline.parts.items())
     if pipeline.by_time:
         text += "; in " + ", ".join(f"{name.replace('_', '-')} {part:.1%}" for name, part in pipeline.by_time.items())
-    lines = labelled("pipeline", text, max_lines=4)
-    return lines + labelled("", f"smaller with {pipeline.advice}", max_lines=2) if pipeline.advice else lines
+    lines = labelled("pipeline", text)
+    return lines + labelled("", f"smaller with {pipeline.advice}") if pipeline.advice else lines
 
 
 def _straggler_lines(summary: Summary) -> list[str]:
     if not summary.stragglers:
         return labelled("stragglers", "none found") if summary.steps.used and summary.collectives else []
-    lines = labelled("stragglers", _straggler(summary.stragglers[0]), max_lines=2)
+    lines = labelled("stragglers", _straggler(summary.stragglers[0]))
     if len(summary.stragglers) > 1:
         others = list_ranks(straggler.rank for straggler in summary.stragglers[1:])
         last = summary.stragglers[-1]
@@ -244,7 +268,7 @@ def _straggler_lines(summary: Summary) -> list[str]:
         if last.together_ns_per_step is not None and last.slowdown_together is not None:
             gain = f"; if all were like the rest, a step would take {format_ns(last.together_ns_per_step)} less "
             gain += f"({last.slowdown_together:.2f}x)"
-        lines += labelled("", f"also {others}{gain}", max_lines=2)
+        lines += labelled("", f"also {others}{gain}")
     return lines
 
 
@@ -256,8 +280,7 @@ def _straggler(straggler: StragglerResult) -> str:
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
     share = f"to blame in {straggler.last_share:.0%}"
-    text = f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}"
-    return text + cause if len(text + cause) <= 2 * (WIDTH - LABEL) - 10 else text
+    return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 
 
 def _path_lines(path: CriticalPathResult | None) -> list[str]:
@@ -273,30 +296,30 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
     return labelled("crit. path", ", ".join(shown) + most)
 
 
-def _small_message_lines(found: Sequence[SmallMessages]) -> list[str]:
-    if not found:
+def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
+    if not rows:
         return []
-    worst = found[0]
+    worst = rows[0]
     text = (
-        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} keep the "
-        f"program for {format_ns(worst.exposed_ns_per_step)}: join them"
+        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} block the "
+        f"program for {format_ns(worst.exposed_ns_per_step)}: merge them"
     )
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
-    return labelled("messages", text + more, max_lines=2)
+    more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return labelled("messages", text + more)
 
 
 def _serialised_lines(summary: Summary) -> list[str]:
-    """Return the worst row of collectives waited for one by one that is not told of as small messages."""
-    told = {(row.axis, row.op, row.api) for row in summary.small_messages}
-    found = [row for row in summary.serialised if (row.axis, row.op, row.api) not in told]
-    if not found:
+    """Return the worst row of collectives waited for one by one that is not reported as small messages."""
+    reported = {(row.axis, row.op, row.api) for row in summary.small_messages}
+    serialised = [row for row in summary.serialised if (row.axis, row.op, row.api) not in reported]
+    if not serialised:
         return []
-    worst = found[0]
+    worst = serialised[0]
     text = (
         f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait one for "
         f"another: up to {format_ns(worst.gain_ns_per_step)} less if issued together (async_op, coalesced)"
     )
-    return labelled("serialised", text, max_lines=2)
+    return labelled("serialised", text)
 
 
 def _quality_lines(summary: Summary) -> list[str]:
@@ -305,19 +328,6 @@ def _quality_lines(summary: Summary) -> list[str]:
     share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
     text = f"{format_ns(overhead.capture_ns_per_event)} an event{share}"
     return labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
-
-
-def _caveat_lines(caveats: Sequence[str], room: int) -> list[str]:
-    lines: list[str] = []
-    for shown, caveat in enumerate(caveats):
-        more = labelled("cannot tell" if not shown else "", caveat, max_lines=2)
-        is_last = shown == len(caveats) - 1
-        if len(lines) + len(more) + (0 if is_last else 1) > room:
-            if not lines:  # what weighs most is never left out whole
-                return labelled("cannot tell", f"{len(caveats)} things (--json): {caveat}")
-            return [*lines, *labelled("", f"{len(caveats) - shown} more: --json")]
-        lines += more
-    return lines
 
 
 def _next_command(summary: Summary) -> str:
