@@ -8,6 +8,7 @@ Changes, newest first:
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ class Field:
     offset: int
     unit: str
     meaning: str
+    exported: str = ""  # what exported tables of operations say of it; empty: they leave it out
 
     @property
     def size(self) -> int:
@@ -40,33 +42,63 @@ class Field:
         return struct.calcsize("<" + self.code)
 
 
-def _fields(rows: list[tuple[str, str, str, str]]) -> tuple[Field, ...]:
+_Row = tuple[str, str, str, str] | tuple[str, str, str, str, str]
+
+
+def lay_out(rows: Sequence[_Row]) -> tuple[Field, ...]:
     """Lay fields out one after the other, without padding."""
     fields, offset = [], 0
-    for name, code, unit, meaning in rows:
-        field = Field(name=name, code=code, offset=offset, unit=unit, meaning=meaning)
+    for name, code, unit, meaning, *exported in rows:
+        field = Field(name=name, code=code, offset=offset, unit=unit, meaning=meaning, exported="".join(exported))
         fields.append(field)
         offset += field.size
     return tuple(fields)
 
 
-RECORD = _fields(
+# A field is one line here: from it follow the C++ header, the tables of readers (records/tables.py), exported tables
+# where it has a fifth text, and docs/reference/run_format.md.
+RECORD = lay_out(
     [
-        ("state", "B", "code", "how far the event came, see States; written last when the event is issued"),
-        ("kind", "B", "code", "what the event is, see Kinds"),
+        (
+            "state",
+            "B",
+            "code",
+            "how far the event came, see States; written last when the event is issued",
+            "how far it came: issued, returned, done, failed",
+        ),
+        ("kind", "B", "code", "what the event is, see Kinds", "collective or p2p"),
         ("dtype", "B", "code", "element type of the tensors, see Element types; 255 when there is none"),
         ("reduce_op", "B", "code", "reduction, see Reductions; 255 when the operation does not reduce"),
-        ("op", "H", "id", "operation or phase, declared by an `op` entry of the strings file"),
+        (
+            "op",
+            "H",
+            "id",
+            "operation or phase, declared by an `op` entry of the strings file",
+            "operation: all_reduce, send, ...",
+        ),
         ("thread", "H", "id", "issuing thread, declared by a `thread` entry; 0 unknown"),
-        ("group", "H", "id", "process group, declared by a `group` entry; unused for spans and samples"),
+        (
+            "group",
+            "H",
+            "id",
+            "process group, declared by a `group` entry; unused for spans and samples",
+            "name of the process group",
+        ),
         ("flags", "B", "bits", "see Flags; written when the event is issued"),
         ("waits", "B", "count", "times the handle was waited for, saturating"),
-        ("seq", "I", "count", "position in the group: collectives and point-to-point operations count apart, from 0"),
+        (
+            "seq",
+            "I",
+            "count",
+            "position in the group: collectives and point-to-point operations count apart, from 0",
+            "position in the group, collectives and messages counted apart",
+        ),
         (
             "peer",
             "i",
             "group rank",
             "root of a rooted collective, peer of a point-to-point operation; spans: pipeline stage; -1 none",
+            "root or peer as rank in the group; masked: none",
         ),
         (
             "tag",
@@ -77,9 +109,27 @@ RECORD = _fields(
             "been, with this one",
         ),
         ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
-        ("step", "I", "count", "optimizer steps this rank had ended when the event was issued"),
-        ("issued_ns", "Q", "ns", "CLOCK_MONOTONIC at issue (spans: at begin)"),
-        ("numel", "Q", "elements", "elements this rank puts in (receives: takes out); samples: the value"),
+        (
+            "step",
+            "I",
+            "count",
+            "optimizer steps this rank had ended when the event was issued",
+            "optimizer steps that this rank had ended before",
+        ),
+        (
+            "issued_ns",
+            "Q",
+            "ns",
+            "CLOCK_MONOTONIC at issue (spans: at begin)",
+            "when it was issued, on the host's monotonic clock",
+        ),
+        (
+            "numel",
+            "Q",
+            "elements",
+            "elements this rank puts in (receives: takes out); samples: the value",
+            "elements that this rank puts in",
+        ),
         ("returned_after", "f", "ns", "from issue until the call returned"),
         ("waited_from", "f", "ns", "from issue until the first wait began; meaningful where waits > 0"),
         ("waited_for", "f", "ns", "time the issuing program was blocked in waits, summed"),
@@ -92,7 +142,7 @@ RECORD = _fields(
     ]
 )
 
-HEADER = _fields(
+HEADER = lay_out(
     [
         ("magic", "8s", "", "the bytes `DTPROF\\r\\n`"),
         ("format_version", "I", "count", "version of this format"),
@@ -285,7 +335,7 @@ def _as_stored(field: Field, value: int | str | bytes | None) -> int | bytes:
     return value.encode("utf-8", "replace")[: field.size - 1] if isinstance(value, str) else value
 
 
-def cpp_header() -> str:
+def cpp_header(record: Sequence[Field] = RECORD) -> str:
     """Return the C++ constants that the native hook is compiled with."""
     lines = [
         "// Generated from dtprof/records/schema.py.",
@@ -307,6 +357,6 @@ def cpp_header() -> str:
     lines += [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]
     for prefix, table in (("STATE", STATE), ("KIND", KIND), ("FLAG", FLAG), ("MARK", MARK)):
         lines += [f"constexpr uint8_t {prefix}_{name.upper()} = {code};" for name, code in table.items()]
-    lines += [f"constexpr uint64_t AT_{field.name.upper()} = {field.offset};" for field in RECORD]
+    lines += [f"constexpr uint64_t AT_{field.name.upper()} = {field.offset};" for field in record]
     lines += [f"constexpr uint64_t HEAD_AT_{field.name.upper()} = {field.offset};" for field in HEADER]
     return "\n".join([*lines, "}", ""])

@@ -32,11 +32,6 @@ _TIMES = {
     for kind in (tables.OPERATION, tables.SPAN, tables.SAMPLE)
 }
 """Columns of a time, by table."""
-_SAME_IN_OPERATIONS = (
-    *("op", "kind", "state", "flags", "waits", "dtype", "reduce_op", "thread", "group", "seq", "peer"),
-    *("tag", "site", "step", "issued_ns", "numel"),
-)
-_SAME_IN_SPANS = ("op", "state", "flags", "thread", "site", "step")
 
 
 class OperationRows:
@@ -286,9 +281,14 @@ def _after(records: Array, column: str, known: npt.NDArray[np.bool_]) -> npt.NDA
     return times if known.all() else np.where(known, times, UNKNOWN_NS)
 
 
+def _copy_fields(table: Array, records: Array, columns: Sequence[tables.TableColumn]) -> None:
+    for column in columns:
+        if column.field:
+            table[column.name] = records[column.field]
+
+
 def fill_operations(table: Array, records: Array) -> None:
-    for name in _SAME_IN_OPERATIONS:
-        table[name] = records[name]
+    _copy_fields(table, records, tables.OPERATIONS)
     state = records["state"]
     table["nbytes"] = records["numel"].astype(np.int64) * ITEM_SIZES[records["dtype"]]
     table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
@@ -301,17 +301,12 @@ def fill_operations(table: Array, records: Array) -> None:
 
 def to_spans(records: Array) -> Array:
     table = np.empty(len(records), tables.SPAN)
-    for name in _SAME_IN_SPANS:
-        table[name] = records[name]
-    table["stage"] = records["peer"]
-    table["microbatch"] = records["tag"]
-    table["begin_ns"] = records["issued_ns"]
+    _copy_fields(table, records, tables.SPANS)
     table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
     return table
 
 
 def to_samples(records: Array) -> Array:
     table = np.empty(len(records), tables.SAMPLE)
-    table["op"], table["step"] = records["op"], records["step"]
-    table["t_ns"], table["value"] = records["issued_ns"], records["numel"]
+    _copy_fields(table, records, tables.SAMPLES)
     return table

@@ -4,58 +4,92 @@ Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands f
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.records import schema
+
 UNKNOWN_NS = -1
 
 Array = npt.NDArray[np.void]
 
-OPERATION = np.dtype(
-    [
-        ("op", "u2"),  # index into RankTables.ops
-        ("kind", "u1"),  # schema.KIND: collective or p2p
-        ("state", "u1"),  # schema.STATE: issued, returned, done, failed
-        ("flags", "u1"),  # schema.FLAG
-        ("waits", "u1"),  # waits for the handle, saturating
-        ("dtype", "u1"),  # index into schema.DTYPES, 255 none
-        ("reduce_op", "u1"),  # index into schema.REDUCE_OPS, 255 none
-        ("thread", "u2"),  # key of RankTables.threads
-        ("group", "u2"),  # key of RankTables.groups
-        ("seq", "i8"),  # position in the group, collectives and p2p apart
-        ("peer", "i4"),  # root or peer, as rank in the group; -1 none
-        ("tag", "i4"),  # p2p: tag; collectives: key of RankTables.sizes, 0 even
-        ("site", "u4"),  # key of RankTables.sites, 0 unknown
-        ("step", "i8"),  # optimizer steps ended before
-        ("numel", "i8"),  # elements this rank puts in
-        ("nbytes", "i8"),  # the same in bytes
-        ("issued_ns", "i8"),
-        ("returned_ns", "i8"),  # UNKNOWN_NS while inside the call
-        ("wait_begin_ns", "i8"),  # UNKNOWN_NS where nobody waited
-        ("wait_ns", "i8"),  # time blocked in waits
-        ("done_ns", "i8"),  # UNKNOWN_NS where completion is not known
-        ("device_ns", "i8"),  # how long it took on its device; UNKNOWN_NS where that was not measured
-    ],
-    align=True,
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """One column of a table of operations, spans or samples: what readers hold, and what exported tables say of it."""
+
+    name: str
+    code: str = "i8"  # of numpy
+    field: str = ""  # of the record, which it holds as it is; empty: it follows from several
+    unit: str = ""
+    exported: str = ""  # its meaning in exported tables; empty: they leave it out
+    exported_as: str = ""  # its name there, where that differs
+    unknown: int | None = None  # the number that stands for not known
+
+
+_CODES = {"B": "u1", "H": "u2", "i": "i4", "I": "i8", "Q": "i8"}
+"""Types of columns by those of fields: room enough to count with. Ids stay as they are."""
+
+
+def column_of(field: schema.Field) -> TableColumn:
+    """Return the column that holds a field of the record as it is."""
+    return TableColumn(
+        name=field.name,
+        code="u4" if (field.code, field.unit) == ("I", "id") else _CODES[field.code],
+        field=field.name,
+        unit=field.unit,
+        exported=field.exported,
+        unknown=-1 if field.unit == "group rank" else None,
+    )
+
+
+def columns_of(fields: Sequence[schema.Field]) -> tuple[TableColumn, ...]:
+    """Return columns for all fields but those that count from the issue."""
+    return tuple(column_of(field) for field in fields if field.code != "f")
+
+
+def dtype_of(columns: Sequence[TableColumn]) -> np.dtype[Any]:
+    """Return the type of a row."""
+    return np.dtype([(column.name, column.code) for column in columns], align=True)
+
+
+_FIELDS = {column.name: column for column in columns_of(schema.RECORD)}
+OPERATIONS = (
+    *_FIELDS.values(),
+    TableColumn(name="nbytes", unit="bytes", exported="the same in bytes"),
+    TableColumn(
+        name="returned_ns", unit="ns", exported="when the call returned; masked: it has not", unknown=UNKNOWN_NS
+    ),
+    TableColumn(
+        name="wait_begin_ns", unit="ns", exported="first wait for its handle; masked: none", unknown=UNKNOWN_NS
+    ),
+    TableColumn(name="wait_ns", unit="ns", exported="time blocked in waits for its handle"),
+    TableColumn(name="done_ns", unit="ns", exported="when it was done; masked: not known", unknown=UNKNOWN_NS),
+    TableColumn(
+        name="device_ns", unit="ns", exported="how long it took on its device; masked: not known", unknown=UNKNOWN_NS
+    ),
 )
-SPAN = np.dtype(
-    [
-        ("op", "u2"),  # index into RankTables.ops: the phase
-        ("state", "u1"),  # issued: still open; done; failed
-        ("flags", "u1"),
-        ("thread", "u2"),
-        ("stage", "i4"),  # pipeline stage that acts; -1 none
-        ("microbatch", "i4"),  # on which microbatch; meaningful where there is a stage
-        ("site", "u4"),
-        ("step", "i8"),
-        ("begin_ns", "i8"),
-        ("end_ns", "i8"),  # UNKNOWN_NS while open
-    ],
-    align=True,
+"""Ids are indexes or keys of what RankTables holds: op of ops, thread of threads, group of groups, site of sites."""
+SPANS = (
+    replace(_FIELDS["op"], exported="phase or pipeline action", exported_as="phase"),
+    *(_FIELDS[name] for name in ("state", "flags", "thread", "site", "step")),
+    TableColumn(name="begin_ns", field="issued_ns", unit="ns", exported="begin, on the host's monotonic clock"),
+    TableColumn(name="end_ns", unit="ns", exported="end; masked: still open", unknown=UNKNOWN_NS),
+    TableColumn(
+        name="stage", code="i4", field="peer", exported="stage of the pipeline that acts; masked: none", unknown=-1
+    ),
+    TableColumn(name="microbatch", code="i4", field="tag", exported="on which microbatch; masked: no stage"),
 )
+SAMPLES = (
+    replace(_FIELDS["op"], exported="what was sampled: rss_bytes, cuda_allocated_bytes, ...", exported_as="name"),
+    _FIELDS["step"],
+    TableColumn(name="t_ns", field="issued_ns", unit="ns", exported="when, on the host's monotonic clock"),
+    TableColumn(name="value", field="numel", exported="in the unit that the name ends with"),
+)
+OPERATION, SPAN, SAMPLE = dtype_of(OPERATIONS), dtype_of(SPANS), dtype_of(SAMPLES)
 DROPPED = np.dtype(
     [
         ("kind", "u1"),  # schema.KIND
@@ -72,7 +106,6 @@ DROPPED = np.dtype(
     ],
     align=True,
 )
-SAMPLE = np.dtype([("op", "u2"), ("step", "i8"), ("t_ns", "i8"), ("value", "i8")], align=True)
 
 
 def select(rows: Array, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]) -> Array:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dtprof.records import schema
+from dtprof.records import schema, tables
 
 
 @pytest.mark.parametrize(("fields", "size"), [(schema.RECORD, 64), (schema.HEADER, schema.HEADER_STRUCT.size)])
@@ -49,6 +49,27 @@ def test_reductions_are_numbered_as_torch_numbers_them() -> None:
     distributed = pytest.importorskip("torch.distributed")
     for code, name in enumerate(schema.REDUCE_OPS[:-1]):
         assert int(getattr(distributed.ReduceOp, name.upper())) == code
+
+
+def test_a_new_field_is_one_line() -> None:
+    # C++ has its place, the tables of readers its column, exported tables its meaning.
+    rows = [("state", "B", "code", "how far"), ("colour", "I", "count", "as stored", "what exports say")]
+    fields = schema.lay_out(rows)
+    assert "constexpr uint64_t AT_COLOUR = 1;" in schema.cpp_header(fields)
+    state, colour = tables.columns_of(fields)
+    assert (colour.name, colour.code, colour.field, colour.exported) == ("colour", "i8", "colour", "what exports say")
+    assert (state.code, state.exported) == ("u1", "")
+    assert tables.dtype_of((state, colour)).names == ("state", "colour")
+
+
+def test_tables_hold_every_field_of_the_record_as_it_is_or_counted_from_the_issue() -> None:
+    held = {column.field for column in tables.OPERATIONS if column.field}
+    assert {field.name for field in schema.RECORD} - held == {
+        "returned_after",
+        "waited_from",
+        "waited_for",
+        "done_after",
+    }
 
 
 def test_cpp_header_carries_every_offset_and_code() -> None:
