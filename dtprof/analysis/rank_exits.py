@@ -4,6 +4,7 @@ import signal
 
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
+RUNNING = "running"
 NO_EXIT_RECORD = "exited without an exit record"
 """Nobody saw how the process ended: killed together with `dtprof run`, or with the host."""
 STOPPED = "killed by SIGTERM"
@@ -27,7 +28,7 @@ def describe_end(
         return f"exited {exit_seen.status}" if exit_seen.status else "finished"
     if ended_ns != UNKNOWN_NS:
         return "exited 1" if has_exception else "finished"
-    return "running" if job_has_ended is False else "unknown"
+    return RUNNING if job_has_ended is False else "unknown"
 
 
 def _signal_name(number: int) -> str:

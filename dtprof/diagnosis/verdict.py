@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, rank_list
 from dtprof.diagnosis.job_state import Evidence, RankEvidence, Stop
 from dtprof.diagnosis.rules import absent_ranks, rank_deaths, skipped_collectives
@@ -282,15 +283,15 @@ def _outcome(evidence: Evidence, findings: list[Finding]) -> tuple[str, tuple[st
         return "unknown", (f"the job ended with exit status {status}, and no record shows why",)
     if evidence.stalled:
         return "unknown", (_unknown_wait(evidence),)
-    if not evidence.manifest.ended_realtime_ns and (gone := _gone_without_a_word(evidence)):
+    if not evidence.manifest.ended_realtime_ns and (gone := _gone_without_exit_record(evidence)):
         return "unknown", (
-            f"{rank_list(gone)} ended without a word, and nobody saw how: killed together with dtprof run, or with the "
-            "host; nothing wrong was seen before that",
+            f"{rank_list(gone)} {NO_EXIT_RECORD}: killed together with dtprof run, or with the host; "
+            "no fault was detected before that",
         )
     return "healthy", ()
 
 
-def _gone_without_a_word(evidence: Evidence) -> tuple[int, ...]:
+def _gone_without_exit_record(evidence: Evidence) -> tuple[int, ...]:
     """Return the ranks that are gone and did not end in order, where none is left."""
     ranks = evidence.ranks.values()
     gone = tuple(sorted(rank.rank for rank in ranks if rank.alive is False and rank.exit is None and not rank.finished))

@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
+from dtprof.analysis.results import Summary
 from dtprof.diagnosis.sources.rank_evidence import RankRead
 from dtprof.diagnosis.sources.recorded_run import HostState, exit_of
 from dtprof.records import writer
+from dtprof.records.rank_processes import find_processes
 from dtprof.records.reader import Run
 
 
@@ -27,6 +31,20 @@ def is_recorded(run: Run) -> bool:
         return False
     here = [row for row in run.processes if row.get("boot_id") == writer.boot_id() and isinstance(row.get("pid"), int)]
     return any(is_alive(row["pid"], run.path) for row in here)
+
+
+def confirm_running(summary: Summary, run: Run) -> Summary:
+    """Return the summary with ranks of this host that are gone marked as such.
+
+    From the files alone, a rank without an exit record runs. Where dtprof was killed with the job, it is gone.
+    """
+    running = {rank.rank for rank in summary.ranks if rank.ended == RUNNING}
+    if not running:
+        return summary
+    processes = [process for process in find_processes(run.folders) if process.boot_id == writer.boot_id()]
+    gone = {process.rank for process in processes if not is_alive(process.pid, run.path)} & running
+    ranks = [replace(rank, ended=NO_EXIT_RECORD) if rank.rank in gone else rank for rank in summary.ranks]
+    return replace(summary, ranks=tuple(ranks))
 
 
 def observe(run: Run, reads: Iterable[RankRead], *, is_stalled: bool = False) -> HostState:

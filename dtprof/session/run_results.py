@@ -24,9 +24,10 @@ def summarise(run: "Run", engine: Engine) -> "Summary":
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     from dtprof.analysis import run_summary
+    from dtprof.session.process_liveness import confirm_running
 
     with executor_for(engine, run) as executor:
-        return run_summary.summarise(run, executor)
+        return confirm_running(run_summary.summarise(run, executor), run)
 
 
 def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
@@ -53,9 +54,11 @@ def compare(path_a: Path, path_b: Path, engine: Engine, *, at_least: float) -> "
 def read_figure_source(run: "Run", engine: Engine) -> "Source":
     """Read and analyse all that figures draw of a run."""
     from dtprof.analysis.timeline.run_closeup import examine
+    from dtprof.session.process_liveness import confirm_running
 
     with executor_for(engine, run) as executor:
-        return _source(run, *examine(run, executor))
+        summary, closeup = examine(run, executor)
+        return _source(run, confirm_running(summary, run), closeup)
 
 
 def read_report_source(path: Path, engine: Engine, *, against: Path | None = None) -> "Source":
@@ -69,6 +72,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
     from dtprof.analysis.timeline.run_closeup import examine
     from dtprof.diagnosis.reported_mismatches import list_told
+    from dtprof.session.process_liveness import confirm_running
     from dtprof.session.run_diagnosis import diagnose_opened
 
     runs = [open_run(one, engine) for one in (against, path) if one is not None]
@@ -80,6 +84,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         diagnosed = beside.submit(diagnose_opened, run, summarised.result)
         try:
             summary, closeup = examine(run, executor)
+            summary = confirm_running(summary, run)
             summarised.set_result(summary)
         finally:
             summarised.cancel()  # or the diagnosis would wait for ever where that failed

@@ -179,7 +179,7 @@ def test_a_run_of_which_nobody_is_left_and_nobody_saw_the_end_is_not_healthy(tmp
     verdict = diagnose_run(run)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     (reason,) = verdict.cannot_tell
-    assert reason.startswith("ranks 0, 1 ended without a word, and nobody saw how")
+    assert reason.startswith("ranks 0, 1 exited without an exit record: killed together with dtprof run")
 
 
 def test_ranks_that_all_slept_outside_any_operation_are_told_after_the_end_too(tmp_path: Path) -> None:

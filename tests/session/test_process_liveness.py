@@ -1,0 +1,38 @@
+"""Which ranks are said to run: those whose process is there."""
+
+import json
+from pathlib import Path
+
+from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
+from dtprof.analysis.run_summary import summarise
+from dtprof.records import paths, writer
+from dtprof.records.reader import open_run
+from dtprof.session.process_liveness import confirm_running
+from tests.builders import RankBuilder, write_run
+
+DEAD_PID = 2**22 + 1
+"""More than Linux gives."""
+
+
+def unended_run(folder: Path, boot_id: str) -> Path:
+    """Write the run of two ranks that left no exit record, of a job whose end nobody saw."""
+    ranks = [RankBuilder(rank, world_size=2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        rank.boot_id, rank.pid = boot_id, DEAD_PID + rank.rank
+        rank.op("all_reduce", 10, 20)
+    run = write_run(folder, ranks)
+    manifest = run / paths.MANIFEST
+    document = json.loads(manifest.read_text()) | {"ended_realtime_ns": 0, "exit_status": None}
+    manifest.write_text(json.dumps(document))
+    return run
+
+
+def test_a_rank_of_this_host_that_is_gone_exited_without_an_exit_record(tmp_path: Path) -> None:
+    run = open_run(unended_run(tmp_path / "run", writer.boot_id()))
+    assert {rank.ended for rank in summarise(run).ranks} == {RUNNING}
+    assert {rank.ended for rank in confirm_running(summarise(run), run).ranks} == {NO_EXIT_RECORD}
+
+
+def test_a_rank_of_another_host_may_still_run(tmp_path: Path) -> None:
+    run = open_run(unended_run(tmp_path / "run", "another-boot"))
+    assert {rank.ended for rank in confirm_running(summarise(run), run).ranks} == {RUNNING}
