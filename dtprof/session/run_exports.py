@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,14 +12,10 @@ from dtprof.session.engines import IN_THIS_PROCESS, Engine, beside, executor_for
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
+    from dtprof.analysis.timeline.operation_detail import RunDetail
     from dtprof.interchange.public_tables.table import Table
     from dtprof.job.rank_executor import Executor
     from dtprof.records.reader import Run
-
-FORMATS = ("perfetto", "chrome", "kineto", "tensorboard", "parquet", "csv", "prometheus")
-TRACES = ("perfetto", "chrome", "kineto", "tensorboard")
-ARCHIVE = ".tar"
-FOLDERS = ("kineto", "tensorboard", "parquet", "csv")
 
 
 def export_run(
@@ -44,7 +41,7 @@ def export_run(
     from dtprof.session.executors import memory_pools
 
     memory_pools.use_one_pool()
-    with _replacing(output, folder=kind in FOLDERS, force=force) as scratch:
+    with _replacing(output, folder=FORMATS[kind].is_folder, force=force) as scratch:
         return write_run(path, kind, scratch, steps, suffix=output.suffix, engine=engine)
 
 
@@ -81,40 +78,65 @@ def write_opened(
     opened: "Run", kind: str, path: Path, steps: tuple[int, int] | None, *, suffix: str = "", executor: "Executor"
 ) -> list[str]:
     """Write a run that is open, as `write_run` does."""
-    if kind in ("parquet", "csv"):
-        return _write_tables(opened, kind, path, executor)
-    if kind == "prometheus":
-        from dtprof.analysis.run_summary import summarise
-        from dtprof.interchange.exporters.prometheus_export import write_prometheus
+    return FORMATS[kind].write(_Job(run=opened, kind=kind, path=path, steps=steps, suffix=suffix, executor=executor))
 
-        return write_prometheus(summarise(opened, executor), path)
-    if kind == "tensorboard":
-        from dtprof.session.tensorboard_view import write_logs
 
-        logs, said = write_logs(opened, path, executor, steps=steps)
-        logs.close()
-        return said
-    from dtprof.analysis.timeline.operation_detail import read_detail
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What to write, where."""
 
-    detail = read_detail(opened, executor)
-    if kind == "perfetto" and suffix == ARCHIVE:
+    run: "Run"
+    kind: str
+    path: Path
+    steps: tuple[int, int] | None
+    suffix: str
+    executor: "Executor"
+
+    def detail(self) -> "RunDetail":
+        """Read what traces show of a run."""
+        from dtprof.analysis.timeline.operation_detail import read_detail
+
+        return read_detail(self.run, self.executor)
+
+
+def _write_perfetto(job: _Job) -> list[str]:
+    if job.suffix == ARCHIVE:
         from dtprof.interchange.exporters.perfetto_archive import write_perfetto_archive
 
-        return write_perfetto_archive(detail, path, steps=steps)
-    if kind == "perfetto":
-        from dtprof.interchange.exporters.perfetto_trace import write_perfetto
+        return write_perfetto_archive(job.detail(), job.path, steps=job.steps)
+    from dtprof.interchange.exporters.perfetto_trace import write_perfetto
 
-        return write_perfetto(detail, path, steps=steps, executor=executor)
-    if kind == "chrome":
-        from dtprof.interchange.exporters.chrome_trace import write_chrome
+    return write_perfetto(job.detail(), job.path, steps=job.steps, executor=job.executor)
 
-        return write_chrome(detail, path, steps=steps, executor=executor)
+
+def _write_chrome(job: _Job) -> list[str]:
+    from dtprof.interchange.exporters.chrome_trace import write_chrome
+
+    return write_chrome(job.detail(), job.path, steps=job.steps, executor=job.executor)
+
+
+def _write_kineto(job: _Job) -> list[str]:
     from dtprof.interchange.exporters.kineto_export import write_kineto
 
-    return write_kineto(detail, path, steps=steps, executor=executor)
+    return write_kineto(job.detail(), job.path, steps=job.steps, executor=job.executor)
 
 
-def _write_tables(opened: "Run", kind: str, path: Path, executor: "Executor") -> list[str]:
+def _write_tensorboard(job: _Job) -> list[str]:
+    from dtprof.session.tensorboard_view import write_logs
+
+    logs, remarks = write_logs(job.run, job.path, job.executor, steps=job.steps)
+    logs.close()
+    return remarks
+
+
+def _write_prometheus(job: _Job) -> list[str]:
+    from dtprof.analysis.run_summary import summarise
+    from dtprof.interchange.exporters.prometheus_export import write_prometheus
+
+    return write_prometheus(summarise(job.run, job.executor), job.path)
+
+
+def _write_tables(job: _Job) -> list[str]:
     """Write the records of a rank at a time, each read once, then the results, which workers compute meanwhile."""
     from dtprof.analysis.run_summary import summarise
     from dtprof.interchange.exporters.table_files import write_tables
@@ -122,16 +144,40 @@ def _write_tables(opened: "Run", kind: str, path: Path, executor: "Executor") ->
     from dtprof.interchange.public_tables.result_tables import RESULTS, tabulate_results
 
     def pieces(summary: "Callable[[], Summary]") -> "Iterator[tuple[str, Table]]":
-        for ranks in [[rank] for rank in opened.ranks] or [[]]:
-            tables = [opened.load(rank) for rank in ranks]
+        for ranks in [[rank] for rank in job.run.ranks] or [[]]:
+            tables = [job.run.load(rank) for rank in ranks]
             for name in RECORDS:
                 yield name, read_records(name, tables)
         for name in RESULTS:
             yield name, tabulate_results(name, summary())
 
-    with beside(executor, lambda: summarise(opened, executor)) as summary:
-        write_tables(pieces(summary), path, kind)
+    with beside(job.executor, lambda: summarise(job.run, job.executor)) as summary:
+        write_tables(pieces(summary), job.path, job.kind)
     return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Format:
+    """One format: what writes it, whether it is a folder, and whether steps of it can be chosen."""
+
+    write: Callable[[_Job], list[str]]
+    is_folder: bool = False
+    is_trace: bool = False
+
+
+FORMATS = {
+    "perfetto": _Format(write=_write_perfetto, is_trace=True),
+    "chrome": _Format(write=_write_chrome, is_trace=True),
+    "kineto": _Format(write=_write_kineto, is_trace=True, is_folder=True),
+    "tensorboard": _Format(write=_write_tensorboard, is_trace=True, is_folder=True),
+    "parquet": _Format(write=_write_tables, is_folder=True),
+    "csv": _Format(write=_write_tables, is_folder=True),
+    "prometheus": _Format(write=_write_prometheus),
+}
+TRACES = tuple(name for name, one in FORMATS.items() if one.is_trace)
+FOLDERS = tuple(name for name, one in FORMATS.items() if one.is_folder)
+ARCHIVE = ".tar"
+"""What a path ends in where Perfetto is to get an archive of one trace a host."""
 
 
 @contextmanager
