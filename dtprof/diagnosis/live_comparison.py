@@ -1,8 +1,8 @@
 """Compare what ranks record while they run: calls at one position of a group that do not go together.
 
 What is new is compared in columns, position by position, for all groups at once; only where it differs, the rules of
-finished runs decide, on the records of each rank around the first position of each group that does. Looks may be far
-apart, and ranks may come to a position in any order: whatever came between two looks is compared.
+finished runs decide, on the records of each rank around the first position of each group that does. Polls may be far
+apart, and ranks may come to a position in any order: whatever came between two polls is compared.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ KINDS = frozenset(
         *("collective-order-mismatch", "step-mismatch"),
     }
 )
-_OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("look", "i4"), ("differs", "?"), ("complete", "?")])
+_OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("poll", "i4"), ("differs", "?"), ("complete", "?")])
 _LATEST = np.iinfo(np.int64).max
 
 
@@ -89,19 +89,19 @@ class _Group:
 
 
 class LiveComparison:
-    """Compares the ranks of one host; tells of each group once."""
+    """Compares the ranks of one host; reports each group once."""
 
     def __init__(self) -> None:
         """Start with nothing seen."""
         self._begin(-1)
 
     def take(self, grown: Iterable[RankTables], *, is_last: bool = False) -> list[Finding]:
-        """Add the operations that have settled since the last call, by rank; return mismatches not told of before."""
+        """Add the operations that have settled since the last call, by rank; return newly detected mismatches."""
         grown = list(grown)
         attempt = max((tables.attempt for tables in grown), default=-1)
         if attempt > self._attempt:
             self._begin(attempt)
-        self._looks += 1
+        self._polls += 1
         new = [(self._add(tables), tables.operations) for tables in grown if tables.attempt == self._attempt]
         for rank, rows in new:
             self._compare(self._positions(rank, rows))
@@ -112,7 +112,7 @@ class LiveComparison:
 
     def _begin(self, attempt: int) -> None:
         """Forget an attempt when its ranks are restarted: positions count from 0 again."""
-        self._attempt, self._looks = attempt, 0
+        self._attempt, self._polls = attempt, 0
         self._ranks: dict[int, _Rank] = {}
         self._groups: list[_Group] = []
         self._numbers: dict[GroupId, int] = {}
@@ -182,7 +182,7 @@ class LiveComparison:
         fresh = np.zeros(int((~met).sum()), _OPEN)
         for name in POSITION.names or ():
             fresh[name] = own[name][~met]
-        fresh["come"], fresh["look"] = 1, self._looks
+        fresh["come"], fresh["poll"] = 1, self._polls
         self._open = join([self._open, fresh])
         self._open = select(self._open, np.argsort(self._open["key"], kind="stable"))
 
@@ -194,7 +194,7 @@ class LiveComparison:
                 group.ways.setdefault(way, seq)
 
     def _complete(self, *, is_last: bool) -> None:
-        """Take what all local members have come to; keep it for another look: a rank may have been seen too late."""
+        """Take what all local members have come to; keep it for another poll: a rank may have been seen too late."""
         if len(self._here) != len(self._groups) or self._seen != len(self._ranks):  # groups may have many members
             self._seen = len(self._ranks)
             here = [sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups]
@@ -204,7 +204,7 @@ class LiveComparison:
         come = self._open["come"]
         complete = (come >= self._here[groups]) & (come > 1)
         differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
-        # Where members are elsewhere, or not seen yet, a look more: one of this host may be among them.
+        # Where members are elsewhere, or not seen yet, a poll more: one of this host may be among them.
         decidable = (come == whole[groups]) | (complete & self._open["complete"]) | (is_last & (come > 1))
         seqs = seq_of(self._open["key"])
         newest = np.full(len(self._groups), -1, np.int64)
@@ -220,7 +220,7 @@ class LiveComparison:
         self._open["complete"] = complete
         self._open = select(self._open, kept)
         if len(self._open) > MAX_OPEN:
-            newest_first = np.argsort(-self._open["look"], kind="stable")
+            newest_first = np.argsort(-self._open["poll"], kind="stable")
             self._open = select(self._open, np.sort(newest_first[:MAX_OPEN]))
 
     def _decide(self, *, is_last: bool) -> list[Finding]:
@@ -252,7 +252,7 @@ class LiveComparison:
         return told
 
     def _is_new(self, finding: Finding, groups: list[_Group]) -> bool:
-        """Say whether this was not told before, and close its group."""
+        """Say whether this is newly detected, and close its group."""
         group = next((one for one in groups if (one.key.name, one.key.ranks) == _name(finding)), None)
         if group is None or group.closed:
             return False

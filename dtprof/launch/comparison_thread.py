@@ -1,4 +1,4 @@
-"""Compare the calls of the ranks of this host while the job runs, in a thread of the launcher; tell of mismatches."""
+"""Compare the calls of the ranks of this host while the job runs, in a thread of the launcher; report mismatches."""
 
 import json
 import os
@@ -15,10 +15,10 @@ from dtprof.records.shared_follower import Subscription
 
 EVERY_S = 2.0
 EVERY_AT_MOST_S = 20.0
-"""Between looks that are so dear that they would take more than a thousandth of a core."""
+"""Between comparisons that are so dear that they would take more than a thousandth of a core."""
 NICENESS = 10
 STOP_S = 30.0
-"""How long the end of a job waits for the last look."""
+"""How long the end of a job waits for the last comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,19 +32,19 @@ class Mismatch:
     text: str  # in full, with the lines of both sides
 
 
-class Look(Protocol):
-    """Reads what is new in the records."""
+class Comparison(Protocol):
+    """Compares what is new in the records."""
 
     def __call__(self, is_last: bool, /) -> Iterable[Mismatch]:
-        """Return the mismatches not told of before; nothing comes after the last look."""
+        """Return the newly detected mismatches; nothing comes after the last comparison."""
 
 
 class Comparer:
-    """Looks every few seconds until it is stopped."""
+    """Compares every few seconds until it is stopped."""
 
     def __init__(
         self,
-        make: Callable[[Subscription], Look],
+        make: Callable[[Subscription], Comparison],
         records: Subscription,
         node_folder: Path,
         *,
@@ -53,16 +53,16 @@ class Comparer:
         """Start at once. `make` is called in the thread: what it imports takes a moment."""
         self._make, self._records, self._folder, self._say = make, records, node_folder, say
         self._end = threading.Event()
-        self._looks_last = False
+        self._compares_last = False
         self._thread = threading.Thread(target=self._work, name="dtprof-comparer", daemon=True)
         self._thread.start()
 
-    def stop(self, *, looks_last: bool) -> None:
-        """Look at what came since, where that is wanted, and stop."""
-        self._looks_last = looks_last
+    def stop(self, *, compares_last: bool) -> None:
+        """Compare what came since, where that is wanted, and stop."""
+        self._compares_last = compares_last
         self._end.set()
         self._thread.join(STOP_S)
-        if looks_last and self._thread.is_alive():
+        if compares_last and self._thread.is_alive():
             self._say("the newest calls of the ranks were not compared: that takes too long here; diagnose does it")
 
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
@@ -74,17 +74,17 @@ class Comparer:
             self._records.close()
 
     def _compare(self) -> None:
-        look: Look | None = None
+        compare: Comparison | None = None
         pause_s = EVERY_S
         while not self._end.wait(pause_s):
-            look = look or self._make(self._records)
+            compare = compare or self._make(self._records)
             began_s = time.thread_time()
-            self._tell(look(False))
+            self._report(compare(False))
             pause_s = min(max(EVERY_S, 1_000 * (time.thread_time() - began_s)), EVERY_AT_MOST_S)
-        if self._looks_last and (look or any(self._folder.parent.glob("rank-*"))):
-            self._tell((look or self._make(self._records))(True))
+        if self._compares_last and (compare or any(self._folder.parent.glob("rank-*"))):
+            self._report((compare or self._make(self._records))(True))
 
-    def _tell(self, found: Iterable[Mismatch]) -> None:
+    def _report(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:
             about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
             if not fence.is_first(self._folder.parent, about, mark=fence.TOLD):
@@ -103,4 +103,4 @@ class Comparer:
                 with (self._folder / paths.MISMATCHES).open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             except OSError:
-                continue  # the disk is full: the watcher tells of it
+                continue  # the disk is full: the watcher reports it

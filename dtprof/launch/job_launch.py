@@ -24,7 +24,7 @@ from dtprof.launch import (
     storage,
 )
 from dtprof.launch.archiver import Archiver
-from dtprof.launch.comparison_thread import Comparer, Look
+from dtprof.launch.comparison_thread import Comparer, Comparison
 from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
@@ -71,7 +71,7 @@ def run_job(
     settings: JobSettings,
     diagnose: hang_watcher.Diagnose,
     *,
-    compare: Callable[[Subscription], Look] | None = None,
+    compare: Callable[[Subscription], Comparison] | None = None,
 ) -> JobEnd:
     """Run the command with its ranks instrumented.
 
@@ -156,7 +156,7 @@ class _Companions:
         watch: hang_watcher.Watcher,
         records: Path,
         metrics: MetricsSettings,
-        compare: Callable[[Subscription], Look] | None,
+        compare: Callable[[Subscription], Comparison] | None,
     ) -> None:
         """Start all of them."""
         node_folder = records / paths.node_folder_name(writer.host_name())
@@ -170,7 +170,7 @@ class _Companions:
     def stop(self, status: int) -> None:
         """End them, the newest first."""
         if self._comparer is not None:
-            self._stops.append(functools.partial(self._comparer.stop, looks_last=status == 0))
+            self._stops.append(functools.partial(self._comparer.stop, compares_last=status == 0))
         for stop in reversed(self._stops):
             fenced("a part of the watch over the job", "did not end in order")(stop)()
 
@@ -259,7 +259,7 @@ class _Stopper:
 
     @fenced("the watch over the job", "missed a look")
     def tick(self) -> None:
-        """Look once; stop the job where it hangs and that was asked for."""
+        """Poll once; stop the job where it hangs and that was asked for."""
         if self.begun_s is None:
             self._watch.tick()
             if self._enabled and self._watch.hang is not None and self._process.status is None:

@@ -138,7 +138,7 @@ class _Recent:
 def _stamp(run: Path) -> tuple[tuple[int, int, int], ...]:
     """Return what changes when something is written to a run beside the records; nothing where there is no run.
 
-    To read all that anew at every look costs far more than to ask whether it has changed.
+    To read all that anew at every poll costs far more than to ask whether it has changed.
     """
     try:
         nodes = sorted(run.glob("node-*"))
@@ -162,7 +162,7 @@ def _state(path: Path) -> tuple[int, int, int]:
 
 
 class LiveWindow:
-    """The newest steps of a run; what an earlier look has given may have been dropped by a later one."""
+    """The newest steps of a run; what an earlier poll has given may have been dropped by a later one."""
 
     def __init__(self, run: Path, *, max_steps: int = MAX_STEPS, max_rows: int = MAX_ROWS) -> None:
         """Follow a run directory.
@@ -185,8 +185,8 @@ class LiveWindow:
         self._recent: dict[int, _Recent] = {}
         self._loaded: dict[int, RankTables] | None = None  # of a window that does not change: read more than once
 
-    def look(self) -> dict[int, Growth]:
-        """Take in what came since the last look; return what each rank has gained.
+    def poll(self) -> dict[int, Growth]:
+        """Take in what came since the last poll; return what each rank has gained.
 
         Raises:
             NotARunError: the run has been moved or deleted.
@@ -194,7 +194,7 @@ class LiveWindow:
         written = _stamp(self.path)
         if written != self._written or not written:
             self._written, self._opened = written, reader.open_run(self.path)
-        growths = self._follower.look()
+        growths = self._follower.poll()
         for rank, growth in growths.items():
             recent = self._recent.get(rank)
             if recent is None or recent.growth.tables.attempt != growth.tables.attempt:
@@ -208,7 +208,7 @@ class LiveWindow:
         self._follower.close()
 
     def frozen(self, *, num_steps: int | None = None) -> "LiveWindow":
-        """Return what is kept as it is now, or its newest steps: it may be read while this one looks, and never looks.
+        """Return what is kept as it is now, or its newest steps: it may be read while this one polls, and never polls.
 
         Parameters:
             num_steps: steps to keep behind the newest one that all ranks have ended, without samples; None: all.
@@ -261,7 +261,7 @@ class LiveWindow:
 
     @property
     def mismatches(self) -> tuple[dict[str, Any], ...]:
-        """Calls that do not go together, as the launcher has told of them so far."""
+        """Calls that do not go together, as the launcher has reported them so far."""
         return self._opened.mismatches
 
     @property

@@ -21,7 +21,7 @@ MEMORY_SAMPLES = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankNow:
+class RankActivity:
     """One rank at this moment."""
 
     rank: int
@@ -48,8 +48,8 @@ class RankNow:
         return self.end.startswith(("killed", "exited"))
 
 
-class Present:
-    """Keeps what is known of every rank between looks."""
+class RankActivities:
+    """Keeps what is known of every rank between polls."""
 
     def __init__(self) -> None:
         """Know no rank."""
@@ -66,7 +66,7 @@ class Present:
         exit_of: Callable[[str, int], ProcessExit | None],
         job_has_ended: bool,
         boot_id: str,
-    ) -> list[RankNow]:
+    ) -> list[RankActivity]:
         """Return the state of all ranks.
 
         Args:
@@ -96,7 +96,7 @@ class Present:
             newest_ns = self._newest_ns[rank]
             on_this_clock = known.boot_id == boot_id and end == RUNNING
             found.append(
-                RankNow(
+                RankActivity(
                     rank=rank,
                     host=known.host,
                     end=end,

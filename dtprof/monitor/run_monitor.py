@@ -23,29 +23,29 @@ from dtprof.job.stalls import (
     hang_after_of,
 )
 from dtprof.monitor.live_run import LiveWindow
-from dtprof.monitor.polling_interval import Pace
-from dtprof.monitor.rank_activity import Present, RankNow
+from dtprof.monitor.polling_interval import PollingInterval
+from dtprof.monitor.rank_activity import RankActivities, RankActivity
 from dtprof.records import writer
 from dtprof.records.run_follower import Growth
 
-MAX_TOLD = 2
+MAX_MISMATCH_ALARMS = 2
 """Mismatches that are alarms of their own: the first is the cause of most that follow."""
 MAX_NAMED = 8
-"""Ranks that are told by number where they are all that are left."""
+"""Ranks that are named where they are all that are left."""
 SUMMARY_EVERY_S = 1.0
 SUMMARY_SHARE = 0.01
 """Of the time, that the summary may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
-    """What one look gives."""
+class JobSnapshot:
+    """What one poll gives."""
 
-    ranks: Sequence[RankNow]
+    ranks: Sequence[RankActivity]
     summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
-    has_moved: bool  # a rank has left a record since the look before
+    has_moved: bool  # a rank has left a record since the poll before
     progress: JobProgress  # of the ranks that run
-    told: Sequence[ToldMismatch]  # what the launcher has told of
+    mismatches: Sequence[ToldMismatch]  # what the launcher has reported
     has_ended: bool
     exit_status: int | None
     job_problem: str  # why it is not known whether the job goes on; empty where that is known
@@ -64,7 +64,7 @@ class Moment:
 
 
 class Monitor:
-    """Looks at a run time and again; takes a bounded share of the time and of memory."""
+    """Polls a run time and again; takes a bounded share of the time and of memory."""
 
     def __init__(self, run: Path, *, summarises: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         """Open the run.
@@ -80,13 +80,13 @@ class Monitor:
         """
         self.window = LiveWindow(run)
         self._summarises = summarises
-        self._present = Present()
+        self._activities = RankActivities()
         self._clock = clock
         self._boot_id = writer.boot_id()
         self._moved = clock()
         self._pauses: dict[str, Pauses] = {}  # by boot id: hosts have clocks of their own
         self.summary: Summary | None = None
-        self._pace = Pace(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
+        self._summary_interval = PollingInterval(every_s=SUMMARY_EVERY_S, share=SUMMARY_SHARE, clock=clock)
         self._has_news = True
 
     @property
@@ -99,8 +99,8 @@ class Monitor:
         """Ranks that had a log when the run was opened or last changed."""
         return self.window.num_ranks
 
-    def look(self, *, summarises: bool = True) -> Moment:
-        """Look once.
+    def poll(self, *, summarises: bool = True) -> JobSnapshot:
+        """Poll once.
 
         Args:
             summarises: work out the summary where it is due; it takes longest where there are many ranks.
@@ -108,14 +108,16 @@ class Monitor:
         Raises:
             NotARunError: the run has been moved or deleted.
         """
-        growths = self.window.look()
+        growths = self.window.poll()
         manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
-        told = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
+        mismatches = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
         has_moved = any(growth.newest_ns or growth.tables.num_events for growth in growths.values())
         if has_moved:
             self._moved, self._has_news = self._clock(), True
-        ranks = self._present.take(growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id)
+        ranks = self._activities.take(
+            growths, exit_of=self.window.exit_of, job_has_ended=has_ended, boot_id=self._boot_id
+        )
         if growths and self._summarises and summarises:
             self._summarise()
         is_over = has_ended or not any(rank.is_running for rank in ranks)
@@ -126,7 +128,7 @@ class Monitor:
             hang_after_s=hang_after_of(manifest.settings),
             usual_pause_s=min((pauses.usual_s for pauses in self._pauses.values()), default=0.0),
         )
-        return Moment(
+        return JobSnapshot(
             ranks=ranks,
             summary=self.summary,
             has_moved=has_moved,
@@ -134,10 +136,10 @@ class Monitor:
             has_ended=has_ended,
             exit_status=manifest.exit_status,
             job_problem=self.window.job_problem,
-            told=told,
+            mismatches=mismatches,
             alarms=(
                 *([tell_damage(self.window.job_problem)] if self.window.job_problem else []),
-                *_find_alarms(ranks, self.summary, growths, told, progress, is_over=is_over),
+                *_find_alarms(ranks, self.summary, growths, mismatches, progress, is_over=is_over),
             ),
         )
 
@@ -163,12 +165,12 @@ class Monitor:
 
     def _summarise(self) -> None:
         """Summarise the newest steps where that is due and would say something new."""
-        if not self._has_news or not self._pace.is_due:
+        if not self._has_news or not self._summary_interval.is_due:
             return
         began = self._clock()
         self._has_news = False
         self.summary = summarise(self.window)
-        self._pace.charge(self._clock() - began)
+        self._summary_interval.charge(self._clock() - began)
 
 
 def tell_damage(job_problem: str) -> str:
@@ -179,7 +181,7 @@ def tell_damage(job_problem: str) -> str:
     )
 
 
-def _progress(running: Sequence[RankNow], watched_s: float) -> dict[int, RankProgress]:
+def _progress(running: Sequence[RankActivity], watched_s: float) -> dict[int, RankProgress]:
     """Return how far ranks have come; where no clock tells, for how long none was seen to leave a record."""
     is_known = all(rank.quiet_ns is not None for rank in running)
     return {
@@ -193,10 +195,10 @@ def _progress(running: Sequence[RankNow], watched_s: float) -> dict[int, RankPro
 
 
 def _find_alarms(
-    ranks: Sequence[RankNow],
+    ranks: Sequence[RankActivity],
     summary: Summary | None,
     growths: Mapping[int, Growth],
-    told: Sequence[ToldMismatch],
+    mismatches: Sequence[ToldMismatch],
     progress: JobProgress,
     *,
     is_over: bool,
@@ -204,9 +206,9 @@ def _find_alarms(
     alarms = _tell_ends(ranks)
     if progress.state == Progress.STALLED:
         alarms.append(progress.words)
-    alarms += map(_mismatch, told[:MAX_TOLD])
-    if len(told) > MAX_TOLD:
-        alarms.append(f"{len(told) - MAX_TOLD} more mismatches")
+    alarms += map(_mismatch, mismatches[:MAX_MISMATCH_ALARMS])
+    if len(mismatches) > MAX_MISMATCH_ALARMS:
+        alarms.append(f"{len(mismatches) - MAX_MISMATCH_ALARMS} more mismatches")
     stopped = [rank for rank, growth in growths.items() if growth.tables.truncated]
     if stopped:
         alarms.append(f"recording stopped on {list_ranks(stopped)}: the disk is full, or --max-log-mb is too small")
@@ -215,30 +217,30 @@ def _find_alarms(
     return alarms
 
 
-def _tell_ends(ranks: Sequence[RankNow]) -> list[str]:
+def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
     """Say who did not end well, the few before the many; launchers send SIGTERM to those left, so they come last."""
     by_end: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.ended_badly:
             by_end.setdefault(rank.end, []).append(rank.rank)
-    told: list[str] = []
+    alarms: list[str] = []
     left = len(ranks)
     for end, found in sorted(by_end.items(), key=lambda one: (one[0] == STOPPED, len(one[1]))):
         named = list_ranks(found)
-        if len(found) == left > (MAX_NAMED if told else 1):
-            named = f"the other {format_count(left)} ranks" if told else f"all {format_count(left)} ranks"
+        if len(found) == left > (MAX_NAMED if alarms else 1):
+            named = f"the other {format_count(left)} ranks" if alarms else f"all {format_count(left)} ranks"
         left -= len(found)
         was = "was" if len(found) == 1 else "were"
         if end == STOPPED:
-            told.append(f"{'then ' if told else ''}{named} {was} stopped by SIGTERM")
+            alarms.append(f"{'then ' if alarms else ''}{named} {was} stopped by SIGTERM")
         else:
-            told.append(f"{named} {was} {end}" if end.startswith("killed") else f"{named} {end}")
-    return told
+            alarms.append(f"{named} {was} {end}" if end.startswith("killed") else f"{named} {end}")
+    return alarms
 
 
-def _mismatch(told: ToldMismatch) -> str:
-    when = f" {told.after_s:.0f} s after the start" if told.after_s is not None else ""
-    return f"mismatch{when}: {told.summary}"
+def _mismatch(mismatch: ToldMismatch) -> str:
+    when = f" {mismatch.after_s:.0f} s after the start" if mismatch.after_s is not None else ""
+    return f"mismatch{when}: {mismatch.summary}"
 
 
 def _slow(found: StragglerResult, *, is_over: bool) -> str:

@@ -31,7 +31,7 @@ def follow_course(steps: Mapping[int, RankSteps], *, first: int) -> list[StepSer
         first: number of a step.
 
     Returns:
-        Of every rank with steps the same steps. Nothing where steps are told by other rules than marks and optimizers:
+        Of every rank with steps the same steps. Nothing where other rules tell steps than marks and optimizers:
         those count from the oldest record that is kept.
     """
     stepping = [own for own in steps.values() if own.count and own.rule in (MARKS, OPTIMIZER)]

@@ -1,6 +1,6 @@
-"""Follow a run while it is written: what each rank's log has gained since the last look.
+"""Follow a run while it is written: what each rank's log has gained since the last poll.
 
-A look reads only what is new and what had not settled. Records are completed in place: one has settled when nothing
+A poll reads only what is new and what had not settled. Records are completed in place: one has settled when nothing
 will be written to it any more, as far as can be told. Each is given once as settled; until then it is among the open
 ones. An operation that will never be seen to complete settles once the rank has gone on to another step.
 """
@@ -27,7 +27,7 @@ from dtprof.records.tables import Array, RankTables, join, select
 MAX_OPEN = 4096
 """Records behind the newest one that may be open; those further behind settle as they are."""
 MAX_STRINGS_BYTES = 1 << 24
-"""Of the strings file, read in one look."""
+"""Of the strings file, read in one poll."""
 _NEW, _SEEN, _SETTLED = range(3)
 _DONE = schema.STATE["done"]
 _COMPLETION = schema.FLAG["completion"]
@@ -35,7 +35,7 @@ _COMPLETION = schema.FLAG["completion"]
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What one rank's log has gained since the last look."""
+    """What one rank's log has gained since the last poll."""
 
     tables: RankTables  # the rows that have settled since, in order of time; every name known so far
     newest_ns: int  # when the newest record seen for the first time was issued, settled or not; 0: there is none
@@ -70,9 +70,9 @@ class LogFollower:
             folder: of the rank.
             rank: global rank.
             attempt: restart attempt.
-            from_end: leave out all but the newest segment, and of that what had settled at the first look.
-            newest: leave out records that are there at the first look but for so many; a segment more at most is read.
-            at_most: open so many segments in one look: memory stays bounded, however late it comes.
+            from_end: leave out all but the newest segment, and of that what had settled at the first poll.
+            newest: leave out records that are there at the first poll but for so many; a segment more at most is read.
+            at_most: open so many segments in one poll: memory stays bounded, however late it comes.
         """
         self._at_most = at_most
         self.folder, self.rank, self.attempt = folder, rank, attempt
@@ -91,7 +91,7 @@ class LogFollower:
         self._names: dict[str, Any] = {}
 
     def read(self) -> tuple[ShortLog, ShortLog]:
-        """Read what there is since the last look: what has settled and what is open, as it lies in the segments.
+        """Read what there is since the last poll: what has settled and what is open, as it lies in the segments.
 
         Raises:
             NewerFormatError: the log was written by a newer dtprof.
@@ -173,17 +173,17 @@ class LogFollower:
             self._capture_ns[window.header["segment"]] = window.header["capture_ns"]
             written = rows["state"] != 0
             self._step = max(self._step, int(rows["step"].max(where=written, initial=0)))
-            told = window.told
+            given = window.given
             final = written & (_is_final(rows, self._step) | (np.arange(len(rows)) < window.num_old))
             if at + 2 < len(self._windows):
                 final = written  # two segments on, nobody writes here any more
             if not self._passes_over:
-                new = rows["issued_ns"].max(where=written & (told == _NEW), initial=0)
+                new = rows["issued_ns"].max(where=written & (given == _NEW), initial=0)
                 self._newest_ns = max(self._newest_ns, int(new))
-                _take(rows, final & (told != _SETTLED), settled)
+                _take(rows, final & (given != _SETTLED), settled)
             _take(rows, written & ~final, unsettled)
-            told[written] = _SEEN
-            told[final] = _SETTLED
+            given[written] = _SEEN
+            given[final] = _SETTLED
             window.advance()
             if window.full and not window.num_unsettled:
                 if window is not self._windows[-1]:
@@ -262,21 +262,21 @@ class RunFollower:
         Args:
             run: the run directory.
             boot_id: follow only ranks of the host with this boot id.
-            from_end: leave out what ranks that are there at the first look had recorded.
+            from_end: leave out what ranks that are there at the first poll had recorded.
             newest: of what a rank has recorded when it is first seen, leave out all but so many records.
-            at_most: open so many segments of a rank in one look.
+            at_most: open so many segments of a rank in one poll.
         """
         self._newest, self._at_most = newest, at_most
         self._run = run
         self._boot_id = boot_id
         self._from_end = from_end
         self._logs: dict[int, LogFollower] = {}
-        self._passed: set[str] = set()  # names in the run directory that need no second look: most of many hosts are
+        self._passed: set[str] = set()  # names in the run directory that need no second visit: most of many hosts are
         self.problems: dict[int, str] = {}
         """Ranks that cannot be followed, and why."""
 
-    def look(self) -> dict[int, Growth]:
-        """Return what each rank has gained since the last look, by rank; a rank with a new attempt begins anew."""
+    def poll(self) -> dict[int, Growth]:
+        """Return what each rank has gained since the last poll, by rank; a rank with a new attempt begins anew."""
         self._find_ranks()
         self._from_end = False
         growths: dict[int, Growth] = {}
@@ -371,14 +371,14 @@ class _Window:
         self._number = number
         self.start = 0  # the first record that has not settled
         self.header: dict[str, Any] = {}
-        self.told: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)  # of the records of the last read
+        self.given: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)  # of the records of the last read
         self.full = False
         self.num_old = 0
 
     @property
     def num_unsettled(self) -> int:
         """Records claimed that have not been given as settled."""
-        return int(np.count_nonzero(self.told != _SETTLED))
+        return int(np.count_nonzero(self.given != _SETTLED))
 
     def read(self) -> Array | None:
         """Return the records from the first that had not settled; None where the file is another segment now."""
@@ -395,16 +395,16 @@ class _Window:
             schema.HEADER_SIZE + self.start * schema.RECORD_SIZE, (end - self.start) * schema.RECORD_SIZE
         )
         rows = np.frombuffer(data[: len(data) // schema.RECORD_SIZE * schema.RECORD_SIZE], RECORD_DTYPE)
-        self.told = np.concatenate([self.told, np.zeros(len(rows) - len(self.told), np.uint8)])
+        self.given = np.concatenate([self.given, np.zeros(len(rows) - len(self.given), np.uint8)])
         self.num_old = max(0, len(rows) - MAX_OPEN)
         return rows
 
     def advance(self) -> None:
         """Leave behind the first records as far as all have settled."""
-        unsettled = np.flatnonzero(self.told != _SETTLED)
-        first = int(unsettled[0]) if len(unsettled) else len(self.told)
+        unsettled = np.flatnonzero(self.given != _SETTLED)
+        first = int(unsettled[0]) if len(unsettled) else len(self.given)
         self.start += first
-        self.told = self.told[first:]
+        self.given = self.given[first:]
 
     def close(self) -> None:
         """Close the file; nothing more can be read."""

@@ -38,7 +38,7 @@ class SharedFollower:
         with self._lock:
             if waiting:
                 return waiting.popleft(), False
-            growths = self._opened().look()
+            growths = self._opened().poll()
             for other in self._waiting:
                 if other is not waiting:
                     other.append(growths)

@@ -34,7 +34,7 @@ def record_job(command: Sequence[str], settings: job_launch.JobSettings) -> int:
     return job_launch.EXIT_HANG if end.stopped_by_us else child_process.end_like(end.status)
 
 
-def compare_while_running(records: "Subscription") -> comparison_thread.Look:
+def compare_while_running(records: "Subscription") -> comparison_thread.Comparison:
     """Return what compares the new records of the ranks of this host, and yields mismatched operations."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison
@@ -44,7 +44,7 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Look:
     importlib.import_module("dtprof.session.run_diagnosis")  # what a hang is diagnosed with: nobody waits for it yet
     comparison = LiveComparison()
 
-    def look(is_last: bool) -> Iterator[comparison_thread.Mismatch]:
+    def compare(is_last: bool) -> Iterator[comparison_thread.Mismatch]:
         for growths, is_whole in records.take():
             ends = is_last and is_whole
             grown = [with_open(growth) if ends else growth.tables for growth in growths.values()]
@@ -61,7 +61,7 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Look:
                     text=verdict_text(verdict),
                 )
 
-    return look
+    return compare
 
 
 def diagnose_stalled(run: Path) -> hang_watcher.Verdict:

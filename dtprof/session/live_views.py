@@ -33,10 +33,10 @@ def watch_on_terminal(path: Path, *, once: bool) -> bool:
     monitor = Monitor(remote.folder_here(path, purpose="dtprof top follows files as a job writes them"))
     try:
         fixed = once or not sys.stdout.isatty() or console.is_dumb_terminal
-        moment = terminal_loop.print_once(monitor) if fixed else terminal_loop.watch(monitor, console)
+        snapshot = terminal_loop.print_once(monitor) if fixed else terminal_loop.watch(monitor, console)
     finally:
         monitor.close()
-    return moment.has_ended and moment.exit_status == 0 and not moment.alarms
+    return snapshot.has_ended and snapshot.exit_status == 0 and not snapshot.alarms
 
 
 def serve_pages(

@@ -106,7 +106,7 @@ def test_all_views_say_the_same_of_a_job(
     for _ in grow(run, STEPS + 1):
         now_s[0] += period_s
         watcher.tick()
-        monitor.look()
+        monitor.poll()
     for _ in range(round(2 * quiet_s)):
         now_s[0] += 0.5
         watcher.tick()
@@ -117,7 +117,7 @@ def test_all_views_say_the_same_of_a_job(
     alarms = feed_of(run, time.monotonic).since(0)["status"]["alarms"]
     assert {
         "watcher": watcher.hang is not None,
-        "top": monitor.look().is_stalled,
+        "top": monitor.poll().is_stalled,
         "pages": any(alarm.startswith("stalled: ") for alarm in alarms),
         "metrics": b"dtprof_hang 1.0\n" in metrics.collect(),
         "diagnose": diagnose_run(run).outcome == "hang",

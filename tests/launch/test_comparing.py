@@ -56,7 +56,7 @@ def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
 
     (tmp_path / "rank-00000.0").mkdir()
     comparer = Comparer(lambda _: look, nothing(tmp_path), tmp_path / "node-a", say=print)
-    comparer.stop(looks_last=True)
+    comparer.stop(compares_last=True)
     assert "broken True" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, mon
     (tmp_path / "rank-00000.0").mkdir()
     said: list[str] = []
     comparer = Comparer(lambda _: look, nothing(tmp_path), tmp_path / "node-a", say=said.append)
-    comparer.stop(looks_last=True)
+    comparer.stop(compares_last=True)
     release.set()
     comparer._thread.join(60)
     assert [text.split(":")[0] for text in said] == ["the newest calls of the ranks were not compared"]
@@ -85,7 +85,7 @@ def test_launchers_of_one_run_tell_a_mismatch_once_between_them(tmp_path: Path) 
     said: list[str] = []
     for node, seen in (("node-a", found), ("node-b", found), ("node-a", found[:1])):
         Comparer(lambda _, seen=seen: lambda _: seen, nothing(tmp_path), tmp_path / node, say=said.append).stop(
-            looks_last=True
+            compares_last=True
         )
     assert [text.splitlines()[1] for text in said] == ["at 3", "at 9"]
     assert len((tmp_path / "node-a" / paths.MISMATCHES).read_text().splitlines()) == 2
@@ -100,7 +100,7 @@ def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
         looked.append(is_last)
         return []
 
-    Comparer(lambda _: look, nothing(tmp_path), tmp_path, say=print).stop(looks_last=False)
+    Comparer(lambda _: look, nothing(tmp_path), tmp_path, say=print).stop(compares_last=False)
     assert looked == []
 
 

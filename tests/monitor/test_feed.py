@@ -14,7 +14,7 @@ from dtprof.errors import DtprofError
 from dtprof.job.stalls import HANG_AFTER_S
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import NewestStep, measure_newest_step
-from dtprof.monitor.polling_interval import Pace
+from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.web import page_feed as feed_module
 from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, DRAW_SHARE, Diagnose, Feed
 from dtprof.report.figures.figure_source import Source
@@ -130,7 +130,7 @@ def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
     clock, cpu = Clock(), Clock()
     feed = feed_of(run, clock, cpu)
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)  # a second of drawing
+    feed._draw_interval.charge(1.0)  # a second of drawing
     grow(run, 9, tmp_path / "grown")
     clock.now += 1
     news = feed.since(version)
@@ -190,11 +190,11 @@ def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn
 
     feed = feed_of(run, clock, Clock(), diagnose=diagnose)
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)  # a second of drawing: none is due for long
+    feed._draw_interval.charge(1.0)  # a second of drawing: none is due for long
     grow(run, 9, tmp_path / "grown")
     clock.now += DIAGNOSE_EVERY_S
     news = feed.since(version)
-    assert (news["version"], feed._draw_pace.is_due) == (version, False)
+    assert (news["version"], feed._draw_interval.is_due) == (version, False)
     assert news["status"]["text"].endswith("figures as of step 8 (8 s ago), verdict as of step 9 (0 s ago)")
     outcomes.append("risk")
     for _ in range(2):
@@ -208,15 +208,15 @@ def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn
 
 def test_pace_keeps_to_its_share() -> None:
     clock = Clock()
-    pace = Pace(every_s=1.0, share=0.01, clock=clock)
+    interval = PollingInterval(every_s=1.0, share=0.01, clock=clock)
     count, busy = 0, 0.0
     for _ in range(10_000):
         clock.now += 0.1
-        if pace.is_due:
+        if interval.is_due:
             clock.now += 0.2
             busy += 0.2
             count += 1
-            pace.charge(0.2)
+            interval.charge(0.2)
     assert count > 10
     assert busy / (clock.now - 100) <= 0.0101
 
@@ -321,7 +321,7 @@ def test_chart_of_steps_is_continued_between_two_drawings(tmp_path: Path) -> Non
     clock, cpu = Clock(), Clock()
     feed = feed_of(run, clock, cpu)
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)  # a second of drawing
+    feed._draw_interval.charge(1.0)  # a second of drawing
     grow(run, 11, tmp_path / "grown")
     clock.now += 1
     news = feed.since(version, after=8)
@@ -348,7 +348,7 @@ def test_chart_of_steps_goes_on_after_nobody_has_looked_for_long(tmp_path: Path)
     clock = Clock()
     feed = feed_of(run, clock, Clock())
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)
+    feed._draw_interval.charge(1.0)
     for steps in (9, 10):
         grow(run, steps, tmp_path / f"grown-{steps}")
         clock.now += 1
@@ -370,7 +370,7 @@ def test_course_of_steps_begins_anew_with_an_attempt(tmp_path: Path) -> None:
     clock = Clock()
     feed = feed_of(run, clock, Clock())
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)
+    feed._draw_interval.charge(1.0)
     ranks = two_ranks(4)
     for rank in ranks:
         rank.attempt = 1
@@ -388,7 +388,7 @@ def test_steps_that_the_chart_is_continued_with_are_bounded(tmp_path: Path, monk
     clock = Clock()
     feed = feed_of(run, clock, Clock())
     feed.since(0)
-    feed._draw_pace.charge(1.0)
+    feed._draw_interval.charge(1.0)
     for steps in range(9, 30, 3):
         clock.now += 1
         grow(run, steps, tmp_path / f"grown-{steps}")
@@ -410,7 +410,7 @@ def test_verdict_follows_a_turn_though_drawing_is_not_due(tmp_path: Path) -> Non
     clock = Clock()
     feed = feed_of(run, clock, Clock())
     version = feed.since(0)["version"]
-    feed._draw_pace.charge(1.0)
+    feed._draw_interval.charge(1.0)
     summary = tell_mismatch(run, 3, after_s=12)
     clock.now += 2
     assert feed.since(version)["version"] == version + 1

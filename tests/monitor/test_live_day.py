@@ -11,7 +11,7 @@ import pytest
 
 from dtprof.analysis.run_summary import summarise
 from dtprof.monitor.live_run import LiveWindow
-from dtprof.monitor.rank_activity import Present
+from dtprof.monitor.rank_activity import RankActivities
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 from tests import builders
@@ -56,16 +56,16 @@ def looks(first: dict[int, RankTables]) -> Iterator[dict[int, Growth]]:
 
 def test_memory_does_not_grow_over_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(STEPS_A_LOOK)))
-    first = {rank: growth.tables for rank, growth in live.look().items()}
+    first = {rank: growth.tables for rank, growth in live.poll().items()}
     day = looks(first)
-    monkeypatch.setattr(live._follower, "look", lambda: next(day))
-    present = Present()
+    monkeypatch.setattr(live._follower, "poll", lambda: next(day))
+    present = RankActivities()
     kept = []
     tracemalloc.start()
     try:
         for _ in range(HOURS):
             for _ in range(LOOKS_AN_HOUR):
-                present.take(live.look(), exit_of=lambda _host, _pid: None, job_has_ended=False, boot_id="")
+                present.take(live.poll(), exit_of=lambda _host, _pid: None, job_has_ended=False, boot_id="")
             summarise(live)
             gc.collect()
             kept.append(tracemalloc.get_traced_memory()[0])

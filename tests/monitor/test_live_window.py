@@ -34,8 +34,8 @@ def two_ranks(num_steps: int, late_ms: int = 20) -> list[RankBuilder]:
 def test_window_that_holds_all_of_a_run_gives_its_summary(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(12))
     live = LiveWindow(run)
-    live.look()
-    live.look()
+    live.poll()
+    live.poll()
     whole, seen = summarise(open_run(run)), summarise(live)
     assert seen.steps == whole.steps
     assert [rank.partition_ns for rank in seen.ranks] == [rank.partition_ns for rank in whole.ranks]
@@ -45,7 +45,7 @@ def test_window_that_holds_all_of_a_run_gives_its_summary(tmp_path: Path) -> Non
 
 def test_window_of_few_steps_numbers_them_as_the_run_does(tmp_path: Path) -> None:
     live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(60)), max_steps=8)
-    live.look()
+    live.poll()
     assert live.first_step == 52
     seen = summarise(live)
     assert seen.steps.count == 60
@@ -61,7 +61,7 @@ def test_records_are_bounded_even_within_one_step(tmp_path: Path, monkeypatch: p
     for i in range(400):
         rank.op("barrier", i * 1000, i * 1000 + 1)
     live = LiveWindow(builders.write_run(tmp_path / "run", [rank]), max_rows=100)
-    live.look()
+    live.poll()
     kept = live.load(0).operations
     assert 0 < len(kept) <= 100
     assert kept["seq"][-1] == 399
@@ -70,17 +70,17 @@ def test_records_are_bounded_even_within_one_step(tmp_path: Path, monkeypatch: p
 def test_run_that_is_deleted_is_told(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(3))
     live = LiveWindow(run)
-    live.look()
+    live.poll()
     run.rename(tmp_path / "elsewhere")
     with pytest.raises(NotARunError, match="does not exist"):
-        live.look()
+        live.poll()
     with pytest.raises(NotARunError, match="does not exist"):
         LiveWindow(run)
 
 
 def test_newest_steps_hold_what_settled_late_and_what_came_before_it(tmp_path: Path) -> None:
     live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(12)))
-    live.look()
+    live.poll()
     operations = live._recent[0].tables[0]
     rows = operations.parts[0]
     operations.replace(rows[:0])
@@ -95,7 +95,7 @@ def test_newest_steps_hold_what_settled_late_and_what_came_before_it(tmp_path: P
 
 def test_what_is_frozen_stays_as_it_is(tmp_path: Path) -> None:
     live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(12)))
-    live.look()
+    live.poll()
     all_of_it, newest = live.frozen(), live.frozen(num_steps=2)
     live._recent[0].keep_from(11)
     assert set(all_of_it.load(0).operations["step"].tolist()) == set(range(12))

@@ -13,7 +13,7 @@ from tests.monitor.test_live_window import MS, STEP, two_ranks
 def watch(run: Path) -> LiveWindow:
     """Return what is there at a first look."""
     live = LiveWindow(run)
-    live.look()
+    live.poll()
     return live
 
 

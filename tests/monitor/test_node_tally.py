@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tally_of(run: Path, looks: int) -> NodeTally:
     tally, follower = NodeTally(), RunFollower(run)
     for _ in grow(run, looks):
-        tally.take(follower.look())
+        tally.take(follower.poll())
     follower.close()
     return tally
 

@@ -16,7 +16,7 @@ from tests.monitor.test_live_window import MS, STEP, two_ranks
 def course(run: Path, first: int) -> dict[int, dict[int, int]]:
     """Return by rank how long each step from one on took."""
     live = LiveWindow(run)
-    live.look()
+    live.poll()
     found = follow_course(find_ends(live.spans_since(first - STEPS_BEFORE, ENDS)), first=first)
     return {one.rank: dict(zip(one.steps, one.duration_ns, strict=True)) for one in found}
 

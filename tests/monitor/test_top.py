@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dtprof.monitor.run_monitor import Moment, Monitor
+from dtprof.monitor.run_monitor import JobSnapshot, Monitor
 from dtprof.monitor.terminal.top_screen import render_reading, render_screen
 from dtprof.records import events, paths, writer
 from dtprof.records.tables import ProcessExit
@@ -46,10 +46,10 @@ def tell_mismatch(run: Path, seq: int, *, after_s: float) -> str:
     return summary
 
 
-def screen(moment: Moment, run: Path, height: int = 24, width: int = 80) -> list[str]:
+def screen(snapshot: JobSnapshot, run: Path, height: int = 24, width: int = 80) -> list[str]:
     """Return the lines of the screen."""
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(render_screen(moment, run, height=height, width=width))
+    console.print(render_screen(snapshot, run, height=height, width=width))
     return console.export_text().splitlines()
 
 
@@ -60,14 +60,14 @@ def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None
     for rank in ranks:
         rank.boot_id = writer.boot_id()
     run = running(ranks, tmp_path / "run")
-    moment = Monitor(run).look()
-    first, second = moment.ranks
+    snapshot = Monitor(run).poll()
+    first, second = snapshot.ranks
     assert (first.doing, first.blocks) == ("forward", False)
     assert (second.doing, second.blocks, second.where) == ("all_reduce #8 of default_pg", True, "train.py:42")
     assert second.since_ns is not None
-    assert moment.progress.quiet_s == second.since_ns / 1e9  # the begin of both is the newest record
-    assert moment.alarms[0].startswith("stalled: no rank has made progress for")
-    lines = screen(moment, run)
+    assert snapshot.progress.quiet_s == second.since_ns / 1e9  # the begin of both is the newest record
+    assert snapshot.alarms[0].startswith("stalled: no rank has made progress for")
+    lines = screen(snapshot, run)
     assert all(len(line) <= 80 for line in lines)
     assert any("all_reduce #8 of default_pg" in line for line in lines)
     assert any(line.startswith("100 ms a step") for line in lines)
@@ -80,45 +80,45 @@ def test_steps_are_those_that_the_program_marks(tmp_path: Path) -> None:
     for rank in ranks:
         for number in range(1, 11):  # the optimizers ended two steps before the first mark
             rank.span("step", (number + 2) * STEP - MS, (number + 2) * STEP - MS, step=number + 1, microbatch=number)
-    moment = Monitor(running(ranks, tmp_path / "run")).look()
-    assert (moment.step, [rank.step for rank in moment.ranks]) == (10, [10, 10])
+    snapshot = Monitor(running(ranks, tmp_path / "run")).poll()
+    assert (snapshot.step, [rank.step for rank in snapshot.ranks]) == (10, [10, 10])
 
 
 def test_alarm_comes_when_nothing_moves_and_goes_when_it_does(tmp_path: Path) -> None:
     run = running(two_ranks(8), tmp_path / "run")
     now = [0.0]
     monitor = Monitor(run, clock=lambda: now[0])
-    slow = [alarm for alarm in monitor.look().alarms if "slow" in alarm]
+    slow = [alarm for alarm in monitor.poll().alarms if "slow" in alarm]
     assert len(slow) == 1
     assert slow[0].startswith("rank 0 is slow: 20.0 ms a step in backward")
     now[0] = 30.0
-    moment = monitor.look()
-    assert moment.alarms[0] == (
+    snapshot = monitor.poll()
+    assert snapshot.alarms[0] == (
         "stalled: no rank has made progress for 30 s (stall threshold 10 s: 10 s, as no --hang-after is given)"
     )
-    assert f"why: dtprof diagnose {run}" in " ".join(line.strip() for line in screen(moment, run))
+    assert f"why: dtprof diagnose {run}" in " ".join(line.strip() for line in screen(snapshot, run))
     grown = running(two_ranks(9), tmp_path / "grown")
     for rank in ("rank-00000.0", "rank-00001.0"):
         with (run / rank / "events.00000").open("r+b") as file:
             file.write((grown / rank / "events.00000").read_bytes())
-    assert not any("stalled" in alarm for alarm in monitor.look().alarms)
+    assert not any("stalled" in alarm for alarm in monitor.poll().alarms)
 
 
 def test_mismatch_is_an_alarm_as_soon_as_the_launcher_tells_of_it(tmp_path: Path) -> None:
     run = running(two_ranks(8), tmp_path / "run")
     monitor = Monitor(run)
-    assert not any("mismatch" in alarm for alarm in monitor.look().alarms)
+    assert not any("mismatch" in alarm for alarm in monitor.poll().alarms)
     summary = tell_mismatch(run, 3, after_s=12.4)
     for seq in (4, 5, 6):
         tell_mismatch(run, seq, after_s=20)
-    moment = monitor.look()
-    told = [alarm for alarm in moment.alarms if "mismatch" in alarm]
+    snapshot = monitor.poll()
+    told = [alarm for alarm in snapshot.alarms if "mismatch" in alarm]
     assert told[0] == f"mismatch 12 s after the start: {summary}"
     assert told[2:] == ["2 more mismatches"]
-    lines = screen(moment, run)
+    lines = screen(snapshot, run)
     assert all(len(line) <= 80 for line in lines)
     assert f"! {told[0]}" in " ".join(line.strip() for line in lines)
-    assert len(screen(moment, run, height=16)) <= 16
+    assert len(screen(snapshot, run, height=16)) <= 16
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_narrow_terminals_show_what_a_rank_does_and_leave_out_numbers(width: int
     ranks = two_ranks(8)
     ranks[1].op("all_reduce", 900 * MS)
     run = running(ranks, tmp_path / "run")
-    moment = Monitor(run).look()
-    moment = dataclasses.replace(
-        moment, alarms=(), ranks=[dataclasses.replace(rank, since_ns=12 * 10**8) for rank in moment.ranks]
+    snapshot = Monitor(run).poll()
+    snapshot = dataclasses.replace(
+        snapshot, alarms=(), ranks=[dataclasses.replace(rank, since_ns=12 * 10**8) for rank in snapshot.ranks]
     )
-    lines = screen(moment, run, width=width)
+    lines = screen(snapshot, run, width=width)
     at = next(at for at, line in enumerate(lines) if line.startswith("rank"))
     assert lines[at].rstrip() == head
     assert "all_reduce" in lines[at + 2]
@@ -153,10 +153,10 @@ def test_what_ranks_do_is_shown_before_their_means(tmp_path: Path) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(render_reading(run, monitor.num_ranks))
     assert console.export_text().splitlines() == ["run", "reading 2 ranks ..."]
-    first = monitor.look(summarises=False)
+    first = monitor.poll(summarises=False)
     assert screen(first, run)[1] == "2 ranks, step 8; working out their means ..."
     assert [rank.step for rank in first.ranks] == [8, 8]
-    assert screen(monitor.look(), run)[1].startswith("2 of 2 ranks on 1 host")
+    assert screen(monitor.poll(), run)[1].startswith("2 of 2 ranks on 1 host")
 
 
 def test_rates_have_a_line_of_80_columns(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_rates_have_a_line_of_80_columns(tmp_path: Path) -> None:
     for rank in ranks:
         rank.sample(events.TOKENS, 1, 4096)
     run = running(ranks, tmp_path / "run")
-    lines = screen(Monitor(run).look(), run)
+    lines = screen(Monitor(run).poll(), run)
     assert lines[1] == "2 of 2 ranks on 1 host, gloo, step 8"
     assert lines[2] == "100 ms a step (p90 100 ms), 81,920 tokens/s"  # 2 x 4096 in 0.1 s
 
@@ -187,28 +187,28 @@ def test_those_that_the_launcher_stopped_come_after_the_one_that_died(tmp_path: 
         ended = [(rank, status) for rank, status in zip(ranks, statuses, strict=True) if status is not None]
         exits = [ProcessExit(pid=rank.pid, status=status, t_ns=1) for rank, status in ended]
         run = builders.write_run(tmp_path / told[-1], ranks, exits=exits)
-        assert Monitor(run).look().alarms == told
+        assert Monitor(run).poll().alarms == told
 
 
 def test_a_slow_rank_of_a_job_that_is_over_was_slow(tmp_path: Path) -> None:
     assert (
-        Monitor(running(two_ranks(20), tmp_path / "on")).look().alarms[0].startswith("rank 0 is slow: 20.0 ms a step")
+        Monitor(running(two_ranks(20), tmp_path / "on")).poll().alarms[0].startswith("rank 0 is slow: 20.0 ms a step")
     )
     over = builders.write_run(tmp_path / "over", two_ranks(20))
-    assert Monitor(over).look().alarms[0].startswith("rank 0 was slow: 20.0 ms a step")
+    assert Monitor(over).poll().alarms[0].startswith("rank 0 was slow: 20.0 ms a step")
 
 
 def test_damaged_description_of_a_job_is_told_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(4))
     (run / "run.json").write_text("[1]")
     clock = iter([0.0, *[1000.0] * 10])
-    moment = Monitor(run, clock=lambda: next(clock)).look()
-    assert moment.alarms[0] == (
+    snapshot = Monitor(run, clock=lambda: next(clock)).poll()
+    assert snapshot.alarms[0] == (
         f"{run}/run.json holds list, not an object; expected the JSON object that `dtprof run` writes: put it back, or "
         "go by what the ranks recorded"
     )
-    assert "stalled" not in str(moment.alarms)  # all ranks have ended
-    assert screen(moment, run)[0] == "run  cannot tell whether it goes on"
+    assert "stalled" not in str(snapshot.alarms)  # all ranks have ended
+    assert screen(snapshot, run)[0] == "run  cannot tell whether it goes on"
 
 
 def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_ranks_in_worse_state_are_shown_where_not_all_fit(tmp_path: Path) -> Non
     for rank in ranks:
         rank.op("barrier", 0, MS)
     run = builders.write_run(tmp_path / "run", ranks, exits=[ProcessExit(pid=ranks[33].pid, status=-9, t_ns=1)])
-    moment = Monitor(run).look()
-    assert moment.alarms == ("rank 33 was killed by SIGKILL",)
-    lines = screen(moment, run, height=12)
+    snapshot = Monitor(run).poll()
+    assert snapshot.alarms == ("rank 33 was killed by SIGKILL",)
+    lines = screen(snapshot, run, height=12)
     assert len(lines) <= 12
     assert any(line.strip().startswith("33 ") and "killed by SIGKILL" in line for line in lines)
     assert "more ranks" in lines[-1]
@@ -242,7 +242,7 @@ def test_summary_takes_a_bounded_share_of_the_time(tmp_path: Path, monkeypatch: 
     for second in range(200):
         now[0] = max(now[0], float(second))
         monitor._has_news = True
-        monitor.look()
+        monitor.poll()
     assert 2 <= count <= 5
 
 

@@ -34,7 +34,7 @@ def put(run: Path, rank: RankBuilder, scratch: Path) -> Path:
     return folder
 
 
-def look(follower: LogFollower) -> Growth:
+def poll(follower: LogFollower) -> Growth:
     """Return what a rank has gained since the last look."""
     return follower.grow(*decode_each(follower.read()))
 
@@ -61,7 +61,7 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
     given: list[tables.RankTables] = []
     for n in range(1, 6):
         put(tmp_path / "run", job(n), tmp_path / str(n))
-        grown = look(follower)
+        grown = poll(follower)
         assert [len(grown.open_operations), len(grown.open_spans)] == [0, 0]
         assert grown.newest_ns == builders.START_NS + (10 * n - 1) * MS
         given.append(grown.tables)
@@ -69,7 +69,7 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
         assert grown.tables.groups[0].ranks == (0, 1)
         assert grown.tables.sites[int(grown.tables.operations["site"][0])].api == "ddp"
         assert grown.tables.world_size == 2
-    assert len(look(follower).tables.operations) == 0
+    assert len(poll(follower).tables.operations) == 0
     whole = open_run(tmp_path / "run").load(0)
     for name in ("operations", "spans", "samples"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in given]), getattr(whole, name))
@@ -78,15 +78,15 @@ def test_each_record_is_given_once_and_names_with_it(tmp_path: Path) -> None:
 def test_what_is_open_is_given_as_open_until_it_has_settled(tmp_path: Path) -> None:
     folder = put(tmp_path / "run", job(2, last_is_open=True), tmp_path / "0")
     follower = LogFollower(folder, rank=0, attempt=0)
-    first = look(follower)
+    first = poll(follower)
     assert [len(first.tables.operations), len(first.tables.spans)] == [2, 2]
     assert first.newest_ns == builders.START_NS + 11 * MS
-    for again in (first, look(follower)):
+    for again in (first, poll(follower)):
         assert again.open_operations["step"].tolist() == [1]
         assert again.open_spans["begin_ns"].tolist() == [builders.START_NS + 10 * MS]
         assert again.open_spans["end_ns"].tolist() == [tables.UNKNOWN_NS]
     put(tmp_path / "run", job(2), tmp_path / "1")
-    last = look(follower)
+    last = poll(follower)
     assert [len(last.tables.operations), len(last.tables.spans)] == [2, 2]
     assert last.newest_ns == builders.START_NS + 19 * MS
     assert not len(last.open_operations)
@@ -97,12 +97,12 @@ def test_handle_that_nobody_waits_for_settles_with_the_next_step(tmp_path: Path)
     rank = RankBuilder(0, 1, closed=False)
     rank.op("all_reduce", 0, MS, is_async=True)
     follower = LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0)
-    assert [len(look(follower).tables.operations), len(look(follower).open_operations)] == [0, 1]
+    assert [len(poll(follower).tables.operations), len(poll(follower).open_operations)] == [0, 1]
     rank.span("backward", 2 * MS, 3 * MS)
     rank.span("optimizer", 3 * MS, 4 * MS)
     rank.op("barrier", 5 * MS, 6 * MS)
     put(tmp_path / "run", rank, tmp_path / "1")
-    assert len(look(follower).tables.operations) == 2
+    assert len(poll(follower).tables.operations) == 2
 
 
 def test_operation_without_completion_settles_with_the_next_step(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_operation_without_completion_settles_with_the_next_step(tmp_path: Path)
     rank.op("all_reduce", 0, returned=1000, flags=schema.FLAG["device"], step=0)
     rank.op("all_reduce", MS, returned=MS + 1000, flags=schema.FLAG["device"], step=1)
     follower = LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0)
-    grown = look(follower)
+    grown = poll(follower)
     assert grown.tables.operations["step"].tolist() == [0]
     assert grown.open_operations["step"].tolist() == [1]
 
@@ -133,10 +133,10 @@ def test_segments_are_followed_one_after_the_other_archived_or_not(
                 )
                 segment.unlink()
             monkeypatch.setattr(builders, "write_run", _without_first_segments(builders.write_run))
-        counts.append([len(look(follower).tables.operations) for follower in followers])
+        counts.append([len(poll(follower).tables.operations) for follower in followers])
     assert [row[0] for row in counts] == [14, *[2] * 7]
     assert [row[1] for row in counts if len(row) == 2] == [20, *[2] * 4]
-    assert all(look(follower).lost == 0 for follower in followers)
+    assert all(poll(follower).lost == 0 for follower in followers)
     for follower in followers:
         assert len(follower._windows) <= 2
         follower.close()
@@ -157,7 +157,7 @@ def test_dropped_segments_are_counted_as_lost(tmp_path: Path, monkeypatch: pytes
     folder = put(tmp_path / "run", job(12), tmp_path / "0")  # 60 records: segments 0 to 7
     for number in (2, 3):
         (folder / paths.segment_name(number)).unlink()
-    grown = look(LogFollower(folder, rank=0, attempt=0))
+    grown = poll(LogFollower(folder, rank=0, attempt=0))
     assert grown.lost == 16
     assert len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples) == 44
 
@@ -166,13 +166,13 @@ def test_reused_segment_is_not_taken_for_the_old_one(tmp_path: Path, monkeypatch
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 8)
     folder = put(tmp_path / "run", job(2, last_is_open=True), tmp_path / "0")
     follower = LogFollower(folder, rank=0, attempt=0)
-    assert len(look(follower).open_operations) == 1
+    assert len(poll(follower).open_operations) == 1
     put(tmp_path / "run", job(3), tmp_path / "1")  # 15 records: segments 0 and 1
     (folder / paths.segment_name(1)).replace(tmp_path / "segment-1")
     with (folder / paths.segment_name(0)).open("r+b") as file:  # in place, as the recorder does
         file.write((tmp_path / "segment-1").read_bytes())
     (folder / paths.segment_name(0)).rename(folder / paths.segment_name(1))
-    grown = look(follower)
+    grown = poll(follower)
     assert grown.lost > 0
     assert set(grown.tables.operations["step"].tolist()) <= {1, 2}
 
@@ -180,9 +180,9 @@ def test_reused_segment_is_not_taken_for_the_old_one(tmp_path: Path, monkeypatch
 def test_from_the_end_only_what_comes_later_is_given(tmp_path: Path) -> None:
     put(tmp_path / "run", job(5), tmp_path / "0")
     follower = RunFollower(tmp_path / "run", from_end=True)
-    assert len(follower.look()[0].tables.operations) == 0
+    assert len(follower.poll()[0].tables.operations) == 0
     put(tmp_path / "run", job(6), tmp_path / "1")
-    grown = follower.look()[0]
+    grown = follower.poll()[0]
     assert set(grown.tables.operations["step"].tolist()) == {5}
     assert grown.tables.ops[grown.tables.operations["op"][0]] == "all_reduce"
     follower.close()
@@ -195,31 +195,31 @@ def test_only_so_many_of_the_records_that_are_there_are_given(
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", 8)
     folder = put(tmp_path / "run", job(6), tmp_path / "0")  # 30 records: 6 in the newest segment
     follower = LogFollower(folder, rank=0, attempt=0, newest=newest)
-    grown = look(follower)
+    grown = poll(follower)
     assert len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples) == min(newest, 14)
     assert grown.lost == 0
     put(tmp_path / "run", job(7), tmp_path / "1")
-    assert len(look(follower).tables.operations) == 2
+    assert len(poll(follower).tables.operations) == 2
 
 
 def test_ranks_come_up_later_and_with_a_new_attempt(tmp_path: Path) -> None:
     run = tmp_path / "run"
     follower = RunFollower(run)
-    assert follower.look() == {}
+    assert follower.poll() == {}
     put(run, job(2), tmp_path / "0")
-    assert list(follower.look()) == [0]
+    assert list(follower.poll()) == [0]
     again = job(3)
     again.attempt = 1
     put(run, again, tmp_path / "1")
-    grown = follower.look()[0]
+    grown = follower.poll()[0]
     assert grown.tables.attempt == 1
     assert len(grown.tables.operations) == 6
 
 
 def test_ranks_of_another_host_are_left_alone(tmp_path: Path) -> None:
     put(tmp_path / "run", job(2), tmp_path / "0")
-    assert RunFollower(tmp_path / "run", boot_id="boot-b").look() == {}
-    assert list(RunFollower(tmp_path / "run", boot_id="boot-a").look()) == [0]
+    assert RunFollower(tmp_path / "run", boot_id="boot-b").poll() == {}
+    assert list(RunFollower(tmp_path / "run", boot_id="boot-a").poll()) == [0]
 
 
 def test_names_in_a_run_of_many_hosts_are_made_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,13 +235,13 @@ def test_names_in_a_run_of_many_hosts_are_made_out_once(tmp_path: Path, monkeypa
     builders.write_run(run, [RankBuilder(rank, 3, boot_id=f"boot-{rank}") for rank in range(3)])
     (run / paths.rank_folder_name(3, 0)).mkdir()  # has no header yet: nobody knows whose it is
     follower = RunFollower(run, boot_id="boot-1")
-    assert list(follower.look()) == [1]
+    assert list(follower.poll()) == [1]
     assert set(made_out) >= {paths.rank_folder_name(rank, 0) for rank in range(4)}
     made_out.clear()
-    assert list(follower.look()) == [1]
+    assert list(follower.poll()) == [1]
     assert made_out == [paths.rank_folder_name(3, 0)]
     put(run, RankBuilder(3, 4, boot_id="boot-1", closed=False), tmp_path / "scratch")
-    assert list(follower.look()) == [1, 3]
+    assert list(follower.poll()) == [1, 3]
 
 
 def test_records_far_behind_settle_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_records_far_behind_settle_as_they_are(tmp_path: Path, monkeypatch: pyte
     rank.span("user", 0)
     for i in range(20):
         rank.op("barrier", i * 1000, i * 1000 + 1)
-    grown = look(LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0))
+    grown = poll(LogFollower(put(tmp_path / "run", rank, tmp_path / "0"), rank=0, attempt=0))
     assert len(grown.tables.spans) == 1
     assert len(grown.open_spans) == 0
 
@@ -264,7 +264,7 @@ def test_newer_format_is_told_once_and_the_other_ranks_go_on(tmp_path: Path) -> 
         file.seek(schema.HEADER_OFFSET["format_version"])
         file.write((99).to_bytes(4, "little"))
     follower = RunFollower(tmp_path / "run")
-    assert list(follower.look()) == [0]
+    assert list(follower.poll()) == [0]
     assert "format 99" in follower.problems[1]
 
 
@@ -295,9 +295,9 @@ def test_ranks_followed_together_gain_what_each_gains_alone(
             with (run / "rank-00002.0/events.00000").open("r+b") as file:
                 file.seek(schema.HEADER_SIZE + schema.OFFSET["kind"])
                 file.write(b"\x63")
-        found = together.look()
+        found = together.poll()
         assert {rank: as_lists(growth) for rank, growth in found.items()} == {
-            rank: as_lists(look(log)) for rank, log in alone.items()
+            rank: as_lists(poll(log)) for rank, log in alone.items()
         }
     assert len(found[3].tables.operations) > 0
 
@@ -308,6 +308,6 @@ def test_any_cut_of_the_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = segment.read_bytes()[: schema.HEADER_SIZE + 6 * schema.RECORD_SIZE]
     for size in itertools.chain(range(0, 200, 7), range(schema.HEADER_SIZE - 3, len(whole), 13)):
         segment.write_bytes(whole[:size])
-        grown = look(LogFollower(folder, rank=0, attempt=0))
+        grown = poll(LogFollower(folder, rank=0, attempt=0))
         given = len(grown.tables.operations) + len(grown.tables.spans) + len(grown.tables.samples)
         assert given == max(0, min(5, (size - schema.HEADER_SIZE) // schema.RECORD_SIZE))

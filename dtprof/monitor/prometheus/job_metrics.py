@@ -16,7 +16,7 @@ from dtprof.monitor.prometheus.step_counts import no_counts
 from dtprof.records import events
 
 FOREMOST = 8
-"""Ranks most waited for that are told of where there are too many to tell of all."""
+"""Ranks most waited for that have series of their own where there are too many to tell of all."""
 MEMORY_KINDS = {
     "rss": events.RSS_BYTES,
     "device_allocated": events.CUDA_ALLOCATED_BYTES,
@@ -30,7 +30,7 @@ def list_metrics(tally: NodeTally, state: NodeState, *, shown: Sequence[int], cp
     Args:
         tally: of the ranks of this node.
         state: of the node.
-        shown: ranks that are told one by one.
+        shown: ranks that have series of their own.
         cpu_s: processor time that this has taken so far.
     """
     ranks = [*tally.ranks.values()]
@@ -71,7 +71,7 @@ def _world_size(ranks: Sequence[RankTally]) -> int:
 
 
 def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks to be told one by one: all, or those shown before and those most waited for now."""
+    """Return the ranks to have series of their own: all, or those shown before and those most waited for now."""
     if len(tally.ranks) <= c.MAX_RANKS:
         return tuple(sorted(tally.ranks))
     foremost = sorted(tally.ranks, key=lambda rank: (-tally.ranks[rank].waited_for_ns, rank))[:FOREMOST]

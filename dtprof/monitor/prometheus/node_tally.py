@@ -24,7 +24,7 @@ from dtprof.records.run_follower import Growth
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
 SUMS = ("count", "nbytes", "failed", "duration_ns", "blocked_ns", "wait_ns", "open")
-"""What is summed by group and operation; `open` is the level at the newest look."""
+"""What is summed by group and operation; `open` is the level at the newest poll."""
 KEPT_BACKWARD = 64
 """Backward passes that are remembered: an operation settles after its own has ended."""
 _DEFAULT_GROUP = "default_pg"
@@ -72,7 +72,7 @@ class RankTally:
 
 
 class NodeTally:
-    """All ranks of the node; an attempt that ended goes on to count in what is not told by rank."""
+    """All ranks of the node; an attempt that ended goes on to count in what is not by rank."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -100,7 +100,7 @@ class NodeTally:
         return sum(map(sum_consumed, attempts.values()), np.zeros(len(events.CONSUMED), np.int64))
 
     def take(self, growths: Mapping[int, Growth]) -> None:
-        """Take in what the ranks have gained since the last look."""
+        """Take in what the ranks have gained since the last poll."""
         self.sums["open"][:] = 0
         newest = max((growth.tables.attempt for growth in growths.values()), default=0)
         if newest > self._attempt:

@@ -12,27 +12,27 @@ from rich.console import Console
 from rich.live import Live
 
 from dtprof.errors import NotARunError
-from dtprof.monitor.run_monitor import Moment, Monitor
+from dtprof.monitor.run_monitor import JobSnapshot, Monitor
 from dtprof.monitor.terminal.top_screen import WIDTH, render_reading, render_screen
 
 INTERVAL_S = 1.0
 FEWEST_LINES = 10
 
 
-def print_once(monitor: Monitor) -> Moment:
+def print_once(monitor: Monitor) -> JobSnapshot:
     """Print one screen of all ranks; return what it shows."""
 
-    moment = monitor.look()
-    lines = max(FEWEST_LINES, len(moment.ranks) + len(moment.alarms) + FEWEST_LINES)
-    Console(width=WIDTH).print(render_screen(moment, monitor.run, height=lines, keys=""))
-    return moment
+    snapshot = monitor.poll()
+    lines = max(FEWEST_LINES, len(snapshot.ranks) + len(snapshot.alarms) + FEWEST_LINES)
+    Console(width=WIDTH).print(render_screen(snapshot, monitor.run, height=lines, keys=""))
+    return snapshot
 
 
-def watch(monitor: Monitor, console: Console) -> Moment:
+def watch(monitor: Monitor, console: Console) -> JobSnapshot:
     """Redraw until the job has ended or q is pressed; the last screen stays."""
 
-    def draw(moment: Moment) -> None:
-        screen = render_screen(moment, monitor.run, height=console.height - 1, width=console.width)
+    def draw(snapshot: JobSnapshot) -> None:
+        screen = render_screen(snapshot, monitor.run, height=console.height - 1, width=console.width)
         live.update(screen, refresh=True)
 
     with (
@@ -41,19 +41,19 @@ def watch(monitor: Monitor, console: Console) -> Moment:
         Live(console=console, auto_refresh=False, screen=True) as live,
     ):
         live.update(render_reading(monitor.run, monitor.num_ranks), refresh=True)
-        moment = monitor.look(summarises=False)
-        draw(moment)  # what the ranks do is known long before the means
-        moment = monitor.look()
-        draw(moment)
-        while not moment.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
+        snapshot = monitor.poll(summarises=False)
+        draw(snapshot)  # what the ranks do is known long before the means
+        snapshot = monitor.poll()
+        draw(snapshot)
+        while not snapshot.has_ended and wait_for_key(INTERVAL_S) not in ("q", "Q", "\x03"):
             try:
-                moment = monitor.look()
+                snapshot = monitor.poll()
             except NotARunError:  # it was moved or deleted: what was seen last stays
                 break
-            draw(moment)
-    last = render_screen(moment, monitor.run, height=console.height - 1, width=console.width, keys="")
+            draw(snapshot)
+    last = render_screen(snapshot, monitor.run, height=console.height - 1, width=console.width, keys="")
     console.print(last)
-    return moment
+    return snapshot
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from dtprof.analysis.results import RankResult, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_ns, format_rate
-from dtprof.monitor.rank_activity import RankNow
-from dtprof.monitor.run_monitor import Moment
+from dtprof.monitor.rank_activity import RankActivity
+from dtprof.monitor.run_monitor import JobSnapshot
 
 WIDTH = 80
 FEWEST_RANKS = 3
@@ -32,47 +32,46 @@ def render_reading(run: Path, num_ranks: int) -> Group:
     return Group(title, Text(f"reading {format_count(num_ranks)} rank{'' if num_ranks == 1 else 's'} ..."))
 
 
-def render_screen(moment: Moment, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
+def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int = WIDTH, keys: str = "q quits") -> Group:
     """Return what to show on a terminal of so many lines.
 
     Args:
-        moment: what the last look gave.
+        moment: what the last poll gave.
         run: the run directory.
         height: lines there are.
         width: columns there are; no more than 80 are used.
         keys: what the last line says of keys; empty where there is nobody to press them.
     """
     width = min(width, WIDTH)
-    head = [*_head(moment, run), *_alarms(moment, run, width)]
+    head = [*_head(snapshot, run), *_alarms(snapshot, run, width)]
     room = max(FEWEST_RANKS, height - len(head) - 3)
-    shown = choose_ranks(moment.ranks, moment.summary, room)
-    rest = len(moment.ranks) - len(shown)
+    shown = choose_ranks(snapshot.ranks, snapshot.summary, room)
+    rest = len(snapshot.ranks) - len(shown)
     foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
     foot = "  ".join(filter(None, (foot, keys)))
     return Group(
-        *head, _table(shown, moment.summary, width), Text(foot, style="dim", no_wrap=True, overflow="ellipsis")
+        *head, _table(shown, snapshot.summary, width), Text(foot, style="dim", no_wrap=True, overflow="ellipsis")
     )
 
 
-def _head(moment: Moment, run: Path) -> list[Text]:
-    summary = moment.summary
-    state = "ended" if moment.has_ended else "running"
-    if moment.has_ended and moment.exit_status is not None:
-        state = f"ended with exit status {moment.exit_status}"
-    elif moment.job_problem:
+def _head(snapshot: JobSnapshot, run: Path) -> list[Text]:
+    summary = snapshot.summary
+    state = "ended" if snapshot.has_ended else "running"
+    if snapshot.has_ended and snapshot.exit_status is not None:
+        state = f"ended with exit status {snapshot.exit_status}"
+    elif snapshot.job_problem:
         state = "cannot tell whether it goes on"
     title = Text.assemble((run.name or str(run), "bold"), f"  {state}", no_wrap=True, overflow="ellipsis")
     if summary is None:
-        known = (
-            f"{format_count(len(moment.ranks))} ranks, step {format_count(moment.step)}; working out their means ..."
-        )
-        return [title, Text(known if moment.ranks else "no rank has recorded anything yet")]
-    hosts = len({rank.host for rank in moment.ranks})
+        ranks = f"{format_count(len(snapshot.ranks))} ranks"
+        known = f"{ranks}, step {format_count(snapshot.step)}; working out their means ..."
+        return [title, Text(known if snapshot.ranks else "no rank has recorded anything yet")]
+    hosts = len({rank.host for rank in snapshot.ranks})
     facts = [
-        f"{format_count(len(moment.ranks))} of {format_count(summary.world_size)} ranks "
+        f"{format_count(len(snapshot.ranks))} of {format_count(summary.world_size)} ranks "
         f"on {hosts} host{'' if hosts == 1 else 's'}",
         summary.backend or "",
-        f"step {format_count(moment.step)}",
+        f"step {format_count(snapshot.step)}",
     ]
     lines = (", ".join(filter(None, some)) for some in (facts, _step_facts(summary)))
     return [title, *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines if line)]
@@ -90,8 +89,8 @@ def _step_facts(summary: Summary) -> list[str]:
     return facts
 
 
-def _alarms(moment: Moment, run: Path, width: int) -> list[Text]:
-    lines = [Text(line, style="bold red") for alarm in moment.alarms for line in _wrap(f"! {alarm}", width)]
+def _alarms(snapshot: JobSnapshot, run: Path, width: int) -> list[Text]:
+    lines = [Text(line, style="bold red") for alarm in snapshot.alarms for line in _wrap(f"! {alarm}", width)]
     if lines:
         lines.append(Text(f"  why: dtprof diagnose {shlex.quote(str(run))}", overflow="fold"))
     return lines
@@ -101,20 +100,20 @@ def _wrap(alarm: str, width: int) -> list[str]:
     return textwrap.wrap(alarm, width, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
 
 
-def choose_ranks(ranks: Sequence[RankNow], summary: Summary | None, room: int) -> list[RankNow]:
+def choose_ranks(ranks: Sequence[RankActivity], summary: Summary | None, room: int) -> list[RankActivity]:
     """Return the ranks to show, by number: all, or those that ended badly, block the others, are behind or slow."""
     if len(ranks) <= room:
         return list(ranks)
     slow = {found.rank for found in summary.stragglers} if summary is not None else set()
     least = min(rank.step for rank in ranks)
 
-    def order(rank: RankNow) -> tuple[bool, bool, int, bool, int]:
+    def order(rank: RankActivity) -> tuple[bool, bool, int, bool, int]:
         return not rank.ended_badly, rank.rank not in slow, rank.step - least, rank.blocks, rank.rank
 
     return sorted(sorted(ranks, key=order)[:room], key=lambda rank: rank.rank)
 
 
-def _table(ranks: Sequence[RankNow], summary: Summary | None, width: int) -> Table:
+def _table(ranks: Sequence[RankActivity], summary: Summary | None, width: int) -> Table:
     measured = {rank.rank: rank for rank in summary.ranks} if summary is not None else {}
     rows = [_cells(rank, measured.get(rank.rank)) for rank in ranks]
     shown = _choose_columns(rows, width - LEAST_DOING)
@@ -137,7 +136,7 @@ def _choose_columns(rows: Sequence[Sequence[Text]], room: int) -> list[int]:
     return shown
 
 
-def _cells(rank: RankNow, measured: RankResult | None) -> list[Text]:
+def _cells(rank: RankActivity, measured: RankResult | None) -> list[Text]:
     doing = rank.doing or ("between phases" if rank.is_running else "")
     place = f"  {rank.where}" if rank.where else ""
     style = "" if rank.is_running else "red" if rank.ended_badly else "dim"

@@ -1,11 +1,11 @@
-"""What the ranks of a running job do at this moment: a table above the pages, made anew at every look."""
+"""What the ranks of a running job do at this moment: a table above the pages, made anew at every poll."""
 
 from collections.abc import Mapping
 
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns
 from dtprof.monitor.newest_step import NewestStep
-from dtprof.monitor.rank_activity import RankNow
-from dtprof.monitor.run_monitor import Moment
+from dtprof.monitor.rank_activity import RankActivity
+from dtprof.monitor.run_monitor import JobSnapshot
 from dtprof.monitor.terminal.top_screen import choose_ranks
 from dtprof.report.figures.palette import HUES
 from dtprof.report.pages.page_markup import Markup, element, join
@@ -16,13 +16,13 @@ _NUMBERS = ("rank", "step", "step time", "comm", "wait", "memory", "for")
 _COMMUNICATION = ("exposed_transfer", "exposed_wait")
 
 
-def render_now(moment: Moment, newest: NewestStep | None) -> Markup:
+def render_now(snapshot: JobSnapshot, newest: NewestStep | None) -> Markup:
     """Return the table, with the step that the parts are of; the ranks that matter most where there are many."""
-    shown = choose_ranks(moment.ranks, moment.summary, MAX_ROWS)
+    shown = choose_ranks(snapshot.ranks, snapshot.summary, MAX_ROWS)
     longest_ns = max(newest.duration_ns.values(), default=0) if newest is not None else 0
-    rest = len(moment.ranks) - len(shown)
+    rest = len(snapshot.ranks) - len(shown)
     return join(
-        element("p", _tell_step(moment, newest), class_="now-step"),
+        element("p", _tell_step(snapshot, newest), class_="now-step"),
         element(
             "div",
             element(
@@ -39,11 +39,11 @@ def render_now(moment: Moment, newest: NewestStep | None) -> Markup:
     )
 
 
-def _tell_step(moment: Moment, newest: NewestStep | None) -> str:
+def _tell_step(snapshot: JobSnapshot, newest: NewestStep | None) -> str:
     if newest is None:
         return "No step has a begin and an end on every rank yet, or their newest records hold none."
     slowest = max(newest.duration_ns, key=lambda rank: newest.duration_ns[rank])
-    behind = moment.step - newest.number
+    behind = snapshot.step - newest.number
     took = f"Step {format_count(newest.number)}, the newest that every rank has ended, took "
     took += f"{format_ns(newest.duration_ns[slowest])} on the slowest (rank {slowest})."
     return took if behind <= 1 else f"{took} {format_count(behind)} more have ended since."
@@ -53,7 +53,7 @@ def _head(name: str) -> Markup:
     return element("th", name, scope="col", class_="number" if name in _NUMBERS else None)
 
 
-def _row(rank: RankNow, newest: NewestStep | None, longest_ns: int) -> Markup:
+def _row(rank: RankActivity, newest: NewestStep | None, longest_ns: int) -> Markup:
     duration_ns = newest.duration_ns.get(rank.rank) if newest is not None else None
     parts = newest.parts_ns.get(rank.rank) if newest is not None else None
     place = f"{rank.doing or 'between phases'}  {rank.where}" if rank.is_running else rank.end

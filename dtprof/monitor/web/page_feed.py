@@ -22,8 +22,8 @@ from dtprof.job.stalls import Progress
 from dtprof.job.world_size import newest_attempt
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import STEPS_READ, NewestStep, measure_newest_step
-from dtprof.monitor.polling_interval import Pace
-from dtprof.monitor.run_monitor import Moment, Monitor
+from dtprof.monitor.polling_interval import PollingInterval
+from dtprof.monitor.run_monitor import JobSnapshot, Monitor
 from dtprof.monitor.step_time_series import ENDS, STEPS_BEFORE, find_ends, follow_course
 from dtprof.monitor.web.now_table import render_now
 from dtprof.records.reader import Run, open_run
@@ -32,7 +32,7 @@ from dtprof.report.figures.step_times_figure import continue_step_times
 from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 DRAW_SHARE = 0.0025
 """Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
 DRAW_EVERY_S = 1.0
@@ -118,9 +118,9 @@ class _AsOf:
 
 
 class Feed:
-    """Looks at a run when somebody asks, and draws what has changed; several threads may ask.
+    """Polls a run when somebody asks, and draws what has changed; several threads may ask.
 
-    What every look tells is in the answer at once. What takes longer is worked out beside that. Of the pages those are
+    What every poll gives is in the answer at once. What takes longer is worked out beside that. Of the pages those are
     drawn that somebody looks at, the others once they are asked for.
     """
 
@@ -154,12 +154,12 @@ class Feed:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="dtprof-feed")
         self._begin: Begin = begin or self._threads.submit
-        self._draw_pace = Pace(every_s=DRAW_EVERY_S, share=DRAW_SHARE, clock=clock)
-        self._turn_pace = Pace(every_s=DRAW_EVERY_S, share=TURN_SHARE, clock=clock)
-        self._diagnose_pace = Pace(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
-        self._newest_pace = Pace(every_s=NEWEST_EVERY_S, share=NEWEST_SHARE, clock=clock)
-        self._looked = float("-inf")
-        self._moment: Moment | None = None
+        self._draw_interval = PollingInterval(every_s=DRAW_EVERY_S, share=DRAW_SHARE, clock=clock)
+        self._turn_interval = PollingInterval(every_s=DRAW_EVERY_S, share=TURN_SHARE, clock=clock)
+        self._diagnose_interval = PollingInterval(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
+        self._newest_interval = PollingInterval(every_s=NEWEST_EVERY_S, share=NEWEST_SHARE, clock=clock)
+        self._polled = float("-inf")
+        self._snapshot: JobSnapshot | None = None
         self._verdict: Verdict | None = None
         self._newest: NewestStep | None = None
         self._shown: dict[str, _Shown] = {}
@@ -192,7 +192,7 @@ class Feed:
         """
         with self._lock:
             self.asked = self._clock()
-            self._look()
+            self._poll()
             chosen = [one for one in self.pages if one.name == page] or self.pages[:1]
             self._watched |= {one.name: self.asked for one in chosen}
             self._draw_pages(chosen)
@@ -221,7 +221,7 @@ class Feed:
         """
         with self._lock:
             self.asked = self._clock()
-            self._look()
+            self._poll()
             if self.source is None:
                 if self._drawing is None:
                     self._begin_drawing()
@@ -241,44 +241,44 @@ class Feed:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._monitor.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._take_drawing(wait_s=0)
-        if self._clock() - self._looked < LOOK_EVERY_S:
+        if self._clock() - self._polled < POLL_EVERY_S:
             return
-        self._looked = self._clock()
-        had_ended = self._moment is not None and self._moment.has_ended
+        self._polled = self._clock()
+        had_ended = self._snapshot is not None and self._snapshot.has_ended
         try:
-            self._moment = self._monitor.look()
+            self._snapshot = self._monitor.poll()
             self._gone = None
         except DtprofError as error:  # what was seen last stays on the page
             self._gone = error
             return
-        ends = self._moment.has_ended and not had_ended
-        self._has_moved |= self._moment.has_moved
-        self._has_turned |= self._turns(self._moment)
-        self._has_news |= self._moment.has_moved or self._has_turned
-        is_due = self._draw_pace.is_due or (self._has_turned and self._turn_pace.is_due) or ends
+        ends = self._snapshot.has_ended and not had_ended
+        self._has_moved |= self._snapshot.has_moved
+        self._has_turned |= self._turns(self._snapshot)
+        self._has_news |= self._snapshot.has_moved or self._has_turned
+        is_due = self._draw_interval.is_due or (self._has_turned and self._turn_interval.is_due) or ends
         if self._has_news and is_due and self._drawing is None:
             self._begin_drawing()
             self._take_drawing(wait_s=0)
-        self._measure_newest_step(self._moment)
-        self._renew_verdict(self._moment)
+        self._measure_newest_step(self._snapshot)
+        self._renew_verdict(self._snapshot)
 
-    def _turns(self, moment: Moment) -> bool:
-        """Say whether the job has taken a turn since the last look, upon which it is diagnosed at once."""
-        before, ends = self._how, [rank.end for rank in moment.ranks]
-        self._how = (moment.has_ended, moment.is_stalled, len(moment.told), *ends)
+    def _turns(self, snapshot: JobSnapshot) -> bool:
+        """Say whether the job has taken a turn since the last poll, upon which it is diagnosed at once."""
+        before, ends = self._how, [rank.end for rank in snapshot.ranks]
+        self._how = (snapshot.has_ended, snapshot.is_stalled, len(snapshot.mismatches), *ends)
         return self._how != before
 
     # ---- the newest step -----------------------------------------------------------------------------------------
 
-    def _measure_newest_step(self, moment: Moment) -> None:
+    def _measure_newest_step(self, snapshot: JobSnapshot) -> None:
         """Begin to measure it where that is due and would say something new; take what has been measured."""
-        is_newest = self._newest is not None and self._newest.number == moment.step
-        is_new = self._has_moved and not is_newest and not moment.has_ended
-        if self._measuring is None and is_new and self._newest_pace.is_due:
+        is_newest = self._newest is not None and self._newest.number == snapshot.step
+        is_new = self._has_moved and not is_newest and not snapshot.has_ended
+        if self._measuring is None and is_new and self._newest_interval.is_due:
             self._has_moved = False
-            self._measuring = self._begin(self._to_measure(moment))
+            self._measuring = self._begin(self._to_measure(snapshot))
         if self._measuring is None:
             return
         wait([self._measuring], AT_ONCE_S)
@@ -286,16 +286,16 @@ class Feed:
             finished, self._measuring = self._measuring, None
             found = finished.result()
             self._newest = found.newest
-            self._newest_pace.charge(found.taken_s)
+            self._newest_interval.charge(found.taken_s)
             self._take_course(found)
 
-    def _to_measure(self, moment: Moment) -> Callable[[], _Measured]:
+    def _to_measure(self, snapshot: JobSnapshot) -> Callable[[], _Measured]:
         """Return the measurement of what is known now."""
         window = self._monitor.window
         records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window.folders)
         first = self._continued_to() if attempt == self._attempt else 0
         # The newest steps are in the records that are read anyway; those before them where several have ended.
-        has_missed = moment.step - first >= STEPS_READ
+        has_missed = snapshot.step - first >= STEPS_READ
         spans = window.spans_since(first - STEPS_BEFORE, ENDS) if has_missed else []
         of_attempt = [one for one in spans if one.attempt == attempt]
 
@@ -318,7 +318,7 @@ class Feed:
         first = found.course[0]["step"]
         # The first step of a job has no begin, and is none of these.
         if first > max(1, self._continued_to()) + 1 and not found.is_all:
-            return  # steps between are missing: they are looked for next time
+            return  # steps between are missing: they are measured next time
         known = [point for point in self._course if point["step"] < first]
         known = known if known and known[-1]["step"] == first - 1 else []
         self._course = (known + found.course)[-MAX_COURSE:]
@@ -341,12 +341,12 @@ class Feed:
 
     # ---- the verdict ---------------------------------------------------------------------------------------------
 
-    def _renew_verdict(self, moment: Moment) -> None:
+    def _renew_verdict(self, snapshot: JobSnapshot) -> None:
         """Begin to diagnose the job where that is due; have the pages drawn anew where the verdict is another one."""
         summary = self.source.summary if self.source is not None else None
-        is_due = self._diagnose_pace.is_due and not moment.has_ended and self._drawing is None
+        is_due = self._diagnose_interval.is_due and not snapshot.has_ended and self._drawing is None
         if self._diagnosing is None and is_due and summary is not None:
-            self._diagnosis_begun = _AsOf(step=moment.step, at=self._clock())
+            self._diagnosis_begun = _AsOf(step=snapshot.step, at=self._clock())
             self._diagnosing = self._begin(self._to_diagnose(summary))
         if self._diagnosing is None or not self._diagnosing.done():
             return
@@ -356,7 +356,7 @@ class Feed:
         except DtprofError as error:
             self._gone = error
             return
-        self._diagnose_pace.charge(found.taken_s)
+        self._diagnose_interval.charge(found.taken_s)
         self._has_turned |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
         self._verdict, self._diagnosed = found.verdict, self._diagnosis_begun
 
@@ -371,11 +371,11 @@ class Feed:
 
     def _begin_drawing(self) -> None:
         """Begin to analyse and draw the newest steps, of a job that has ended all."""
-        moment = self._moment
+        snapshot = self._snapshot
         diagnoses = self._has_turned
         self._has_news = self._has_turned = False
-        self._begun = _AsOf(step=moment.step if moment is not None else 0, at=self._clock())
-        window = None if moment is not None and moment.has_ended else self._monitor.window.frozen()
+        self._begun = _AsOf(step=snapshot.step if snapshot is not None else 0, at=self._clock())
+        window = None if snapshot is not None and snapshot.has_ended else self._monitor.window.frozen()
         self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
         watched = frozenset(self._watched)
         self._drawing = self._begin(lambda: self._draw(window, watched, diagnoses=diagnoses))
@@ -415,14 +415,14 @@ class Feed:
         self._monitor.summary = found.source.summary
         if found.verdict is not None:
             self._verdict, self._diagnosed = found.verdict, self._begun
-            self._diagnose_pace.charge(found.diagnosed_s)
+            self._diagnose_interval.charge(found.diagnosed_s)
         self._version += 1
         there = {panel.anchor for page in found.pages for panel in page.panels}
         self._shown = {anchor: shown for anchor, shown in self._shown.items() if anchor in there}
         for page, documents in found.documents.items():
             self._show(page, documents)
-        self._draw_pace.charge(found.taken_s)
-        self._turn_pace.charge(found.taken_s + found.diagnosed_s)
+        self._draw_interval.charge(found.taken_s)
+        self._turn_interval.charge(found.taken_s + found.diagnosed_s)
 
     def _draw_pages(self, pages: Sequence[Dashboard]) -> None:
         """Draw those of these pages that are not of the newest version."""
@@ -453,24 +453,24 @@ class Feed:
     # ---- how the job stands --------------------------------------------------------------------------------------
 
     def _status(self) -> dict[str, Any]:
-        moment = self._moment
-        if self._gone is not None or moment is None:
+        snapshot = self._snapshot
+        if self._gone is not None or snapshot is None:
             return {"state": "gone", "text": f"what was seen last stays: {self._gone}", "alarms": [], "age": ""}
-        step = f"step {format_count(moment.step)}"
-        alarms = list(moment.alarms)
-        if moment.has_ended:
-            end = f" with exit status {moment.exit_status}" if moment.exit_status is not None else ""
+        step = f"step {format_count(snapshot.step)}"
+        alarms = list(snapshot.alarms)
+        if snapshot.has_ended:
+            end = f" with exit status {snapshot.exit_status}" if snapshot.exit_status is not None else ""
             return {"state": "ended", "text": f"ended{end}, {step}", "alarms": alarms, "age": ""}
-        newest = f", {moment.progress.words}" if moment.progress.state == Progress.SLOW else ""
-        state, told = "running", "running"
-        if moment.job_problem:
-            state, told = "unknown", "cannot tell whether it goes on"
+        newest = f", {snapshot.progress.words}" if snapshot.progress.state == Progress.SLOW else ""
+        state, text = "running", "running"
+        if snapshot.job_problem:
+            state, text = "unknown", "cannot tell whether it goes on"
         drawn, diagnosed = self._tell_age(self._drawn), self._tell_age(self._diagnosed)
-        told += f", {step}{newest}"
-        told += f"; figures as of {drawn}" if drawn else ""
+        text += f", {step}{newest}"
+        text += f"; figures as of {drawn}" if drawn else ""
         if diagnosed and diagnosed != drawn:
-            told += f", verdict as of {diagnosed}"
-        return {"state": state, "text": told, "alarms": alarms, "age": drawn}
+            text += f", verdict as of {diagnosed}"
+        return {"state": state, "text": text, "alarms": alarms, "age": drawn}
 
     def _tell_age(self, as_of: _AsOf | None) -> str:
         """Return of which step something is, and how old; empty before there is anything."""
@@ -480,10 +480,10 @@ class Feed:
 
     def _now(self) -> str | None:
         """Return what the ranks do at this moment; None once the job has ended."""
-        moment = self._moment
-        if moment is None or moment.has_ended or not moment.ranks:
+        snapshot = self._snapshot
+        if snapshot is None or snapshot.has_ended or not snapshot.ranks:
             return None
-        return render_now(moment, self._newest)
+        return render_now(snapshot, self._newest)
 
 
 def _essence(verdict: Verdict) -> tuple[object, ...]:
