@@ -11,10 +11,10 @@ from dtprof.records import paths
 from tests import builders
 from tests.browser.conftest import Page, axe_findings
 from tests.builders import START_NS
-from tests.monitor.test_feed import grow
-from tests.monitor.test_live_window import two_ranks
-from tests.monitor.test_server import served
-from tests.monitor.test_top import running
+from tests.monitor.test_live_run import two_ranks
+from tests.monitor.test_page_feed import grow
+from tests.monitor.test_top_screen import running
+from tests.monitor.test_web_server import served
 
 pytestmark = pytest.mark.browser
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import CONNECTION_LOST, STEP, gradients, judge, ranks_in_step
-from tests.diagnosis.test_waiting import message, pair
+from tests.diagnosis.test_wait_graph import message, pair
 
 LIMIT = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"

@@ -25,7 +25,7 @@ from dtprof.report.text.verdict_text import verdict_text
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import RankBuilder, write_run
 from tests.diagnosis.dump_builder import job
-from tests.diagnosis.test_logs_reading import PIECES, check
+from tests.diagnosis.test_log_reader import PIECES, check
 from tests.fuzz.tables import TableInput
 from tests.interchange import damage
 

@@ -18,7 +18,7 @@ from dtprof.errors import DtprofError
 from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_run import write_imported
 from dtprof.records.reader import open_run
-from tests.interchange.test_kineto_import import host_step, trace
+from tests.interchange.test_kineto_traces import host_step, trace
 from tests.interchange.test_other_formats import dump, straggler_table, timeline, xla
 
 ODD = (None, -1, 2**70, 1e300, "", "x" * 50, [], {}, [[]], True, float("nan"), "\ud800", -(2**63), 0.5, {"a": [1]})

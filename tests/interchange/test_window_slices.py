@@ -12,7 +12,7 @@ from dtprof.interchange.exporters.trace_tracks import WINDOWS
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ExceptionRecord, Window
 from tests.builders import MemoryRun
-from tests.interchange import test_chrome, test_perfetto
+from tests.interchange import test_chrome_trace, test_perfetto_trace
 from tests.interchange.reading_traces import Slice
 from tests.synthetic import HostClock, Job, generate
 
@@ -46,7 +46,7 @@ def edges(slices: list[Slice], rank: int) -> tuple[int, int]:
 
 def test_perfetto_shows_where_windows_lay_on_the_clock_of_the_run(traced: RunDetail, out: Path) -> None:
     assert write_perfetto(traced, out, steps=(6, 6)) == []
-    found = test_perfetto.read(out)
+    found = test_perfetto_trace.read(out)
     assert found.open == [(WINDOWS, "steps 6 to 7")] * 2
     of_run = traced.first_ns
     for rank in (0, 1):
@@ -63,7 +63,7 @@ def test_perfetto_shows_where_windows_lay_on_the_clock_of_the_run(traced: RunDet
 
 def test_chrome_shows_the_same(traced: RunDetail, out: Path) -> None:
     write_chrome(traced, out)
-    slices, _ = test_chrome.slices_of(test_chrome.read(out))
+    slices, _ = test_chrome_trace.slices_of(test_chrome_trace.read(out))
     for rank in (0, 1):
         own = [one for one in slices if (one.rank, one.track) == (rank, WINDOWS)]
         assert [one.name for one in own] == ["steps 1 to 2", "writing the trace", "steps 6 to 7"]

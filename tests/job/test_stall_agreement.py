@@ -20,7 +20,7 @@ from dtprof.session.job_recording import diagnose_stalled
 from dtprof.session.run_diagnosis import diagnose_run
 from tests.builders import START_NS, RankBuilder, write_run
 from tests.monitor.growing import grow
-from tests.monitor.test_feed import feed_of
+from tests.monitor.test_page_feed import feed_of
 
 S = 1_000_000_000
 STEPS = 12

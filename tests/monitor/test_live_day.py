@@ -15,7 +15,7 @@ from dtprof.monitor.rank_activity import RankActivities
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 from tests import builders
-from tests.monitor.test_live_window import STEP, two_ranks
+from tests.monitor.test_live_run import STEP, two_ranks
 
 STEPS_A_LOOK = 5
 LOOKS_AN_HOUR = 8

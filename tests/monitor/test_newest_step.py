@@ -7,7 +7,7 @@ from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.newest_step import STEPS_READ, measure_newest_step
 from tests import builders
 from tests.builders import RankBuilder
-from tests.monitor.test_live_window import MS, STEP, two_ranks
+from tests.monitor.test_live_run import MS, STEP, two_ranks
 
 
 def watch(run: Path) -> LiveWindow:

@@ -10,7 +10,7 @@ from dtprof.monitor.prometheus.job_metrics import list_metrics
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.monitor.prometheus.node_tally import NodeTally
 from tests.builders import RankBuilder
-from tests.monitor.test_metrics_bounds import growth
+from tests.monitor.test_job_metrics import growth
 
 MS = 1_000_000
 STEP = 100 * MS

@@ -24,8 +24,8 @@ from dtprof.report.pages.page_panels import panel_names
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import builders
 from tests.builders import RankBuilder
-from tests.monitor.test_live_window import MS, STEP, two_ranks
-from tests.monitor.test_top import running, tell_mismatch
+from tests.monitor.test_live_run import MS, STEP, two_ranks
+from tests.monitor.test_top_screen import running, tell_mismatch
 
 Result = TypeVar("Result")
 

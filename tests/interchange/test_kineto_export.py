@@ -16,7 +16,7 @@ from dtprof.analysis.timeline.operation_detail import RunDetail, read_detail
 from dtprof.interchange.exporters.kineto_export import COUNTED, NEAREST, write_kineto
 from dtprof.records.reader import Run, open_run
 from tests.builders import MemoryRun, RankBuilder
-from tests.interchange.test_chrome import read
+from tests.interchange.test_chrome_trace import read
 from tests.synthetic import Job, generate
 
 with warnings.catch_warnings():

@@ -13,7 +13,7 @@ from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.run_closeup import Closeup, examine
 from dtprof.analysis.timeline.run_tracks import COMMUNICATION, WORK, Track
 from dtprof.records.tables import Action
-from tests.analysis.test_pipeline_bubbles import GPIPE, UNEVEN, WITH_MESSAGES, build
+from tests.analysis.test_bubbles import GPIPE, UNEVEN, WITH_MESSAGES, build
 from tests.builders import MemoryRun, RankBuilder
 
 

@@ -20,7 +20,7 @@ from dtprof.records import events, paths, writer
 from dtprof.records.tables import ProcessExit
 from tests import builders
 from tests.builders import RankBuilder
-from tests.monitor.test_live_window import MS, STEP, two_ranks
+from tests.monitor.test_live_run import MS, STEP, two_ranks
 
 
 def running(ranks: list[RankBuilder], folder: Path) -> Path:

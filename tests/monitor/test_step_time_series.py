@@ -10,7 +10,7 @@ from dtprof.monitor.step_time_series import ENDS, STEPS_BEFORE, find_ends, follo
 from dtprof.records.reader import open_run
 from tests import builders
 from tests.builders import RankBuilder
-from tests.monitor.test_live_window import MS, STEP, two_ranks
+from tests.monitor.test_live_run import MS, STEP, two_ranks
 
 
 def course(run: Path, first: int) -> dict[int, dict[int, int]]:

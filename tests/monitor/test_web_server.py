@@ -17,9 +17,9 @@ import uvicorn
 
 from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
 from tests import builders
-from tests.monitor.test_feed import feed_of
-from tests.monitor.test_live_window import two_ranks
-from tests.monitor.test_top import running
+from tests.monitor.test_live_run import two_ranks
+from tests.monitor.test_page_feed import feed_of
+from tests.monitor.test_top_screen import running
 
 HOSTILE = "<script>alert(1)<"
 
