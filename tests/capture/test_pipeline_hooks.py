@@ -166,6 +166,7 @@ def check_messages(
 
 
 @pytest.mark.jobs
+@pytest.mark.thorough
 def test_stages_of_several_ranks_reduce_under_the_label_of_their_framework(tmp_path: Path) -> None:
     jobs.recorded(
         tmp_path / "run",

@@ -48,7 +48,7 @@ def test_a_job_without_fault_is_healthy(tmp_path: Path, options: list[str]) -> N
     [
         ("exception", "rank-crashed"),
         pytest.param("kill", "rank-killed", marks=pytest.mark.thorough),
-        ("exit", "rank-exited"),
+        pytest.param("exit", "rank-exited", marks=pytest.mark.thorough),
     ],
 )
 def test_the_rank_that_ended_is_named(tmp_path: Path, fault: str, kind: str) -> None:
