@@ -233,11 +233,11 @@ def _stopped(stop: Stop | None) -> str:
 def _stop_words(evidence: Evidence) -> str:
     stop = evidence.stop
     if stop is None or stop.quiet_ns <= SLOW_AFTER_NS:
-        return f"{_stopped(stop)}; nothing wrong was seen before that"
+        return f"{_stopped(stop)}; no fault was detected before that"
     return (
         f"{_stopped(stop)} when nothing had been recorded for "
-        f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once began nothing for "
-        f"{stop.usual_ns / 1e9:.0f} s): it may have stood still. {_places(evidence)}"
+        f"{stop.quiet_ns / 1e9:.0f} s, which is no longer than it may take (a rank once issued nothing for "
+        f"{stop.usual_ns / 1e9:.0f} s): it may have stalled. {_places(evidence)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Jobs that somebody stopped: whether they stood still before is told from what they usually take."""
+"""Jobs that somebody stopped: whether they stalled before, judged by their usual pauses."""
 
 import json
 import signal
@@ -52,7 +52,7 @@ def test_a_job_that_went_on_until_it_was_stopped_hung_in_nothing(tmp_path: Path)
     verdict = stop(tmp_path / "run", held_up(), 300_000_000)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     assert verdict.cannot_tell == (
-        "the job was stopped from outside (SIGINT or SIGTERM); nothing wrong was seen before that",
+        "the job was stopped from outside (SIGINT or SIGTERM); no fault was detected before that",
     )
 
 

@@ -1,4 +1,4 @@
-"""What of a slow rank's work the bubbles of its pipeline take up: it costs nobody anything.
+"""Slack: how much of a rank's delay the bubbles of its pipeline absorb.
 
 The steps whose actions are kept are replayed twice (pipeline_replay.py): as they were, and with the actions of the slow
 rank as long as those of its stage in other replicas, or of the other stages where its whole stage is slow. By what the

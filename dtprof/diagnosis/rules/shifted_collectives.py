@@ -52,7 +52,7 @@ def find_shift(evidence: Evidence, *, clock: str = "step") -> Finding | None:
 def find_skipped_round(evidence: Evidence) -> Finding | None:
     """Return the finding for ranks of a job that hangs that left out the calls of a round and its step, too.
 
-    Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
+    Their steps agree with those of the others, then; they ran one extra forward pass. That alone means little: it
     counts where such a rank has come to its end, or to a call that the others have not come to.
     """
     finding = find_shift(evidence, clock="forwards")
@@ -206,7 +206,8 @@ def _finding(
     finding = Finding(
         kind="rank-skipped-collective" if skipped and evidence.went_wrong else "step-mismatch",
         summary=f"{capitalised(culprits)} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
-        f"{'ahead of' if skipped else 'behind'} the others, and every result mixes calls that do not belong together.",
+        f"{'ahead of' if skipped else 'behind'} the others. From here on, ranks pair mismatched "
+        "collectives: results are invalid.",
         culprit_ranks=culprits,
         waiting_ranks=victims(evidence, set(culprits)) if evidence.went_wrong else (),
         confidence=_sure(tie=tie),

@@ -13,7 +13,7 @@ from dtprof.report.pages.page_sections import render_nothing
 from dtprof.report.pages.page_tables import render_plain_table
 from dtprof.report.text.comparison_text import describe_change, step_sentence
 
-HEADER = ("", "A", "B", "B \u2212 A", "between", "would be seen from", "")
+HEADER = ("", "A", "B", "B \u2212 A", "between", "detectable", "")
 TITLES = {JOB: "The job", COLLECTIVES: "Collectives that differ", RANKS: "Ranks that differ"}
 MAX_ROWS = 200
 WORDS = {

@@ -35,7 +35,7 @@ def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
 
 
 def _render_told(told: ToldMismatch) -> Markup:
-    """Return what `dtprof run` told of while the job ran, of which the records have no more."""
+    """Return what `dtprof run` reported while the job ran and the records no longer hold."""
     when = "while the job ran" if told.after_s is None else f"{told.after_s:.0f} s after the start of the job"
     return element(
         "article",
@@ -54,7 +54,7 @@ def _render_told(told: ToldMismatch) -> Markup:
         ),
         _list(
             "What shows it",
-            [f"`dtprof run` told of it {when}; both lines stand in what it printed then. The job went on."],
+            [f"`dtprof run` reported it {when}, with both lines. The job went on."],
         ),
         class_="finding",
     )

@@ -30,7 +30,7 @@ def _window(rank: RankWindows, joined: JoinedWindow, top: int) -> list[str]:
         return [f"{what}: no window: {told}"]
     lines = [
         f"{what}: {rank.path_of(window.file)}",
-        f"  {format_count(joined.events)} events, {format_bytes(window.size_bytes)}; the rank stood still for "
+        f"  {format_count(joined.events)} events, {format_bytes(window.size_bytes)}; the rank was paused for "
         f"{format_ns(max(0, window.ready_ns - window.end_ns))} to write it",
     ]
     lines += [f"  {window.reason}"] if window.reason else []

@@ -158,7 +158,7 @@ def _stall(summary: str, notes: list[Note], confidence: float, advice: str) -> F
 
 
 def find_stuck(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
-    """Return the finding for ranks whose watchdog itself stood still: inside a call of CUDA or NCCL, or for the GIL."""
+    """Return the finding for ranks whose watchdog itself stalled: inside a call of CUDA or NCCL, or for the GIL."""
     stuck = job.notes("stuck")
     if not stuck:
         late = job.notes("heartbeat")
@@ -171,7 +171,7 @@ def find_stuck(job: Job) -> tuple[Finding | None, tuple[str, ...]]:
     return (
         Finding(
             kind="rank-stuck",
-            summary=f"{capitalised(ranks) if ranks else 'A rank'} stood still outside collectives for "
+            summary=f"{capitalised(ranks) if ranks else 'A rank'} stalled outside collectives for "
             f"{stuck[0].number} s: in a call of CUDA or NCCL, or waiting for the GIL.",
             culprit_ranks=tuple(ranks),
             confidence=0.4,

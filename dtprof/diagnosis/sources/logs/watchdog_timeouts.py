@@ -90,7 +90,7 @@ def _suspended(key: Key, fronts: Fronts) -> tuple[Finding, tuple[str, ...]]:
     one = next(iter(fronts.values())).timeout
     reason = (
         f"an operation ran {one.ran_ms / 1000:.0f} s against a limit of {one.limit_ms / 1000:.0f} s: "
-        "the processes were suspended, or their hosts stood still"
+        "the processes were suspended, or their hosts stalled"
     )
     return _nobody(key, fronts, (reason,), reason)
 
