@@ -70,7 +70,7 @@ def test_where_it_had_paused_for_nearly_as_long_before_it_may_have_hung(tmp_path
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     (reason,) = verdict.cannot_tell
     assert "nothing had been recorded for 12 s" in reason
-    assert "once began nothing for 10 s" in reason
+    assert "once issued nothing for 10 s" in reason
     assert "rank 0 at /home/me/train.py:20" in reason
 
 
