@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the windows, after taking one where that is asked for."""
     from dtprof.report.documents.trace_json import trace_json
     from dtprof.report.text.trace_text import trace_text
-    from dtprof.session.profiler_windows import list_windows, take_windows
+    from dtprof.session.trace_windows import list_windows, take_windows
 
     if not arguments.now and (arguments.steps or arguments.memory):
         given = "--steps" if arguments.steps else "--memory"

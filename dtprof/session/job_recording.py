@@ -105,7 +105,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
             job_launch.say(verdict.faults[0].summary)
     job_launch.say(f"run kept in {shown}")
     if world_size and opened.manifest.settings.get("trace_steps"):
-        from dtprof.session.profiler_windows import closing_note
+        from dtprof.session.trace_windows import closing_note
 
         for line in closing_note(opened, opened.load(opened.ranks[0]), shown):
             job_launch.say(line)
