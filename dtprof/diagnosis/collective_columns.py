@@ -7,12 +7,12 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.job_state import Operation, Sweep
+from dtprof.diagnosis.job_state import Operation, RankCollectives
 from dtprof.job.groups import GroupId
 from dtprof.records import codes
 from dtprof.records.tables import Array, RankTables, select
 
-SWEPT = np.dtype(
+COLLECTIVE = np.dtype(
     [
         ("seq", "i8"),
         ("op", "u4"),  # checksum of its name
@@ -21,7 +21,8 @@ SWEPT = np.dtype(
         ("dtype", "u1"),
         ("reduce_op", "u1"),
         ("peer", "i4"),
-        ("numel", "i8"),
+        ("numel", "i8"),  # -1: not known
+        ("even", "?"),  # every member must bring as much, though the operation does not require it by name
         ("step", "i8"),
         ("forwards", "i8"),  # forward passes begun before it
         ("thread", "u2"),
@@ -33,10 +34,12 @@ SWEPT = np.dtype(
         ("row", "i8"),  # in the operations of the rank
     ]
 )
+ONE_TENSOR = "_allgather_base_"
+"""The all_gather into one tensor, to which every member must bring as much."""
 COPIED = ("seq", "dtype", "reduce_op", "peer", "numel", "step", "thread", "flags", "waits", "state", "issued_ns")
 
 
-def sweep(
+def index_collectives(
     tables: RankTables,
     keys: dict[int, GroupId],
     rows: Array,
@@ -46,7 +49,7 @@ def sweep(
     forwards_before: int,
     forwards_ns: npt.NDArray[np.int64],
     steppers: npt.NDArray[np.integer],
-) -> Sweep:
+) -> RankCollectives:
     """Return the collectives of each group in columns, by position.
 
     Parameters:
@@ -59,9 +62,10 @@ def sweep(
     order = np.lexsort((seq, group_ids))
     chosen, group_ids = chosen[order], group_ids[order]
     newest = select(rows, chosen)
-    table = np.empty(len(newest), SWEPT)
+    table = np.empty(len(newest), COLLECTIVE)
     for name in COPIED:
         table[name] = newest[name]
+    table["even"] = np.array([name == ONE_TENSOR for name in tables.raw_ops] or [False])[newest["op"]]
     table["row"] = chosen
     table["forwards"] = forwards_before + np.searchsorted(forwards_ns, newest["issued_ns"])
     in_step = (newest["flags"] & codes.INFERRED_SITE) != 0
@@ -83,4 +87,4 @@ def sweep(
         key = keys.get(int(group_ids[begin])) if begin < end else None
         if key is not None:
             groups[key] = table[begin:end]
-    return Sweep(groups=groups, operation=operation)
+    return RankCollectives(groups=groups, operation=operation)

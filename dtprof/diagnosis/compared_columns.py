@@ -6,7 +6,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.rules.argument_mismatches import REDUCING, ROOTED, SIZES_AGREE, SPLIT
+from dtprof.diagnosis.argument_agreement import REDUCING, ROOTED, SIZES_AGREE, SPLIT
 from dtprof.records import codes
 from dtprof.records.tables import Array, RankTables
 

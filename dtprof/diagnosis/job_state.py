@@ -1,13 +1,13 @@
-"""What the rules look at: the newest operations, the end and the stack of every rank, and who is in which group.
+"""The state of a job that rules read: newest operations, exit and stack of every rank, and the members of groups.
 
-`recorded.py` makes it from the tables of a run.
+Each folder or file of `sources/` fills it, and says what it does not know.
 """
 
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -69,13 +69,15 @@ class Operation:
     dtype: int
     reduce_op: int
     site: Site | None
-    step: int
+    step: int | None  # None: not known
     inside_call: bool
     failed: bool
     done: bool
     issued_ns: int
     done_ns: int
     observed: bool  # completion can be known
+    started: bool | None = None  # its device began it; None: not known
+    on_device: bool = False  # it ends on a device of its own on every member, after its call has returned
     waited: bool = False  # a wait for it began
     asked: bool = False  # its handle was asked for completion or a future
     nbytes: int = 0
@@ -104,6 +106,37 @@ class Operation:
     def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
         """What makes two operations of two ranks the same place in the program."""
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
+
+
+class LazyOperations(Sequence[Operation]):
+    """Operations of a rank, made from its rows as rules ask for them: of most they never do."""
+
+    def __init__(self, make: Callable[[int], Operation], *, first: int, end: int) -> None:
+        """Stand for the rows from `first` up to `end`."""
+        self._make = make
+        self._first = first
+        self._made: list[Operation | None] = [None] * (end - first)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Operation]:
+        for at, operation in enumerate(self._made):
+            yield operation or self[at]
+
+    @overload
+    def __getitem__(self, at: int) -> Operation: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(len(self))[at])
+        operation = self._made[at]
+        if operation is None:
+            operation = self._made[at] = self._make(self._first + range(len(self))[at])
+        return operation
 
 
 BUSY = 0.2
@@ -138,7 +171,7 @@ class ChannelEnd:
 MESSAGE = np.dtype(
     [
         ("nth", "i8"),  # messages of the channel issued before
-        ("at", "i8"),  # in RankEvidence.operations
+        ("at", "i8"),  # in RankState.operations
         ("nbytes", "i8"),
         ("site", "u4"),  # equal for messages of one line
         ("plain", "?"),  # a send or a receive, not several as one
@@ -168,15 +201,15 @@ class LongPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """The collectives of a rank in columns (columns.SWEPT), to compare whole runs."""
+class RankCollectives:
+    """The collectives of a rank in columns (columns.COLLECTIVE), to compare whole runs."""
 
     groups: dict[GroupId, Array]  # by position
     operation: Callable[[int], Operation]  # of a row
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankEvidence:
+class RankState:
     """One rank."""
 
     rank: int
@@ -198,13 +231,14 @@ class RankEvidence:
     active_intervals: tuple[int, ...] = ()  # the newest in which it began something, as stalls.Pauses takes them
     last_site: Site | None = None
     open_phases: tuple[str, ...] = ()
-    steps: int = 0
+    steps: int | None = 0  # None: not known
     in_init: bool = False
     stack: Stack | None = None
     alive: bool | None = None  # None: not known
     channels: dict[ChannelEnd, int] = field(default_factory=dict)  # messages issued
     messages: dict[ChannelEnd, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
     sees_questions: bool = False  # `Operation.asked` is known
+    sees_program: bool = True  # what it does outside operations is known: phases, exceptions, its end
     complete: bool = True  # nothing was dropped: messages can be counted
     batches: int = 0  # taken from data loaders
     exhausted: int = 0  # times that a data loader had no batch left
@@ -213,7 +247,7 @@ class RankEvidence:
     making_group: Site | None = None  # the call of new_group it is in
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
-    sweep: Sweep | None = None
+    collectives: RankCollectives | None = None
 
     @cached_property
     def blocking(self) -> tuple[Operation, ...]:
@@ -223,12 +257,13 @@ class RankEvidence:
     @cached_property
     def newest_collectives(self) -> dict[GroupId, Array]:
         """The collectives among `operations` in columns, by group."""
-        groups = self.sweep.groups if self.sweep is not None else {}
-        return {group: table[table["row"] >= self.first_row] for group, table in groups.items()}
+        groups = self.collectives.groups if self.collectives is not None else {}
+        newest = ((group, table, table["row"] >= self.first_row) for group, table in groups.items())
+        return {group: table if chosen.all() else table[chosen] for group, table, chosen in newest}
 
     @property
-    def front(self) -> Operation | None:
-        """The oldest operation the rank is, or was at its end, held up in."""
+    def first_blocking(self) -> Operation | None:
+        """The oldest operation that holds the rank up, or did at its end."""
         return self.blocking[0] if self.blocking else None
 
     @property
@@ -292,8 +327,8 @@ class RankEvidence:
     @property
     def place_held(self) -> Site | None:
         """Where the rank is or was at its end, as its open operation, its interruption or its stack shows."""
-        if self.front is not None and self.front.site is not None:
-            return self.front.site
+        if self.first_blocking is not None and self.first_blocking.site is not None:
+            return self.first_blocking.site
         if self.interruption is not None and self.interruption.frame is not None:
             return self.interruption.frame
         if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
@@ -333,10 +368,10 @@ class Handler:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class JobState:
     """The whole job."""
 
-    ranks: dict[int, RankEvidence]
+    ranks: dict[int, RankState]
     world_size: int
     manifest: Manifest
     stalled: bool  # nobody made progress for long, or ranks ended while operations were open
@@ -348,20 +383,37 @@ class Evidence:
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     problems: tuple[str, ...] = ()
-    starting: Mapping[int, RankEvidence] = field(default_factory=dict)  # of those missing: the process was seen
+    starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen
     at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
+    members: tuple[int, ...] | None = None  # ranks of the job where those are known one by one
+    explained: frozenset[int] = frozenset()  # ranks that findings explain already
+    lost: tuple[int, ...] = ()  # missing, though ranks that live and can answer leave evidence: that tells of them
+    evidence_name: str = "record"  # what each rank is expected to have left
+    how_to_complete: str = (
+        "where other hosts keep runs of their own, give them all (dtprof diagnose NODE_DIR...)"  # where ranks miss
+    )
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Ranks of the job that left no record."""
-        return tuple(rank for rank in range(self.world_size) if rank not in self.ranks)
+        members = range(self.world_size) if self.members is None else self.members
+        return tuple(rank for rank in members if rank not in self.ranks and rank not in self.explained)
+
+    def without(self, explained: Collection[int]) -> "JobState":
+        """Return the job without ranks whose state is explained: neither there nor missing."""
+        return replace(
+            self,
+            ranks={rank: state for rank, state in self.ranks.items() if rank not in explained},
+            explained=self.explained.union(explained),
+            lost=tuple(rank for rank in self.lost if rank not in explained),
+        )
 
     @property
     def went_wrong(self) -> bool:
         """Say whether the job stands still, or ended with a status other than 0."""
         return self.stalled or self.manifest.exit_status not in (None, 0)
 
-    def goes_on(self, rank: RankEvidence) -> bool:
+    def goes_on(self, rank: RankState) -> bool:
         """Say whether a rank may yet do what it has not done."""
         return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
 
@@ -397,6 +449,6 @@ def main_stack(seen: RankStack, *, is_user: Callable[[str], bool]) -> Stack:
     )
 
 
-def gather(ranks: Iterable[RankEvidence], **job: Any) -> Evidence:
+def assemble_job(ranks: Iterable[RankState], **job: Any) -> JobState:
     """Put the ranks together."""
-    return Evidence(ranks={evidence.rank: evidence for evidence in ranks}, **job)
+    return JobState(ranks={rank.rank: rank for rank in ranks}, **job)

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from dtprof.diagnosis.compared_columns import POSITION, disagree, group_of, pairs_of_places, positions_of, seq_of
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import gather
-from dtprof.diagnosis.rules.argument_mismatches import find_mismatches
-from dtprof.diagnosis.rules.shifted_collectives import find_shift
-from dtprof.diagnosis.sources.rank_evidence import NO_PAST, are_named, rank_evidence, spans_named
+from dtprof.diagnosis.job_state import assemble_job
+from dtprof.diagnosis.rules.argument_mismatch import find_mismatches
+from dtprof.diagnosis.rules.step_mismatch import find_shift
+from dtprof.diagnosis.sources.recorded_ranks import NO_PAST, are_named, rank_state, spans_named
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes, events
@@ -236,8 +236,8 @@ class LiveComparison:
         for number, first in due.items():
             begin[number] = max(0, first - BEFORE)
         near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
-        evidence = gather(
-            [rank_evidence(tables, exit=None, stack=None, alive=True) for tables in near],
+        evidence = assemble_job(
+            [rank_state(tables, exit=None, stack=None, alive=True) for tables in near],
             world_size=resolve_world_size((tables.world_size for tables in near), (tables.rank for tables in near)),
             manifest=Manifest(),
             stalled=False,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.job_state import RankEvidence, Stop
+from dtprof.diagnosis.job_state import RankState, Stop
 from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array
 
@@ -45,7 +45,7 @@ def longest_gap_ns(rows: Array, *, until_ns: int) -> int:
     return int(np.diff(later).max(initial=0))
 
 
-def find_stop(ranks: Iterable[RankEvidence], last_seen_ns: Mapping[str, int]) -> Stop | None:
+def find_stop(ranks: Iterable[RankState], last_seen_ns: Mapping[str, int]) -> Stop | None:
     """Return how the job was going when it was stopped from outside; None where it was not, or ended by itself.
 
     Parameters:
@@ -70,7 +70,7 @@ def find_stop(ranks: Iterable[RankEvidence], last_seen_ns: Mapping[str, int]) ->
     return Stop(quiet_ns=max(0, min(quiet)), usual_ns=usual_ns, by_kill=by_kill)
 
 
-def _newest_ns(ranks: Iterable[RankEvidence], host: str) -> int:
+def _newest_ns(ranks: Iterable[RankState], host: str) -> int:
     return max((rank.moments[-1] for rank in ranks if rank.host == host and rank.moments), default=0)
 
 
@@ -83,25 +83,25 @@ def _earliest(times: Iterable[tuple[str, int | None]]) -> dict[str, int]:
     return found
 
 
-def _killed_together(ranks: Sequence[RankEvidence]) -> bool:
+def _killed_together(ranks: Sequence[RankState]) -> bool:
     """Say whether all ranks, of which there are several, were killed by SIGKILL within a second: nobody died first."""
     times = [t_ns for rank in ranks if not rank.exceptions and (t_ns := _killed_ns(rank)) is not None]
     return 1 < len(times) == len(ranks) and max(times) - min(times) <= SOON_NS
 
 
-def _killed_ns(rank: RankEvidence) -> int | None:
+def _killed_ns(rank: RankState) -> int | None:
     """Return when SIGKILL ended a rank; None where it did not."""
     return rank.exit.t_ns if rank.exit is not None and rank.exit.status == -signal.SIGKILL else None
 
 
-def stop_ns(rank: RankEvidence) -> int | None:
+def stop_ns(rank: RankState) -> int | None:
     """Return when a rank was told to end."""
     if rank.interruption is not None:
         return rank.interruption.t_ns
     return rank.exit.t_ns if rank.exit is not None and rank.stopped_politely else None
 
 
-def _failed_before(rank: RankEvidence, stop_ns: int | None) -> bool:
+def _failed_before(rank: RankState, stop_ns: int | None) -> bool:
     """Say whether a rank failed of its own; one that loses a peer as that is stopped has not."""
     lost = rank.transport_exception
     if lost is not None:

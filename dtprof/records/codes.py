@@ -8,6 +8,7 @@ ASYNC, COMPLETION_SEEN, DEVICE = schema.FLAG["async"], schema.FLAG["completion"]
 INFERRED_SITE, SKIPPED, ASKED = schema.FLAG["inferred_site"], schema.FLAG["skipped"], schema.FLAG["asked"]
 NONE = schema.NO_CODE
 DTYPES = tuple(name for name, _ in schema.DTYPES)
+DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}
 REDUCE_OPS = schema.REDUCE_OPS
 
 

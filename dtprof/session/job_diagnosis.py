@@ -37,9 +37,11 @@ def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdic
     if inputs.dumps:
         from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
         from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
-        from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
+        from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+        from dtprof.diagnosis.verdict import decide
 
-        verdicts.append(diagnose_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels))
+        dumps = gather_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels)
+        verdicts.append(decide(dumps, ("flight_recorder",)))
     if inputs.logs:
         from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
 

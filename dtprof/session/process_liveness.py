@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
 from dtprof.analysis.results import Summary
-from dtprof.diagnosis.sources.rank_evidence import RankRead
+from dtprof.diagnosis.sources.recorded_ranks import RankRead
 from dtprof.diagnosis.sources.recorded_run import HostState, exit_of
 from dtprof.records import writer
 from dtprof.records.rank_processes import find_processes

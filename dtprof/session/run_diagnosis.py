@@ -10,8 +10,8 @@ from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.attempts import MAX_ATTEMPTS, Attempt, remember
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.reported_mismatches import seconds_after_start
-from dtprof.diagnosis.sources import rank_evidence
-from dtprof.diagnosis.sources.rank_evidence import read_ranks
+from dtprof.diagnosis.sources import recorded_ranks
+from dtprof.diagnosis.sources.recorded_ranks import read_ranks
 from dtprof.diagnosis.sources.recorded_run import collect, collect_attempt
 from dtprof.diagnosis.verdict import decide
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
@@ -44,7 +44,7 @@ def diagnose_run(
     with executor_for(engine, run) as executor:
         if in_a_hurry:
             given = None if summary is None else lambda: summary
-            return diagnose_opened(run, given, executor, newest=rank_evidence.MAX_OPERATIONS, is_stalled=is_stalled)
+            return diagnose_opened(run, given, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
         return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
 
 
@@ -112,7 +112,7 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     return replace(verdict, findings=tuple(map(dated, verdict.findings)))
 
 
-def _judge(evidence: facts.Evidence) -> Attempt:
+def _judge(evidence: facts.JobState) -> Attempt:
     hosts = {rank.rank: rank.host for rank in evidence.ranks.values()}
     return Attempt(verdict=decide(evidence, ("run",)), hosts=hosts)
 

@@ -26,7 +26,7 @@ def lint_sources(paths: Sequence[Path], *, run_directory: Path | None = None) ->
 def _group_calls(path: Path) -> list[GroupCalls]:
     """Return what the ranks of a run called in each group, in order."""
     # Without a run, lint needs no numpy.
-    from dtprof.diagnosis.sources.rank_evidence import without_refused
+    from dtprof.diagnosis.sources.recorded_ranks import without_refused
     from dtprof.records import schema
 
     found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}

@@ -9,7 +9,8 @@ from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
-from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
+from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+from dtprof.diagnosis.verdict import decide
 
 BEGIN_NS = 1_700_000_000_000_000_000
 TORCH = "/opt/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
@@ -109,4 +110,4 @@ def write(folder: Path, ranks: list[Rank], *, as_json: bool = False) -> list[Pat
 def verdict_on(paths: list[Path]) -> Verdict:
     """Diagnose dumps."""
     labels = Labels()
-    return diagnose_dumps(*read_dumps(paths, labels), labels)
+    return decide(gather_dumps(*read_dumps(paths, labels), labels), ("flight_recorder",))

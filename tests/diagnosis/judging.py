@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.job_state import Stack, gather
-from dtprof.diagnosis.sources.rank_evidence import rank_evidence
+from dtprof.diagnosis.job_state import Stack, assemble_job
+from dtprof.diagnosis.sources.recorded_ranks import rank_state
 from dtprof.diagnosis.verdict import decide
 from dtprof.records.tables import Manifest, ProcessExit
 from tests.builders import START_NS, RankBuilder
@@ -52,8 +52,8 @@ def judge(
         known = (statuses or {}).get(builder.rank)
         ended = ProcessExit(pid=builder.pid, status=known[0], t_ns=START_NS + known[1]) if known else None
         stack = (stacks or {}).get(builder.rank)
-        evidence.append(rank_evidence(builder.tables(), exit=ended, stack=stack, alive=None))
-    job = gather(
+        evidence.append(rank_state(builder.tables(), exit=ended, stack=stack, alive=None))
+    job = assemble_job(
         evidence,
         world_size=ranks[0].world_size,
         manifest=Manifest(exit_status=exit_status, ended_realtime_ns=0 if exit_status is None else 1),

@@ -20,7 +20,8 @@ from dtprof.diagnosis.source_merging import join
 from dtprof.diagnosis.sources.flight_recorder import dump_files
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
-from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
+from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
 from dtprof.session.job_diagnosis import diagnose
 from tests.diagnosis.dump_builder import BEGIN_NS, job, verdict_on, write
@@ -206,7 +207,7 @@ def test_any_plain_content_gives_a_verdict_or_a_sentence(
     path.write_bytes(pickle.dumps(document, protocol=2))
     labels = Labels()
     try:
-        diagnose_dumps(*read_dumps([path], labels), labels)
+        decide(gather_dumps(*read_dumps([path], labels), labels), ("flight_recorder",))
     except NotADumpError as error:
         assert str(path) in str(error)  # noqa: PT017
 

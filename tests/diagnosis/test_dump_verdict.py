@@ -261,3 +261,74 @@ def test_transfer_that_has_ended_on_the_other_side_only_is_the_device_of_this_on
     ranks[0].op("all_reduce", done=False)
     (finding,) = verdict_on(write(tmp_path, ranks)).findings
     assert finding.culprit_ranks == (1,)
+
+
+def test_subgroup_calls_between_hide_no_skip(tmp_path: Path) -> None:
+    # Rank 3 leaves out the barrier; what ranks 0-1 and 2-3 do in groups of their own before it tells nothing.
+    ranks = job(4, a=[0, 1], b=[2, 3])
+    for rank in ranks:
+        for round_ in range(3):
+            rank.op("broadcast", group="a" if rank.rank < 2 else "b", line=10)
+            if round_ == 2 and rank.rank == 3:
+                rank.op("all_reduce", line=30, size=2, done=False)
+                break
+            rank.op("all_reduce_barrier", line=20, size=1, done=round_ < 2)
+            if round_ < 2:
+                rank.op("all_reduce", line=30, size=2)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (3,), 5)
+
+
+def test_next_round_issued_ahead_hides_no_skip(tmp_path: Path) -> None:
+    # Rank 1 skips line 10 of its last round, and has issued line 10 of the next one already.
+    ranks = [steps(rank) for rank in job(4)]
+    for rank in ranks:
+        if rank.rank != 1:
+            rank.op("all_reduce", line=10, done=False)
+        else:
+            rank.op("all_reduce", line=20, size=2, done=False).op("all_reduce_barrier", line=30, size=1, done=False)
+            rank.op("all_reduce", line=10, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 13)
+
+
+def test_of_two_ranks_the_skipper_is_the_one_that_came_as_it_never_did_before(tmp_path: Path) -> None:
+    ranks = [steps(rank) for rank in job(2)]
+    ranks[0].op("all_reduce", line=20, size=2, done=False)  # always from line 10 before
+    ranks[1].op("all_reduce", line=10, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (0,), 13)
+
+
+def test_mismatch_that_a_device_let_pass_explains_a_later_hang(tmp_path: Path) -> None:
+    ranks = [steps(rank).op("all_reduce", line=10, size=9 if rank.rank == 2 else 8) for rank in job(4)]
+    for rank in ranks:
+        rank.op("all_reduce", line=20, size=2, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("size-mismatch", (2,), 13)
+    assert finding.waiting_ranks == (0, 1, 3)
+
+
+def test_rank_without_a_dump_is_not_blamed_where_another_dump_is_unreadable(tmp_path: Path) -> None:
+    paths = write(tmp_path, [steps(rank).op("all_reduce", line=10, done=False) for rank in job(8)])
+    paths[1].write_bytes(b"\x80\x02}")
+    verdict = verdict_on(paths[:7])
+    assert (verdict.outcome, verdict.findings, verdict.ranks_missing) == ("unknown", (), (1, 7))
+
+
+def test_transfer_that_neither_device_ends_is_a_stall_of_the_back_end(tmp_path: Path) -> None:
+    ranks = job(2)
+    ranks[0].op("send 0->1", line=4, done=False)
+    ranks[1].op("recv 1<-0", line=5, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("backend-stall", (), (0, 1))
+
+
+def test_transfer_of_another_type_of_the_same_size_is_named(tmp_path: Path) -> None:
+    ranks = job(2)
+    ranks[0].op("send 0->1", dtype="Float", done=False)
+    ranks[1].op("recv 1<-0", dtype="Int", done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert finding.kind == "p2p-size-mismatch"
+    assert "32 bytes of float32" in finding.summary
+    assert "32 of int32" in finding.summary

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dtprof.analysis.results import StragglerResult
-from dtprof.diagnosis.job_state import Stragglers, gather
-from dtprof.diagnosis.sources.rank_evidence import rank_evidence
+from dtprof.diagnosis.job_state import Stragglers, assemble_job
+from dtprof.diagnosis.sources.recorded_ranks import rank_state
 from dtprof.diagnosis.verdict import decide
 from dtprof.records import events, schema
 from dtprof.records.codes import DTYPES, REDUCE_OPS
@@ -120,8 +120,8 @@ def test_a_rank_that_left_a_call_out_and_makes_it_up_later_is_out_of_step(culpri
 @pytest.mark.parametrize(
     ("others_ahead", "said"),
     [
-        (1, "Rank 1 left out an optimizer step: at #6 of the default group it is in step 6, the others in step 7."),
-        (2, "Rank 1 left out 2 optimizer steps: at #6 of the default group it is in step 6, the others in step 8."),
+        (1, "Rank 1 skipped an optimizer step: at #6 of the default group it is in step 6, the others in step 7."),
+        (2, "Rank 1 skipped 2 optimizer steps: at #6 of the default group it is in step 6, the others in step 8."),
         (-1, "Rank 1 made an optimizer step more than the others: at #6 of the default group it is in step 6, "),
     ],
 )
@@ -263,8 +263,8 @@ def test_a_rank_late_again_and_again_is_slow_and_one_that_may_be_so_by_chance_is
         lag_ns_per_step=lag_ms * 1_000_000,
         phase=events.DATA,
     )
-    job = gather(
-        [rank_evidence(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks],
+    job = assemble_job(
+        [rank_state(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks],
         world_size=3,
         manifest=Manifest(exit_status=0, ended_realtime_ns=1),
         stalled=False,
@@ -292,7 +292,7 @@ def test_checkpoints_in_a_row_that_all_others_wait_for_are_one_long_operation(se
 def test_only_the_newest_operations_are_kept_one_by_one() -> None:
     ranks = ranks_in_step(2, 2)
     tables = replace(ranks[0].tables(), world_size=1_000_000)
-    assert len(rank_evidence(tables, exit=None, stack=None, alive=None).operations) == 4
+    assert len(rank_state(tables, exit=None, stack=None, alive=None).operations) == 4
     many = np.repeat(tables.operations, 100)
-    kept = rank_evidence(replace(tables, operations=many), exit=None, stack=None, alive=None)
+    kept = rank_state(replace(tables, operations=many), exit=None, stack=None, alive=None)
     assert len(kept.operations) == 256

@@ -88,7 +88,7 @@ def test_an_optimizer_step_left_out_is_told_of_as_such(kept: int, monkeypatch: p
             rank.op("all_reduce", t + 10, t + 15, nbytes=8, site=rank.site(line=5), step=step)
     (finding,) = looks(ranks, each=20)
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 151)
-    assert finding.summary.startswith("Rank 1 left out an optimizer step: at #151 of ")
+    assert finding.summary.startswith("Rank 1 skipped an optimizer step: at #151 of ")
 
 
 def test_a_program_that_is_right_is_never_told_of() -> None:

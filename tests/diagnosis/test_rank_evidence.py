@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.diagnosis.job_state import RankEvidence
-from dtprof.diagnosis.sources import rank_evidence
+from dtprof.diagnosis.job_state import RankState
+from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records import events, paths, schema
 from dtprof.records.archive import archive_segment
@@ -31,8 +31,8 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let logs of some hundred events be long."""
     monkeypatch.setattr(schema, "SEGMENT_CAPACITY", RECORDS)
     monkeypatch.setattr(schema, "SEGMENT_SIZE", schema.HEADER_SIZE + RECORDS * schema.RECORD_SIZE)
-    for name in ("MAX_SWEPT", "MAX_TAIL", "MIN_TAIL"):
-        monkeypatch.setattr(rank_evidence, name, NEWEST)
+    for name in ("MAX_COLLECTIVES", "MAX_TAIL", "MIN_TAIL"):
+        monkeypatch.setattr(recorded_ranks, name, NEWEST)
 
 
 def busy_rank() -> RankBuilder:
@@ -57,9 +57,9 @@ def busy_rank() -> RankBuilder:
     return own
 
 
-def read(run: Run) -> RankEvidence:
+def read(run: Run) -> RankState:
     """Return what the rules look at."""
-    (found,) = rank_evidence.read_ranks(run, [0], THIS_PROCESS)
+    (found,) = recorded_ranks.read_ranks(run, [0], THIS_PROCESS)
     return found.evidence
 
 
@@ -94,12 +94,12 @@ def test_the_rules_see_the_same_of_a_long_log_whether_it_is_read_whole_or_not(
     assert {name: table.tolist() for name, table in seen.messages.items()} == {
         name: table.tolist() for name, table in expected.messages.items()
     }
-    assert seen.sweep is not None
-    assert expected.sweep is not None
-    for group, table in expected.sweep.groups.items():
+    assert seen.collectives is not None
+    assert expected.collectives is not None
+    for group, table in expected.collectives.groups.items():
         for column in ("seq", "forwards", "issued_ns", "place"):
-            np.testing.assert_array_equal(seen.sweep.groups[group][column], table[column])
-    other = {"operations": (), "first_row": 0, "messages": {}, "sweep": None}
+            np.testing.assert_array_equal(seen.collectives.groups[group][column], table[column])
+    other = {"operations": (), "first_row": 0, "messages": {}, "collectives": None}
     assert replace(seen, **other) == replace(expected, **other)
 
 

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -16,6 +17,7 @@ from dtprof.analysis.comparison.thresholds import Limit, judge_limit
 from dtprof.analysis.results import PARTS
 from dtprof.cli.main import COMMANDS
 from dtprof.diagnosis.findings import OUTCOMES, Finding, Verdict
+from dtprof.diagnosis.rules import KINDS, RULES
 from dtprof.records import schema_page
 from dtprof.records.tables import Group, Site
 from dtprof.report.documents.check_json import check_json
@@ -26,8 +28,6 @@ from tests.analysis.noisy_runs import noisy_run
 from tests.docs import embedded_figures, embedded_help, embedded_tables
 from tests.docs.pages import REPOSITORY, load
 from tests.report.example_summaries import summary_of
-
-PROCESS_STATES = {"disk-sleep", "tracing-stop"}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="later argparse prints help differently")
@@ -79,18 +79,22 @@ def test_every_line_printed_in_or_beside_a_job_is_explained() -> None:
     assert sorted(part for part in told if part not in page) == []
 
 
-def kinds_in_source() -> set[str]:
-    """Return every kind that a rule can give: its words in kebab case."""
-    diagnosis = REPOSITORY / "dtprof" / "diagnosis"
-    paths = [path for folder in (diagnosis, diagnosis / "rules") for path in folder.glob("*.py")]
-    sources = [path.read_text(encoding="utf-8") for path in paths]
-    return set(re.findall(r'"([a-z][a-z0-9]*(?:-[a-z]+)+)"', "\n".join(sources))) - PROCESS_STATES
-
-
 def test_the_kinds_of_findings_are_those_of_the_rules() -> None:
     page = load("docs/reference/diagnose.md").prose
     kinds = page.partition("\n## Kinds\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == kinds_in_source()
+    assert set(re.findall(r"^### (.+)$", kinds, re.MULTILINE)) == set(KINDS)
+
+
+def test_a_module_of_rules_or_sources_gives_no_kind_that_the_registry_lacks() -> None:
+    diagnosis = REPOSITORY / "dtprof" / "diagnosis"
+    texts = [path.read_text(encoding="utf-8") for path in diagnosis.rglob("*.py")]
+    assert {kind for text in texts for kind in re.findall(r'kind="([a-z0-9]+(?:-[a-z0-9]+)+)"', text)} <= set(KINDS)
+
+
+def test_every_module_of_rules_is_listed() -> None:
+    folder = REPOSITORY / "dtprof" / "diagnosis" / "rules"
+    names = {f"dtprof.diagnosis.rules.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert {rule.__name__ for rule in RULES if isinstance(rule, ModuleType)} == names
 
 
 def test_every_key_and_outcome_of_the_verdict_is_listed() -> None:

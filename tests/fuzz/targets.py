@@ -14,7 +14,8 @@ from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import dump_from
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
-from dtprof.diagnosis.sources.flight_recorder.dump_verdict import diagnose_dumps
+from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+from dtprof.diagnosis.verdict import decide
 from dtprof.errors import DtprofError, NotADumpError
 from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_run import write_imported
@@ -78,7 +79,7 @@ def _check_dump(_: Path) -> Check:
         labels = Labels()
         try:
             dump = replace(dump_from(data, Path("dump_0"), labels, written_ns=0), rank=0)
-            verdict = diagnose_dumps([dump], [], [], labels)
+            verdict = decide(gather_dumps([dump], [], [], labels), ("flight_recorder",))
         except NotADumpError as error:
             return _sentence(error)
         _verdict(verdict)

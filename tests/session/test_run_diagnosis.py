@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.sources import rank_evidence
+from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ProcessExit
@@ -55,17 +55,17 @@ def test_workers_read_the_attempts_before_the_last_too(tmp_path: Path) -> None:
 
 
 def test_of_a_long_run_only_the_newest_operations_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, limit in (("MAX_SWEPT", 4), ("MAX_TAIL", 6), ("MIN_TAIL", 6), ("MAX_OPERATIONS", 24)):
-        monkeypatch.setattr(rank_evidence, name, limit)
+    for name, limit in (("MAX_COLLECTIVES", 4), ("MAX_TAIL", 6), ("MIN_TAIL", 6), ("MAX_OPERATIONS", 24)):
+        monkeypatch.setattr(recorded_ranks, name, limit)
     run = open_run(write_run(tmp_path / "run", hung_job(), exit_status=1))
-    (own, *_) = (one.evidence for one in rank_evidence.read_ranks(run, [0], THIS_PROCESS))
-    assert own.sweep is not None
-    (table,) = own.sweep.groups.values()
+    (own, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
+    assert own.collectives is not None
+    (table,) = own.collectives.groups.values()
     assert table["seq"].tolist() == list(range(2 * STEPS - 5, 2 * STEPS + 1)), "6 of the 81"
     assert [operation.seq for operation in own.operations] == table["seq"].tolist()
-    assert own.sweep.operation(int(table["row"][-1])) == own.operations[-1]
+    assert own.collectives.operation(int(table["row"][-1])) == own.operations[-1]
     assert own.counts == {(next(iter(own.groups)), False): 2 * STEPS + 1}, "all are counted"
     held = len(pickle.dumps(own))
-    monkeypatch.setattr(rank_evidence, "MAX_TAIL", 200)
-    (whole, *_) = (one.evidence for one in rank_evidence.read_ranks(run, [0], THIS_PROCESS))
+    monkeypatch.setattr(recorded_ranks, "MAX_TAIL", 200)
+    (whole, *_) = (one.evidence for one in recorded_ranks.read_ranks(run, [0], THIS_PROCESS))
     assert len(pickle.dumps(whole)) > held + (81 - 6) * 150, "a row has more than 150 bytes"

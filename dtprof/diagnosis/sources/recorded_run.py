@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import dtprof
 from dtprof.diagnosis import job_state as facts
+from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
-from dtprof.diagnosis.rules.absent_ranks import FROZEN
-from dtprof.diagnosis.rules.unjoined_ranks import find_starting
-from dtprof.diagnosis.sources.rank_evidence import RankRead
+from dtprof.diagnosis.sources.recorded_ranks import RankRead
+from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.stack_groups import read_stacks
 from dtprof.diagnosis.stop_detection import find_stop
 from dtprof.job.stalls import (
@@ -54,14 +54,14 @@ def exit_of(run: reader.Run, read: RankRead) -> ProcessExit | None:
     return run.exit_of(read.evidence.host, read.evidence.pid, since_ns=read.first_ns)
 
 
-def collect_attempt(run: reader.Run, reads: Iterable[RankRead]) -> facts.Evidence:
+def collect_attempt(run: reader.Run, reads: Iterable[RankRead]) -> facts.JobState:
     """Return the evidence of an attempt after which the job was restarted: none of its ranks is alive."""
-    ranks: list[facts.RankEvidence] = []
+    ranks: list[facts.RankState] = []
     declared: dict[int, int] = {}
     for rank in reads:
         ranks.append(replace(rank.evidence, exit=exit_of(run, rank), alive=False))
         declared[rank.evidence.rank] = rank.world_size
-    return facts.gather(
+    return facts.assemble_job(
         ranks,
         world_size=resolve_world_size(declared.values(), declared),
         manifest=replace(run.manifest, exit_status=1),
@@ -77,7 +77,7 @@ def collect(
     *,
     summarise: Callable[[], "Summary"] | None,
     find_handlers: Callable[[str], dict[int, facts.Handler]],
-) -> facts.Evidence:
+) -> facts.JobState:
     """Return the evidence of the newest attempt of a run.
 
     Parameters:
@@ -119,7 +119,7 @@ def collect(
     progress = None
     if not run.manifest.ended_realtime_ns and same_boot and any(rank.alive for rank in ranks) and not host.is_stalled:
         progress = _assess(run, ranks, boots, now_ns=host.now_ns)
-    return facts.gather(
+    return facts.assemble_job(
         ranks,
         world_size=world_size,
         manifest=run.manifest,
@@ -142,15 +142,15 @@ def collect(
     )
 
 
-def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankEvidence]:
+def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankState]:
     """Return ranks that were started, and failed or were killed before they opened a log."""
-    found: dict[int, facts.RankEvidence] = {}
+    found: dict[int, facts.RankState] = {}
     started = {int(row["env_rank"]): row for row in reversed(run.processes) if str(row.get("env_rank")).isdecimal()}
     for rank, row in started.items():
         ended = run.exit_of(str(row.get("host", "")), row["pid"]) if isinstance(row.get("pid"), int) else None
         if rank in run.folders or rank >= world_size or ended is None or ended.status == 0:
             continue
-        own = facts.RankEvidence(
+        own = facts.RankState(
             rank=rank, attempt=0, pid=ended.pid, host=str(row.get("host", "")), exit=ended, last_ns=ended.t_ns
         )
         if not own.stopped_politely:
@@ -163,14 +163,14 @@ def _find_stragglers(summary: "Summary") -> facts.Stragglers:
     return facts.Stragglers(steps=last - first + 1, found=summary.stragglers)
 
 
-def _find_resident(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> dict[int, int]:
+def _find_resident(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> dict[int, int]:
     """Return what each rank held in RAM when it was last sampled, in bytes."""
     held = newest_resident(run.path)
     seen = ((rank.rank, held.get((boots.get(rank.rank, ""), rank.pid))) for rank in ranks)
     return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
 
 
-def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int, str]) -> facts.Stop | None:
+def _find_stop(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> facts.Stop | None:
     """Return how the job was going when it was stopped from outside, or killed together with dtprof."""
     last_seen: dict[str, int] = {}
     if not run.manifest.ended_realtime_ns:
@@ -183,9 +183,7 @@ def _find_stop(run: reader.Run, ranks: list[facts.RankEvidence], boots: dict[int
     return stop
 
 
-def _assess(
-    run: reader.Run, ranks: Iterable[facts.RankEvidence], boots: Mapping[int, str], *, now_ns: int
-) -> JobProgress:
+def _assess(run: reader.Run, ranks: Iterable[facts.RankState], boots: Mapping[int, str], *, now_ns: int) -> JobProgress:
     """Return how a running job fares."""
     pauses: dict[str, Pauses] = {}
     for boot in set(boots.values()):  # hosts have clocks of their own
@@ -205,9 +203,9 @@ def _assess(
     )
 
 
-def _phase(rank: facts.RankEvidence) -> Phase:
+def _phase(rank: facts.RankState) -> Phase:
     """Return what a rank is at; one that its stack shows to be idle or frozen works on no first step or evaluation."""
-    phase = phase_of(rank.open_phases, steps=rank.steps)
+    phase = phase_of(rank.open_phases, steps=rank.steps or 0)
     if rank.stack is None or (rank.stack.is_busy and rank.stack.state not in FROZEN):
         return phase
     is_idle_in = phase in (Phase.FIRST_STEP, Phase.EVALUATION)
@@ -215,7 +213,7 @@ def _phase(rank: facts.RankEvidence) -> Phase:
 
 
 def _is_stalled(
-    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, progress: JobProgress | None
+    run: reader.Run, ranks: list[facts.RankState], stop: facts.Stop | None, progress: JobProgress | None
 ) -> bool:
     """Say whether ranks are, or were at their end, held up: then open operations mean something."""
     if not any(map(_is_held_up, ranks)):
@@ -228,19 +226,19 @@ def _is_stalled(
     return progress is None or progress.state != Progress.PROGRESSING
 
 
-def _was_told(run: reader.Run, ranks: list[facts.RankEvidence]) -> bool:
+def _was_told(run: reader.Run, ranks: list[facts.RankState]) -> bool:
     """Say whether `dtprof run` told of a hang after which nothing went on."""
     detected_ns = run.job_facts.get("hang_detected_ns")
     return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
 
 
-def _is_held_up(rank: facts.RankEvidence) -> bool:
+def _is_held_up(rank: facts.RankState) -> bool:
     """Say whether a rank is, or was at its end, in a call that others must make too."""
-    return rank.front is not None or rank.in_init or rank.making_group is not None
+    return rank.first_blocking is not None or rank.in_init or rank.making_group is not None
 
 
 def _time_at_rest(
-    run: reader.Run, ranks: list[facts.RankEvidence], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
+    run: reader.Run, ranks: list[facts.RankState], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
 ) -> float | None:
     """Return for how long all ranks had slept outside any operation when their stacks were taken, or None."""
     goes_on = not run.manifest.ended_realtime_ns and same_boot and all(rank.alive for rank in ranks)
@@ -252,10 +250,10 @@ def _time_at_rest(
     return (min(taken) - newest_ns) / 1e9 if taken and len(taken) == len(ranks) else None
 
 
-def _sleeps(rank: facts.RankEvidence) -> bool:
+def _sleeps(rank: facts.RankState) -> bool:
     stack = rank.stack
     return (
-        rank.front is None
+        rank.first_blocking is None
         and not (rank.in_init or rank.finished)
         and stack is not None
         and stack.cpu_share is not None

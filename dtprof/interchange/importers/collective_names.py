@@ -2,44 +2,9 @@
 
 import re
 
-from dtprof.diagnosis.sources.flight_recorder.dump_fields import parse_name
-from dtprof.interchange.importers.imported_records import DTYPE_CODES
+from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code, parse_name
 from dtprof.records import schema
 
-DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "c10::half": "float16",
-    "bfloat16": "bfloat16",
-    "c10::bfloat16": "bfloat16",
-    "long": "int64",
-    "long int": "int64",
-    "int": "int32",
-    "short": "int16",
-    "short int": "int16",
-    "char": "int8",
-    "signed char": "int8",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "s8": "int8",
-    "s32": "int32",
-    "s64": "int64",
-    "u8": "uint8",
-    "u32": "uint32",
-    "u64": "uint64",
-    "pred": "bool",
-    "i8": "int8",
-    "i32": "int32",
-    "i64": "int64",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e5m2": "float8_e5m2",
-}
 _KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce)(?:_(\w+?)_(\w+?)(?:_|$|\())?"
 )
@@ -61,14 +26,6 @@ _REDUCTIONS = {
     "sumpostdiv": "avg",
     "avg": "avg",
 }
-
-
-def dtype_code(name: object) -> int:
-    """Return the code of an element type as any of the formats calls it; NO_CODE for one that is not known."""
-    if not isinstance(name, str):
-        return schema.NO_CODE
-    lower = name.lower()
-    return DTYPE_CODES.get(DTYPES.get(lower, lower), schema.NO_CODE)
 
 
 def operation_name(name: str) -> str:

@@ -11,12 +11,19 @@ from typing import Any
 import numpy as np
 
 from dtprof.diagnosis.sources.flight_recorder.dump_entries import is_user_file
-from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_TEXT, first_text, integer, numel, parse_name, text
+from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
+    MAX_TEXT,
+    dtype_code,
+    first_text,
+    integer,
+    numel,
+    parse_name,
+    text,
+)
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import read_document
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, Labels
 from dtprof.errors import NotATraceError
-from dtprof.interchange.importers.collective_names import dtype_code
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
     MAX_WORLD_SIZE,

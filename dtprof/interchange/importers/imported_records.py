@@ -18,7 +18,6 @@ COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
 LAST_NS = 1 << 62
 
 Column = npt.NDArray[np.int64]
-DTYPE_CODES = {name: code for code, (name, _) in enumerate(schema.DTYPES)}
 
 
 @dataclass(frozen=True, kw_only=True)

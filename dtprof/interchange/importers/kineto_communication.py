@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, numel, rank_numbers
-from dtprof.interchange.importers.collective_names import dtype_code, of_kernel, operation_name
+from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, dtype_code, numel, rank_numbers
+from dtprof.interchange.importers.collective_names import of_kernel, operation_name
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
     LAST_NS,

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.errors import NotATraceError
-from dtprof.interchange.importers.collective_names import dtype_code
 from dtprof.interchange.importers.imported_records import (
     COLLECTIVE,
     LAST_NS,

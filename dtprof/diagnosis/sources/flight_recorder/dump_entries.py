@@ -1,9 +1,8 @@
 """The entries of one Flight Recorder dump: what was made where, how far each group came, what has not ended."""
 
 import re
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -17,12 +16,10 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
     parse_name,
     text,
 )
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Labels, Pending
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Labels, Pending, Rows
 from dtprof.records.tables import Site
 
 MAX_NAMES = 10_000
-MAX_GAP = 1 << 16
-"""Positions between two entries of one group above which the older ones are let go."""
 
 DONE_WHEN_RETIRED = {"gloo", "mpi", "ucc"}
 """Back ends that give no events: their entries stay scheduled, and are retired when they end."""
@@ -62,26 +59,15 @@ def is_user_file(path: str) -> bool:
 
 
 @dataclass(slots=True)
-class Course:
-    """The collectives of one group, as far as they have been read."""
+class GroupProgress:
+    """How far one group came, as far as the entries have been read."""
 
     group: str
+    number: int  # in the order in which entries name groups
     issued: int = -1  # newest position, 0 where entries tell none; -1: no entry
     done: int = -1  # position of the last entry that has ended
-    first: int = 0
-    end: int = 0
-    labels: "array[int]" = field(default_factory=lambda: array("i"))
-
-    def keep(self, seq: int, label: int) -> None:
-        """Note what was made at a position; of coalesced operations, which share one, the first stands for all."""
-        if not self.labels or seq < self.first or seq - self.end > MAX_GAP:
-            self.first, self.labels = seq, array("i")
-        elif seq < self.end:
-            return
-        elif seq > self.end:
-            self.labels.extend([NO_LABEL] * (seq - self.end))
-        self.labels.append(label)
-        self.end = seq + 1
+    first: int = -1  # position of the first collective; -1: none
+    cut: int = -1  # position of operations issued together of which the ring may have overwritten the first
 
 
 class Entries:
@@ -89,10 +75,10 @@ class Entries:
 
     def __init__(self, labels: Labels, is_user: Callable[[str], bool]) -> None:
         """Begin with none."""
-        self.courses: dict[str, Course] = {}
-        self.courses_by_id: dict[int, Course] = {}
+        self.groups: dict[str, GroupProgress] = {}
+        self.groups_by_id: dict[int, GroupProgress] = {}
         self.descriptions: dict[str, str] = {}
-        self.sequence = array("i")
+        self.rows = Rows.empty()
         self.pending: list[Pending] = []
         self.p2p_groups: set[str] = set()
         self.p2p_done: dict[tuple[str, Peers | None], int] = {}
@@ -112,9 +98,11 @@ class Entries:
 
     def read(self, entries: list[Any]) -> None:
         """Read entries: a job has millions, nearly all of collectives that have ended, so these take no call here."""
-        ops, courses, take = self._ops, self.courses_by_id, self.sequence.append
+        ops, groups, rows = self._ops, self.groups_by_id, self.rows
+        add_group, add_seq = rows.groups.append, rows.seqs.append
+        add_label, add_time = rows.labels.append, rows.issued_ns.append
         newest_ns, last_done_ns = self.newest_ns, self.last_done_ns
-        for order, entry in enumerate(entries):
+        for entry in entries:
             if type(entry) is not dict:
                 self.malformed += 1
                 continue
@@ -123,7 +111,9 @@ class Entries:
             except KeyError:
                 fields = _fields_of_other_torch(entry)
             name, held, pg_id, seq, p2p_seq, is_p2p, state, created_ns, ended_ns, frames, ins, outs, dtypes = fields
-            if type(created_ns) is int and newest_ns < created_ns < MAX_SEQ:
+            if type(created_ns) is not int or not 0 < created_ns < MAX_SEQ:
+                created_ns = 0
+            elif newest_ns < created_ns:
                 newest_ns = created_ns
             if type(ended_ns) is int and last_done_ns < ended_ns < MAX_SEQ:
                 last_done_ns = ended_ns
@@ -131,21 +121,21 @@ class Entries:
                 self.malformed += 1
                 continue
             op, agreeing, peers, alike = ops.get(name) or self._operation(name)
-            course = courses.get(pg_id) if type(pg_id) is int else None
-            if course is None or type(held) not in _PAIRS or not held or held[0] != course.group:
-                course = self._course(held, integer(pg_id, -1), entry.get("pg_name"))
+            group = groups.get(pg_id) if type(pg_id) is int else None
+            if group is None or type(held) not in _PAIRS or not held or held[0] != group.group:
+                group = self._group(held, integer(pg_id, -1), entry.get("pg_name"))
             if type(seq) is not int or not 0 <= seq < MAX_SEQ:
                 seq = -1
             done = state == "completed" or bool(ended_ns)
             if not done and self.backend in DONE_WHEN_RETIRED:
                 done = entry.get("retired") is True
             if peers is not None or is_p2p is True:
-                self._transfer(entry, order, course=course, seq=seq, done=done)
+                self._transfer(entry, group=group, seq=seq, done=done, created_ns=created_ns)
                 continue
             if op == "coalesced":
-                if course.labels and seq == course.first:
-                    course.labels[0] = NO_LABEL  # the first of those issued together may have been overwritten
-                if self._is_whole(course.group, seq, p2p=False, done=done):
+                if seq == group.first:
+                    group.cut = seq
+                if self._is_whole(group.group, seq, p2p=False, done=done):
                     continue
             site = self._site(frames)
             before = alike.get(id(site))
@@ -156,43 +146,43 @@ class Entries:
             else:
                 number = self._number(entry, name, site)
             if p2p_seq and integer(p2p_seq) > 0:
-                self.p2p_groups.add(course.group)
-            if course.issued < seq or course.issued < 0:
-                course.issued = max(seq, 0)
-            take(number)
-            if seq == course.end and course.labels:
-                course.labels.append(number)
-                course.end = seq + 1
-            else:
-                course.keep(seq, number)
+                self.p2p_groups.add(group.group)
+            if group.issued < seq or group.issued < 0:
+                group.issued = max(seq, 0)
+            if group.first < 0:
+                group.first = seq
             if done:
-                course.done = seq
+                group.done = seq
             else:
-                self._pend(entry, order, group=course.group, op=op, seq=seq, site=site)
+                self._pend(entry, group=group.group, op=op, seq=seq, site=site)
+            add_group(group.number)
+            add_seq(seq)
+            add_label(number)
+            add_time(created_ns)
         self.newest_ns, self.last_done_ns = newest_ns, last_done_ns
 
-    def _transfer(self, entry: dict[str, Any], order: int, *, course: Course, seq: int, done: bool) -> None:
-        """Read an entry of a point-to-point operation."""
+    def _transfer(self, entry: dict[str, Any], *, group: GroupProgress, seq: int, done: bool, created_ns: int) -> None:
+        """Read an entry of a point-to-point operation; only those that have not ended are rows."""
         op, _, peers, _ = self._operation(entry["profiling_name"])
         p2p_seq = entry.get("p2p_seq_id")
         position = seq if p2p_seq is None else integer(p2p_seq, -1)
-        if op == "coalesced" and self._is_whole(course.group, position, p2p=True, done=done):
+        if op == "coalesced" and self._is_whole(group.group, position, p2p=True, done=done):
             return
-        self.p2p_groups.add(course.group)
-        course.issued = max(course.issued, seq, 0)
+        self.p2p_groups.add(group.group)
+        group.issued = max(group.issued, seq, 0)
         if peers is not None:
-            key = (course.group, op, peers)
+            key = (group.group, op, peers)
             self.p2p_counts[key] = self.p2p_counts.get(key, 0) + 1
         site = self._site(entry.get("frames"))
         if done:
-            self.p2p_done[course.group, peers] = order
+            self.p2p_done[group.group, peers] = len(self.rows)
         else:
-            self._pend(entry, order, group=course.group, op=op, seq=position, site=site, p2p=True, peers=peers)
+            self._pend(entry, group=group.group, op=op, seq=position, site=site, p2p=True, peers=peers)
+            self.rows.append(group.number, -1, NO_LABEL, created_ns)
 
     def _pend(
         self,
         entry: dict[str, Any],
-        order: int,
         *,
         group: str,
         op: str,
@@ -208,7 +198,7 @@ class Entries:
                 op=op,
                 seq=seq,
                 p2p=p2p,
-                order=order,
+                row=len(self.rows),
                 numel_in=numel(get("input_sizes")),
                 numel_out=numel(get("output_sizes")),
                 dtype=first_text(get("input_dtypes")) or first_text(get("output_dtypes")),
@@ -241,14 +231,15 @@ class Entries:
                 self._ops[name] = found
         return found
 
-    def _course(self, held: object, pg_id: int, pg_name: object) -> Course:
+    def _group(self, held: object, pg_id: int, pg_name: object) -> GroupProgress:
         if isinstance(held, tuple | list) and held:
             name = text(held[0])
             self.descriptions.setdefault(name, text(held[1]) if len(held) > 1 else "")
         else:
             name = text(pg_name) or ("0" if pg_id == 0 else f"unnamed {pg_id}")
-        course = self.courses_by_id[pg_id] = self.courses.setdefault(name, Course(name))
-        return course
+        group = self.groups.setdefault(name, GroupProgress(name, len(self.groups)))
+        self.groups_by_id[pg_id] = group
+        return group
 
     def _number(self, entry: dict[str, Any], name: str, site: Site | None) -> int:
         """Return the number of the label of a collective."""

@@ -3,6 +3,42 @@
 import re
 from collections.abc import Iterable
 
+from dtprof.records import codes
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "c10::half": "float16",
+    "bfloat16": "bfloat16",
+    "c10::bfloat16": "bfloat16",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "short": "int16",
+    "short int": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "s8": "int8",
+    "s32": "int32",
+    "s64": "int64",
+    "u8": "uint8",
+    "u32": "uint32",
+    "u64": "uint64",
+    "pred": "bool",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e5m2": "float8_e5m2",
+}
 MAX_RANK = 1 << 24
 MAX_SEQ = 1 << 62
 MAX_TENSORS = 4096
@@ -38,6 +74,14 @@ def parse_name(name: str) -> tuple[str, tuple[str, bool, tuple[int, int] | None]
         return backend, (raw, False, None)
     op = next((known for part, known in _OPS if part in raw), raw or "unknown")
     return backend, (op, raw in AGREEING, None)
+
+
+def dtype_code(name: object) -> int:
+    """Return the code of an element type as any of the formats calls it; codes.NONE for one that is not known."""
+    if not isinstance(name, str):
+        return codes.NONE
+    lower = name.lower()
+    return codes.DTYPE_CODES.get(_DTYPES.get(lower, lower), codes.NONE)
 
 
 def text(value: object) -> str:

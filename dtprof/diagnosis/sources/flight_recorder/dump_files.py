@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import read_dump
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Label, Labels, Track
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Label, Labels
 from dtprof.errors import NotADumpError
 
 MANY_BYTES = 16 << 20
@@ -102,8 +102,4 @@ def _renumbered(dump: Dump, numbers: list[int]) -> Dump:
     if numbers == [*range(len(numbers))]:  # as a rule ranks come to the same lines in the same order
         return dump
     number = [*numbers, NO_LABEL].__getitem__  # NO_LABEL is the last index, too
-    tracks = {
-        name: Track(first=track.first, labels=array("i", map(number, track.labels)))
-        for name, track in dump.tracks.items()
-    }
-    return replace(dump, tracks=tracks, sequence=array("i", map(number, dump.sequence)))
+    return replace(dump, rows=replace(dump.rows, labels=array("i", map(number, dump.rows.labels))))

@@ -12,7 +12,7 @@ from typing import Any
 
 from dtprof.diagnosis.sources.flight_recorder.dump_entries import Entries, is_user_file
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import integer, rank_numbers, text
-from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, DumpGroup, Labels, Pending, Track
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, DumpGroup, Labels, Pending
 from dtprof.diagnosis.sources.flight_recorder.plain_pickle import PlainPickleError, read_plain_pickle
 from dtprof.errors import NotADumpError
 
@@ -108,20 +108,19 @@ def _dump(document: dict[str, Any], path: Path, entries: Entries, written_ns: in
             "torch's Flight Recorder, versions 1 and 2. Give the file as torch wrote it."
         )
     groups = _groups(document.get("pg_config"), entries.descriptions)
-    names = {pg_id: course.group for pg_id, course in entries.courses_by_id.items()}
+    names = {pg_id: progress.group for pg_id, progress in entries.groups_by_id.items()}
     status = _status(document.get("pg_status"), groups, names)
     problems = [f"{path.name}: {entries.malformed} of {len(held)} entries are malformed and were left out"]
-    courses = entries.courses.items()
     return Dump(
         rank=-1,
         path=str(path),
         version=text(document.get("version")) or "unknown",
         backend=entries.backend,
         groups=groups,
-        tracks={name: Track(first=course.first, labels=course.labels) for name, course in courses if course.labels},
-        sequence=entries.sequence,
+        rows=entries.rows,
+        cut={name: progress.cut for name, progress in entries.groups.items() if progress.cut >= 0},
         pending=tuple(one for one in entries.pending if not _overtaken(entries, one, status.get(one.group))),
-        issued={name: course.issued for name, course in courses if course.issued >= 0},
+        issued={name: progress.issued for name, progress in entries.groups.items()},
         status=status,
         p2p_groups=frozenset(entries.p2p_groups),
         p2p_counts=entries.p2p_counts,
@@ -142,16 +141,16 @@ def _overtaken(entries: Entries, pending: Pending, status: tuple[int, int] | Non
     """
     if entries.backend != "nccl":
         return False
-    course = entries.courses[pending.group]
-    if pending.p2p and entries.p2p_done.get((pending.group, pending.peers), -1) > pending.order:
+    group = entries.groups[pending.group]
+    if pending.p2p and entries.p2p_done.get((pending.group, pending.peers), -1) > pending.row:
         return True
-    if not pending.p2p and course.done > pending.seq:
+    if not pending.p2p and group.done > pending.seq:
         return True
     enqueued, completed = status or (-1, -1)
     if completed > enqueued:
         return False  # never set
     if pending.p2p:  # the status counts whichever kind came last
-        return pending.seq <= completed and course.issued < completed
+        return pending.seq <= completed and group.issued < completed
     return pending.seq <= completed and pending.group not in entries.p2p_groups
 
 

@@ -4,7 +4,7 @@ Readers fill these tables, rules read them. Times are nanoseconds of the clock o
 """
 
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dtprof.records.tables import Site
@@ -21,11 +21,6 @@ class Label:
     numel_out: int
     dtype: str  # empty: not known
     site: Site | None
-
-    @property
-    def place(self) -> Hashable:
-        """What makes two operations the same place in the program: the line, or the arguments where it is unknown."""
-        return (self.op, self.site.file, self.site.line) if self.site else (self.op, self.numel_in, self.dtype)
 
 
 class Labels:
@@ -68,7 +63,7 @@ class Pending:
     op: str
     seq: int  # position in the group as torch counts, from 1; collectives and point-to-point apart
     p2p: bool
-    order: int  # among all operations of the rank
+    row: int  # in Dump.rows
     numel_in: int
     numel_out: int
     dtype: str
@@ -79,21 +74,29 @@ class Pending:
     peers: tuple[int, int] | None = None  # of send and recv: sender and receiver, as ranks in the group
 
 
-@dataclass(frozen=True, kw_only=True)
-class Track:
-    """The collectives of one group that a dump still holds: label numbers by position, NO_LABEL in gaps."""
+@dataclass(frozen=True)
+class Rows:
+    """Operations in the order of issue, in columns: collectives, and those point-to-point that had not ended."""
 
-    first: int
-    labels: "array[int]"
+    groups: "array[int]"  # in the order of Dump.issued
+    seqs: "array[int]"  # -1: not known, or point-to-point
+    labels: "array[int]"  # NO_LABEL: point-to-point
+    issued_ns: "array[int]"  # 0: not known
 
-    @property
-    def end(self) -> int:
-        """The position after the last."""
-        return self.first + len(self.labels)
+    @classmethod
+    def empty(cls) -> "Rows":
+        """Return no rows."""
+        return cls(array("i"), array("q"), array("i"), array("q"))
 
-    def at(self, seq: int) -> int:
-        """Return the label number at a position, NO_LABEL where the dump holds none."""
-        return self.labels[seq - self.first] if self.first <= seq < self.end else NO_LABEL
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def append(self, group: int, seq: int, label: int, issued_ns: int) -> None:
+        """Add a row."""
+        self.groups.append(group)
+        self.seqs.append(seq)
+        self.labels.append(label)
+        self.issued_ns.append(issued_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +108,10 @@ class Dump:
     version: str
     backend: str
     groups: dict[str, DumpGroup]
-    tracks: dict[str, Track]
-    sequence: "array[int]"  # label numbers of all collectives in the order of issue
+    rows: Rows
+    cut: dict[str, int]  # position in a group of operations issued together, the first of which may be overwritten
     pending: tuple[Pending, ...]
-    issued: dict[str, int]  # newest collective of a group that an entry tells
+    issued: dict[str, int]  # by group, in the order in which entries name them: the newest collective
     status: dict[str, tuple[int, int]]  # by group: last enqueued and last completed, collective or point-to-point
     p2p_groups: frozenset[str]  # groups in which an entry is of a point-to-point operation
     p2p_counts: dict[tuple[str, str, tuple[int, int]], int]  # by group, send or recv, and sender and receiver

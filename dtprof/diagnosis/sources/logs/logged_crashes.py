@@ -4,7 +4,7 @@ import signal
 
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
 from dtprof.diagnosis.known_errors import HOST_MEMORY, SHARED_MEMORY, find_advice, first_words
-from dtprof.diagnosis.rules.rank_deaths import END_IN_ORDER, LATE_THREAD
+from dtprof.diagnosis.rules.rank_killed import END_IN_ORDER, LATE_THREAD
 from dtprof.diagnosis.sources.logs.log_facts import Note, Trace
 from dtprof.diagnosis.sources.logs.logged_job import TERMINATED, Job, operation, simple_type
 

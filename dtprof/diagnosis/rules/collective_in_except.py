@@ -7,35 +7,37 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from dtprof.diagnosis.argument_agreement import disagreement
+from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, Handler, Operation
-from dtprof.diagnosis.rules.argument_mismatches import at_position, disagreement, group_tables
-from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.diagnosis.job_state import Handler, JobState, Operation
+from dtprof.diagnosis.matched_collectives import at_position, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array, Site
 
+KINDS = ("collective-in-except",)
 MAX_PAIRS = 64
 """Pairs of lines that meet in a group, of which the source is looked at."""
 
 
-def find_handled(evidence: Evidence) -> Iterable[Finding]:
+def find_handled(job: JobState) -> Iterable[Finding]:
     """Give a note for each call in a handler that was met by a call of other ranks that had nothing to handle.
 
     Where all members come to the handler together, the exception was that of all of them.
     """
-    if evidence.find_handlers is None:
+    if job.find_handlers is None:
         return
-    told: set[Site] = set()
-    for group, tables in group_tables(evidence).items():
+    reported: set[Site] = set()
+    for group, tables in group_tables(job).items():
         for seq in _where_lines_differ(tables):
-            present = at_position(evidence, tables, seq)
-            handled = {rank: handler for rank, o in present.items() if (handler := _handler(evidence, o)) is not None}
+            present = at_position(job, tables, seq)
+            handled = {rank: handler for rank, o in present.items() if (handler := _handler(job, o)) is not None}
             if not handled or len(handled) == len(present) or disagreement(present) is not None:
                 continue
             first = present[min(handled)].site
-            if first is not None and first not in told:
-                told.add(first)
-                yield _finding(evidence, group, present, handled)
+            if first is not None and first not in reported:
+                reported.add(first)
+                yield _finding(job, group, present, handled)
 
 
 def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
@@ -57,18 +59,18 @@ def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
                 yield int(a["seq"][at[i]])
 
 
-def _handler(evidence: Evidence, operation: Operation) -> Handler | None:
+def _handler(job: JobState, operation: Operation) -> Handler | None:
     """Return the handler that the call of an operation stands in: the line must still make that call."""
     site = operation.site
-    if site is None or evidence.find_handlers is None or not site.api:
+    if site is None or job.find_handlers is None or not site.api:
         return None
-    handler = evidence.find_handlers(site.file).get(site.line)
+    handler = job.find_handlers(site.file).get(site.line)
     return handler if handler is not None and site.api.rpartition(".")[2] in handler.call else None
 
 
-def _finding(evidence: Evidence, group: GroupId, present: dict[int, Operation], handled: dict[int, Handler]) -> Finding:
+def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handled: dict[int, Handler]) -> Finding:
     ranks = tuple(sorted(handled))
-    known = evidence.group(group)
+    known = job.group(group)
     mine, handler = present[ranks[0]], handled[ranks[0]]
     others = {rank: operation for rank, operation in present.items() if rank not in handled}
     theirs = others[min(others)]
@@ -86,7 +88,7 @@ def _finding(evidence: Evidence, group: GroupId, present: dict[int, Operation], 
         step=mine.step,
         call_sites=call_sites(others),
         culprit_call_sites=call_sites({rank: present[rank] for rank in ranks}),
-        evidence=("an exception is the business of one rank: the others came to this position by another line",),
+        evidence=("an exception is the business of one rank: the others reached this position at another line",),
         advice=(
             "Where the two calls are not meant for each other, or the exception may come after the other call, make "
             "one call behind the try statement, by which all ranks learn of the failure.",

@@ -4,19 +4,20 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.collective_columns import sweep
+from dtprof.diagnosis.collective_columns import ONE_TENSOR, index_collectives
 from dtprof.diagnosis.job_state import (
     MESSAGE,
     ChannelEnd,
+    LazyOperations,
     LongPhase,
     Operation,
     PipelinePass,
-    RankEvidence,
+    RankState,
     Stack,
 )
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
@@ -29,7 +30,7 @@ from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTabl
 MAX_OPERATIONS = 400_000
 """Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
-MAX_SWEPT = 2_000_000
+MAX_COLLECTIVES = 2_000_000
 """Operations of all ranks together that are compared in columns: 240 bytes each."""
 LONG_NS = 5_000_000_000
 PAUSE_NS = 1_000_000_000
@@ -57,7 +58,7 @@ class Run(Protocol):
 class RankRead:
     """What the files of one rank tell."""
 
-    evidence: RankEvidence
+    evidence: RankState
     world_size: int  # as it declares
     boot_id: str
     first_ns: int
@@ -79,9 +80,9 @@ def read_ranks(
 
     Parameters:
         attempt: the one to read; None for the last of each.
-        newest: operations of all ranks together that are compared; None for MAX_SWEPT.
+        newest: operations of all ranks together that are compared; None for MAX_COLLECTIVES.
     """
-    of_all = MAX_SWEPT if newest is None else newest
+    of_all = MAX_COLLECTIVES if newest is None else newest
     tasks = (
         _Task(records=run.part(part), ranks=part, attempt=attempt, newest=of_all) for part in share_out(ranks, executor)
     )
@@ -96,7 +97,7 @@ def _read_part(task: _Task) -> list[RankRead]:
 
 def _read(tables: RankTables) -> RankRead:
     return RankRead(
-        evidence=rank_evidence(tables, exit=None, stack=None, alive=None),
+        evidence=rank_state(tables, exit=None, stack=None, alive=None),
         world_size=tables.world_size,
         boot_id=tables.boot_id,
         first_ns=tables.first_ns,
@@ -104,13 +105,13 @@ def _read(tables: RankTables) -> RankRead:
     )
 
 
-def rank_evidence(
+def rank_state(
     tables: RankTables,
     *,
     exit: ProcessExit | None,  # noqa: A002
     stack: Stack | None,
     alive: bool | None,
-) -> RankEvidence:
+) -> RankState:
     """Reduce the tables of one rank to what the rules need."""
     keys = identify_groups(tables.groups)
     past = tables.past or NO_PAST
@@ -118,10 +119,10 @@ def rank_evidence(
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
-    swept = max(0, len(rows) - max(MAX_TAIL, MAX_SWEPT // world_size))
+    swept = max(0, len(rows) - max(MAX_TAIL, MAX_COLLECTIVES // world_size))
     messages = _count_messages(rows, tables, keys, first, past)
     maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth, first=min(first, swept))
-    operations = _Tail(maker, first)
+    operations = LazyOperations(maker.operation, first=first, end=len(rows))
     spans = _named_ones(tables, tables.spans)
     is_open = spans["end_ns"] == UNKNOWN_NS
     data = spans_named(tables, spans, events.DATA)
@@ -129,7 +130,7 @@ def rank_evidence(
     groups_made = spans_named(tables, spans, events.NEW_GROUP)
     making = groups_made[groups_made["end_ns"] == UNKNOWN_NS]
     gap_ns = longest_gap_ns(rows[-MAX_TAIL:] if tables.dropped_events else rows, until_ns=_first_error(tables))
-    return RankEvidence(
+    return RankState(
         rank=tables.rank,
         attempt=tables.attempt,
         pid=tables.pid,
@@ -164,7 +165,7 @@ def rank_evidence(
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         passes=_passes(tables, spans),
         long_phases=tuple(_long_phases(tables, spans)),
-        sweep=sweep(
+        collectives=index_collectives(
             tables,
             keys,
             rows,
@@ -175,13 +176,6 @@ def rank_evidence(
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
-
-
-def _active_intervals(rows: Array, spans: Array) -> tuple[int, ...]:
-    """Return the newest intervals in which the rank began an operation or a phase; both tables are in that order."""
-    begun = [column[-MAX_TAIL:] // INTERVAL_NS for column in (rows["issued_ns"], spans["begin_ns"])]
-    intervals = np.unique(np.concatenate([column[np.flatnonzero(np.diff(column, prepend=-1))] for column in begun]))
-    return tuple(intervals[-MAX_PAUSES - 1 :].tolist())
 
 
 def _first_error(tables: RankTables) -> int:
@@ -201,6 +195,13 @@ def _without_records(tables: RankTables) -> RankTables:
         np.zeros(0, records.dtype) for records in (tables.operations, tables.spans, tables.samples)
     )
     return replace(tables, operations=operations, spans=spans, samples=samples)
+
+
+def _active_intervals(rows: Array, spans: Array) -> tuple[int, ...]:
+    """Return the newest intervals in which the rank began an operation or a phase; both tables are in that order."""
+    begun = [column[-MAX_TAIL:] // INTERVAL_NS for column in (rows["issued_ns"], spans["begin_ns"])]
+    intervals = np.unique(np.concatenate([column[np.flatnonzero(np.diff(column, prepend=-1))] for column in begun]))
+    return tuple(intervals[-MAX_PAUSES - 1 :].tolist())
 
 
 def without_refused(rows: Array) -> Array:
@@ -329,50 +330,19 @@ def _is_open(rows: Array) -> npt.NDArray[np.bool_]:
     return np.asarray(failed | (observed & (rows["done_ns"] == UNKNOWN_NS)) | (rows["state"] == codes.ISSUED), bool)
 
 
-class _Tail(Sequence[Operation]):
-    """The newest operations of a rank, made when they are looked at: most of them never are."""
-
-    def __init__(self, maker: "_Maker", first: int) -> None:
-        self._maker = maker
-        self._first = first
-        self._made: list[Operation | None] = [None] * (maker.num_rows - first)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Iterator[Operation]:
-        for at, found in enumerate(self._made):
-            yield found or self[at]
-
-    @overload
-    def __getitem__(self, at: int) -> Operation: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
-        if isinstance(at, slice):
-            return tuple(self[i] for i in range(len(self))[at])
-        found = self._made[at]
-        if found is None:
-            found = self._made[at] = self._maker.operation(self._first + range(len(self))[at])
-        return found
-
-
 class _Maker:
     """Makes operations of rows, from the row `first` on: it holds on to no others."""
 
     def __init__(
         self, *, tables: RankTables, keys: dict[int, GroupId], rows: Array, nth: npt.NDArray[np.int64], first: int
     ) -> None:
-        self.num_rows = len(rows)
         self._first = first
         self._tables = tables
         self._keys = keys
         self._rows = rows[first:].copy() if first else rows
         self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
-        self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == "_allgather_base_"}
+        self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == ONE_TENSOR}
 
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
@@ -408,6 +378,7 @@ class _Maker:
             thread=row["thread"],
             is_async=bool(flags & codes.ASYNC),
             sizes=None if p2p else tables.sizes.get(row["tag"]),
+            on_device=bool(flags & codes.DEVICE),
             even_sizes=row["op"] in self._one_tensor,
             nth=int(self._nth[at]),
         )

@@ -1,4 +1,4 @@
-"""Ranks whose programs went different ways: a skipped or an extra collective."""
+"""A rank went on without a collective that its peers wait in."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,70 +6,36 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtprof.diagnosis.argument_agreement import SIZES_AGREE
+from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
-from dtprof.diagnosis.job_state import Evidence, Operation, RankEvidence
-from dtprof.diagnosis.rules.argument_mismatches import SIZES_AGREE
-from dtprof.diagnosis.rules.rank_deaths import call_sites
-from dtprof.job.groups import GroupId
+from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.matched_collectives import MAX_SHIFT, at_same_positions
+from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.records import codes
 
-MAX_SHIFT = 16
-"""Operations a rank may have skipped or added in a row to be recognised."""
+KINDS = ("rank-skipped-collective",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Front:
-    """A collective that some members wait in."""
-
-    group: GroupId
-    seq: int
-    waiting: dict[int, Operation]
-    elsewhere: dict[int, Operation]  # members that issued this position and do not wait in it, or do another operation
-    absent: tuple[int, ...]  # members with a record that never issued this position
-
-
-def find_fronts(evidence: Evidence) -> list[Front]:
-    """Return the collectives in which ranks wait, those that began to wait first coming first."""
-    places: dict[tuple[GroupId, int], dict[int, Operation]] = {}
-    for rank in evidence.ranks.values():
-        for operation in rank.open_operations:
-            if not operation.p2p:
-                places.setdefault((operation.group, operation.seq), {})[rank.rank] = operation
-    fronts = []
-    for (group, seq), waiting in places.items():
-        members = [rank for rank in group.ranks if rank in evidence.ranks]
-        absent = tuple(r for r in members if evidence.ranks[r].counts.get((group, False), 0) <= seq)
-        issued = {r: found for r in members if r not in absent and (found := _at(evidence.ranks[r], group, seq))}
-        elsewhere = {r: operation for r, operation in issued.items() if r not in waiting}
-        fronts.append(Front(group=group, seq=seq, waiting=waiting, elsewhere=elsewhere, absent=absent))
-    return sorted(fronts, key=lambda front: max(op.issued_ns for op in front.waiting.values()))
-
-
-def _at(rank: RankEvidence, group: GroupId, seq: int) -> Operation | None:
-    table = rank.sweep.groups.get(group) if rank.sweep is not None else None
-    if rank.sweep is None or table is None:
-        return None
-    at = int(np.searchsorted(table["seq"], seq))
-    return rank.sweep.operation(int(table["row"][at])) if at < len(table) and table["seq"][at] == seq else None
-
-
-def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
+def find_skip(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
     """Return the finding for ranks that went on without a collective that the others wait in.
 
     In a loop each of two calls follows the other, and either rank may have left out its own: then the one that is as
     many steps from the other's place as the program is there.
     """
     questionable: Finding | None = None
-    for front in fronts:
-        reference = evidence.ranks[_reference(front)]
+    for collective, chosen in ((c, rank) for c in open_collectives for rank in _references(c)):
+        reference = job.ranks[chosen]
         program = _Program(operations=reference.operations)
-        others = [r for r in front.group.ranks if r in evidence.ranks and r != reference.rank]
-        reference_label = front.waiting[reference.rank].label
-        usual = 2 * sum(operation.label == reference_label for operation in front.waiting.values()) > len(others) + 1
+        others = [r for r in collective.group.ranks if r in job.ranks and r != reference.rank]
+        reference_label = collective.waiting[reference.rank].label
+        usual = (
+            2 * sum(operation.label == reference_label for operation in collective.waiting.values()) > len(others) + 1
+        )
         skips = {
             rank: skip
             for rank in others
-            if (skip := _skipped(reference, program, evidence.ranks[rank], is_usual=usual)) is not None
+            if (skip := _skipped(reference, program, job.ranks[rank], is_usual=usual)) is not None
             and rank in skip.operation.group.ranks  # a call of another subgroup tells only that the two differ
         }
         if not skips:
@@ -77,17 +43,20 @@ def find_skip(evidence: Evidence, fronts: list[Front]) -> Finding | None:
         earliest = min((skip.operation for skip in skips.values()), key=lambda operation: operation.issued_ns)
         culprits = tuple(sorted(r for r, skip in skips.items() if skip.operation.label == earliest.label))
         if len(culprits) <= (len(others) + 1) // 2:
-            found = _skip_finding(evidence, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
+            found = _skip_finding(job, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
             if all(skips[rank].fits_steps for rank in culprits):
                 return found
-            questionable = questionable or found
+            if earliest.step is not None:  # without steps, too little speaks for it
+                questionable = questionable or found
     return questionable
 
 
-def _reference(front: Front) -> int:
-    """Return a rank of the largest set of waiting ranks that wait at the same line."""
-    usual, _ = Counter(operation.label for operation in front.waiting.values()).most_common(1)[0]
-    return next(rank for rank, operation in front.waiting.items() if operation.label == usual)
+def _references(collective: OpenCollective) -> list[int]:
+    """Return a rank of the largest set of waiting ranks that wait at the same line, or of each that is as large."""
+    counted = Counter(operation.label for operation in collective.waiting.values())
+    most = max(counted.values())
+    usual = [label for label, count in counted.items() if count == most]
+    return [next(rank for rank, o in collective.waiting.items() if o.label == label) for label in usual]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +67,7 @@ class Skip:
     fits_steps: bool  # the rank is as many steps further as the program is between the two places
 
 
-def _skipped(reference: RankEvidence, program: "_Program", rank: RankEvidence, *, is_usual: bool) -> Skip | None:
+def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_usual: bool) -> Skip | None:
     """Return the operation of the reference that this rank went past without making it, or None.
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
@@ -110,14 +79,21 @@ def _skipped(reference: RankEvidence, program: "_Program", rank: RankEvidence, *
     if start is None:
         return None
     ours, theirs = reference.operations, rank.operations
-    for at, there in zip(range(start[0], len(ours)), range(start[1], len(theirs)), strict=False):
+    at, there = start
+    while at < len(ours) and there < len(theirs):
         a, b = ours[at], theirs[there]
-        if not _alike(a, b):
+        if _alike(a, b):
+            at, there = at + 1, there + 1
+        elif a.done and a.on_device and rank.rank not in a.group.ranks:
+            at += 1  # of a subgroup that the other is no member of: the device had it when it came
+        elif b.done and b.on_device and reference.rank not in b.group.ranks:
+            there += 1
+        else:
             steps = program.steps_until(at, b)
             goes_on = bool(steps) or (is_usual and program.came_here(at, b))
-            if not goes_on or _made(theirs, there, a):
+            if not goes_on or _made(theirs, there, a, program.distance(at, b)):
                 return None
-            return Skip(operation=a, fits_steps=not steps or b.step - a.step in steps)
+            return Skip(operation=a, fits_steps=not steps or _fits_steps(a, b, steps, theirs, there))
     return None
 
 
@@ -129,12 +105,20 @@ class _Program:
     _following: dict[int, list[tuple[Operation, Operation]]] = field(default_factory=dict)
     _before: dict[int, Operation | None] = field(default_factory=dict)
 
-    def steps_until(self, at: int, wanted: Operation) -> set[int]:
-        """Return how many steps after a place an operation follows soon; nothing where it does not."""
+    def steps_until(self, at: int, wanted: Operation) -> set[int | None]:
+        """Return how many steps after a place an operation follows soon; nothing where it does not, None: unknown."""
         if at not in self._following:
             pairs = (self._pair(at, shift) for shift in range(1, MAX_SHIFT + 1))
             self._following[at] = [pair for pair in pairs if pair is not None]
-        return {later.step - place.step for place, later in self._following[at] if _alike(later, wanted)}
+        return {_steps_between(place, later) for place, later in self._following[at] if _alike(later, wanted)}
+
+    def distance(self, at: int, wanted: Operation) -> int:
+        """Return how many operations after the newest of one kind a round comes back to what stands at a place."""
+        begin = self._newest(wanted, before=at)
+        if begin is None:
+            return len(self.operations)
+        place = self.operations[at]
+        return next(i - begin for i in range(begin, at + 1) if _alike(self.operations[i], place))
 
     def came_here(self, at: int, wanted: Operation) -> bool:
         """Say whether what stands at a place is new, and an operation came there in the round before."""
@@ -160,8 +144,32 @@ class _Program:
         return self.operations[at], self.operations[at + shift]
 
     def _newest_like(self, at: int, *, before: int) -> int | None:
-        wanted = self.operations[at]
+        return self._newest(self.operations[at], before=before)
+
+    def _newest(self, wanted: Operation, *, before: int) -> int | None:
         return next((i for i in range(before - 1, -1, -1) if _alike(self.operations[i], wanted)), None)
+
+
+def _steps_between(earlier: Operation, later: Operation) -> int | None:
+    return None if earlier.step is None or later.step is None else later.step - earlier.step
+
+
+def _fits_steps(
+    skipped: Operation,
+    instead: Operation,
+    steps: set[int | None],
+    operations: Sequence[Operation],
+    at: int,
+) -> bool:
+    """Say whether a rank is as many steps further as its program is between two places.
+
+    Where steps are not known: whether it never came there before from the operation that precedes.
+    """
+    between = _steps_between(skipped, instead)
+    if between is not None:
+        return between in steps
+    before = {operations[i - 1].label for i in range(1, at) if _alike(operations[i], instead)}
+    return not before or at == 0 or operations[at - 1].label not in before
 
 
 def _alike(a: Operation, b: Operation) -> bool:
@@ -169,20 +177,23 @@ def _alike(a: Operation, b: Operation) -> bool:
     return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
 
 
-def _made(operations: Sequence[Operation], first: int, wanted: Operation) -> bool:
-    """Say whether the rank is held up in the wanted operation after all, in the first of these or a later one."""
-    return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, len(operations))))
+def _made(operations: Sequence[Operation], first: int, wanted: Operation, distance: int) -> bool:
+    """Say whether the rank is held up in the wanted operation after all, in the first of these or a later one.
+
+    For a device it may have issued the next round, too: there the operation comes again after some distance.
+    """
+    last = min(len(operations), first + distance) if wanted.on_device else len(operations)
+    return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, last)))
 
 
-def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:
+def _anchor(a: RankState, b: RankState) -> tuple[int, int] | None:
     """Return the positions after the last collective that both ranks completed at the same place; both 0 for none."""
     best: tuple[int, int] | None = None
     for group, mine in a.newest_collectives.items():
         theirs = b.newest_collectives.get(group)
         if theirs is None:
             continue
-        _, at, there = np.intersect1d(mine["seq"], theirs["seq"], return_indices=True)
-        x, y = mine[at], theirs[there]
+        x, y = at_same_positions(mine, theirs)
         alike = np.flatnonzero(
             (x["op"] == y["op"]) & (x["line"] == y["line"]) & (x["state"] == codes.DONE) & (y["state"] == codes.DONE)
         )
@@ -190,33 +201,47 @@ def _anchor(a: RankEvidence, b: RankEvidence) -> tuple[int, int] | None:
             newest = alike[np.argmax(x["row"][alike])]
             found = int(x["row"][newest]) + 1 - a.first_row, int(y["row"][newest]) + 1 - b.first_row
             best = found if best is None else max(best, found)
-    if best is None and len(a.operations) < 1000 and len(b.operations) < 1000:
+    if best is None and a.first_row == b.first_row == 0 and len(a.operations) < 1000 and len(b.operations) < 1000:
         return 0, 0  # nothing was left out of the tail: compare from the start
     return best
 
 
-def _skip_finding(evidence: Evidence, skipped: Operation, culprits: tuple[int, ...], *, confidence: float) -> Finding:
+def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], *, confidence: float) -> Finding:
     waiting = {
         rank.rank: found
-        for rank in evidence.ranks.values()
-        if rank.rank not in culprits and (found := _at(rank, skipped.group, skipped.seq)) is not None and found.open
+        for rank in job.ranks.values()
+        if rank.rank not in culprits
+        and (found := operation_at(rank, skipped.group, skipped.seq)) is not None
+        and found.open
     }
-    group = evidence.group(skipped.group)
-    now = {rank: site for rank in culprits if (site := evidence.ranks[rank].place) is not None}
+    group = job.group(skipped.group)
+    now = {rank: site for rank in culprits if (site := job.ranks[rank].place) is not None}
     facts = []
     for rank in culprits:
-        front = evidence.ranks[rank].front
+        blocking = job.ranks[rank].first_blocking
         doing = (
-            f"waits in {front.op} #{front.seq} of {group_words(evidence.group(front.group))}" if front else "runs on"
+            f"waits in {blocking.op} #{blocking.seq} of {group_words(job.group(blocking.group))}"
+            if blocking
+            else "runs on"
         )
-        facts.append(f"rank {rank} has ended {evidence.ranks[rank].steps} steps and {doing}{at_line(now.get(rank))}")
+        steps = job.ranks[rank].steps
+        ended = f"has ended {steps} steps and " if steps is not None else ""
+        facts.append(f"rank {rank} {ended}{doing}{at_line(now.get(rank))}")
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
     name = capitalised(culprits)
+    words = f"{wait_words(tuple(sorted(waiting)))} in it"
+    if not waiting and skipped.on_device:  # it met another operation, and both completed: the group hangs later
+        waiting = {
+            rank.rank: next(o for o in rank.open_operations if o.group == skipped.group and not o.p2p)
+            for rank in job.ranks.values()
+            if rank.rank not in culprits and any(o.group == skipped.group and not o.p2p for o in rank.open_operations)
+        }
+        words = f"{wait_words(tuple(sorted(waiting)))} in a later one"
     held_up = tuple(sorted(waiting))
     return Finding(
         kind="rank-skipped-collective",
         summary=f"{name} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
-        f"{at_line(skipped.site)}; {wait_words(held_up)} in it.",
+        f"{at_line(skipped.site)}; {words}.",
         culprit_ranks=culprits,
         waiting_ranks=held_up,
         confidence=confidence,

@@ -10,14 +10,15 @@ from zlib import crc32
 
 import numpy as np
 
+from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import Evidence, Operation, RankEvidence
-from dtprof.diagnosis.rules.argument_mismatches import group_tables
-from dtprof.diagnosis.rules.rank_deaths import call_sites
+from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.matched_collectives import group_tables
 from dtprof.job.groups import GroupId
 from dtprof.records import codes
 from dtprof.records.tables import Array, Group, Site, join, select
 
+KINDS = ("unwaited-async",)
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
 _BARRIER = crc32(b"barrier")
@@ -25,35 +26,35 @@ MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
 
-def find_unwaited(evidence: Evidence) -> list[Finding]:
+def find_unwaited(job: JobState) -> list[Finding]:
     """Return a finding for each line at which a rank dropped handles that other ranks wait for at that line."""
     found: dict[tuple[object, int], Finding] = {}
-    for group, tables in group_tables(evidence).items():
+    for group, tables in group_tables(job).items():
         for rank, table in tables.items():
             others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
-            for operation, count, waiting in _dropped(evidence, rank, table, others):
+            for operation, count, waiting in _dropped(job, rank, table, others):
                 key = (operation.site, rank)
                 if key not in found:
-                    found[key] = _finding(evidence, group, operation, rank=rank, count=count, waiting=waiting)
+                    found[key] = _finding(job, group, operation, rank=rank, count=count, waiting=waiting)
     known = {site for site, _ in found}
-    return [*found.values(), *(finding for finding in _find_dropped_by_all(evidence) if not known & _sites(finding))]
+    return [*found.values(), *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
 
 
-def find_dropped_receives(evidence: Evidence) -> list[Finding]:
+def find_dropped_receives(job: JobState) -> list[Finding]:
     """Return a finding for each line at which a rank received message after message and never waited for one.
 
     Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
     """
     found = []
-    for rank in evidence.ranks.values():
+    for rank in job.ranks.values():
         for operations in _receives_let_go(rank) if rank.sees_questions else ():
-            group = evidence.group(operations[0].group)
+            group = job.group(operations[0].group)
             if len(operations) > 1 and "gloo" in (group.backend or ""):
                 found.append(_finding_of_receives(group, rank, operations))
     return found
 
 
-def _receives_let_go(rank: RankEvidence) -> list[list[Operation]]:
+def _receives_let_go(rank: RankState) -> list[list[Operation]]:
     """Return the receives of each line of the program of which none is waited for, asked about or seen to end."""
     lines: dict[Site, list[Array]] = {}
     for channel, table in rank.messages.items():
@@ -66,7 +67,7 @@ def _receives_let_go(rank: RankEvidence) -> list[list[Operation]]:
     return [[rank.operations[at] for at in rows.tolist()] for rows in sorted(let_go, key=lambda rows: int(rows[0]))]
 
 
-def _finding_of_receives(group: Group, rank: RankEvidence, operations: list[Operation]) -> Finding:
+def _finding_of_receives(group: Group, rank: RankState, operations: list[Operation]) -> Finding:
     first, senders = operations[0], sorted({operation.peer_rank for operation in operations} - {-1})
     return Finding(
         kind="unwaited-async",
@@ -88,40 +89,40 @@ def _sites(finding: Finding) -> set[object]:
     return set(finding.culprit_call_sites.values())
 
 
-def _find_dropped_by_all(evidence: Evidence) -> Iterable[Finding]:
+def _find_dropped_by_all(job: JobState) -> Iterable[Finding]:
     """Give a finding for each line at which no rank did anything with the handles."""
-    for group, tables in group_tables(evidence).items():
-        if "gloo" not in (evidence.group(group).backend or "") or len(tables) < len(group.ranks):
+    for group, tables in group_tables(job).items():
+        if "gloo" not in (job.group(group).backend or "") or len(tables) < len(group.ranks):
             continue
         lines: dict[int, dict[int, tuple[Operation, int]]] = {}
         for rank, table in tables.items():
-            if evidence.ranks[rank].sees_questions:
-                for place, dropped in _left_alone(evidence, rank, table).items():
+            if job.ranks[rank].sees_questions:
+                for place, dropped in _left_alone(job, rank, table).items():
                     lines.setdefault(place, {})[rank] = dropped
-        yield from (_finding_of_all(evidence, group, own) for own in lines.values() if len(own) == len(tables))
+        yield from (_finding_of_all(job, group, own) for own in lines.values() if len(own) == len(tables))
 
 
-def _left_alone(evidence: Evidence, rank: int, table: Array) -> dict[int, tuple[Operation, int]]:
+def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Operation, int]]:
     """Return by place of the program the first operation of which the handle was dropped, and how many there were.
 
     It was, where neither a wait nor a question ever came, nor a barrier before the step, or the program, ended.
     """
-    sweep = evidence.ranks[rank].sweep
+    collectives = job.ranks[rank].collectives
     unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
     unused &= (table["waits"] == 0) & (table["place"] != 0) & (table["state"] != codes.FAILED)
     barriers = np.flatnonzero(table["op"] == _BARRIER)
     found = {}
-    for place in np.unique(table["place"][unused]).tolist() if sweep is not None else ():
+    for place in np.unique(table["place"][unused]).tolist() if collectives is not None else ():
         here = np.flatnonzero(table["place"] == place)
-        if not unused[here].all() or sweep is None:
+        if not unused[here].all() or collectives is None:
             continue
         ends = np.searchsorted(table["step"], table["step"][here], side="right")
         covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
-        open_ended = (ends == len(table)) & (not evidence.ranks[rank].finished)
+        open_ended = (ends == len(table)) & (not job.ranks[rank].finished)
         dropped = here[~covered & ~open_ended]
-        operation = sweep.operation(int(table["row"][here[0]]))
+        operation = collectives.operation(int(table["row"][here[0]]))
         if len(dropped) and operation.op in RECEIVE_ALL and _is_of_the_program(operation):
-            found[place] = sweep.operation(int(table["row"][dropped[0]])), len(dropped)
+            found[place] = collectives.operation(int(table["row"][dropped[0]])), len(dropped)
     return found
 
 
@@ -131,8 +132,8 @@ def _is_of_the_program(operation: Operation) -> bool:
     return site is not None and site.label is None and site.api.startswith(RECEIVE_ALL)
 
 
-def _finding_of_all(evidence: Evidence, group: GroupId, dropped: dict[int, tuple[Operation, int]]) -> Finding:
-    known = evidence.group(group)
+def _finding_of_all(job: JobState, group: GroupId, dropped: dict[int, tuple[Operation, int]]) -> Finding:
+    known = job.group(group)
     first, count = dropped[min(dropped)]
     return Finding(
         kind="unwaited-async",
@@ -157,16 +158,16 @@ def _times(count: int) -> str:
 
 
 def _dropped(
-    evidence: Evidence, rank: int, table: Array, others: dict[int, Array]
+    job: JobState, rank: int, table: Array, others: dict[int, Array]
 ) -> list[tuple[Operation, int, tuple[int, ...]]]:
     """Return operations never waited for, the first of each line, how often, and who waits there."""
-    sweep = evidence.ranks[rank].sweep
-    if sweep is None:
+    collectives = job.ranks[rank].collectives
+    if collectives is None:
         return []
     is_async = (table["flags"] & codes.ASYNC) != 0
     # The newest may be waited for yet; in a job that goes on, all of its step.
     open_ended = table["row"] >= table["row"][-1]
-    if evidence.goes_on(evidence.ranks[rank]):
+    if job.goes_on(job.ranks[rank]):
         open_ended |= table["step"] >= table["step"][-1]
     asked = (table["flags"] & codes.ASKED) != 0
     mine = table[is_async & ~asked & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
@@ -176,7 +177,7 @@ def _dropped(
         # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
         if ((table["place"] == place) & (table["waits"] > 0)).any():
             continue
-        operation = sweep.operation(int(here["row"][0]))
+        operation = collectives.operation(int(here["row"][0]))
         if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:
             continue
         waiting = tuple(sorted(r for r, other in others.items() if _waits_there(other, here)))
@@ -192,9 +193,9 @@ def _waits_there(other: Array, here: Array) -> bool:
 
 
 def _finding(
-    evidence: Evidence, group: GroupId, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
+    job: JobState, group: GroupId, operation: Operation, *, rank: int, count: int, waiting: tuple[int, ...]
 ) -> Finding:
-    known = evidence.group(group)
+    known = job.group(group)
     return Finding(
         kind="unwaited-async",
         summary=f"Rank {rank} never waited for {operation.op} #{operation.seq} of {group_words(known)}"

@@ -1,14 +1,13 @@
-"""Jobs that go on and lose time: one rank late again and again, or one long piece of work that all others wait for."""
+"""A straggler: late in most steps, at a notable cost."""
 
 import math
 
 from dtprof.analysis.results import StragglerResult
-from dtprof.diagnosis.findings import Finding, at_line, wait_words
-from dtprof.diagnosis.job_state import Evidence, LongPhase, RankEvidence
+from dtprof.diagnosis.findings import Finding
+from dtprof.diagnosis.job_state import JobState
 from dtprof.job.sound_records import list_ranks
-from dtprof.records import events
-from dtprof.records.tables import UNKNOWN_NS, Site
 
+KINDS = ("slow-rank",)
 MIN_SLOWDOWN = 1.2
 """The job would be this much faster without the rank's lag."""
 MIN_LAST_SHARE = 0.6
@@ -19,16 +18,13 @@ MAX_CHANCE = 0.02
 """How probable it may be that some rank is to blame in as many steps where each time any may be."""
 MANY_STEPS = 500
 """From here on it is not probable, whatever the share."""
-MIN_LONG_NS = 10_000_000_000
-MIN_WAITED = 0.8
-"""Share of the long work that each of the others spends waiting."""
 
 
-def find_slow_ranks(evidence: Evidence) -> list[Finding]:
+def find_slow_ranks(job: JobState) -> list[Finding]:
     """Return findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
-    if evidence.find_stragglers is None:
+    if job.find_stragglers is None:
         return []
-    stragglers = evidence.find_stragglers()
+    stragglers = job.find_stragglers()
     found = []
     for straggler in stragglers.found:
         # Steps may gain little without this one where the next holds them up nearly as long: then all are slow.
@@ -38,9 +34,9 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
         lag = straggler.lag_ns_per_step if alone else slow[-1].together_ns_per_step
         if slowdown is None or slowdown < MIN_SLOWDOWN:
             continue
-        if not _is_sure(evidence, straggler.last_share, lag, stragglers.steps):
+        if not _is_sure(job, straggler.last_share, lag, stragglers.steps):
             continue
-        rank = evidence.ranks.get(straggler.rank)
+        rank = job.ranks.get(straggler.rank)
         culprits = tuple(sorted(one.rank for one in slow))
         named = list_ranks(culprits)
         summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late again and again; steps would be "
@@ -51,7 +47,7 @@ def find_slow_ranks(evidence: Evidence) -> list[Finding]:
                 severity="warning",
                 summary=summary,
                 culprit_ranks=culprits,
-                waiting_ranks=tuple(r for r in sorted(evidence.ranks) if r not in culprits),
+                waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in culprits),
                 confidence=0.85,
                 step=rank.steps if rank else None,
                 evidence=tuple(_list_facts(straggler, stragglers.found)),
@@ -82,56 +78,10 @@ def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...])
     return facts
 
 
-def _is_sure(evidence: Evidence, last_share: float, lag_ns: int | None, steps: int) -> bool:
+def _is_sure(job: JobState, last_share: float, lag_ns: int | None, steps: int) -> bool:
     """Say whether a rank was to blame too often, and for too much, to be so by chance."""
     if steps < MIN_STEPS or last_share < MIN_LAST_SHARE or (lag_ns is not None and lag_ns < MIN_LAG_NS):
         return False
-    share, times = 1 / evidence.world_size, math.ceil(last_share * steps)
+    share, times = 1 / job.world_size, math.ceil(last_share * steps)
     tail = (math.comb(steps, k) * share**k * (1 - share) ** (steps - k) for k in range(times, steps + 1))
-    return steps > MANY_STEPS or evidence.world_size * math.fsum(tail) <= MAX_CHANCE
-
-
-def find_long_operations(evidence: Evidence) -> list[Finding]:
-    """Return the finding for the longest checkpoint or compilation of some rank in which all others waited."""
-    found: list[tuple[RankEvidence, LongPhase, dict[int, int]]] = []
-    for rank in evidence.ranks.values():
-        for phase in rank.long_phases:
-            if phase.end_ns - phase.begin_ns < MIN_LONG_NS:
-                continue
-            waited = {r.rank: _waited_ns(r, phase) for r in evidence.ranks.values() if r.rank != rank.rank}
-            if waited and min(waited.values()) >= MIN_WAITED * (phase.end_ns - phase.begin_ns):
-                found.append((rank, phase, waited))
-    if not found:
-        return []
-    rank, phase, waited = max(found, key=lambda entry: entry[1].end_ns - entry[1].begin_ns)
-    took_s = (phase.end_ns - phase.begin_ns) / 1e9
-    place: Site | None = phase.site
-    waiting = tuple(sorted(waited))
-    advice = (
-        "Save asynchronously, or on all ranks at once (torch.distributed.checkpoint)."
-        if phase.phase == events.CHECKPOINT
-        else "Keep compiled code in a cache that lasts (TORCHINDUCTOR_CACHE_DIR)."
-    )
-    return [
-        Finding(
-            kind="long-operation",
-            severity="warning",
-            summary=f"Rank {rank.rank} spent {took_s:.0f} s in a {phase.phase}{at_line(place)}; "
-            f"{wait_words(waiting)} for it all the while.",
-            culprit_ranks=(rank.rank,),
-            waiting_ranks=waiting,
-            confidence=0.9,
-            culprit_call_sites={rank.rank: place} if place else {},
-            evidence=(f"the others were in a collective for {min(waited.values()) / 1e9:.0f} s of it, at least",),
-            advice=(advice,),
-        )
-    ]
-
-
-def _waited_ns(rank: RankEvidence, phase: LongPhase) -> int:
-    """Return the longest stretch of the phase during which a rank was in one operation."""
-    longest = 0
-    for operation in rank.operations:
-        end = operation.done_ns if operation.done_ns != UNKNOWN_NS else phase.end_ns
-        longest = max(longest, min(end, phase.end_ns) - max(operation.issued_ns, phase.begin_ns))
-    return longest
+    return steps > MANY_STEPS or job.world_size * math.fsum(tail) <= MAX_CHANCE

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from dtprof.diagnosis.job_state import RankEvidence, main_stack
+from dtprof.diagnosis.job_state import RankState, main_stack
 from dtprof.diagnosis.stack_groups import read_stacks
 
 _PID = re.compile("[0-9]{1,10}")
@@ -16,7 +16,7 @@ def find_starting(
     known: Collection[int],
     world_size: int,
     is_user: Callable[[str], bool],
-) -> dict[int, RankEvidence]:
+) -> dict[int, RankState]:
     """Return the ranks without a record whose processes were seen, with their stacks.
 
     Parameters:
@@ -25,7 +25,7 @@ def find_starting(
         world_size: ranks of the job.
         is_user: says whether a file holds code of the program, and not of what it uses.
     """
-    found: dict[int, RankEvidence] = {}
+    found: dict[int, RankState] = {}
     for document in documents:
         processes, t_ns = document.get("processes"), document.get("t_ns")
         if not isinstance(processes, dict) or not isinstance(t_ns, int):
@@ -35,7 +35,7 @@ def find_starting(
             if one.rank in known or not 0 <= one.rank < world_size or one.state == "gone":
                 continue
             stack = main_stack(one, is_user=is_user)
-            found[one.rank] = RankEvidence(rank=one.rank, attempt=0, pid=one.pid, host="", last_ns=t_ns, stack=stack)
+            found[one.rank] = RankState(rank=one.rank, attempt=0, pid=one.pid, host="", last_ns=t_ns, stack=stack)
     return found
 
 

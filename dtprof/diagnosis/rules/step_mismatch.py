@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Evidence, Operation
-from dtprof.diagnosis.rules.argument_mismatches import at_position, group_tables
-from dtprof.diagnosis.rules.rank_deaths import call_sites, victims
-from dtprof.diagnosis.rules.skipped_collectives import MAX_SHIFT
+from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.matched_collectives import MAX_SHIFT, at_position, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
 
+KINDS = ("step-mismatch", "rank-skipped-collective")
 MIN_TAIL = 4
 """Calls that must fit when shifted."""
 MIN_MISFITS = 2
@@ -33,43 +33,41 @@ class Shift:
     """One rank against the reference."""
 
     at: int  # index of the first call that differs
-    by: int  # calls left out (negative) or added (positive) by the rank
+    by: int  # calls skipped (negative) or added (positive) by the rank
 
 
-def find_shift(evidence: Evidence, *, clock: str = "step") -> Finding | None:
+def find_shift(job: JobState, *, clock: str = "step") -> Finding | None:
     """Return the finding for the earliest shift, None where every group is in step.
 
     The clock is the column that counts rounds: `step` or `forwards`.
     """
     found = [
-        finding
-        for group, tables in group_tables(evidence).items()
-        if (finding := _of_group(evidence, group, tables, clock))
+        finding for group, tables in group_tables(job).items() if (finding := _of_group(job, group, tables, clock))
     ]
     return min(found, key=lambda finding: finding.step or 0, default=None)
 
 
-def find_skipped_round(evidence: Evidence) -> Finding | None:
-    """Return the finding for ranks of a job that hangs that left out the calls of a round and its step, too.
+def find_skipped_round(job: JobState) -> Finding | None:
+    """Return the finding for ranks of a job that hangs that skipped the calls of a round and its step, too.
 
-    Their steps agree with those of the others, then; they ran one extra forward pass. That alone means little: it
+    Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
     counts where such a rank has come to its end, or to a call that the others have not come to.
     """
-    finding = find_shift(evidence, clock="forwards")
+    finding = find_shift(job, clock="forwards")
     if finding is None or finding.kind != "rank-skipped-collective":
         return None
-    return finding if all(_is_past_the_others(evidence, rank, finding) for rank in finding.culprit_ranks) else None
+    return finding if all(_is_past_the_others(job, rank, finding) for rank in finding.culprit_ranks) else None
 
 
-def _is_past_the_others(evidence: Evidence, rank: int, finding: Finding) -> bool:
-    own = evidence.ranks[rank]
-    if own.finished or own.front is None:
+def _is_past_the_others(job: JobState, rank: int, finding: Finding) -> bool:
+    own = job.ranks[rank]
+    if own.finished or own.first_blocking is None:
         return own.finished
-    others = (r for r in evidence.ranks.values() if r.rank not in finding.culprit_ranks)
-    return all(operation.label != own.front.label for other in others for operation in other.operations)
+    others = (r for r in job.ranks.values() if r.rank not in finding.culprit_ranks)
+    return all(operation.label != own.first_blocking.label for other in others for operation in other.operations)
 
 
-def _of_group(evidence: Evidence, group: GroupId, tables: dict[int, Array], clock: str) -> Finding | None:
+def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: str) -> Finding | None:
     start = max(int(table["seq"][0]) for table in tables.values())
     cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
     if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
@@ -85,10 +83,10 @@ def _of_group(evidence: Evidence, group: GroupId, tables: dict[int, Array], cloc
         rank: shift
         for rank, own in codes.items()
         if likeness[rank] != usual
-        and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(evidence, cut, rank)))
+        and (shift := _shift(codes[reference], own, cut[reference], cut[rank], surplus=_surplus(job, cut, rank)))
         is not None
     }
-    if not shifts and evidence.went_wrong:
+    if not shifts and job.went_wrong:
         shifts = {
             rank: shift
             for rank, own in codes.items()
@@ -101,17 +99,17 @@ def _of_group(evidence: Evidence, group: GroupId, tables: dict[int, Array], cloc
     tie = 2 * len(culprits) >= len(tables)
     if tie and len(tables) == 2 and _is_usual(cut[culprits[0]], first.at) and not _is_usual(cut[reference], first.at):
         culprits, first, tie = (reference,), Shift(at=first.at, by=-first.by), False
-    elif tie and len(tables) == 2 and not _is_usual(cut[culprits[0]], first.at):
+    elif tie and len(tables) == 2 and _has_steps(cut) and not _is_usual(cut[culprits[0]], first.at):
         tie = False
     seq = start + first.at
-    present = at_position(evidence, tables, seq)
-    if clock == "step" and not evidence.went_wrong and _call_alike(cut, shortest):
-        return _optimizer_finding(evidence, group, present, culprits, seq=seq, tie=tie)
-    return _finding(evidence, group, present, culprits, first, seq=seq, tie=tie)
+    present = at_position(job, tables, seq)
+    if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
+        return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
+    return _finding(job, group, present, culprits, first, seq=seq, tie=tie)
 
 
 def _call_alike(tables: dict[int, Array], shortest: int) -> bool:
-    """Say whether all ranks make the same calls after as many forward passes: then none was left out or added."""
+    """Say whether all ranks make the same calls after as many forward passes: then none was skipped or added."""
     known = all(table["forwards"][:shortest].any() for table in tables.values())
     return known and len({_codes(table, "forwards")[:shortest].tobytes() for table in tables.values()}) == 1
 
@@ -122,10 +120,10 @@ def _codes(table: Array, clock: str) -> Codes:
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
 
-def _surplus(evidence: Evidence, tables: dict[int, Array], rank: int) -> int:
+def _surplus(job: JobState, tables: dict[int, Array], rank: int) -> int:
     """Return how many calls more a rank made than all others, which have ended in order after as many each; else 0."""
     lengths = {len(table) for other, table in tables.items() if other != rank}
-    if len(lengths) > 1 or not all(evidence.ranks[other].finished for other in tables if other != rank):
+    if len(lengths) > 1 or not all(job.ranks[other].finished for other in tables if other != rank):
         return 0
     return max(0, len(tables[rank]) - lengths.pop())
 
@@ -185,8 +183,12 @@ def _is_usual(table: Array, at: int) -> bool:
     return int((table["step"] == step).sum()) == int((table["step"] == step - 1).sum())
 
 
+def _has_steps(tables: dict[int, Array]) -> bool:
+    return any(bool(table["in_step"].any()) for table in tables.values())
+
+
 def _finding(
-    evidence: Evidence,
+    job: JobState,
     key: GroupId,
     present: dict[int, Operation],
     culprits: tuple[int, ...],
@@ -195,21 +197,20 @@ def _finding(
     seq: int,
     tie: bool,
 ) -> Finding:
-    group = evidence.group(key)
+    group = job.group(key)
     theirs, mine = _both_sides(present, culprits)
     skipped = shift.by < 0
     what = (
-        f"never made {theirs.op}{at_line(theirs.site)} in step {theirs.step}"
+        f"never made {theirs.op}{at_line(theirs.site)}{_step_words(theirs)}"
         if skipped
-        else f"made one more {mine.op}{at_line(mine.site)} in step {mine.step}"
+        else f"made an extra {mine.op}{at_line(mine.site)}{_step_words(mine)}"
     )
     finding = Finding(
-        kind="rank-skipped-collective" if skipped and evidence.went_wrong else "step-mismatch",
-        summary=f"{capitalised(culprits)} {what}: since #{seq} of {group_words(group)} {abs(shift.by)} call(s) "
-        f"{'ahead of' if skipped else 'behind'} the others. From here on, ranks pair mismatched "
-        "collectives: results are invalid.",
+        kind="rank-skipped-collective" if skipped and job.went_wrong else "step-mismatch",
+        summary=f"{capitalised(culprits)} {what}. From #{seq} of {group_words(group)} on, ranks pair mismatched "
+        f"collectives, {abs(shift.by)} {'call' if abs(shift.by) == 1 else 'calls'} apart: results are invalid.",
         culprit_ranks=culprits,
-        waiting_ranks=victims(evidence, set(culprits)) if evidence.went_wrong else (),
+        waiting_ranks=victims(job, set(culprits)) if job.went_wrong else (),
         confidence=_sure(tie=tie),
         group=group,
         op=(theirs if skipped else mine).op,
@@ -217,8 +218,8 @@ def _finding(
         step=theirs.step,
         evidence=(
             f"before #{seq}, lines and steps agree on all members",
-            f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in step {mine.step}"
-            f"{at_line(mine.site)}, the others in step {theirs.step}{at_line(theirs.site)}",
+            f"at #{seq} {rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'}{_step_words(mine)}"
+            f"{at_line(mine.site)}, the others{_step_words(theirs)}{at_line(theirs.site)}",
             *_caveats(tie=tie),
         ),
         advice=("Look for a branch, an early continue or an exception handler around the call on that rank.",),
@@ -227,14 +228,14 @@ def _finding(
 
 
 def _optimizer_finding(
-    evidence: Evidence, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
+    job: JobState, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
 ) -> Finding:
     """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
-    group = evidence.group(key)
+    group = job.group(key)
     theirs, mine = _both_sides(present, culprits)
-    ahead = mine.step - theirs.step
+    ahead = (mine.step or 0) - (theirs.step or 0)
     steps = "an optimizer step" if abs(ahead) == 1 else f"{abs(ahead)} optimizer steps"
-    what = f"made {steps} more than the others" if ahead > 0 else f"left out {steps}"
+    what = f"made {steps} more than the others" if ahead > 0 else f"skipped {steps}"
     finding = Finding(
         kind="step-mismatch",
         summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} "
@@ -252,11 +253,15 @@ def _optimizer_finding(
             *_caveats(tie=tie),
         ),
         advice=(
-            "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is left out, "
+            "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is skipped, "
             "a check of gradients, a scaler that only one rank has.",
         ),
     )
     return _with_lines(finding, present)
+
+
+def _step_words(operation: Operation) -> str:
+    return f" in step {operation.step}" if operation.step is not None else ""
 
 
 def _both_sides(present: dict[int, Operation], culprits: tuple[int, ...]) -> tuple[Operation, Operation]:

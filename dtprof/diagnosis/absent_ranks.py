@@ -1,0 +1,81 @@
+"""What a rank does that others wait for and that is in no operation."""
+
+from dtprof.diagnosis.blocked_ranks import seen_at
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
+from dtprof.diagnosis.job_state import RankState
+from dtprof.records import events
+
+FROZEN = ("stopped", "disk-sleep", "tracing-stop")
+"""States in which a process does nothing, whatever comes."""
+LONG_PHASES = {
+    events.CHECKPOINT: "Let it finish, or make the others not wait for it: save asynchronously, or raise the timeout.",
+    events.EVALUATION: "Let it finish, or have all ranks evaluate a part each, so that none waits.",
+    events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
+}
+"""What may rightly take long while others wait, and what to do about it; an evaluation where the rank works."""
+
+
+def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str) -> Finding:
+    """Return the finding for ranks that others wait for in a place, by what the first of them does."""
+    culprits = tuple(sorted(rank.rank for rank in absent))
+    sites = {rank.rank: site for rank in absent if (site := rank.place) is not None}
+    first = min(absent, key=lambda rank: rank.rank)
+    kind, words, advice, confidence = _what_it_does(first)
+    words = words if len(absent) == 1 else words.replace("is ", "are ", 1).replace("does not", "do not")
+    return Finding(
+        kind=kind,
+        severity="warning" if kind == "long-operation" else "error",
+        summary=f"{capitalised(culprits)} {words}{seen_at(first)}; {wait_words(waiting)}"
+        f" for {'it' if len(absent) == 1 else 'them'} in {place}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=confidence,
+        culprit_call_sites=sites,
+        evidence=tuple(f"rank {rank.rank}: {observed_words(rank)}" for rank in absent[:8]),
+        advice=(advice,),
+        in_first_step=all(is_working(rank) and rank.steps == 0 and bool(rank.open_phases) for rank in absent),
+    )
+
+
+def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
+    stack = rank.stack
+    if frozen := frozen_words(rank):
+        return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
+    for phase, advice in LONG_PHASES.items():
+        if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank)):
+            return "long-operation", f"is in a long {phase}", advice, 0.8
+    if is_working(rank):
+        return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
+    seen = rank.interruption is not None or (stack is not None and bool(stack.frames))
+    return (
+        "rank-stuck",
+        "is stuck outside any collective",
+        "Look at the line it is at: input, a lock, a file, a queue.",
+        0.9 if seen else 0.6,
+    )
+
+
+def is_working(rank: RankState) -> bool:
+    """Say whether its process was seen busy."""
+    return rank.stack is not None and rank.stack.is_busy
+
+
+def observed_words(rank: RankState) -> str:
+    """Return what its stack, its interruption or its last record shows of a rank."""
+    stack = rank.stack
+    phases = f" in phase {rank.open_phases[-1]}" if rank.open_phases else ""
+    if stack is None and rank.interruption is not None:
+        return f"Ctrl-C (SIGINT) found it{at_line(rank.interruption.frame) or ' at an unknown line'}{phases}"
+    if stack is None:
+        return f"no stack was taken; its last record is{at_line(rank.last_site) or ' at an unknown line'}{phases}"
+    if not stack.frames:
+        return f"process state {stack.state}{phases}; {stack.reason}"
+    path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
+    share = "" if stack.cpu_share is None else f", {stack.cpu_share:.0%} of a core"
+    return f"process state {stack.state}{share}{phases}; stack: {path}"
+
+
+def frozen_words(rank: RankState) -> str:
+    """Return `frozen (process state stopped)`, empty where the process is not."""
+    stack = rank.stack
+    return f"frozen (process state {stack.state})" if stack is not None and stack.state in FROZEN else ""

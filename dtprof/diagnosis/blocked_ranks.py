@@ -1,0 +1,69 @@
+"""The ranks that a fault holds up: in which operation, and at which line."""
+
+import re
+from collections.abc import Iterable
+
+from dtprof.diagnosis.findings import at_line, group_words
+from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.records.tables import UNKNOWN_NS, Site
+
+REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
+"""How back ends begin what they say of arguments that they do not take."""
+
+
+def failed_in_communication(rank: RankState) -> bool:
+    """Say whether the exception came out of an operation that failed after waiting: a victim's."""
+    error = rank.own_exception
+    last = rank.operations[-1] if rank.operations else None
+    if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
+        return False
+    if REFUSAL.search(error.message):
+        return False
+    raised_by_it = 0 <= error.t_ns - last.done_ns < 1_000_000_000
+    return raised_by_it and last.done_ns - last.issued_ns > 1_000_000 and "RuntimeError" in error.type
+
+
+def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:
+    """Return the other ranks that were held up or failed because of a lost peer."""
+    return tuple(
+        rank.rank
+        for rank in job.ranks.values()
+        if rank.rank not in culprits
+        and (rank.first_blocking is not None or rank.transport_exception is not None or failed_in_communication(rank))
+    )
+
+
+def first_blocking_of(job: JobState, ranks: tuple[int, ...]) -> dict[int, Operation]:
+    """Return the operation each of these ranks was held up in."""
+    return {rank: operation for rank in ranks if (operation := job.ranks[rank].first_blocking) is not None}
+
+
+def common_operation(waiting: dict[int, Operation]) -> Operation | None:
+    """Return the operation most ranks were held up in."""
+    if not waiting:
+        return None
+    places = [(operation.group, operation.seq, operation.p2p) for operation in waiting.values()]
+    chosen = max(places, key=places.count)
+    return next(f for f in waiting.values() if (f.group, f.seq, f.p2p) == chosen)
+
+
+def fewest_steps(ranks: Iterable[RankState]) -> int | None:
+    """Return how many steps the rank has ended that has ended fewest; None where no steps are known."""
+    return min((rank.steps for rank in ranks if rank.steps is not None), default=None)
+
+
+def call_sites(waiting: dict[int, Operation]) -> dict[int, Site]:
+    """Return the lines of the operations."""
+    return {rank: operation.site for rank, operation in waiting.items() if operation.site is not None}
+
+
+def seen_at(rank: RankState) -> str:
+    """Return words for where a rank is or was at its end; of its last record, from which it may have gone on, so."""
+    if rank.place_held is not None or rank.place is None:
+        return at_line(rank.place_held)
+    return f", last seen{at_line(rank.place)}"
+
+
+def operation_words(job: JobState, operation: Operation) -> str:
+    """Return `all_reduce #17 of the default group at FILE:LINE (FUNCTION)`."""
+    return f"{operation.op} #{operation.seq} of {group_words(job.group(operation.group))}{at_line(operation.site)}"

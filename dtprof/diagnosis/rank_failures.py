@@ -1,0 +1,120 @@
+"""How ranks ended: by an exception, by a signal, with the others; and what their ends have in common."""
+
+import signal
+
+from dtprof.diagnosis.blocked_ranks import (
+    call_sites,
+    common_operation,
+    failed_in_communication,
+    first_blocking_of,
+    victims,
+)
+from dtprof.diagnosis.findings import Finding, group_words, wait_words
+from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.stop_detection import stop_ns
+from dtprof.records.tables import UNKNOWN_NS, ProcessExit, Site
+
+OUTLIVED_NS = 1_000_000_000
+"""A signal to the whole job ends its ranks within this time."""
+TOO_LATE = "imed out"
+"""In what back ends say where nothing was lost, and only waited for too long."""
+STOPPED = (-2, -15, 130, 143)
+"""Exit statuses of a job that was stopped from outside."""
+NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
+
+
+def has_crashed(rank: RankState) -> bool:
+    """Say whether a rank raised an exception of its own, or left with a status above 0 without one."""
+    if rank.own_exception is not None:
+        return rank.interruption is None and not failed_in_communication(rank)
+    failed_status = rank.exit is not None and rank.exit.status > 0
+    return failed_status and not rank.exceptions
+
+
+def was_killed(rank: RankState, job: JobState) -> bool:
+    """Say whether a signal ended this rank, and not the whole job."""
+    if rank.signal_name is None or rank.exit is None or rank.exceptions:
+        return False  # a rank whose exception came first may well abort afterwards
+    if rank.stopped_politely and not _stopped_alone(rank.exit, job):
+        return False
+    if rank.exit.status == -signal.SIGKILL and _is_last_resort(rank.exit, rank.host, job):
+        return False
+    stopped = job.stopped_on_hang_ns
+    return stopped is None or rank.exit.t_ns < stopped
+
+
+def _is_last_resort(end: ProcessExit, host: str, job: JobState) -> bool:
+    """Say whether a rank was killed as the job was stopped: together with all others, or since it did not end."""
+    if job.stop is not None and job.stop.by_kill:
+        return True
+    asked = [stop_ns(rank) for rank in job.ranks.values() if rank.host == host]
+    return any(t_ns is not None and t_ns < end.t_ns - OUTLIVED_NS for t_ns in asked)
+
+
+def _stopped_alone(end: ProcessExit, job: JobState) -> bool:
+    """Say whether a polite signal ended this rank first, and the others lived on: nobody stopped the whole job."""
+    others = [rank for rank in job.ranks.values() if rank.pid != end.pid]
+    return (
+        bool(others) and job.manifest.exit_status not in STOPPED and all(_lived_on(other, end.t_ns) for other in others)
+    )
+
+
+def _lived_on(rank: RankState, t_ns: int) -> bool:
+    """Say whether a rank lost its peer by that end: once one has failed by a limit, launchers end the others."""
+    error = rank.transport_exception
+    if rank.exit is not None and rank.exit.t_ns <= t_ns:
+        return False
+    if error is not None and error.t_ns >= t_ns - OUTLIVED_NS and TOO_LATE not in error.message:
+        return True
+    return bool(rank.alive) if rank.exit is None else rank.exit.t_ns > t_ns + OUTLIVED_NS
+
+
+def find_first_failed(job: JobState) -> RankState | None:
+    """Return the rank that raised, or was killed before its program had ended, first; None where there is none."""
+    failed = (
+        rank
+        for rank in job.ranks.values()
+        if has_crashed(rank) or (was_killed(rank, job) and rank.ended_ns == UNKNOWN_NS)
+    )
+    return min(failed, key=end_ns, default=None)
+
+
+def end_ns(rank: RankState) -> int:
+    """Return when a rank raised its exception, else when its process ended, else its last record."""
+    if rank.own_exception is not None:
+        return rank.own_exception.t_ns
+    return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+
+
+def _waiting_words(waiting: dict[int, Operation], job: JobState) -> str:
+    operation = common_operation(waiting)
+    if operation is None:
+        return ""
+    inside = [
+        r for r, f in waiting.items() if (f.group, f.seq, f.p2p) == (operation.group, operation.seq, operation.p2p)
+    ]
+    group = group_words(job.group(operation.group)) if operation.group.ranks else "its group"
+    return f"; {wait_words(inside)} in {operation.op} #{operation.seq} of {group}"
+
+
+def exit_finding(
+    kind: str, summary: str, culprits: tuple[int, ...], sites: dict[int, Site], job: JobState, **rest: object
+) -> Finding:
+    """Return the finding for ranks that ended, with the ranks that their end holds up."""
+    held_up = victims(job, set(culprits))
+    waiting = first_blocking_of(job, held_up)
+    operation = common_operation(waiting)
+    known = job.group(operation.group) if operation and operation.group.ranks else None
+    return Finding(
+        kind=kind,
+        summary=summary + _waiting_words(waiting, job) + ".",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        group=known,
+        op=operation.op if operation else None,
+        seq=operation.seq if operation else None,
+        step=job.ranks[culprits[0]].steps,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=sites,
+        **rest,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,102 @@
+"""Ranks wait for one another in collectives of groups that they entered in opposite orders."""
+
+from collections import Counter
+from itertools import combinations
+
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list
+from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.open_collectives import OpenCollective
+from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_call
+from dtprof.diagnosis.wait_graph import Wait
+
+KINDS = ("group-order-inversion",)
+MAX_COMPARED = 50
+"""Open collectives compared with each other for the order in which ranks issued them."""
+
+
+def find_group_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle: tuple[int, ...]) -> Finding | None:
+    """Return the finding for ranks that wait for one another in collectives of several groups."""
+    operations = {rank: waits[rank][0].operation for rank in cycle}
+    if len({operation.group for operation in operations.values()}) < 2 or any(
+        operation.p2p for operation in operations.values()
+    ):
+        return None
+    everyone = {rank: own[0].operation for rank, own in waits.items() if not own[0].operation.p2p}
+    wrong = find_wrong_call(job, operations, everyone) or find_call_of_absent(job, operations, everyone)
+    if wrong is not None:
+        return wrong
+    counted = Counter(operation.group for operation in everyone.values())
+    least = min(counted[operation.group] for operation in operations.values())
+    few = tuple(rank for rank, operation in sorted(operations.items()) if counted[operation.group] == least)
+    culprits = few if 2 * len(few) < len(everyone) else cycle
+    waiting = {rank: operation for rank, operation in everyone.items() if rank not in culprits}
+    first = operations[culprits[0]]
+    facts = [f"rank {r} waits in {operation_words(job, operation)}" for r, operation in sorted(operations.items())[:8]]
+    if culprits == cycle:
+        facts.append("which of them is in the wrong order is not known")
+    names = " and ".join(sorted({group_words(job.group(operation.group)) for operation in operations.values()}))
+    return Finding(
+        kind="group-order-inversion",
+        summary=f"{capitalised(cycle)} wait for one another in a cycle: {names} are entered in opposite order; "
+        f"{rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in {operation_words(job, first)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=0.9 if culprits != cycle else 0.8,
+        group=job.group(first.group),
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=call_sites({rank: operations[rank] for rank in culprits}),
+        evidence=tuple(facts),
+        advice=("Enter groups in the same order on every rank that is a member of both.",),
+    )
+
+
+def find_issue_inversion(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
+    """Return the finding for collectives of two groups that all members issued, in different orders.
+
+    Devices take operations in the order of issue, so that none of the two begins on all members.
+    """
+    chosen = [c for c in open_collectives if not c.absent and all(o.on_device for o in c.waiting.values())]
+    order = {
+        rank.rank: {(o.group, o.seq): i for i, o in enumerate(rank.open_operations) if not o.p2p}
+        for rank in job.ranks.values()
+    }
+    for a, b in combinations(chosen[:MAX_COMPARED], 2):
+        both = sorted(set(a.waiting) & set(b.waiting)) if a.group != b.group else []
+        is_first = {rank: order[rank][a.group, a.seq] < order[rank][b.group, b.seq] for rank in both}
+        if len(set(is_first.values())) > 1:
+            return _inversion_finding(job, a, b, is_first)
+    return None
+
+
+def _inversion_finding(job: JobState, a: OpenCollective, b: OpenCollective, is_first: dict[int, bool]) -> Finding:
+    """Return the finding; `is_first` says by rank whether it issued `a` before `b`."""
+    counted = Counter(is_first.values())
+    tie = counted[True] == counted[False]
+    culprits = tuple(rank for rank, first in is_first.items() if tie or counted[first] == min(counted.values()))
+    one, other = (next(iter(collective.waiting.values())) for collective in (a, b))
+    waiting: dict[int, Operation] = {
+        rank: operation for rank, operation in {**b.waiting, **a.waiting}.items() if rank not in culprits
+    }
+    return Finding(
+        kind="group-order-inversion",
+        summary=f"{capitalised(culprits)} issued {operation_words(job, one)} and {operation_words(job, other)} in "
+        f"{'opposite orders' if tie else 'another order than the other members'}: neither can begin on all devices.",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=0.85,
+        group=job.group(a.group),
+        op=one.op,
+        seq=one.seq,
+        step=one.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=call_sites({rank: b.waiting[rank] for rank in culprits}),
+        evidence=tuple(
+            f"rank {rank} issued that of {group_words(job.group((a if first else b).group))} first"
+            for rank, first in list(is_first.items())[:4]
+        ),
+        advice=("Issue operations of different groups in the same order on every rank.",),
+    )

@@ -1,0 +1,88 @@
+"""Ranks entered two groups in opposite orders, and it did not block this time."""
+
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.diagnosis.blocked_ranks import operation_words
+from dtprof.diagnosis.findings import Finding, capitalised, group_words
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.matched_collectives import at_position, group_tables
+from dtprof.job.groups import GroupId
+from dtprof.records.tables import Array
+
+KINDS = ("group-order-risk",)
+MAX_GROUPS = 64
+"""Groups of which the order is compared, those with most members in common with others first."""
+
+
+def find_order_risk(job: JobState) -> list[Finding]:
+    """Return findings for pairs of collectives that two ranks issued in opposite orders, and that went well."""
+    groups = group_tables(job)
+    chosen = sorted(groups, key=lambda group: (-len(group.ranks), group.name))[:MAX_GROUPS]
+    found = []
+    for a, b in combinations(chosen, 2):
+        shared = sorted(set(groups[a]) & set(groups[b]))
+        if len(shared) > 1 and (pair := _first_inversion(groups[a], groups[b], shared)) is not None:
+            found.append(_risk(job, (a, b), (groups[a], groups[b]), *pair))
+    return found
+
+
+def _first_inversion(
+    a: dict[int, Array], b: dict[int, Array], shared: list[int]
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return the two ranks, and the positions in both groups, of the first pair in opposite orders."""
+    reference: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+    first_rank = -1
+    for rank in shared:
+        if len({*np.unique(a[rank]["thread"]).tolist(), *np.unique(b[rank]["thread"]).tolist()}) > 1:
+            continue  # several threads: their order is nobody's program
+        before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])
+        following = np.r_[b[rank]["seq"], b[rank]["seq"][-1] + 1][before]
+        known = (before > 0) | (b[rank]["seq"][0] == 0)
+        seqs, nexts = a[rank]["seq"][known], following[known]
+        if reference is None:
+            reference, first_rank = (seqs, nexts), rank
+            continue
+        _, mine, theirs = np.intersect1d(reference[0], seqs, return_indices=True)
+        differs = np.flatnonzero(reference[1][mine] != nexts[theirs])
+        for at in differs[:1].tolist():
+            low = int(min(reference[1][mine][at], nexts[theirs][at]))
+            if all(low in b[r]["seq"] for r in (first_rank, rank)):
+                return (first_rank, rank), (int(reference[0][mine][at]), low)
+    return None
+
+
+def _risk(
+    job: JobState,
+    keys: tuple[GroupId, GroupId],
+    tables: tuple[dict[int, Array], dict[int, Array]],
+    ranks: tuple[int, int],
+    positions: tuple[int, int],
+) -> Finding:
+    sites, facts = {}, []
+    firsts = []
+    for rank in ranks:
+        both = zip(tables, positions, strict=True)
+        pair = [at_position(job, {rank: table[rank]}, seq)[rank] for table, seq in both]
+        pair.sort(key=lambda operation: operation.issued_ns)
+        facts.append(f"rank {rank}: " + ", then ".join(operation_words(job, operation) for operation in pair))
+        firsts.append(pair[0])
+        if pair[0].site is not None:
+            sites[rank] = pair[0].site
+    names = " and ".join(group_words(job.group(key)) for key in keys)
+    return Finding(
+        kind="group-order-risk",
+        severity="warning",
+        summary=f"{capitalised(ranks)} enter {names} in opposite orders; it went well this time, and can hang.",
+        culprit_ranks=ranks,
+        confidence=0.85,
+        group=job.group(keys[0]),
+        op=firsts[0].op,
+        seq=positions[0],
+        step=firsts[0].step,
+        culprit_call_sites=sites,
+        evidence=tuple(facts),
+        advice=("Issue the operations of both groups in the same order on every rank that is a member of both.",),
+    )

@@ -1,0 +1,84 @@
+"""Both ends of a message have different sizes."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dtprof.diagnosis.findings import Finding, at_line
+from dtprof.diagnosis.job_state import ChannelEnd, JobState, Operation
+from dtprof.diagnosis.p2p_messages import message_finding, partner_of
+from dtprof.records import codes
+from dtprof.records.tables import Array
+
+KINDS = ("p2p-size-mismatch",)
+
+
+def find_broken_message(job: JobState) -> Finding | None:
+    """Return the finding for a message that met, with another size at its other end, and did not end well."""
+    for rank in job.ranks.values():
+        for mine in rank.open_operations:
+            other = partner_of(job, rank.rank, mine) if mine.p2p else None
+            if other is not None and (other.nbytes != mine.nbytes or _have_other_types(mine, other)):
+                return size_finding(job, rank.rank, mine, other, passed=False)
+    return None
+
+
+def _have_other_types(mine: Operation, other: Operation) -> bool:
+    """Say whether both ends take the message for elements of different types; devices compare nothing."""
+    return mine.on_device and codes.NONE not in (mine.dtype, other.dtype) and mine.dtype != other.dtype
+
+
+def _size_words(end: Operation, other: Operation) -> str:
+    types = f" of {codes.dtype_name(end.dtype)}" if _have_other_types(end, other) else ""
+    return f"{end.nbytes:,} bytes{types}"
+
+
+def find_odd_sizes(job: JobState) -> list[Finding]:
+    """Return findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
+    found = []
+    for rank, sender in sorted(job.ranks.items()):
+        first: dict[int, tuple[int, int]] = {}  # by receiver: where its first such message is at both ends
+        for channel, sent in sender.messages.items() if sender.complete else ():
+            receiver = job.ranks.get(channel.peer)
+            if not channel.sends or receiver is None or not receiver.complete:
+                continue
+            if any(one.peer < 0 for one in receiver.channels):
+                continue  # a receive from any source takes what comes: order does not tell
+            taken = receiver.messages.get(ChannelEnd(channel.group, rank, channel.tag, sends=False))
+            odd = _first_of_other_size(sent, taken) if taken is not None else None
+            if odd is not None:
+                first[channel.peer] = min(odd, first.get(channel.peer, odd))
+        for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
+            ends = sender.operations[mine], job.ranks[peer].operations[theirs]
+            found.append(replace(size_finding(job, rank, *ends, passed=True), waiting_ranks=(), call_sites={}))
+    return found
+
+
+def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
+    """Return where the first message of a channel that went well with two sizes is among the operations of its ends."""
+    begin = max(sent["nth"][0], taken["nth"][0])
+    size = max(0, min(sent["nth"][-1], taken["nth"][-1]) + 1 - begin)
+    mine, theirs = (end[begin - end["nth"][0] :][:size] for end in (sent, taken))
+    well = mine["plain"] & mine["done"] & theirs["plain"] & theirs["done"]
+    odd = np.flatnonzero(well & (mine["nbytes"] != theirs["nbytes"]))
+    return (int(mine["at"][odd[0]]), int(theirs["at"][odd[0]])) if len(odd) else None
+
+
+def size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool) -> Finding:
+    """Return the finding for two ends of a message of different sizes."""
+    peer = mine.peer_rank
+    operations = {rank: mine, peer: other}
+    sender, receiver = (rank, peer) if mine.op == "send" else (peer, rank)
+    sent, taken = operations[sender], operations[receiver]
+    after = "; the rest of the buffer holds what it held before" if passed else ""
+    return message_finding(
+        "p2p-size-mismatch",
+        f"Rank {sender} sends {_size_words(sent, taken)}{at_line(sent.site)} to rank {receiver}, which receives "
+        f"{_size_words(taken, sent).replace(' bytes', '', 1)}{at_line(taken.site)}{after}.",
+        job=job,
+        operations=operations,
+        culprits=tuple(sorted(operations)),
+        confidence=0.9,
+        facts=(f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag",),
+        advice="Give both ends buffers of the same shape and element type, or send the size first.",
+    )

@@ -1,0 +1,79 @@
+"""Both ends of a message wait, with different tags."""
+
+from itertools import pairwise
+
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
+from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.p2p_messages import message_finding, message_words
+from dtprof.diagnosis.wait_graph import Wait, is_met
+
+KINDS = ("p2p-tag-mismatch",)
+
+
+def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]:
+    """Return what the peer has posted for this rank, the other way, and waits for in vain."""
+    peer = job.ranks.get(operation.peer_rank)
+    if peer is None:
+        return []
+    return [
+        other
+        for other in peer.open_operations
+        if other.p2p
+        and other.op != operation.op
+        and other.peer_rank == rank
+        and other.group == operation.group
+        and is_met(job, peer.rank, other) is False
+    ]
+
+
+def find_other_tag(job: JobState, unmet: list[Wait]) -> Finding | None:
+    for wait in unmet:
+        mine = wait.operation
+        for other in _opposite(job, wait.rank, mine):
+            if other.tag == mine.tag:
+                continue
+            peer = mine.peer_rank
+            operations = {wait.rank: mine, peer: other}
+            guilty = [r for r, o in operations.items() if _is_unheard_of(job, r, o)]
+            if len(guilty) != 1:
+                guilty = [r for r, o in operations.items() if _breaks_rhythm(job, r, o)]
+            culprits = tuple(guilty) if len(guilty) == 1 else tuple(sorted(operations))
+            facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
+            if len(guilty) == 1:
+                facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
+            return message_finding(
+                "p2p-tag-mismatch",
+                f"{capitalised([wait.rank])} and {rank_list([peer])} wait for each other with different tags: "
+                f"{message_words(mine)}{at_line(mine.site)}, {message_words(other)}{at_line(other.site)}.",
+                job=job,
+                operations=operations,
+                culprits=culprits,
+                confidence=0.9,
+                facts=tuple(facts),
+                advice="Give both ends the same tag.",
+            )
+    return None
+
+
+def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
+    """Say whether this is the rank's first message with this tag, after others on the same way."""
+    channels = job.ranks[rank].channels
+    same_way = [
+        c
+        for c in channels
+        if (c.group, c.peer, c.sends) == (operation.group, operation.peer_rank, operation.op == "send")
+    ]
+    return operation.nth == 0 and len(same_way) > 1
+
+
+def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
+    """Say whether the rank's tags on this way rose by the same number each time, and do not any more."""
+    before = [
+        o.tag
+        for o in job.ranks[rank].operations
+        if o.p2p
+        and o.seq < operation.seq
+        and (o.group, o.op, o.peer) == (operation.group, operation.op, operation.peer)
+    ]
+    steps = {b - a for a, b in pairwise(before)}
+    return len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps

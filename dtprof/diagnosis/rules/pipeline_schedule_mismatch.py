@@ -1,0 +1,78 @@
+"""Stages of a pipeline run different schedules or numbers of microbatches."""
+
+from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, victims
+from dtprof.diagnosis.findings import Finding, capitalised, wait_words
+from dtprof.diagnosis.job_state import JobState
+
+KINDS = ("pipeline-schedule-mismatch",)
+
+
+def find_other_plans(job: JobState) -> Finding | None:
+    """Return the finding for ranks of a pipeline whose schedules are not those of the others."""
+    plans = _plans(job)
+    if len(plans) < 2 or len(plans) < len(job.ranks) or len(set(plans.values())) < 2:
+        return None
+    words = {rank: f"{schedule} with {number} microbatches" for rank, (schedule, number) in plans.items()}
+    return _pipeline_finding(job, words)
+
+
+def _plans(job: JobState) -> dict[int, tuple[str, int]]:
+    return {
+        rank.rank: (rank.passes[-1].plan.schedule, rank.passes[-1].plan.num_microbatches)
+        for rank in job.ranks.values()
+        if rank.passes and rank.passes[-1].plan is not None
+    }
+
+
+def find_pipeline_mismatch(job: JobState) -> Finding | None:
+    """Return the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
+    if (other := find_other_plans(job)) is not None:
+        return other
+    ranks = {rank.rank: rank for rank in job.ranks.values() if rank.passes}
+    plans = _plans(job)
+    if len(ranks) < 2 or len(ranks) < len(job.ranks):
+        return None
+    ran = {}
+    for rank, own in ranks.items():
+        newest = next((one for one in reversed(own.passes) if one.ended), None)
+        if newest is None or newest.plan is None:
+            continue
+        wanted = newest.plan.num_microbatches
+        if any(number != wanted for number in newest.forwards.values()):
+            ran[rank] = min(newest.forwards.values())
+    if not ran or len(ran) == len(ranks):
+        return None
+    words = {
+        rank: f"{ran[rank]} microbatches" if rank in ran else f"{plans[rank][1]} microbatches" if rank in plans else "?"
+        for rank in ranks
+    }
+    return _pipeline_finding(job, words)
+
+
+def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
+    counted = list(words.values())
+    usual = max(sorted(set(counted)), key=counted.count)
+    if all(counted.count(value) == counted.count(usual) for value in counted):
+        usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
+    culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
+    held_up = victims(job, set(culprits))
+    operations = {rank: operation for rank in held_up if (operation := job.ranks[rank].first_blocking) is not None}
+    operation = next(iter(operations.values()), None)
+    places = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
+    runs = "runs" if len(culprits) == 1 else "run"
+    return Finding(
+        kind="pipeline-schedule-mismatch",
+        summary=f"{capitalised(culprits)} of the pipeline {runs} {words[culprits[0]]}, the others {usual}; "
+        f"{wait_words(held_up)} for messages that do not come.",
+        culprit_ranks=culprits,
+        waiting_ranks=held_up,
+        confidence=0.9,
+        group=job.group(operation.group) if operation is not None and operation.group.ranks else None,
+        op=operation.op if operation else None,
+        seq=operation.seq if operation else None,
+        step=fewest_steps(job.ranks[rank] for rank in words),
+        call_sites=call_sites(operations),
+        culprit_call_sites=places,
+        evidence=tuple(f"rank {rank}: {value}" for rank, value in sorted(words.items())[:8]),
+        advice=("Give every stage the same schedule and the same number of microbatches.",),
+    )

@@ -1,0 +1,92 @@
+"""Ranks wait in init_process_group for one that does not come."""
+
+from dataclasses import replace
+
+from dtprof.diagnosis.absent_ranks import absent_finding, frozen_words, is_working, observed_words
+from dtprof.diagnosis.blocked_ranks import seen_at
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.job_state import JobState, RankState
+
+KINDS = (
+    "rank-never-joined",
+    "rank-exited",
+    "rank-stuck",
+    "rank-frozen",
+)
+
+
+def find_never_joined(job: JobState) -> Finding | None:
+    """Return the finding for ranks that do not come while the others wait in init_process_group."""
+    waiting = tuple(sorted(rank.rank for rank in job.ranks.values() if rank.in_init))
+    if not waiting:
+        return None
+    sites = {r: site for r in waiting if (site := job.ranks[r].last_site) is not None}
+    if job.missing:
+        found = _without_record(job, waiting)
+    else:
+        absent = [rank for rank in job.ranks.values() if not (rank.in_init or rank.blocking or rank.exceptions)]
+        if not absent:
+            return None
+        gone = [rank for rank in absent if rank.finished]
+        found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
+    return replace(found, call_sites=sites)
+
+
+def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
+    """Tell of ranks without a record; of those whose processes were seen, what these do instead of joining."""
+    seen = [job.starting[rank] for rank in job.missing if rank in job.starting]
+    whose = f"{capitalised(job.missing)} of {job.world_size}"
+    summary, confidence = f"{whose} never joined", 0.8
+    advice = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
+    if seen and len(seen) == len(job.missing):
+        does = "busy" if is_working(seen[0]) else frozen_words(seen[0]) or "held up"
+        who = "it" if len(seen) == 1 else f"rank {seen[0].rank}"
+        summary = f"{whose} started and did not join: {who} is {does}{seen_at(seen[0])}"
+        advice, confidence = "Look at the line it is at: what comes before init_process_group.", 0.9
+    unseen = [rank for rank in job.missing if rank not in job.starting]
+    return Finding(
+        kind="rank-never-joined",
+        summary=f"{summary}; {wait_words(waiting)} in init_process_group.",
+        culprit_ranks=job.missing,
+        waiting_ranks=waiting,
+        confidence=confidence,
+        culprit_call_sites={rank.rank: site for rank in seen if (site := rank.place) is not None},
+        evidence=(
+            *(f"rank {rank.rank} (process {rank.pid}): {observed_words(rank)}" for rank in seen[:8]),
+            *([f"{rank_list(unseen) if seen else 'they'} left no record at all"] if unseen else []),
+        ),
+        advice=(advice,),
+        in_first_step=bool(seen) and not unseen and all(is_working(rank) or _reads(rank) for rank in seen),
+    )
+
+
+def _reads(rank: RankState) -> bool:
+    """Say whether it waits for a disk, as a process does that loads libraries."""
+    return rank.stack is not None and rank.stack.state == "disk-sleep"
+
+
+def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
+    culprits = tuple(sorted(rank.rank for rank in gone))
+    return Finding(
+        kind="rank-exited",
+        summary=f"{capitalised(culprits)} ended; {wait_words(waiting)} for {'it' if len(gone) == 1 else 'them'} in "
+        "init_process_group.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.85,
+        culprit_call_sites={rank.rank: site for rank in gone if (site := rank.place) is not None},
+        evidence=tuple(f"rank {rank.rank}: the program ended in order" for rank in gone[:8]),
+        advice=("Make every rank call init_process_group as often as the others.",),
+    )
+
+
+def _elsewhere(absent: list[RankState], waiting: tuple[int, ...]) -> Finding:
+    found = absent_finding(absent, waiting, "init_process_group")
+    if not all(rank.groups for rank in absent):
+        return found
+    # Seen on gloo, torch 2.13: docs/explanation/measurements/stress.md.
+    held = (
+        "A group that a rank had before may hang in its end, where a DDP module outlives it: let go of modules before "
+        "destroy_process_group."
+    )
+    return replace(found, advice=(*found.advice, held))

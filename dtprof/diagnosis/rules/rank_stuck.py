@@ -1,0 +1,46 @@
+"""Others wait for a rank that no operation holds up: it works, is stuck, frozen, or in a long phase."""
+
+from dataclasses import replace
+
+from dtprof.diagnosis.absent_ranks import absent_finding
+from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.findings import Finding, group_words
+from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.wait_graph import Wait
+
+KINDS = (
+    "rank-stuck",
+    "rank-frozen",
+    "long-operation",
+)
+
+
+def find_absent(job: JobState, waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
+    """Return the finding for a rank that others wait for and that nothing holds up."""
+    for wait in sorted((w for own in waits.values() for w in own), key=lambda w: w.operation.issued_ns):
+        awaited = (job.ranks[r] for r in wait.awaited if r in job.ranks and r not in waits)
+        idle = [rank for rank in awaited if rank.sees_program and not rank.finished]
+        if idle and not wait.any_of_them:
+            return _absent_in_operation(job, wait.operation, waits, idle)
+    return None
+
+
+def _absent_in_operation(
+    job: JobState, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankState]
+) -> Finding:
+    group = job.group(op.group)
+    waiting = tuple(sorted(waits))
+    here = tuple(
+        rank
+        for rank in waiting
+        if any((w.operation.group, w.operation.seq, w.operation.p2p) == (op.group, op.seq, op.p2p) for w in waits[rank])
+    )
+    return replace(
+        absent_finding(absent, here, f"{op.op} #{op.seq} of {group_words(group)}"),
+        waiting_ranks=waiting,
+        group=group,
+        op=op.op,
+        seq=op.seq,
+        step=op.step,
+        call_sites=call_sites({rank: own[0].operation for rank, own in waits.items()}),
+    )

@@ -1,0 +1,33 @@
+"""Several threads issue on one group by turns: a note."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from dtprof.diagnosis.findings import Finding, group_words, rank_list
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.matched_collectives import group_tables, is_of_one_thread, program_calls
+
+KINDS = ("shared-group",)
+MIN_TURNS = 3
+"""Changes from thread to thread that are more than handing the group over."""
+
+
+def find_shared_groups(job: JobState) -> Iterable[Finding]:
+    """Give a note for each group that threads of a rank issue on by turns."""
+    for group, tables in group_tables(job).items():
+        calls = {r: program_calls(table)["thread"] for r, table in tables.items() if not is_of_one_thread(table)}
+        ranks = tuple(r for r, threads in sorted(calls.items()) if int((np.diff(threads) != 0).sum()) >= MIN_TURNS)
+        if ranks:
+            known = job.group(group)
+            number = max(len(np.unique(calls[rank])) for rank in ranks)
+            yield Finding(
+                kind="shared-group",
+                severity="info",
+                summary=f"{number} threads issue on {group_words(known)} by turns on {rank_list(ranks)}; it went well: "
+                "all ranks took them in one order.",
+                culprit_ranks=ranks,
+                confidence=0.7,
+                group=known,
+                advice=("Where nothing fixes their order, give each thread a group of its own.",),
+            )

@@ -1,0 +1,115 @@
+"""A rank made the call of its peers on the handle of another group."""
+
+from itertools import pairwise
+
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.findings import Finding, group_words, wait_words
+from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.wait_graph import find_waits
+from dtprof.job.groups import GroupId
+
+KINDS = ("wrong-group",)
+
+
+def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
+    """Return the finding for a rank that made the call of its peers, at the same line, on another group than ever."""
+    for rank, mine in operations.items():
+        if mine.site is None or _used_before(job, mine, mine.group) or _comes_next(job, rank, mine):
+            continue
+        peers = {
+            r: other
+            for r, other in everyone.items()
+            if (other.site, other.op) == (mine.site, mine.op)
+            and other.group != mine.group
+            and rank in other.group.ranks
+        }
+        usual = {r: o for r, o in peers.items() if _used_before(job, o, o.group)}
+        if not usual:
+            continue
+        return _wrong_finding(job, rank, mine, usual, everyone)
+    return None
+
+
+def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
+    """Say whether the group is that of the call that follows this line in the program: then two calls were swapped."""
+    following = [
+        after.group
+        for before, after in pairwise(job.ranks[rank].operations)
+        if (before.site, before.op) == (operation.site, operation.op) and before.done
+    ]
+    return bool(following) and following.count(operation.group) * 2 > len(following)
+
+
+def find_wrong_handle(job: JobState) -> Finding | None:
+    """Return the finding for a rank whose peers wait for it in a call that it made on another group."""
+    everyone = {rank: own[0].operation for rank, own in find_waits(job).items() if not own[0].operation.p2p}
+    return find_call_of_absent(job, everyone, everyone)
+
+
+def find_call_of_absent(
+    job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]
+) -> Finding | None:
+    """Return the finding where the call on the wrong group met a peer's next call there, and went well or did not fit.
+
+    Peers wait at a line for a rank whose newest call of that line was made on a group that it never took there before.
+    """
+    for operation in sorted(operations.values(), key=lambda operation: operation.issued_ns):
+        for rank in operation.group.ranks:
+            own = job.ranks.get(rank)
+            if own is None or operation.site is None or own.counts.get((operation.group, False), 0) > operation.seq:
+                continue
+            *before, newest = [o for o in own.operations if (o.site, o.op) == (operation.site, operation.op)] or [
+                operation
+            ]
+            if (
+                len(before) > 1
+                and (newest.done or (newest.failed and _was_met(job, rank, newest)))
+                and newest.group != operation.group
+                and {o.group for o in before} == {operation.group}
+            ):
+                usual = {r: o for r, o in everyone.items() if (o.group, o.seq) == (operation.group, operation.seq)}
+                return _wrong_finding(job, rank, newest, usual, everyone)
+    return None
+
+
+def _was_met(job: JobState, rank: int, call: Operation) -> bool:
+    """Say whether another member made the call at this position of the group: nobody's limit ended it unmet."""
+    members = (job.ranks[other] for other in call.group.ranks if other != rank and other in job.ranks)
+    return any(member.counts.get((call.group, False), 0) > call.seq for member in members)
+
+
+def _wrong_finding(
+    job: JobState, rank: int, mine: Operation, usual: dict[int, Operation], everyone: dict[int, Operation]
+) -> Finding:
+    """Return the finding for a rank that made a call on another group than the peers that wait for it."""
+    meant = next(iter(usual.values()))
+    waiting = {r: o for r, o in everyone.items() if r != rank}
+    return Finding(
+        kind="wrong-group",
+        summary=f"Rank {rank} made {operation_words(job, mine)}, where its peers use "
+        f"{group_words(job.group(meant.group))}.",
+        culprit_ranks=(rank,),
+        waiting_ranks=tuple(sorted(waiting)),
+        confidence=0.85,
+        group=job.group(meant.group),
+        op=mine.op,
+        seq=meant.seq,
+        step=mine.step,
+        call_sites=call_sites(waiting),
+        culprit_call_sites=call_sites({rank: mine}),
+        evidence=(
+            f"this line was used with {group_words(job.group(meant.group))} before, and with "
+            f"{group_words(job.group(mine.group))} never",
+            f"{wait_words(tuple(sorted(usual)))} in {operation_words(job, meant)}",
+        ),
+        advice=("Pass the same group as the other ranks do at this line.",),
+    )
+
+
+def _used_before(job: JobState, operation: Operation, group: GroupId) -> bool:
+    """Say whether any rank ended a call at this line on this group."""
+    return any(
+        o.site == operation.site and o.group == group and o.done and o is not operation
+        for rank in job.ranks.values()
+        for o in rank.operations
+    )
