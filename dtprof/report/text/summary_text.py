@@ -1,4 +1,4 @@
-"""A summary in under 40 lines of 80 columns.
+"""A summary in under 30 lines of 80 columns.
 
 What finds no room is counted in the line "not shown", which says where it is.
 """
@@ -39,7 +39,7 @@ from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
 from dtprof.report.text.memory_text import capacity_lines, memory_lines
 
-MAX_LINES = 39
+MAX_LINES = 29
 MAX_RANKS = 8
 MAX_COLLECTIVES = 5
 EXIT_WORDS = {"unknown": NO_EXIT_RECORD}
