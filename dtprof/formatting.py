@@ -110,6 +110,8 @@ def _format_column(
     decimals = 0 if size == 1 or largest / size >= 99.95 else 1 if largest / size >= 9.995 else 2
     if size > 1 and decimals < 2 and smallest / size < 10 ** (min_digits - 1 - decimals):
         decimals += 1
+    if all(value is None for value in values):
+        unit = ""  # a unit over nothing but unknowns would claim a measurement
     return unit, [UNKNOWN if value is None else _format_number(value / size, decimals) for value in values]
 
 

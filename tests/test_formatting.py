@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, join_lines, shorten
+from dtprof.formatting import format_bytes, format_fraction, format_ns, format_table, format_times, join_lines, shorten
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,8 @@ def test_what_a_terminal_would_obey_is_shown_instead() -> None:
         "two\\nlines",
     ]
     text.encode()
+
+
+def test_a_column_of_nothing_but_unknowns_claims_no_unit() -> None:
+    assert format_times([None, None]) == ("", ["-", "-"])
+    assert format_times([None, 2_000_000]) == ("ms", ["-", "2.00"])
