@@ -21,7 +21,7 @@ def list_caveats(
     *,
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
-    any_operations: bool,  # in the used steps
+    any_operations: bool,  # in the measured steps
     used: UsedSteps,
     collectives: Sequence[CollectiveResult],
     missing: Sequence[int],
@@ -182,7 +182,7 @@ def _of_operations(
     if dropped:
         caveats.append(
             f"collectives: of {_count(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
-            "bytes, also those outside the used steps, and in no time"
+            "bytes, also those outside the measured steps, and in no time"
         )
     unmatched = sum(fact.unmatched for fact in facts)
     if unmatched:

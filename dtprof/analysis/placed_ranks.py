@@ -1,4 +1,4 @@
-"""Ranks placed for the second map: their operations, blocked time and used steps, several ranks side by side.
+"""Ranks placed for the second map: their operations, blocked time and measured steps, several ranks side by side.
 
 What is done to columns is done for several ranks in one go; a rank with many operations is a batch of its own. Rows
 keep their times, those of one rank follow those of another. Intervals lie on an axis of time on which each rank has a
@@ -51,7 +51,7 @@ class RankTiming(PlacedRank):
 
 @dataclass(frozen=True, kw_only=True)
 class SteppedRank:
-    """One rank and its used steps."""
+    """One rank and its measured steps."""
 
     placed: PlacedRank
     numbers: Column
@@ -85,10 +85,10 @@ class PlacedBatch:
     instance_rows: Array  # the instance of each row of `matched`
     blocked: Blocked
     phases: dict[str, Intervals]  # on the axis
-    numbers: Column  # of the used steps
+    numbers: Column  # of the measured steps
     windows: Intervals  # of them, on the axis
     pipeline_windows: Intervals  # on the axis
-    window_bounds: list[int]  # where the used steps of each rank begin, and the end of the last
+    window_bounds: list[int]  # where the measured steps of each rank begin, and the end of the last
 
     @functools.cached_property
     def rank_of_operation(self) -> Column:

@@ -87,7 +87,7 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReduction:
-    """The second map of one rank: sums and means over the used steps."""
+    """The second map of one rank: sums and means over the measured steps."""
 
     rank: int
     step_ns: int | None
@@ -97,7 +97,7 @@ class RankReduction:
     events_per_step: float | None
     waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
-    unobserved: int  # operations in the used steps whose completion is not observed
+    unobserved: int  # operations in the measured steps whose completion is not observed
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
     mixed: int  # operations that were matched with a different one
@@ -193,7 +193,7 @@ def reduce_ranks(
     errors: ClockErrors = ONE_CLOCK,
     max_hops: int = 0,
 ) -> BatchReduction:
-    """Sum up the used steps of ranks; all they did where no steps are used.
+    """Sum up the measured steps of ranks; all they did where no steps are used.
 
     Parameters:
         width: steps a bin, for what is kept bin by bin.

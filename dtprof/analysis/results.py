@@ -78,7 +78,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What the whole job consumes, by the used steps; medians."""
+    """What the whole job consumes, by the measured steps; medians."""
 
     tokens_per_s: float | None
     samples_per_s: float | None
@@ -134,7 +134,7 @@ class Headroom:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """One rank, averaged over the used steps; the parts sum to the step."""
+    """One rank, averaged over the measured steps; the parts sum to the step."""
 
     rank: int
     step_ns: int | None
@@ -154,7 +154,7 @@ class RankResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveResult:
-    """One operation of one group and api over the used steps (the whole run where there are none).
+    """One operation of one group and api over the measured steps (the whole run where there are none).
 
     Durations are means per operation and rank; bytes are those one rank puts into one operation, averaged.
     """
@@ -305,7 +305,7 @@ class StepSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRank:
-    """One rank of a pipeline: the mean of its bubbles over the used steps."""
+    """One rank of a pipeline: the mean of its bubbles over the measured steps."""
 
     rank: int
     bubble_ns: int
@@ -313,7 +313,7 @@ class PipelineRank:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineResult:
-    """The bubbles of the job's pipeline, mean over replicas and used steps."""
+    """The bubbles of the job's pipeline, mean over replicas and measured steps."""
 
     schedule: str
     stages: int

@@ -108,14 +108,24 @@ def test_diagnose_joins_what_the_nodes_wrote_and_leaves_nothing_behind(
 def test_diagnose_does_not_join_a_run_that_is_still_recorded(nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     node = nodes / "node1"
     change(node, ended_realtime_ns=0)
-    job = subprocess.Popen(["sleep", "60"], env={"DTPROF_RUN_DIR": str(node)})
+    # It answers once it runs: while a process is being started, /proc shows no environment of it.
+    job = subprocess.Popen(
+        ["/bin/sh", "-c", "echo up; read line"],
+        env={"DTPROF_RUN_DIR": str(node)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdin is not None
+    assert job.stdout is not None
     try:
+        assert job.stdout.readline() == "up\n"
         row = {"pid": job.pid, "boot_id": writer.boot_id(), "host": "host-1"}
         (node / "node-host-1" / paths.PROCESSES).write_text(json.dumps(row) + "\n", encoding="utf-8")
         assert main(["diagnose", str(nodes / "node0"), str(node)]) == 2
     finally:
         job.kill()
-        job.wait()
+        job.communicate()
     said = capsys.readouterr().err
     assert "is still recorded" in said
     assert f"dtprof diagnose {node}" in said

@@ -51,7 +51,7 @@ def test_parts_that_no_rank_has_are_not_drawn() -> None:
 def test_title_unit_and_stacking() -> None:
     figure = drawn(summary_of()).figure
     assert figure.layout.title.text == "Step time of each rank by part"
-    assert figure.layout.xaxis.title.text == "time per step (ms, mean of the used steps)"
+    assert figure.layout.xaxis.title.text == "time per step (ms, mean of the measured steps)"
     assert figure.layout.barmode == "stack"
 
 
@@ -59,7 +59,7 @@ def test_many_ranks_stand_and_few_lie() -> None:
     few, many = drawn(summary_of(num_ranks=MAX_LYING_BARS)), drawn(summary_of(num_ranks=MAX_LYING_BARS + 1))
     assert {bar.orientation for bar in few.figure.data} == {"h"}
     assert {bar.orientation for bar in many.figure.data} == {"v"}
-    assert many.figure.layout.yaxis.title.text == "time per step (ms, mean of the used steps)"
+    assert many.figure.layout.yaxis.title.text == "time per step (ms, mean of the measured steps)"
 
 
 def test_hover_tells_rank_part_share_and_meaning() -> None:

@@ -1,4 +1,4 @@
-"""Step time over steps: the middle, the band, what is left out, and a scale that fits the used steps."""
+"""Step time over steps: the middle, the band, what is left out, and a scale that fits the measured steps."""
 
 from dataclasses import replace
 from typing import Any

@@ -10,7 +10,7 @@ from dtprof.records.events import POINT_TO_POINT
 
 @dataclass(frozen=True, kw_only=True)
 class AxisTime:
-    """Communication along one axis of parallelism, mean over the ranks of the job and the used steps."""
+    """Communication along one axis of parallelism, mean over the ranks of the job and the measured steps."""
 
     axis: str  # or the description of its groups, where they serve no axis that is known
     groups: int
@@ -21,7 +21,7 @@ class AxisTime:
 
 
 def sum_by_axis(summary: Summary) -> tuple[AxisTime, ...]:
-    """Sum the table of collectives by axis, what is exposed most first; empty without used steps."""
+    """Sum the table of collectives by axis, what is exposed most first; empty without measured steps."""
     if summary.steps.used is None or not summary.ranks:
         return ()
     steps = summary.steps.used[1] - summary.steps.used[0] + 1

@@ -37,7 +37,7 @@ class SerialKey(NamedTuple):
 
 
 class SerialSums(NamedTuple):
-    """Rows of serialised collectives of one rank over the used steps."""
+    """Rows of serialised collectives of one rank over the measured steps."""
 
     rows: int
     operations: int

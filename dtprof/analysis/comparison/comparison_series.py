@@ -175,7 +175,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
 
 
 def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
-    """Return the used steps whose begin and end every stepping rank knows."""
+    """Return the measured steps whose begin and end every stepping rank knows."""
     numbers: Column | None = None
     for steps in ranks:
         if used.known and steps.count:

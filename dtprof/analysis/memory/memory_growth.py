@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def find_growth(tables: RankTables, used: UsedSteps) -> MemoryGrowth | None:
-    """Return how the memory of a rank grows over the used steps; None where too few samples tell."""
+    """Return how the memory of a rank grows over the measured steps; None where too few samples tell."""
     samples = tables.samples
     if not used.known or len(samples) < MIN_SAMPLES:
         return None

@@ -62,7 +62,7 @@ NO_SCHEDULE = (
     "a pipeline written by hand may run there (a group of the axis pp, or messages within steps), "
     "whose schedule is not recorded"
 )
-NOT_EVERY_STEP = "the pipeline has used steps in which not every rank acted"
+NOT_EVERY_STEP = "the pipeline has measured steps in which not every rank acted"
 """Why the bubble of a rank is not known."""
 PIPELINE_AXIS = "pp"
 WORTH_ADVICE = 0.02
@@ -361,7 +361,7 @@ def find_actions(spans: Rows) -> Rows:
 def measure_pipelines(
     ranks: Sequence[RankPipeline], windows: PipelineWindows, used: UsedSteps
 ) -> tuple[PipelineResult | None, list[str]]:
-    """Return the bubble of the job's pipelines, mean over replicas and used steps, and what cannot be told of it."""
+    """Return the bubble of the job's pipelines, mean over replicas and measured steps, and its caveats."""
     if not ranks and not windows.unknown:
         return None, [NO_PIPELINE]
     caveats = [
@@ -389,7 +389,7 @@ def measure_pipelines(
         replayed.append(([member.actions for member in members], steps))
     if not fractions:
         if not windows.unknown:
-            caveats.append("pipeline: its schedule ran outside the used steps only; bubble is 0")
+            caveats.append("pipeline: its schedule ran outside the measured steps only; bubble is 0")
         return None, caveats
     pipeline = next(iter(pipelines.values()))[0].pipeline
     fraction = float(np.concatenate(fractions).mean())

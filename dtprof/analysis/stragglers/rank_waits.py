@@ -14,10 +14,10 @@ WORK = (*ORDER, "other")
 
 @dataclass(frozen=True, kw_only=True)
 class RankWaits:
-    """Work and waits of one rank in the used steps, by bin of steps."""
+    """Work and waits of one rank in the measured steps, by bin of steps."""
 
     rank: int
-    steps: Column  # of the used steps in the bin, how many this rank has
+    steps: Column  # of the measured steps in the bin, how many this rank has
     work: Column  # ns neither waiting nor blocked by a transfer
     blocked: Column  # the rest of these steps
     unclear: Column  # of it waits for nobody knows whom
@@ -43,7 +43,7 @@ def collect_waits(
     Parameters:
         stretches: blocked by waits or transfers, on the axis.
         first: the first used step.
-        step: how many steps after that each operation lies, -1 outside the used steps.
+        step: how many steps after that each operation lies, -1 outside the measured steps.
         width: steps a bin.
     """
     shares = share_out([stretches, *(batch.phases[phase] for phase in ORDER)], batch.windows)

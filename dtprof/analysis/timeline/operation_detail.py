@@ -213,7 +213,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
 
 
 def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:
-    """Say which operations in the used steps kept the program for a time that is not known."""
+    """Say which operations in the measured steps kept the program for a time that is not known."""
     _, windows = own.used(used.first, used.last)
     return (locate(operations["issued_ns"], windows) >= 0) & ~blocked.known & blocked.counts
 

@@ -40,7 +40,7 @@ def list_families(summary: Summary) -> Iterator[Metric]:
             yield _one(metric.prometheus, metric.definition, metric.in_base_unit(summary))
     spread = summary.steps.duration_ns
     percentiles = {"10": spread.p10, "50": spread.median, "90": spread.p90} if spread is not None else {}
-    yield _table("step_seconds", "Step time of all ranks in the used steps.", "percentile", _seconds(percentiles))
+    yield _table("step_seconds", "Step time of all ranks in the measured steps.", "percentile", _seconds(percentiles))
     if summary.ranks and all(rank.partition_ns is not None for rank in summary.ranks):
         means = {part: _mean([(rank.partition_ns or {})[part] for rank in summary.ranks]) for part in PARTS}
         yield _table("part_seconds", "Parts of the step, mean over ranks.", "part", _seconds(means))

@@ -18,7 +18,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     if not rows:
         return Nothing(
             why="No time of communication is known.",
-            remedy="It takes collectives in used steps whose completion was seen.",
+            remedy="It takes collectives in measured steps whose completion was seen.",
         )
     unit = choose_unit([(row.wait_ns or 0) + (row.transfer_ns or 0) for row in rows], DURATIONS)
     names = [as_label(row.axis) for row in rows]

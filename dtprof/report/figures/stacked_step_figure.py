@@ -35,7 +35,7 @@ def draw_stacks(
     shown = [name for name in names if any(stacks[rank].get(name, 0) for rank in ranks)]
     unit = choose_unit(steps.values(), DURATIONS)
     lying = len(ranks) <= MAX_LYING_BARS
-    time_title = f"time per step ({unit.name}, mean of the used steps)"
+    time_title = f"time per step ({unit.name}, mean of the measured steps)"
     figure = new_figure(
         title=title,
         x_title=time_title if lying else "rank",

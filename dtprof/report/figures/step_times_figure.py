@@ -233,7 +233,7 @@ def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:
 
 
 def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None:
-    """Scale to the used steps: a first step that takes 20 times longer would flatten the rest."""
+    """Scale to the measured steps: a first step that takes 20 times longer would flatten the rest."""
     steps, table = lanes.steps, lanes.durations
     figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)
     first, last = summary.steps.used or (int(steps[0]), int(steps[-1]))
@@ -262,7 +262,7 @@ def _describe(summary: Summary, lanes: _Lanes) -> str:
         return f"Duration of {len(lanes.steps)} steps; none of them is used for figures."
     first, last = summary.steps.used
     return (
-        f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are used: "
+        f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are measured: "
         f"median {format_duration(spread.median)}, {format_share(0.8)} of them "
         f"between {format_duration(spread.p10)} and {format_duration(spread.p90)}."
     )

@@ -23,7 +23,7 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
     if not known:
         return Nothing(
             why="It is not known who waited for whom.",
-            remedy="It takes used steps, and operations that all members recorded on one clock.",
+            remedy="It takes measured steps, and operations that all members recorded on one clock.",
         )
     ranks = [rank.rank for rank in results]
     place = {rank: position for position, rank in enumerate(ranks)}
