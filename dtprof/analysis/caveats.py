@@ -14,7 +14,7 @@ from dtprof.job.sound_records import list_ranks
 MAX_PROBLEMS = 20
 NO_BUSBW = ("gather", "scatter")
 IDLE = "idle"
-"""What the doubt is about that every run has of which no device was recorded."""
+"""What the caveat is about that every run has of which no device was recorded."""
 
 
 def list_caveats(
@@ -62,13 +62,13 @@ def list_caveats(
 
 
 def tell_shortly(caveats: Sequence[str]) -> list[str]:
-    """Return doubts for people: less what holds of most runs, and what is said of several figures said once."""
+    """Return caveats for people: less what holds of most runs, and what is said of several figures said once."""
     subjects: dict[str, list[str]] = {}
     for caveat in caveats:
         subject, _, reason = caveat.partition(": ")
         if subject != IDLE and caveat != NO_PIPELINE:
             subjects.setdefault(reason if subject.endswith("_per_s") else caveat, []).append(subject)
-    return [told if told in caveats else f"{', '.join(named)}: {told}" for told, named in subjects.items()]
+    return [reason if reason in caveats else f"{', '.join(named)}: {reason}" for reason, named in subjects.items()]
 
 
 def _of_records(

@@ -153,8 +153,12 @@ def closing_note(opened: Run, first: RankTables, shown: str) -> list[str]:
         windows = tuple(without_trace(window, rank) for window in read_strings(folder, []).windows.values())
         found.append(RankWindows(rank=rank, folder=str(folder), windows=windows, snapshots=(), steps=steps))
     written = sum(any(one.window.state == "written" for one in rank.windows) for rank in found)
-    told = missing_windows(opened, found)
-    return [*told, f"windows of {written} rank{'s' if written != 1 else ''}: dtprof trace {shown}"] if written else told
+    omitted = missing_windows(opened, found)
+    return (
+        [*omitted, f"windows of {written} rank{'s' if written != 1 else ''}: dtprof trace {shown}"]
+        if written
+        else omitted
+    )
 
 
 def missing_windows(opened: Run, found: list[RankWindows]) -> list[str]:

@@ -86,7 +86,7 @@ def _held(rows: Array, ends: Column, taken: Sequence[Array]) -> Column:
 def measure_throughput(
     steps: Mapping[int, RankSteps], consumed: Mapping[int, RankConsumption], groups: Iterable[Group], used: UsedSteps
 ) -> tuple[Throughput | None, list[str]]:
-    """Return the throughput of the measured steps, and what cannot be told of it."""
+    """Return the throughput of the measured steps, and its caveats."""
     if not used.known:
         return None, []  # what is said of the steps says it
     numbers = np.arange(used.first, used.last + 1)

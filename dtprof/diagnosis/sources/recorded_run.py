@@ -178,7 +178,7 @@ def _find_stop(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, s
         last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
     stop = find_stop(ranks, last_seen)
     if stop is not None and stop.by_kill:
-        hung = any(map(_is_held_up, ranks)) and (stop.had_stalled or _was_told(run, ranks))
+        hung = any(map(_is_held_up, ranks)) and (stop.had_stalled or _was_reported_hung(run, ranks))
         return stop if hung and not run.job_facts.get("oom_kills") else None
     return stop
 
@@ -219,15 +219,15 @@ def _is_stalled(
     if not any(map(_is_held_up, ranks)):
         return False
     if stop is not None:
-        return stop.had_stalled or _was_told(run, ranks)
+        return stop.had_stalled or _was_reported_hung(run, ranks)
     if run.manifest.ended_realtime_ns:
         return run.manifest.exit_status != 0
     # Nobody knows how a job fares that was killed together with dtprof: this is where it was.
     return progress is None or progress.state != Progress.PROGRESSING
 
 
-def _was_told(run: reader.Run, ranks: list[facts.RankState]) -> bool:
-    """Say whether `dtprof run` told of a hang after which nothing went on."""
+def _was_reported_hung(run: reader.Run, ranks: list[facts.RankState]) -> bool:
+    """Say whether `dtprof run` reported a hang and no rank made progress after it."""
     detected_ns = run.job_facts.get("hang_detected_ns")
     return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
 

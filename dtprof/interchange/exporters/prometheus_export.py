@@ -23,12 +23,12 @@ NS = 1e9
 def write_prometheus(summary: Summary, path: Path) -> list[str]:
     """Write the file; return what is said of what is not in it."""
     path.write_bytes(exposition(list_families(summary)))
-    told = []
+    omitted = []
     if len(summary.ranks) > MAX_RANKS:
-        told.append(f"ranks one by one are left out: there are {len(summary.ranks):,}, more than {MAX_RANKS}")
+        omitted.append(f"ranks one by one are left out: there are {len(summary.ranks):,}, more than {MAX_RANKS}")
     if len(summary.collectives) > MAX_OPERATIONS:
-        told.append(f"of {len(summary.collectives)} kinds of operations, the {MAX_OPERATIONS} that took most time")
-    return told
+        omitted.append(f"of {len(summary.collectives)} kinds of operations, the {MAX_OPERATIONS} that took most time")
+    return omitted
 
 
 def list_families(summary: Summary) -> Iterator[Metric]:
