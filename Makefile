@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check unit jobs browser fuzz parity gpu benchmarks clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs browser fuzz parity gpu benchmarks clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -24,7 +24,7 @@ demo:
 # Two at a time where both leave a core idle: pip waits for the network, and mypy runs on one core.
 test:
 	@$(MAKE) -s -j 2 environment tools
-	@$(MAKE) -s -j 2 check unit
+	@$(MAKE) -s -j 3 check accelerator unit
 	@$(MAKE) -s jobs browser
 	@echo "==> all of the gate has passed"
 
@@ -46,6 +46,12 @@ check:
 	@.ci/step "linting" .make/lint.log .venv/bin/ruff check .
 	@.ci/step "checking types" .make/types.log .venv/bin/mypy
 
+# Compiled beforehand, or the first job test that needs it would wait for it.
+accelerator:
+	@.ci/environment test
+	@.ci/step "compiling the simulated accelerator" .make/accelerator.log \
+		.venv/bin/python -m tests.accelerator.compiled_device
+
 unit:
 	@.ci/environment test
 	@.ci/prometheus
@@ -63,7 +69,7 @@ browser:
 	@.ci/environment test
 	@.ci/browser
 	@echo "==> tests in a headless Chromium"
-	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)"
+	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)" -n 2 --dist worksteal
 
 # atheris is not there for every Python; make test tries some damaged inputs without it.
 fuzz:

@@ -39,8 +39,7 @@
   // Beside every title how old its figures are, once that is worth saying.
   function showAge(age) {
     for (const title of document.querySelectorAll(".panel > h2")) {
-      const step = dtprof.course.stepOf(title.closest(".panel").id);
-      if (age) title.dataset.age = step ? `to step ${step.toLocaleString("en")}; words and table as of ${age}` : `as of ${age}`;
+      if (age) title.dataset.age = `as of ${age}`;
       else delete title.dataset.age;
     }
   }
@@ -51,9 +50,7 @@
     const since = versions[page] ?? firstVersion;
     let news;
     try {
-      const reached = dtprof.course.reached();
-      const after = reached === null ? "" : `&after=${reached}`;
-      const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}${after}`);
+      const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}`);
       if (!answer.ok) {
         say("gone", `what was seen last stays: ${await answer.text()}`, []);
         return;
@@ -77,7 +74,6 @@
     versions[page] = newest = news.version;
     place.dataset.version = newest;
     if (Object.keys(news.documents).length) await dtprof.update(news.documents);
-    await dtprof.course.goOn(news.course);
     showAge(news.status.age);
   }
 

@@ -4,7 +4,7 @@ globalThis.dtprof = { selected: null };
 (() => {
   "use strict";
   const root = document.documentElement;
-  const plots = new Map(); // anchor of the panel -> {figure as it came, as it has been continued, look it was drawn in}
+  const plots = new Map(); // anchor of the panel -> {figure as it came, look it was drawn in}
   const hues = JSON.parse(document.getElementById("hues").textContent);
   const printing = window.matchMedia("print");
   const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -165,7 +165,7 @@ globalThis.dtprof = { selected: null };
     for (const [anchor, known] of plots) {
       const plot = document.getElementById(`plot-${anchor}`);
       if (!plot?.offsetParent) continue;
-      if (known.isDark !== isDark()) react(anchor, plot, known.figure, known.shown);
+      if (known.isDark !== isDark()) react(anchor, plot, known.figure);
       else if (known.rank !== dtprof.selected) {
         known.rank = dtprof.selected;
         mark(plot);
@@ -173,14 +173,14 @@ globalThis.dtprof = { selected: null };
     }
   }
 
-  async function react(anchor, plot, figure, shown = figure) {
-    const { data, layout } = themed(shown, plot);
+  async function react(anchor, plot, figure) {
+    const { data, layout } = themed(figure, plot);
     plot.style.height = `${figure.layout.height}px`;
     if (plot.dataset.zooms && plot.dataset.moved) {
       layout.xaxis.range = plot.layout.xaxis.range.slice();
       if (!layout.yaxis.fixedrange) layout.yaxis.range = plot.layout.yaxis.range.slice();
     }
-    plots.set(anchor, { figure, shown, isDark: isDark(), rank: dtprof.selected });
+    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
     await Plotly.react(plot, data, layout, settings(plot));
     if (plot.dataset.legend !== legendOf(figure)) addLegend(plot, figure);
   }
@@ -193,12 +193,14 @@ globalThis.dtprof = { selected: null };
     const plot = document.getElementById(`plot-${anchor}`);
     if (!plot) return;
     if (plots.has(anchor) && plot.data) {
-      if (plots.get(anchor).figure !== figure) await react(anchor, plot, figure);
+      // Under the pointer it waits: what is told there would vanish.
+      plot.onmouseleave = plot.matches(":hover") ? () => show(anchor, figure) : null;
+      if (!plot.onmouseleave && plots.get(anchor).figure !== figure) await react(anchor, plot, figure);
       return;
     }
     const { data, layout } = themed(figure, plot);
     await Plotly.newPlot(plot, data, layout, settings(plot));
-    plots.set(anchor, { figure, shown: figure, isDark: isDark(), rank: dtprof.selected });
+    plots.set(anchor, { figure, isDark: isDark(), rank: dtprof.selected });
     markAnew(plot);
     plot.on("plotly_afterplot", () => markAnew(plot));
     plot.style.height = `${figure.layout.height}px`; // what Plotly fills when the window changes
@@ -281,7 +283,7 @@ globalThis.dtprof = { selected: null };
 
   // Returns, for each axis, the range that its figure has by now, or that Plotly is to find one.
   function homeOf(plot) {
-    const { layout } = plots.get(plot.id.slice("plot-".length)).shown;
+    const { layout } = plots.get(plot.id.slice("plot-".length)).figure;
     return Object.fromEntries(["xaxis", "yaxis"].map((name) => [name, layout[name].range?.slice()]));
   }
 
@@ -337,5 +339,5 @@ globalThis.dtprof = { selected: null };
 
   systemDark.addEventListener("change", () => dtprof.refresh());
   printing.addEventListener("change", () => dtprof.refresh());
-  Object.assign(dtprof, { plots: { known: plots, show, refresh, react, ranksOf }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
+  Object.assign(dtprof, { plots: { show, refresh }, colourOf, isDark, isPrinted: () => printing.matches, swatchColour });
 })();

@@ -1,8 +1,8 @@
 """Record this process without `dtprof run`: `import dtprof.auto`, as the first line of a program.
 
-The ranks that one launcher started on this host meet in one run: in DTPROF_OUTPUT, else below dtprof-runs/. Under
-`dtprof run` the import changes nothing. Nothing watches such a job: no alarm of hangs, no samples of the node, no exit
-status. Whatever goes wrong here is one line on stderr.
+The ranks that one launcher started on this host share one run: DTPROF_OUTPUT, else one below dtprof-runs/. Under
+`dtprof run` the import changes nothing. Such a job has no watcher: no hang detection, no samples of the node, no exit
+status. An error here is one line on stderr.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ START = Path(__file__).parent / "capture" / "bootstrap" / "dtprof_start.py"
 
 @fence.fenced("this process", "is not recorded")
 def record() -> None:
-    """Arm this process, for the job of `dtprof run` that it belongs to or for a run of its own."""
+    """Arm this process: for its job of `dtprof run`, else for a run that the ranks of this host share."""
     if os.environ.get("DTPROF_OFF", "0") not in ("", "0"):
         return
     start = _load_start()
@@ -45,7 +45,7 @@ def record() -> None:
 
 
 def _load_start() -> ModuleType:
-    """Return the module that every process of a job starts with, loaded as `sitecustomize` would have."""
+    """Return the module `dtprof_start`, loaded as `sitecustomize` loads it."""
     if "dtprof_start" not in sys.modules:
         spec = importlib.util.spec_from_file_location("dtprof_start", START)
         assert spec is not None
@@ -69,8 +69,8 @@ def join_run() -> tuple[Path, bool]:
     ending = name if output else f"-{program}"
     parent.mkdir(parents=True, exist_ok=True)
     with _locked(parent):
-        taken = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(ending))
-        for run in reversed(taken):
+        runs = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(ending))
+        for run in reversed(runs):
             if _job_of(run) == list(job):
                 return run, False
         run = next(path for path in _numbered(parent / name) if not path.exists() or _is_empty(path))
@@ -81,10 +81,10 @@ def join_run() -> tuple[Path, bool]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Let one rank at a time look for the run and create it."""
+    """Let one rank at a time search for the run and create it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: ranks that start together may part
+        with contextlib.suppress(OSError):  # a file system without locks: ranks may create two runs
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -102,13 +102,13 @@ def _is_empty(path: Path) -> bool:
 
 
 def _job() -> tuple[int, int, str]:
-    """Return what the ranks of a job on this host share: the process that started them, when, and on which boot."""
+    """Return the identity of the job on this host: pid and start of the process that started its ranks, and boot id."""
     pid = os.getppid() if "RANK" in os.environ else os.getpid()
     return pid, _load_start().parent_and_start(pid)[1], writer.boot_id()
 
 
 def _job_of(run: Path) -> object:
-    """Return whose run it is; None where it is none of ours."""
+    """Return the identity of the job that a run belongs to; None where `import dtprof.auto` did not create it."""
     try:
         document = json.loads((run / paths.MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def _manifest(job: tuple[int, int, str]) -> dict[str, object]:
 
 
 def _compiled_hook() -> str:
-    """Return the compiled hook that `dtprof run` has left in the cache; none is compiled in a rank."""
+    """Return the compiled hook from the cache of `dtprof run`; a rank compiles none."""
     from dtprof.capture.native import build
 
     return build.ensure(schema.cpp_header(), timeout_s=0)["library"] or ""

@@ -5,7 +5,7 @@ Each class has a slug; docs/reference/messages.md explains every slug.
 
 
 class DtprofError(Exception):
-    """Say what was found, what was expected, and what to do next."""
+    """Base of all errors: the message names the value found, the value expected, and the next step."""
 
     slug = "error"
     exit_status = 2
@@ -31,7 +31,7 @@ class OutputError(DtprofError):
 
 
 class DiskFullError(OutputError):
-    """There is no space left where the run should lie; a job is not kept from running by that."""
+    """There is no space left for the run; the job runs all the same."""
 
     slug = "disk-full"
 
@@ -55,19 +55,19 @@ class NewerFormatError(NotARunError):
 
 
 class NotADumpError(DtprofError):
-    """The file is no Flight Recorder dump that dtprof can read, or dumps do not belong together."""
+    """The file is no Flight Recorder dump that dtprof can read, or the dumps are not of one job."""
 
     slug = "not-a-dump"
 
 
 class NotATraceError(DtprofError):
-    """The files are no traces that dtprof can import, or do not belong together."""
+    """The files are no traces that dtprof can import, or not of one job."""
 
     slug = "not-a-trace"
 
 
 class MissingDependencyError(DtprofError):
-    """An optional package is needed for what was asked."""
+    """The request needs an optional package."""
 
     slug = "missing-dependency"
 

@@ -1,4 +1,4 @@
-"""The fence around everything dtprof does in and beside the user's job: an error is told once, never raised."""
+"""The fence around all code of dtprof in and beside the user's job: an error is reported once, never raised."""
 
 import functools
 import os
@@ -16,35 +16,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MOST_ALIKE = 5
-"""Errors of one kind at one place that are told: a text may name something else each time."""
-WARNED, TOLD = ".warned", ".told"
-"""Marks of what was said: in the folder of a node by its processes, in a run by its launchers."""
+"""Most errors of one kind at one place that are reported: each text may name another file or object."""
+WARNED, REPORTED = ".warned", ".told"
+"""Prefixes of marker files: of warnings, in the folder of a node; of verdicts and mismatches, in a run."""
 _warned: dict[str, str] = {}
-"""What was said, and what about."""
+"""Warnings printed so far, and the kind of each."""
 _shared: list[Path] = []
 _notes: list[Callable[[str], None]] = []
 _homes: list[Path] = []
 
 
 def on_note(sink: Callable[[str], None]) -> None:
-    """Send every warning of this process to the run as well, the earlier ones now."""
-    _notes[:] = [sink]  # a forked process has had its parent's
+    """Write every warning of this process into the run as well, the earlier ones now."""
+    _notes[:] = [sink]  # instead of the sink that a forked process inherits
     for text in _warned:
         _note(text)
 
 
 def share_warnings(folder: Path) -> None:
-    """Let the processes that share this folder print each warning once between them."""
+    """Print each warning once among the processes that share this folder."""
     _shared[:] = [folder]
 
 
-def keep_in(run: Path) -> None:
-    """Know the run directory that all work is for: once it is gone, whatever fails has one cause, and that is told."""
+def set_run(run: Path) -> None:
+    """Set the run directory of this process: once it is gone, every failure has that cause, reported once."""
     _homes[:] = [run]
 
 
-def is_gone() -> bool:
-    """Say, once, where the run directory is gone."""
+def is_run_gone() -> bool:
+    """Say whether the run directory is gone, and warn once if so."""
     gone = next((home for home in _homes if not home.exists()), None)
     if gone is not None:
         warn_once(f"{gone} was moved or deleted: nothing more of the job is kept; the job itself is not touched")
@@ -52,9 +52,9 @@ def is_gone() -> bool:
 
 
 def warn_once(text: str, about: str = "") -> None:
-    """Print one line on stderr, the first time only, and put it in the run.
+    """Print a line on stderr, the first time only, and write it into the run.
 
-    Of texts about the same, where that is given, only the first few are told.
+    Of texts of one kind, given by `about`, only the first few are printed.
     """
     if text in _warned or (about and list(_warned.values()).count(about) >= MOST_ALIKE):
         return
@@ -65,7 +65,7 @@ def warn_once(text: str, about: str = "") -> None:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr; a program may have closed that, or put anything in its place."""
+    """Print one line on stderr, which the program may have closed or replaced by anything."""
     line = f"dtprof: {text}\n"
     try:
         stream: Any = sys.stderr
@@ -75,25 +75,25 @@ def say(text: str) -> None:
             stream.write(line)
             stream.flush()
         else:
-            # Past its buffer: a line left in there would fail at exit, and change the exit status of the job.
+            # Past the buffer: a line left there would fail at exit, and change the exit status of the job.
             os.write(descriptor, line.encode("utf-8", "backslashreplace"))
     except Exception:
-        return  # it is noted in the run
+        return  # the run has it as a note
 
 
 def _note(text: str) -> None:
     for note in _notes:
         try:
             note(text)
-        except Exception:  # not even that can be told
+        except Exception:  # the log cannot be written either
             _notes.remove(note)
             return
 
 
 def is_first(folder: Path, text: str, *, mark: str) -> bool:
-    """Say whether none of the processes that share the folder has told this yet, and mark it there as told.
+    """Say whether no process that shares the folder has reported this text, and mark it as reported.
 
-    Where that cannot be kept each is the first.
+    Where no marker can be written every process is the first.
     """
     try:
         (folder / f"{mark}-{zlib.crc32(text.encode()):08x}").touch(exist_ok=False)
@@ -105,21 +105,21 @@ def is_first(folder: Path, text: str, *, mark: str) -> bool:
 
 
 def report(what: str, error: Exception, consequence: str = "is not recorded in this process") -> None:
-    """Say what an error of dtprof's own means for the user, once.
+    """Report once what an error of dtprof means for the user.
 
     Raises:
-        Exception: the error, where it is not ours: the job's handler of a signal raised it while our code ran.
+        Exception: the error itself, where a signal handler of the job raised it inside dtprof's code.
     """
     if raised_by_signal_handler(error):
         raise error
-    if isinstance(error, (OSError, DtprofError)) and is_gone():
+    if isinstance(error, (OSError, DtprofError)) and is_run_gone():
         return
     about = f"{what} {consequence}: {type(error).__name__}"
     warn_once(f"{about}: {error}", about)
 
 
 def raised_by_signal_handler(error: BaseException) -> bool:
-    """Say whether an exception comes out of a handler that the program has set for a signal."""
+    """Say whether a signal handler of the program raised an exception."""
     handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number)))}
     trace = error.__traceback__
     while trace is not None:
@@ -140,7 +140,7 @@ def _code_of(handler: Any) -> CodeType | None:
 def fenced(
     what: str, consequence: str = "is not recorded in this process"
 ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Return a decorator that turns any error of dtprof's own into a warning of what that means for the user."""
+    """Return a decorator that turns any error of dtprof into a warning of what it means for the user."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R | None]:
         @functools.wraps(function)

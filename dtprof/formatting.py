@@ -1,4 +1,4 @@
-"""Quantities as people read them, and aligned tables of plain text."""
+"""Format quantities with units, and aligned tables of plain text."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ def format_ns(ns: float | None) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Return how long ago something was, in whole units: 12 s, 5 min, 3 h."""
+    """Return an age in whole units: 12 s, 5 min, 3 h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
@@ -62,7 +62,7 @@ def format_rate(per_s: float) -> str:
 
 
 def round_figure(value: float | None) -> float | None:
-    """Return a figure as JSON states it: to six places, what is not known as it is."""
+    """Return a figure as JSON has it: rounded to six places, unknown as None."""
     return None if value is None else round(value, 6)
 
 
@@ -88,7 +88,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    r"""Return lines as one text; characters of theirs that are no part of a line are shown as escapes: \x1b.
+    r"""Return lines as one text, with control characters and the like as escapes: \x1b.
 
     Names and messages come from jobs and their logs. A terminal must show them, not obey them.
     """

@@ -19,7 +19,7 @@ _ALWAYS: Mask = np.ones(1, np.bool_)
 
 
 def pair(begin: Column, end: Column) -> Intervals:
-    """Return pairs as they are given: not sorted, perhaps overlapping, empty or reversed."""
+    """Return pairs without checks: unsorted, overlapping, empty or reversed ones stay so."""
     pairs = np.empty((len(begin), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = begin, end
     return pairs
@@ -34,7 +34,7 @@ def union(pairs: Intervals) -> Intervals:
 
 
 def cover(begin: Column, end: Column) -> Intervals:
-    """Return the times covered by any of the stretches that begin and end here, as `union` does."""
+    """Return the times covered by any of the stretches with these begins and ends, as `union` does."""
     if not (covers := end > begin).all():
         begin, end = begin[covers], end[covers]
     if (begin[1:] < begin[:-1]).any():
@@ -61,7 +61,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def locate(times: Column, windows: Intervals) -> Column:
-    """Return the position of the interval that each moment lies in; -1 where it lies in none."""
+    """Return the position of the interval around each moment; -1 for none."""
     if not len(windows):
         return np.full(len(times), -1, np.int64)
     if len(times) > len(windows) and not (times[1:] < times[:-1]).any():
@@ -76,23 +76,23 @@ def locate(times: Column, windows: Intervals) -> Column:
 
 
 def near(a: Intervals, windows: Intervals) -> Intervals:
-    """Return of `a` the whole intervals that reach into a window."""
+    """Return the intervals of `a` that overlap a window, unclipped."""
     first = np.searchsorted(a[:, 1], windows[:, 0], "right")
     end = np.searchsorted(a[:, 0], windows[:, 1], "left")
-    first[1:] = np.maximum(first[1:], end[:-1])  # one that reaches into two
+    first[1:] = np.maximum(first[1:], end[:-1])  # an interval that overlaps two windows counts once
     lengths = np.maximum(end - first, 0)
     before = np.cumsum(lengths) - lengths
-    found: Intervals = a[np.repeat(first - before, lengths) + np.arange(lengths.sum())]
-    return found
+    overlapping: Intervals = a[np.repeat(first - before, lengths) + np.arange(lengths.sum())]
+    return overlapping
 
 
 def total(a: Intervals) -> int:
-    """Return the length of all together."""
+    """Return the total length."""
     return int((a[:, 1] - a[:, 0]).sum())
 
 
 def measure_before(a: Intervals, times: Column) -> Column:
-    """Return how much of `a` lies before each of these times."""
+    """Return the length of `a` before each of these times."""
     if not len(a):
         return np.zeros(len(times), np.int64)
     lengths = np.zeros(len(a) + 1, np.int64)
@@ -104,7 +104,7 @@ def measure_before(a: Intervals, times: Column) -> Column:
 
 
 def paint(layers: Sequence[Intervals], window: Intervals) -> tuple[Column, Column]:
-    """Give every moment of the window to the first layer that covers it.
+    """Assign every moment of the window to the first layer that covers it.
 
     Returns:
         The moments at which an owner begins, and the owner from there to the next: the position of the layer,
@@ -116,7 +116,7 @@ def paint(layers: Sequence[Intervals], window: Intervals) -> tuple[Column, Colum
 
 
 def share_out(layers: Sequence[Intervals], window: Intervals) -> Column:
-    """Return how long each layer owns each interval of the window: shape (len(window), len(layers) + 1).
+    """Return how long each interval of the window belongs to each layer: shape (len(window), len(layers) + 1).
 
     The last column is what no layer covers. Rows sum to the length of the interval, exactly.
     """
@@ -132,7 +132,7 @@ def share_out(layers: Sequence[Intervals], window: Intervals) -> Column:
 
 
 def accumulate_maximum(values: Column, begins: Mask) -> Column:
-    """Return the largest value so far, anew from each place where a row of values begins, the first one included."""
+    """Return the running maximum, restarted at each `begins`."""
     order = values.argsort(kind="stable")
     place = np.empty(len(values), np.int64)
     place[order] = np.arange(len(values))
@@ -142,7 +142,7 @@ def accumulate_maximum(values: Column, begins: Mask) -> Column:
 
 
 def _sweep(layers: Sequence[Intervals]) -> tuple[Column, Column]:
-    """Return every begin and end once, in order, and what covers the time from there on: bit i for layer i."""
+    """Return every begin and end once, in order, and the layers that cover the time after it: bit i for layer i."""
     present = [(1 << i, layer) for i, layer in enumerate(layers) if len(layer)]
     if not present:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -161,7 +161,7 @@ def _sweep(layers: Sequence[Intervals]) -> tuple[Column, Column]:
 
 @functools.cache
 def _first_of(num_layers: int) -> Column:
-    """Return for every set of layers, as bits, the lowest of them; num_layers for none."""
+    """Return for every set of layers, as bits, the lowest layer in it; num_layers for the empty set."""
     sets = np.arange(1 << num_layers)
     first = np.full(len(sets), num_layers, np.int64)
     for layer in reversed(range(num_layers)):
@@ -170,6 +170,6 @@ def _first_of(num_layers: int) -> Column:
 
 
 def _select(cuts: Column, chosen: Mask) -> Intervals:
-    """Return the stretches between neighbouring cuts that are chosen, neighbours merged."""
+    """Return the chosen stretches between cuts, adjacent ones merged."""
     steps = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     return pair(cuts[steps[:-1] == 1], cuts[steps[:-1] == -1])

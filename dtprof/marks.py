@@ -1,7 +1,7 @@
-"""What a program says of itself: where its steps end, and phases of its own.
+"""The marks of a program: where its steps end, and phases under names of its choice.
 
-Without effect, and without cost to speak of, in a process that dtprof does not record and in code that is being
-compiled. Imports nothing, so that a program may keep the calls wherever dtprof is installed.
+They have no effect, and nearly no cost, in a process that dtprof does not record and in compiled code. This module
+imports nothing, so that a program may keep the calls wherever dtprof is installed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
     class Sink(Protocol):
-        """Who records the marks; none of these may raise."""
+        """Records the marks; none of these methods may raise."""
 
         def mark_step(self, tokens: int | None) -> None:
-            """End a step in which this process consumed so many tokens; None: not said."""
+            """End a step in which this process consumed so many tokens; None: count them by shape."""
 
         def begin_phase(self, name: str) -> Any:
-            """Begin a phase; return what `end_phase` needs."""
+            """Begin a phase; return a handle for `end_phase`."""
 
         def end_phase(self, begun: Any, failed: bool) -> None:
             """End a phase."""
@@ -31,40 +31,40 @@ _is_compiling: Callable[[], bool] | None = None
 
 
 def send_to(sink: Sink | None, is_compiling: Callable[[], bool] | None) -> None:
-    """Record the marks of this process from now on; `is_compiling` tells whether the caller is being compiled."""
+    """Record the marks of this process from now on; `is_compiling` says whether the caller is being compiled."""
     global _sink, _is_compiling
     _sink, _is_compiling = sink, is_compiling
 
 
 def step(tokens: int | None = None) -> None:
-    """Say that a training step ends here, and the next begins.
+    """End a training step here, and begin the next.
 
-    From the first call on, only these calls count as steps of this process: its optimizers end none. `tokens` is how
-    many of them this process consumed in the step, a number and no tensor; what is not said is taken from the shape of
-    what the model was given.
+    From the first call on, only these calls count as steps of this process, its optimizers do not. `tokens` is the
+    number of tokens that this process consumed in the step, no tensor; without it dtprof counts them by the shape of
+    the model's inputs.
     """
     if _sink is not None and _is_compiling is not None and not _is_compiling():
         _sink.mark_step(tokens)
 
 
 class Phase:
-    """A part of the program under a name: a context manager, or a decorator of functions."""
+    """A named part of the program: a context manager, or a decorator of functions."""
 
     __slots__ = ("_begun", "_name")
 
     def __init__(self, name: str) -> None:
-        """Begin nothing yet."""
+        """Name the phase; entering it begins it."""
         self._name = name
         self._begun: list[Any] = []
 
     def __enter__(self) -> Phase:
-        """Begin."""
+        """Begin the phase."""
         if _sink is not None and _is_compiling is not None and not _is_compiling():
             self._begun.append(_sink.begin_phase(self._name))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End."""
+        """End the phase."""
         if _sink is not None and self._begun:
             _sink.end_phase(self._begun.pop(), kind is not None)
 
@@ -83,10 +83,10 @@ class Phase:
 
 
 def phase(name: str) -> Phase:
-    """Give a part of the program a name, under which the summary shows its time.
+    """Name a part of the program; the summary shows its time under this name.
 
     `with dtprof.phase("tokenise"): ...`, or `@dtprof.phase("tokenise")` above a function. The names `data`, `forward`,
     `backward`, `optimizer`, `checkpoint`, `recompute`, `evaluation`, `compile` and `garbage_collection` stand for the
-    phases that dtprof knows by itself. Phases may nest, and one may be entered by several threads.
+    phases that dtprof records by itself. Phases may nest, and one may be entered by several threads.
     """
     return Phase(name)

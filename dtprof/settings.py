@@ -133,7 +133,7 @@ RUN_SETTINGS = (
     *(TRACE_STEPS, TRACE_RANKS, MAX_TRACE_MB),
 )
 FIRST_TRACED_STEP = 2
-"""The first step has no begin that dtprof sees."""
+"""The begin of the first step is not recorded."""
 MOST_TRACED_STEPS = 100
 MOST_RANKS = 1 << 20
 
@@ -213,5 +213,5 @@ def parse_traced_ranks(text: str, *, setting: Setting = TRACE_RANKS) -> list[tup
 
 
 def from_environment(setting: Setting) -> str:
-    """Return what the environment says for a setting, else its default."""
+    """Return the value of a setting in the environment, else its default."""
     return os.environ.get(setting.env, "") or setting.default

@@ -1,4 +1,4 @@
-"""Which versions of torch dtprof records, and with which it is tested."""
+"""The versions of torch that dtprof supports and is tested with."""
 
 import re
 
@@ -7,13 +7,13 @@ NEWEST_TESTED = (2, 13)
 
 
 def is_too_old(version: str) -> bool:
-    """Say whether this torch is older than the oldest supported; one of unknown version is not."""
+    """Say whether this torch is older than the oldest supported one; an unknown version is not."""
     known = _parse(version)
     return known is not None and known < OLDEST
 
 
 def is_untested(version: str) -> bool:
-    """Say whether this torch is newer than the newest tested, or of a version that tells nothing."""
+    """Say whether this torch is newer than the newest tested one, or of an unknown version."""
     known = _parse(version)
     return known is None or known > NEWEST_TESTED
 
@@ -25,5 +25,5 @@ def _parse(version: str) -> tuple[int, int] | None:
 
 
 def shown(version: tuple[int, int]) -> str:
-    """Return a version as it is written."""
+    """Return a version as text."""
     return ".".join(map(str, version))

@@ -101,7 +101,7 @@ def compare(curve: Curve, expected: Curve) -> Outcome:
     if len(curve) != len(expected):
         return Outcome(error=f"{len(curve)} steps, but {len(expected)} expected")
     loss, grad_norm = (
-        max(abs(one[name] - other[name]) / abs(other[name]) for one, other in zip(curve, expected, strict=True))
+        max(abs(row[name] - other[name]) / abs(other[name]) for row, other in zip(curve, expected, strict=True))
         for name in QUANTITIES
     )
     return Outcome(loss=loss, grad_norm=grad_norm)

@@ -11,7 +11,7 @@ def seed_rank(seed: int, rank: int) -> None:
 
     Weights, the order of samples and their damage come from generators of their own, the same on all ranks.
     """
-    own = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
-    random.seed(own)
-    np.random.seed(own)
-    torch.manual_seed(own)
+    rank_seed = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+    random.seed(rank_seed)
+    np.random.seed(rank_seed)
+    torch.manual_seed(rank_seed)

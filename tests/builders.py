@@ -23,7 +23,8 @@ import numpy as np
 
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import axis_of
-from dtprof.records.host_clocks import HostClock
+from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.rank_log import device_durations
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
 
 START_NS = 1_000_000_000
@@ -74,6 +75,7 @@ class RankBuilder:
         self._operations: list[dict[str, Any]] = []
         self._spans: list[dict[str, Any]] = []
         self._samples: list[dict[str, Any]] = []
+        self._device_intervals: list[dict[str, Any]] = []
         self._seqs: Counter[tuple[int, bool]] = Counter()
         self._step = 0
         self._backward_since_step = False
@@ -207,6 +209,41 @@ class RankBuilder:
         """Add a sample."""
         self._samples.append({"op": self._op_id(name), "step": self._step, "t_ns": START_NS + t, "value": value})
 
+    def device_interval(
+        self,
+        kind: str,
+        name: str,
+        begin: int,
+        end: int | None = None,
+        *,
+        host: tuple[int, int] = (0, 0),
+        group: int = 0,
+        seq: int = 0,
+        stream: int = 1,
+        error: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Add what a device did: an operation, a wait or a phase; `host` is when the host was at its begin and end."""
+        self._device_intervals.append(
+            {
+                "kind": KIND[f"device_{kind}"],
+                "state": STATE["issued" if end is None else "done"],
+                "op": self._op_id(name),
+                "group": group,
+                "seq": seq,
+                "flags": flags,
+                "site": 0,
+                "stream": stream,
+                "step": self._step,
+                "begin_ns": START_NS + begin,
+                "end_ns": _absolute(end),
+                "error_ns": error,
+                "host_begin_ns": START_NS + host[0],
+                "host_end_ns": UNKNOWN_NS if end is None or kind == "operation" else START_NS + host[1],
+                "row": -1,
+            }
+        )
+
     def exception(self, t: int, kind: str = "RuntimeError", message: str = "boom", *, line: int = 1) -> None:
         """Add an exception that left the program."""
         self.exceptions.append(
@@ -224,8 +261,10 @@ class RankBuilder:
         operations = _table(self._operations, tables.OPERATION, "issued_ns")
         spans = _table(self._spans, tables.SPAN, "begin_ns")
         samples = _table(self._samples, tables.SAMPLE, "t_ns")
+        intervals = _table(self._device_intervals, tables.DEVICE_INTERVAL, "begin_ns")
+        device_durations.find_operations(operations, intervals)
         times = [START_NS, *(error.t_ns for error in self.exceptions)]
-        for table in (operations, spans, samples):
+        for table in (operations, spans, samples, intervals):
             times += [int(table[name].max()) for name in table.dtype.names or () if len(table) and name[-3:] == "_ns"]
         return RankTables(
             rank=self.rank,
@@ -250,6 +289,8 @@ class RankBuilder:
             operations=operations,
             spans=spans,
             samples=samples,
+            device_intervals=intervals,
+            streams={1: "cuda:0 stream 0", 2: "cuda:0 stream 7"} if len(intervals) else {},
             exceptions=tuple(self.exceptions),
             ended_ns=max(times) if self.closed else UNKNOWN_NS,
             first_ns=START_NS,
@@ -352,7 +393,8 @@ def write_rank(run: Path, builder: RankBuilder) -> Path:
     folder = run / paths.rank_folder_name(rank.rank, rank.attempt)
     folder.mkdir(parents=True)
     records = sorted(
-        [*_operation_records(rank), *_span_records(rank), *_sample_records(rank)], key=lambda row: int(row[ISSUED])
+        [*_operation_records(rank), *_span_records(rank), *_sample_records(rank), *_device_records(rank)],
+        key=lambda row: int(row[ISSUED]),
     )
     for number in range(max(1, -(-len(records) // schema.SEGMENT_CAPACITY))):
         own = records[number * schema.SEGMENT_CAPACITY : (number + 1) * schema.SEGMENT_CAPACITY]
@@ -483,6 +525,20 @@ def _sample_records(rank: RankTables) -> list[tuple[Any, ...]]:
             *(int(row["t_ns"]), int(row["value"]), 0.0, 0.0, 0.0, 0.0),
         )
         for row in rank.samples
+    ]
+
+
+def _device_records(rank: RankTables) -> list[tuple[Any, ...]]:
+    names = ("begin_ns", "host_begin_ns")
+    return [
+        (
+            *(int(row["state"]), int(row["kind"]), schema.NO_CODE, schema.NO_CODE, int(row["op"]), int(row["stream"])),
+            *(int(row["group"]), int(row["flags"]), 0, int(row["seq"]), -1, int(row["error_ns"]), 0, int(row["step"])),
+            *(int(row[name]) for name in names),
+            *(_offset(int(row["host_end_ns"]), int(row["host_begin_ns"])), 0.0, 0.0),
+            _offset(int(row["end_ns"]), int(row["begin_ns"])),
+        )
+        for row in rank.device_intervals
     ]
 
 

@@ -32,6 +32,20 @@ def torchrun(num_ranks: int, program: str | Path, *arguments: str) -> list[str]:
     return [sys.executable, *launcher, str(program), *arguments]
 
 
+def forked(num_ranks: int, program: str | Path, *arguments: str) -> list[str]:
+    """Return the command that forks ranks of a program from one process, which has imported torch for all of them.
+
+    For tests of what ranks record; a test of a launcher uses that.
+    """
+    return [
+        sys.executable,
+        str(Path(__file__).parent / "forking_launcher.py"),
+        str(num_ranks),
+        str(program),
+        *arguments,
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A job; all its processes, whatever their sessions, carry `mark` in their environment."""

@@ -54,7 +54,7 @@ def test_errors_about_a_run_that_is_gone_are_told_as_one(tmp_path: Path, capsys:
     def look() -> None:
         (tmp_path / "run" / "run.json").read_text()
 
-    fence.keep_in(tmp_path / "run")
+    fence.set_run(tmp_path / "run")
     look()
     fence.fenced("another")(look.__wrapped__)()  # type: ignore[attr-defined]
     fail()  # which has another cause

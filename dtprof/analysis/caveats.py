@@ -6,8 +6,8 @@ from dtprof.analysis.memory.memory_formulas import activation_bytes
 from dtprof.analysis.pipeline.bubbles import NO_PIPELINE
 from dtprof.analysis.rank_reductions import RankFacts, RankReduction
 from dtprof.analysis.results import CollectiveResult
-from dtprof.analysis.steps.step_boundaries import UsedSteps
-from dtprof.formatting import format_count, format_ns
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps
+from dtprof.formatting import format_count, format_ns, plural
 from dtprof.job.clock_alignment import Clocks, worst_error_ns
 from dtprof.job.sound_records import list_ranks
 
@@ -22,7 +22,7 @@ def list_caveats(
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
     any_operations: bool,  # in the measured steps
-    used: UsedSteps,
+    used: MeasuredSteps,
     collectives: Sequence[CollectiveResult],
     missing: Sequence[int],
     one_clock: bool,
@@ -45,7 +45,9 @@ def list_caveats(
     found = (
         *_of_records(facts, missing, run_problems, stale, restarts),
         *used.caveats,
-        *_of_clocks(one_clock, clocks, boots, sum(reduction.uncertain for reduction in reductions)),
+        *_of_clocks(one_clock, clocks, boots),
+        *_of_uncertain_waits(facts, reductions, worst_error_ns(clocks, boots.values())),
+        *_of_devices(facts),
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *(
             [f"collectives: {format_count(unlisted)} more rows cost less and are not listed, nor all groups"]
@@ -56,12 +58,12 @@ def list_caveats(
         *pipeline,
         *throughput,
         *stragglers,
-        *_never_recorded(used, reductions),
+        *_never_recorded(used, facts, reductions),
     )
     return (*lacks, *(caveat for caveat in found if caveat.partition(":")[0] not in subjects))
 
 
-def tell_shortly(caveats: Sequence[str]) -> list[str]:
+def condense_caveats(caveats: Sequence[str]) -> list[str]:
     """Return caveats for people: less what holds of most runs, and what is said of several figures said once."""
     subjects: dict[str, list[str]] = {}
     for caveat in caveats:
@@ -91,7 +93,7 @@ def _of_records(
     problems = [*run_problems, *(problem for fact in facts for problem in fact.problems)]
     caveats += [f"run: {problem}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
-        caveats.append(f"run: {_count(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
+        caveats.append(f"run: {plural(len(problems) - MAX_PROBLEMS, 'more problem')} with its files")
     for sentence, ranks in (
         ("stopped recording early (disk full?)", [fact.rank for fact in facts if fact.truncated]),
         ("dropped events to keep within --max-log-mb", [fact.rank for fact in facts if fact.dropped_events]),
@@ -107,7 +109,7 @@ def _of_records(
     return caveats
 
 
-def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], uncertain: int) -> list[str]:
+def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str]) -> list[str]:
     caveats = []
     if not one_clock:
         unknown = [rank for rank, boot in boots.items() if boot not in clocks.errors_ns]
@@ -122,11 +124,40 @@ def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str], uncert
             f"clock_error_ns: the records of {list_ranks(ranks)} contradict what is known of the clock of their host "
             f"by {format_ns(int(beyond_ns))}; it may have jumped. It was aligned by the records as far as possible"
         )
-    if uncertain:
-        error = format_ns(worst_error_ns(clocks, boots.values()))
+    return caveats
+
+
+def _of_uncertain_waits(
+    facts: Sequence[RankFacts], reductions: Sequence[RankReduction], error_ns: int | None
+) -> list[str]:
+    uncertain = sum(reduction.uncertain for reduction in reductions)
+    if not uncertain:
+        return []
+    of_devices = max((fact.device_error_ns or 0 for fact in facts), default=0)
+    across = "hosts or devices" if of_devices else "hosts"
+    error = format_ns((error_ns or 0) + 2 * of_devices)
+    return [
+        f"wait_ns: {plural(uncertain, 'wait')} across {across} came below the error of the clocks, up to {error}: "
+        "who came last there is not known; the shortest duration seen stands for the transfer"
+    ]
+
+
+def _of_devices(facts: Sequence[RankFacts]) -> list[str]:
+    """Say whose times those of figures are: figures of a device and of a host are not the same thing."""
+    errors = [fact.device_error_ns for fact in facts if fact.device_error_ns is not None]
+    if not errors:
+        return []
+    caveats = [
+        f"device: steps, phases and operations of {list_ranks(f.rank for f in facts if f.device_error_ns is not None)} "
+        f"are timed on the device, off by up to {format_ns(max(errors))}; what it waits for the host counts as host"
+    ]
+    if len(errors) < len(facts):
+        others = list_ranks(fact.rank for fact in facts if fact.device_error_ns is None)
+        caveats.append(f"device: {others} left no times of a device; the host's stand for them")
+    if polled := sum(fact.polled for fact in facts):
         caveats.append(
-            f"wait_ns: {_count(uncertain, 'wait')} across hosts came below the error of the clocks, up to {error}: "
-            "who came last there is not known; the shortest duration seen stands for the transfer"
+            f"transfer_ns: the end of {plural(polled, 'operation')} on devices was found by polling: "
+            "milliseconds late where no stream waited for it; their transfers are upper bounds"
         )
     return caveats
 
@@ -149,54 +180,50 @@ def _of_operations(
     unobserved = sum(reduction.unobserved for reduction in reductions)
     if unobserved:
         caveats.append(
-            f"collectives: completion of {_count(unobserved, 'operation')} is not observed (device tensors, or a back "
+            f"collectives: completion of {plural(unobserved, 'operation')} is not observed (device tensors, or a back "
             "end other than gloo); how long that took and the partition of the steps around it are not known"
         )
     mixed = sum(reduction.mixed for reduction in reductions)
     if mixed:
         caveats.append(
-            f"collectives: {_count(mixed, 'operation')} met a different operation at the same position of the group; "
+            f"collectives: {plural(mixed, 'operation')} met a different operation at the same position of the group; "
             "waits there are not known. Run dtprof diagnose"
         )
     if impossible := [reduction for reduction in reductions if reduction.impossible]:
         most = max(reduction.most_impossible_ns for reduction in impossible)
         ranks = list_ranks([reduction.rank for reduction in impossible])
         caveats.append(
-            f"clock_error_ns: {_count(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
+            f"clock_error_ns: {plural(sum(one.impossible for one in impossible), 'operation')} of {ranks} ended before "
             f"another rank began, by up to {format_ns(most)}: a clock jumped, or clocks taken for one are not. "
             "The shortest duration seen stands for the transfer there"
         )
     estimated = sum(one.estimated - one.uncertain - one.impossible for one in reductions)
     if estimated:
         caveats.append(
-            f"wait_ns: for {_count(estimated, 'operation')} not every member's arrival is known on one clock; the "
+            f"wait_ns: for {plural(estimated, 'operation')} not every member's arrival is known on one clock; the "
             "shortest duration seen stands for the transfer"
         )
     not_known = sum(reduction.not_known for reduction in reductions)
     if not_known:
         caveats.append(
-            f"wait_ns: of {_count(not_known, 'operation')} the other members' records are missing; all exposed time of "
+            f"wait_ns: of {plural(not_known, 'operation')} the other members' records are missing; all exposed time of "
             "such counts as exposed_wait"
         )
     dropped = sum(row.dropped_records for row in collectives)
     if dropped:
         caveats.append(
-            f"collectives: of {_count(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
+            f"collectives: of {plural(dropped, 'record')} only sums are left (--max-log-mb); they are in count and "
             "bytes, also those outside the measured steps, and in no time"
         )
     unmatched = sum(fact.unmatched for fact in facts)
     if unmatched:
         caveats.append(
-            f"collectives: {_count(unmatched, 'operation')} could not be matched (receives from any source, messages "
+            f"collectives: {plural(unmatched, 'operation')} could not be matched (receives from any source, messages "
             "after dropped events, groups without a record): left out"
         )
     if any(row.op in NO_BUSBW for row in collectives):
         caveats.append("busbw_gb_per_s: not defined for gather and scatter")
     return caveats
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
@@ -224,9 +251,11 @@ def _is_tensor_parallel(fact: RankFacts) -> bool:
     return any(group.axis == "tp" and group.size > 1 for group in fact.groups.values())
 
 
-def _never_recorded(used: UsedSteps, reductions: Sequence[RankReduction]) -> list[str]:
+def _never_recorded(used: MeasuredSteps, facts: Sequence[RankFacts], reductions: Sequence[RankReduction]) -> list[str]:
     if not used.known:
         return ["stragglers: blame is counted per step, and there are no steps"]
     if any((reduction.partition_ns or {}).get("idle") for reduction in reductions):
         return []
+    if facts and all(fact.device_error_ns is not None for fact in facts):
+        return [f"{IDLE}: what a device does between two marks is not recorded; idle is 0"]
     return [f"{IDLE}: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host"]

@@ -397,7 +397,7 @@ RANK: tuple[Metric[RankResult], ...] = (
             definition=_PARTS[part],
             section="Partition",
             value=partial(_part, part),
-            null=NO_PARTITION if part != "bubble" else "nobody knows when its pipeline ran",
+            null=NO_PARTITION if part != "bubble" else "the times of its pipeline are unknown",
             json=f"ranks[].partition_ns.{part}",
             tooltips={"step_parts": part},
             compared=4,
@@ -444,6 +444,15 @@ RANK: tuple[Metric[RankResult], ...] = (
             (CUDA_ALLOCATED_BYTES, "Most that torch had allocated on the GPU."),
             (CUDA_RESERVED_BYTES, "Most that torch's allocator had reserved on the GPU."),
         )
+    ),
+    Metric(
+        name="host_lead_ns",
+        unit="ns",
+        definition="From the moment at which the host makes a mark until its device reaches it, median over the marks.",
+        section="Time on devices",
+        value=attrgetter("host_lead_ns"),
+        null="no device was followed",
+        is_column=False,
     ),
     Metric(
         name="events",

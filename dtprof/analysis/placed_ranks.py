@@ -16,8 +16,8 @@ from dtprof.analysis.communication.blocked_time import Blocked, find_blocked
 from dtprof.analysis.communication.operation_timing import Timing, time_operations
 from dtprof.analysis.pipeline.bubbles import find_actions
 from dtprof.analysis.steps.phase_intervals import BUSY, find_phases
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
-from dtprof.analysis.steps.step_partition import average, partition_steps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
+from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, subtract, union
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import Matched, OperationInstances, match_operations
@@ -96,13 +96,13 @@ class PlacedBatch:
         return np.repeat([rank.placed.tables.rank for rank in self.ranks], np.diff(self.bounds))
 
     @functools.cached_property
-    def shift_of_operation(self) -> Column | None:
-        """What is to be added to the times of each operation; None: nothing."""
-        return np.repeat(self.shifts, np.diff(self.bounds)) if len(self.ranks) > 1 else None
+    def shift_of_operation(self) -> Column:
+        """What is to be added to the times of each operation."""
+        return np.repeat(self.shifts, np.diff(self.bounds))
 
     def place_times(self, times: Column) -> Column:
         """Return where times lie on the axis, given one of each operation."""
-        return times if self.shift_of_operation is None else times + self.shift_of_operation
+        return times + self.shift_of_operation
 
     @property
     def place_of_window(self) -> Column:
@@ -116,14 +116,11 @@ class PlacedBatch:
     def timed(self, timing: Timing) -> Iterator[RankTiming]:
         """Yield each rank with what its operations took, given that of the operations of all."""
         for rank, (begin, end) in zip(self.ranks, itertools.pairwise(self.bounds), strict=True):
-            yield RankTiming(**vars(rank.placed), timing=timing if len(self.ranks) == 1 else timing.of(begin, end))
+            yield RankTiming(**vars(rank.placed), timing=timing.of(begin, end))
 
     def count(self, chosen: Mask) -> list[int]:
         """Return how many of the operations of each rank are chosen."""
-        if len(self.ranks) == 1:
-            return [int(np.count_nonzero(chosen))]
-        counts: list[int] = np.bincount(self.place[chosen], minlength=len(self.ranks)).tolist()
-        return counts
+        return [int(np.count_nonzero(chosen[begin:end])) for begin, end in itertools.pairwise(self.bounds)]
 
     def stretches(self, times: Column) -> Iterator[slice]:
         """Yield for each rank which of these sorted times on the axis are its own."""
@@ -152,7 +149,7 @@ def place_ranks(
 def place_used(
     batch: RankBatch,
     steps: Mapping[int, RankSteps],
-    used: UsedSteps,
+    used: MeasuredSteps,
     instances: OperationInstances,
     windows: Mapping[int, Intervals],
 ) -> Iterator[SteppedRank]:
@@ -178,7 +175,7 @@ def read_placed(
     ranks: Iterable[RankTables],
     *,
     steps: Mapping[int, RankSteps],
-    used: UsedSteps,
+    used: MeasuredSteps,
     instances: OperationInstances,
     pipeline_windows: Mapping[int, Intervals],
 ) -> Iterator["PlacedBatch"]:
@@ -204,17 +201,20 @@ def time_batch(batch: "PlacedBatch", instances: OperationInstances, errors: Cloc
         op_names=instances.ops.values,
         rank=batch.rank_of_operation,
         errors=errors,
+        device_error_ns=np.repeat(
+            [2 * (rank.placed.tables.device_error_ns or 0) for rank in batch.ranks], np.diff(batch.bounds)
+        ),
     )
 
 
-def part_steps(batch: "PlacedBatch", stretches: tuple[Intervals, Intervals]) -> list[dict[str, int]]:
-    """Return the mean time a used step of each of its parts, of each rank.
+def part_steps(batch: "PlacedBatch", stretches: tuple[Intervals, Intervals]) -> dict[str, Column]:
+    """Return how long each part of each measured step took, of one rank after the other.
 
     Parameters:
         stretches: times blocked by operations before and after the arrival of the last rank, on the axis.
     """
     bubbles = subtract(union(batch.pipeline_windows), union(batch.on_axis([rank.actions for rank in batch.ranks])))
-    return average(partition_steps(batch.windows, batch.phases, *stretches, bubbles), batch.window_bounds)
+    return partition_steps(batch.windows, batch.phases, *stretches, bubbles)
 
 
 def join_placed(ranks: Sequence[SteppedRank], instances: OperationInstances) -> PlacedBatch:

@@ -22,18 +22,19 @@ from dtprof.analysis.pipeline.bubbles import RankPipeline, find_pipelines, may_b
 from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank, part_steps, time_batch
 from dtprof.analysis.results import MemoryGrowth
 from dtprof.analysis.steps.phase_intervals import find_user_phases
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, find_steps
-from dtprof.analysis.steps.step_partition import average, partition_phases
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, find_steps
+from dtprof.analysis.steps.step_partition import partition_phases, round_means, sum_steps
 from dtprof.analysis.steps.throughput import RankConsumption, find_consumption
 from dtprof.analysis.stragglers.rank_waits import RankWaits, collect_waits
 from dtprof.analysis.timeline.step_timeline import RankBars, collect_bars
-from dtprof.intervals import Intervals, locate, share_out, union
+from dtprof.intervals import Column, Intervals, locate, share_out, union
 from dtprof.job.api_names import find_apis
 from dtprof.job.clock_alignment import collect_marks
 from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.job.collective_matching import OperationInstances, RankInstances, describe_operations, match_operations
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import RankBatch
+from dtprof.records import codes
 from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
 
 
@@ -70,6 +71,9 @@ class RankFacts:
     out_of_memory: tuple[OutOfMemory, ...]
     unsound: int  # records whose times cannot be
     unmatched: int  # operations that cannot be matched with other ranks'
+    device_error_ns: int | None  # times are those of its device, off by so much at most; None: those of the host
+    host_lead_ns: int | None
+    polled: int  # intervals of its device whose end was found by polling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +91,16 @@ class Survey:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReduction:
-    """The second map of one rank: sums and means over the measured steps."""
+    """The second map of one rank: sums over the measured steps."""
 
     rank: int
-    step_ns: int | None
-    partition_ns: dict[str, int] | None
-    phases_ns: dict[str, int] | None
-    user_phases_ns: dict[str, int] | None
-    events_per_step: float | None
+    num_steps: int
+    steps_ns: int  # duration of all of them
+    parts_ns: dict[str, int] | None  # None where no steps are used, or completion is not observed
+    newest_parts_ns: dict[str, int] | None  # of the last step alone
+    all_phases_ns: dict[str, int]
+    all_user_phases_ns: dict[str, int]
+    num_events: int
     waits: RankWaits | None  # None where no steps are used, or completion is not observed
     bars: RankBars | None
     unobserved: int  # operations in the measured steps whose completion is not observed
@@ -107,6 +113,33 @@ class RankReduction:
     most_impossible_ns: int = 0  # by so much at most
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
     memory_growth: MemoryGrowth | None = None
+
+    @property
+    def step_ns(self) -> int | None:
+        """The mean duration of a step; None where no steps are used, as all that follows."""
+        return self.steps_ns // self.num_steps if self.num_steps else None
+
+    @property
+    def partition_ns(self) -> dict[str, int] | None:
+        """The mean time a step of each part."""
+        return round_means(self.parts_ns, self.num_steps) if self.parts_ns is not None else None
+
+    @property
+    def phases_ns(self) -> dict[str, int] | None:
+        """The mean time a step of each phase."""
+        return round_means(self.all_phases_ns, self.num_steps) if self.num_steps else None
+
+    @property
+    def user_phases_ns(self) -> dict[str, int] | None:
+        """The mean time a step of each phase that the program named, to the ns below."""
+        if not self.num_steps:
+            return None
+        return {name: total // self.num_steps for name, total in self.all_user_phases_ns.items()}
+
+    @property
+    def events_per_step(self) -> float | None:
+        """Records of a step, on average."""
+        return self.num_events / self.num_steps if self.num_steps else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,13 +213,16 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         out_of_memory=tables.out_of_memory,
         unsound=unsound,
         unmatched=unmatched,
+        device_error_ns=tables.device_error_ns,
+        host_lead_ns=tables.host_lead_ns,
+        polled=int(np.count_nonzero(tables.device_intervals["flags"] & codes.DEVICE_POLLED)),
     )
 
 
 def reduce_ranks(
     batch: PlacedBatch,
     *,
-    used: UsedSteps,
+    used: MeasuredSteps,
     instances: OperationInstances,
     max_bars: int,
     width: int = 1,
@@ -210,16 +246,18 @@ def reduce_ranks(
     unseen = batch.count(unobserved & blocked.counts)
     seen = [len(one.windows) > 0 and not number for one, number in zip(batch.ranks, unseen, strict=True)]
     nothing = [None] * len(batch.ranks)
-    parts: Sequence[dict[str, int] | None] = nothing
+    parts: dict[str, Column] = {}
+    totals: Sequence[dict[str, int] | None] = nothing
     waits: Sequence[RankWaits | None] = nothing
     paths: Sequence[RankPath | None] = nothing
     if any(seen):
         stretches = split_blocked(blocked, timing, blocked.counts, batch.shift_of_operation)
         parts = part_steps(batch, stretches)
+        totals = sum_steps(parts, batch.window_bounds)
         either = union(np.concatenate(stretches))
         waits = collect_waits(batch, timing=timing, stretches=either, first=used.first, step=step, width=width)
         paths = collect_paths(batch, timing, either, max_rows=max_hops) if max_hops else nothing
-    phases = average(partition_phases(batch.windows, batch.phases), batch.window_bounds)
+    phases = sum_steps(partition_phases(batch.windows, batch.phases), batch.window_bounds)
     bars = collect_bars(batch, timing, limit=max_bars) if max_bars else nothing
     serialised = find_rows(batch, apis, chosen=chosen, timing=timing) if used.known else [{} for _ in batch.ranks]
     most_impossible = np.zeros(len(batch.ranks), np.int64)
@@ -243,11 +281,15 @@ def reduce_ranks(
         ranks.append(
             RankReduction(
                 rank=tables.rank,
-                step_ns=int((windows[:, 1] - windows[:, 0]).sum()) // num_steps if num_steps else None,
-                partition_ns=parts[i] if seen[i] else None,
-                phases_ns=phases[i] if num_steps else None,
-                user_phases_ns=_user_phases(one) if num_steps else None,
-                events_per_step=_count_events(tables, windows) / num_steps if num_steps else None,
+                num_steps=num_steps,
+                steps_ns=int((windows[:, 1] - windows[:, 0]).sum()),
+                parts_ns=totals[i] if seen[i] else None,
+                newest_parts_ns={part: int(ns[batch.window_bounds[i + 1] - 1]) for part, ns in parts.items()}
+                if seen[i]
+                else None,
+                all_phases_ns=phases[i],
+                all_user_phases_ns=_user_phases(one) if num_steps else {},
+                num_events=_count_events(tables, windows) if num_steps else 0,
                 waits=waits[i] if seen[i] else None,
                 path=paths[i] if seen[i] else None,
                 bars=bars[i],
@@ -274,10 +316,10 @@ def reduce_ranks(
 
 
 def _user_phases(one: SteppedRank) -> dict[str, int]:
-    """Return the mean time a step of each phase that the program named, to the ns below."""
+    """Return the time in each phase that the program named."""
     placed, windows = one.placed, one.windows
     return {
-        name: int(share_out([intervals], windows)[:, 0].sum()) // len(windows)
+        name: int(share_out([intervals], windows)[:, 0].sum())
         for name, intervals in find_user_phases(placed.tables, placed.spans, placed.steps).items()
     }
 

@@ -8,16 +8,17 @@ from typing import Protocol
 from dtprof.analysis.pipeline.bubbles import PipelineWindows, RankPipeline, find_windows
 from dtprof.analysis.placed_ranks import PlacedBatch, read_placed
 from dtprof.analysis.rank_reductions import RankFacts, survey
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.analysis.steps.throughput import RankConsumption
 from dtprof.intervals import Intervals
 from dtprof.job.clock_alignment import Clocks, Marks, find_measured, tighten
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import OperationInstances
+from dtprof.job.device_timeline import place_on_device
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
-from dtprof.records.host_clocks import HostClock
+from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -54,7 +55,7 @@ class Run(RankRecords, Protocol):
     def folders(self) -> Mapping[int, Sequence[tuple[int, Path]]]:
         """(attempt, folder) of every rank, ascending."""
 
-    def part(self, ranks: Sequence[int]) -> RankRecords:
+    def part(self, ranks: Sequence[int], /) -> RankRecords:
         """Return the records of some ranks: picklable, and little more than where they lie."""
 
     def exit_of(self, host: str, pid: int) -> ProcessExit | None:
@@ -89,7 +90,7 @@ class Surveys:
         """Say whether all ranks are on one clock."""
         return len({fact.boot_id for fact in self.facts}) <= 1
 
-    def pipeline_windows(self, used: UsedSteps) -> PipelineWindows:
+    def pipeline_windows(self, used: MeasuredSteps) -> PipelineWindows:
         """Return when each pipeline ran, and of which ranks the bubble is not known."""
         return find_windows(self.pipelines, self.possible_stages, used)
 
@@ -128,9 +129,9 @@ class RankTask:
 
     def load_each(self) -> Iterator[RankTables]:
         """Read these ranks, in order, on the clock of the reference as far as clocks are aligned."""
-        return map(self.clocks.align, self.records.load_each(self.steps))
+        return map(self.clocks.align, map(place_on_device, self.records.load_each(self.steps)))
 
-    def read_placed(self, used: UsedSteps) -> Iterator[PlacedBatch]:
+    def read_placed(self, used: MeasuredSteps) -> Iterator[PlacedBatch]:
         """Read and place these ranks, in order, as many side by side as are worth it."""
         return read_placed(
             self.load_each(),
@@ -152,18 +153,18 @@ def survey_run(run: Run, ranks: Sequence[int], executor: Executor) -> Surveys:
     measured = run.host_clocks()
     several = len(run.manifest.hosts) != 1 or len(measured) > 1
     parts = share_out(ranks, executor)
-    found = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
-    if len(set(found.boots.values())) < 2:
-        return found
+    surveys = _survey_on(run, parts, executor, find_measured(measured), several_clocks=several)
+    if len(set(surveys.boots.values())) < 2:
+        return surveys
     spans: dict[str, tuple[int, int]] = {}
-    for fact in found.facts:
+    for fact in surveys.facts:
         if 0 < fact.first_ns <= fact.last_ns:
-            first, last = spans.get(found.boots[fact.rank], (fact.first_ns, fact.last_ns))
-            spans[found.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
-    clocks = tighten(found.clocks, found.marks, spans)
+            first, last = spans.get(surveys.boots[fact.rank], (fact.first_ns, fact.last_ns))
+            spans[surveys.boots[fact.rank]] = min(first, fact.first_ns), max(last, fact.last_ns)
+    clocks = tighten(surveys.clocks, surveys.marks, spans)
     if clocks.corrections:
         return _survey_on(run, parts, executor, clocks, several_clocks=False)
-    return replace(found, clocks=clocks)
+    return replace(surveys, clocks=clocks)
 
 
 def _survey_on(
@@ -188,7 +189,7 @@ def survey_ranks(task: SurveyTask) -> Surveys:
         surveys.boots[tables.rank] = tables.boot_id
         return task.clocks.align(tables)
 
-    for batch in batch_in_turn(map(align, task.records.load_each(task.ranks))):
+    for batch in batch_in_turn(map(align, map(place_on_device, task.records.load_each(task.ranks)))):
         for tables, seen in zip(batch.tables, survey(batch, several_clocks=task.several_clocks), strict=True):
             surveys.facts.append(seen.facts)
             surveys.steps[tables.rank] = seen.steps

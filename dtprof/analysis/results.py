@@ -7,6 +7,7 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dtprof.formatting import plural
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.records.tables import OutOfMemory
 
@@ -149,6 +150,7 @@ class RankResult:
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
     memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
+    host_lead_ns: int | None = None  # by which the host is ahead of its device, median; None: no device was followed
     waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many ranks
 
 
@@ -329,7 +331,7 @@ class PipelineResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Everything that `dtprof summary` and `dtprof report` show."""
+    """Everything that `dtprof summary` and `dtprof report` show; its JSON document has these fields in this order."""
 
     run: str
     command: tuple[str, ...]
@@ -340,28 +342,28 @@ class Summary:
     hook: str | None  # "native", "python", "mixed"
     complete: bool
     missing_ranks: tuple[int, ...]  # of the last attempt
-    dropped_events: int
+    left_out_ranks: tuple[int, ...] = ()  # that took part in an earlier attempt only
     events: int
+    dropped_events: int
     clock_error_ns: int | None
     wall_ns: int | None  # first to last event
+    clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
     overhead: Overhead
     groups: tuple[GroupResult, ...]
     steps: Steps
     step_series: tuple[StepSeries, ...]
+    throughput: Throughput | None = None  # None: not known
     ranks: tuple[RankResult, ...]
     collectives: tuple[CollectiveResult, ...]
+    small_messages: tuple[SmallMessages, ...] = ()
+    serialised: tuple[SerialisedCollectives, ...] = ()
     pipeline: PipelineResult | None = None
     stragglers: tuple[StragglerResult, ...]
     timeline: Timeline | None
-    cannot_tell: tuple[str, ...]
-    critical_path: CriticalPathResult | None = None
-    small_messages: tuple[SmallMessages, ...] = ()
-    serialised: tuple[SerialisedCollectives, ...] = ()
-    throughput: Throughput | None = None  # None: not known
-    clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
-    memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
-    left_out_ranks: tuple[int, ...] = ()  # that took part in an earlier attempt only
+    memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
+    critical_path: CriticalPathResult | None = None
+    cannot_tell: tuple[str, ...]
 
     @property
     def part_shares(self) -> dict[str, float | None] | None:
@@ -387,5 +389,5 @@ class Summary:
         said = []
         for ranks, why in ((self.lost_ranks, "left no log"), (self.left_out_ranks, "not in the last attempt")):
             if ranks:
-                said.append(f"{len(ranks)} rank{'s' if len(ranks) != 1 else ''} {why}")
+                said.append(f"{plural(len(ranks), 'rank')} {why}")
         return ", ".join(said)

@@ -31,7 +31,7 @@ from dtprof.analysis.results import (
     StragglerResult,
     Summary,
 )
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import measure_throughput
 from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
@@ -49,13 +49,15 @@ MAX_PAIRED = 256
 Found = TypeVar("Found")
 RankLook = Callable[[RankTiming, RankTask], Found]
 """Finds details of a rank while it is there; picklable, and so is what it finds."""
+LookAt = Callable[[Sequence[int], Sequence[Channel]], RankLook[Found] | None]
+"""Returns what looks at the details of some ranks, whose operations are of these channels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionTask(RankTask, Generic[Found]):
     """Some ranks to be reduced; the parameters are those of `reduce_ranks`."""
 
-    used: UsedSteps
+    used: MeasuredSteps
     max_bars: int
     width: int
     max_hops: int
@@ -113,35 +115,49 @@ def summarise_closely(
     executor: Executor,
     *,
     surveys: Surveys,
-    look_at: Callable[[Sequence[int], Sequence[Channel]], RankLook[Found] | None],
+    look_at: LookAt[Found],
 ) -> tuple[Summary, list[Found]]:
     """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for.
 
     Parameters:
         look_at: what looks at the details of some ranks, whose operations are of these channels; None: nothing does.
     """
-    chosen = newest_ranks(run.folders)
-    facts, instances, pipelines, clocks = surveys.facts, surveys.instances, surveys.pipelines, surveys.clocks
-    steps = agree_on_rule(surveys.steps)
-    used = choose_steps(list(steps.values()))
-    windows = surveys.pipeline_windows(used)
-    one_clock = surveys.one_clock
-    width = bin_width(used.last - used.first + 1, len(chosen))
-    max_bars = _max_bars(len(chosen)) if one_clock and used.known else 0
+    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    reduced = reduce_run(run, executor, surveys=surveys, used=used, look_at=look_at)
+    return state_summary(run, surveys, reduced, used=used), reduced.details
+
+
+def reduce_run(
+    run: Run,
+    executor: Executor,
+    *,
+    surveys: Surveys,
+    used: MeasuredSteps,
+    look_at: LookAt[Found] | None = None,
+    draws: bool = True,
+) -> Reductions[Found]:
+    """Sum up the measured steps of the ranks that are surveyed.
+
+    Parameters:
+        draws: keep what the timeline and the critical path are made of.
+    """
+    num_ranks, clocks = len(surveys.facts), surveys.clocks
+    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
     errors = state_errors(clocks, surveys.boots)
+    draws = draws and surveys.one_clock
     tasks = (
         ReductionTask(
             records=run.part(part),
             clocks=clocks,
             steps={rank: steps[rank] for rank in part},
             pipeline_windows={rank: windows.of(rank) for rank in part},
-            instances=instances.of(channels),
+            instances=surveys.instances.of(channels),
             used=used,
-            max_bars=max_bars,
-            width=width,
+            max_bars=_max_bars(num_ranks) if draws and used.known else 0,
+            width=bin_width(used.last - used.first + 1, num_ranks),
             errors=errors,
-            max_hops=MAX_ROWS // max(1, len(chosen)) if one_clock else 0,
-            look=look_at(part, channels),
+            max_hops=MAX_ROWS // max(1, num_ranks) if draws else 0,
+            look=look_at(part, channels) if look_at is not None else None,
         )
         for part, channels in surveys.parts
     )
@@ -149,10 +165,17 @@ def summarise_closely(
     for found in map_tasks(executor, reduce_part, tasks):
         reduced.join(found)
         reduced.details.extend(found.details)
+    return reduced
+
+
+def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, used: MeasuredSteps) -> Summary:
+    """State the summary of a run from what its ranks were reduced to over these steps; no record is read."""
+    chosen = newest_ranks(run.folders)
+    facts, pipelines, clocks, one_clock = surveys.facts, surveys.pipelines, surveys.clocks, surveys.one_clock
+    steps, windows = agree_on_rule(surveys.steps), surveys.pipeline_windows(used)
     reductions = reduced.ranks
     sums = dict(reduced.rows)
     add_rows(sums, reduced.dropped)
-
     world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
     missing = tuple(sorted(set(range(world_size)) - set(chosen)))
     stale = tuple(sorted(set(run.folders) - set(chosen)))
@@ -166,12 +189,12 @@ def summarise_closely(
         pipelines,
         slack_of=Slack(pipelines, (used.first, used.last)).of,
         used=used,
-        width=width,
+        width=bin_width(used.last - used.first + 1, len(facts)),
         durations=durations,
     )
     every_group = (group for fact in facts for group in fact.groups.values())
     throughput, throughput_caveats = measure_throughput(steps, surveys.consumed, every_group, used)
-    summary = Summary(
+    return Summary(
         run=run.name,
         command=run.manifest.command,
         world_size=world_size,
@@ -239,7 +262,6 @@ def summarise_closely(
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
     )
-    return summary, reduced.details
 
 
 def _critical_path(reductions: Sequence[RankReduction]) -> CriticalPathResult | None:
@@ -324,7 +346,7 @@ def _list_groups(facts: Sequence[RankFacts], first: Container[str] = ()) -> tupl
     )
 
 
-def _durations(steps: Iterable[RankSteps], used: UsedSteps) -> Column:
+def _durations(steps: Iterable[RankSteps], used: MeasuredSteps) -> Column:
     columns = [windows[:, 1] - windows[:, 0] for _, windows in (own.used(used.first, used.last) for own in steps)]
     return np.concatenate(columns) if columns else np.zeros(0, np.int64)
 
@@ -362,6 +384,7 @@ def _rank_result(
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
         waited_for_ns=reduction.waits.by_culprit() if reduction.waits is not None and num_ranks <= MAX_PAIRED else None,
+        host_lead_ns=fact.host_lead_ns,
         events=fact.events,
         ended=describe_end(
             exit_seen=run.exit_of(fact.host, fact.pid),
@@ -378,7 +401,7 @@ def _stragglers(
     pipelines: Mapping[int, RankPipeline],
     *,
     slack_of: SlackOf,
-    used: UsedSteps,
+    used: MeasuredSteps,
     width: int,
     durations: Column,
 ) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:

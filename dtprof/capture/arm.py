@@ -1,9 +1,8 @@
-"""Arm one process of the job: called by the injected hook once torch has been imported.
+"""Arm one process of the job: the injected bootstrap calls this once torch has been imported.
 
 A process that never joins a process group and never trains (a launcher's agent, a data loader worker, a compile
-worker) writes no log: the log of a rank is opened by the first of init_process_group, a backward pass, an optimizer
-step; where the launcher says which rank a process is, also by a batch of data, a checkpoint, or an exception that ends
-the process.
+worker) writes no log. The first init_process_group, backward pass or optimizer step opens the log of a rank; where the
+launcher sets RANK, so does a batch of data, a checkpoint, or an exception that ends the process.
 """
 
 import ctypes
@@ -19,8 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from dtprof import __version__, fence, settings, torch_versions
-from dtprof.capture import call_sites, frameworks, group_descriptions, nccl_durations, process_exits
+from dtprof.capture import (
+    call_sites,
+    frameworks,
+    group_descriptions,
+    nccl_durations,
+    operation_batches,
+    process_exits,
+)
 from dtprof.capture.frameworks.imports import replace_copies
+from dtprof.capture.out_of_memory import out_of_memory_entry
 from dtprof.capture.phase_hooks import Phases
 from dtprof.capture.recorder import Recorder, open_recorder
 from dtprof.capture.string_entries import entry, timed_entry
@@ -28,13 +35,14 @@ from dtprof.records import events, paths, writer
 
 PR_SET_PTRACER = 0x59616D61
 NOT_OPERATIONS = {"check_for_nan"}
+"""Operators of c10d that communicate nothing."""
 
 
 class Process:
-    """This process of the job, and its log once it has one."""
+    """This process of the job, and its log once that is open."""
 
     def __init__(self, run: Path) -> None:
-        """Know where the run lies; open nothing."""
+        """Open nothing yet."""
         self._run = run
         self._recorder: Recorder | None = None
         self._gave_up = False
@@ -42,7 +50,7 @@ class Process:
         self._phases: Phases | None = None
 
     def _forget(self) -> None:
-        """Begin anew in a forked process: its parent's log is not its own."""
+        """Begin anew in a forked process, which must not write to its parent's log."""
         self._recorder, self._gave_up = None, False
 
     def arm(self) -> None:
@@ -53,14 +61,14 @@ class Process:
         node = self._run / paths.node_folder_name(writer.host_name())
         node.mkdir(exist_ok=True)
         fence.share_warnings(node)
-        writer.append_line(node / paths.PROCESSES, _introduction(torch.__version__))
+        writer.append_line(node / paths.PROCESSES, _process_fields(torch.__version__))
         if torch_versions.is_too_old(torch.__version__):
             oldest = torch_versions.shown(torch_versions.OLDEST)
             fence.warn_once(
                 f"torch {torch.__version__} is older than {oldest}, the oldest supported: nothing is recorded"
             )
             return
-        _allow_stacks()
+        _allow_stack_sampling()
         process_exits.record_children(node)
         process_exits.record_spawned_exceptions(self._record_exception)
         if "RANK" in os.environ:
@@ -75,7 +83,7 @@ class Process:
     def recorder(self, trains: bool = True) -> Recorder | None:
         """Return the recorder of this process, opening its log at the first call; None where that failed.
 
-        A process that does not train yet, and that no launcher calls a rank, may be about to start the ranks.
+        A process that does not train yet, and has no RANK from a launcher, may be about to start the ranks.
         """
         if self._recorder is not None:
             return self._recorder
@@ -89,12 +97,12 @@ class Process:
     def _open(self, *, rank: int, world_size: int) -> Recorder | None:
         import torch
 
-        self._gave_up = True  # until it has worked
+        self._gave_up = True  # before the attempt: a failure is not repeated at every phase
         if torch.utils.data.get_worker_info() is not None:
-            return None  # a worker of the data loader inherits RANK, and is not that rank
-        if self._is_below_a_rank():
+            return None  # a data loader worker inherits RANK without being that rank
+        if self._is_started_by_rank():
             fence.warn_once(
-                "a process that a rank started trains or joins a group of its own: it is no rank of this job, and is "
+                "a process that a rank started trains or joins a process group: it is not a rank of this job, and is "
                 "not recorded"
             )
             return None
@@ -121,13 +129,15 @@ class Process:
                 world_size=world_size,
                 attempt=attempt,
                 tap="native" if recorder.__class__.__name__ == "module" else "python",
-                **_introduction(torch.__version__),
+                **_process_fields(torch.__version__),
             )
         )
         fence.on_note(lambda text: recorder.write_entry(timed_entry("note", text=text)))
         if torch.distributed.is_available():
             self._install_hooks(recorder)
-        self._exits = process_exits.ExitRecords(recorder, call_sites.code_owners(torch_folder), self._describe)
+        self._exits = process_exits.ExitRecords(
+            recorder, call_sites.code_owners(torch_folder), self._out_of_memory_entry
+        )
         self._exits.install()
         process_exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False
@@ -135,11 +145,11 @@ class Process:
             self._phases.windows.begin_log(recorder, folder, rank)
         return recorder
 
-    def _is_below_a_rank(self) -> bool:
-        """Say whether a rank of this run, one of several, started this process and is still there.
+    def _is_started_by_rank(self) -> bool:
+        """Say whether a running rank of this run with several ranks started this process.
 
-        It inherits RANK, and its records would pass for those of that rank after a restart. A single process may well
-        be about to start the ranks.
+        The process inherits RANK, so its records would pass for those of that rank after a restart. The rank of a
+        single-process run, in contrast, may be about to start the ranks.
         """
         pid, _, run = os.environ.get(settings.ENV_RANK_ABOVE, "").partition(" ")
         return pid.isdecimal() and int(pid) != os.getpid() and run == str(self._run) and Path("/proc", pid).exists()
@@ -148,25 +158,20 @@ class Process:
         import torch
 
         names = [name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
-        if hasattr(recorder, "on_group"):
 
-            def describe(group_id: int, name: str) -> None:
-                if line := group_descriptions.members_entry(group_id, name):
-                    recorder.write_entry(line)
+        def describe(group_id: int, name: str) -> None:
+            if line := group_descriptions.members_entry(group_id, name):
+                recorder.write_entry(line)
 
-            recorder.on_group(describe)
-        else:
-            from dtprof.capture.python_hook import work_waits
-
-            work_waits.watch_waits(torch._C._distributed_c10d.Work)
+        recorder.on_group(describe)
+        if hasattr(recorder, "begin_batch"):
+            operation_batches.install(recorder)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
-        if read := nccl_durations.reader():
-            group_descriptions.on_first_nccl_group(
-                nccl_durations.DeviceTimes(recorder, group_descriptions.ids, read).start
-            )
+        group_descriptions.on_first_nccl_group(lambda: nccl_durations.follow(recorder, group_descriptions.ids))
 
-    def _describe(self, error: BaseException) -> str | None:
-        if self._phases is None or (line := self._phases.exhaustion.describe(error)) is None:
+    def _out_of_memory_entry(self, error: BaseException) -> str | None:
+        """Return the entry for an exception by which memory ran out, and write a snapshot of memory."""
+        if self._phases is None or (line := out_of_memory_entry(error, self._phases.memory)) is None:
             return None
         self._phases.windows.take_snapshot("out of memory")
         return line
@@ -176,23 +181,23 @@ class Process:
             self._exits.record_exception(error)
 
     def _record_early_exception(self, error: BaseException) -> None:
-        """Open the log of a rank that ends before it trains or joins; once open, the log has a hook of its own.
+        """Open the log of a rank that fails before it trains or joins; an open log has its own exception hook.
 
-        A process that a rank started inherits RANK, and is not that rank, which has a log.
+        A process that a rank started inherits RANK; the log of that rank already exists then.
         """
         folder = paths.rank_folder_name(_number("RANK", 0), _number("TORCHELASTIC_RESTART_COUNT", 0))
         if self._exits is None and not (self._run / folder).exists() and self.recorder(trains=False) is not None:
             self._record_exception(error)
 
-    @fence.fenced("the end of this process")
+    @fence.fenced("the exit of this process")
     def _mark_leaving(self) -> None:
-        """Record the line at which a rank leaves the program; not in processes that it forked."""
+        """Record the line at which a rank calls sys.exit or os._exit; not in processes that it forked."""
         if self._recorder is not None:
             span = self._recorder.begin_span(self._recorder.name_id(events.LEAVING), False)
             self._recorder.end_span(span, False, 0, False)
 
     def _hook_init(self) -> None:
-        """Open the log before the rendezvous, so that a rank that waits there is seen waiting."""
+        """Open the log before the rendezvous: a rank that hangs there has a record of its wait."""
         import torch.distributed.distributed_c10d as c10d
 
         original = c10d.init_process_group
@@ -209,7 +214,9 @@ class Process:
             finally:
                 self._end_init(span, failed)
 
-        replace_copies(original, "init_process_group", init_process_group)  # a device mesh has one, too
+        replace_copies(
+            original, "init_process_group", init_process_group
+        )  # torch.distributed.device_mesh imported it by name
 
     @fence.fenced("init_process_group")
     def _begin_init(self, given: Callable[[], Mapping[str, Any]]) -> int:
@@ -221,7 +228,7 @@ class Process:
             if world_size < 0:
                 world_size = _number("WORLD_SIZE", -1)
             if rank < 0 or world_size < 0:
-                return 0  # known after the rendezvous
+                return 0  # the rendezvous assigns them; `_end_init` opens the log
             if not self._gave_up:
                 self._open(rank=rank, world_size=world_size)
         recorder = self._recorder
@@ -241,15 +248,15 @@ class Process:
 
 
 @fence.fenced("the stack of this process", "may not be readable")
-def _allow_stacks() -> None:
-    """Let the watcher of `dtprof run`, and nobody else, read this process where the kernel restricts ptrace (Yama)."""
+def _allow_stack_sampling() -> None:
+    """Let the watcher of `dtprof run`, and no other process, sample stacks where the kernel restricts ptrace (Yama)."""
     watcher = _number(settings.ENV_WATCHER_PID, 0)
     if watcher > 0:
-        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(watcher), 0, 0, 0)  # EINVAL without Yama: no matter
+        ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(watcher), 0, 0, 0)  # EINVAL without Yama is harmless
 
 
-def _introduction(torch_version: str) -> dict[str, object]:
-    """Return what a process says of itself."""
+def _process_fields(torch_version: str) -> dict[str, object]:
+    """Return the fields that identify this process."""
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),

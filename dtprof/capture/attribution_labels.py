@@ -1,4 +1,4 @@
-"""Labels: on whose behalf a framework makes an operation."""
+"""Attribution labels: which framework component issued an operation, and for what."""
 
 import threading
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from dtprof.records import schema
 
 
 class Description(NamedTuple):
-    """What a label says."""
+    """The content of a label."""
 
     api: str  # the framework in a word: ddp, fsdp, tp, pp
-    text: str  # what is done for what, in words
+    text: str  # the purpose in words, as reports show it
     module: str | None = None
     stage: int | None = None
     microbatch: int | None = None
@@ -26,20 +26,20 @@ class Labels:
     """The labels of one log, each declared once in the run."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Start with none."""
+        """Start without labels."""
         self.recorder = recorder
         self._lock = threading.Lock()
         self._ids: dict[tuple[str, str], int] = {}
         self.known: dict[tuple[Any, ...], int] = {}
-        """Ids by (describe, *parts), for those who ask often."""
-        self._said: set[tuple[Any, ...]] = set()
+        """Ids by (describe, *parts), so that the hot path need not build the text again."""
+        self._written: set[tuple[Any, ...]] = set()
 
     def id(self, api: str, text: str, **fields: str | int) -> int:
-        """Return the id of a label, for `Recorder.set_label`; 0 (none) once the run has as many as it may have.
+        """Return the id of a label, for `Recorder.set_label`; 0 (none) once the table of the run is full.
 
         Args:
             api: the framework in a word: ddp, fsdp, tp, pp.
-            text: what is done for what, in words.
+            text: the purpose in words.
             fields: module, stage, microbatch, where they apply.
         """
         known = self._ids.get((api, text))
@@ -54,17 +54,19 @@ class Labels:
             return self._ids[api, text]
 
     def declare(self, describe: Describe, *parts: Any) -> int:
-        """Return the id of the label that `describe(*parts)` gives, and keep it in `known`."""
-        said = describe(*parts)
-        fields = {"module": said.module, "stage": said.stage, "microbatch": said.microbatch}
-        new = self.id(said.api, said.text, **{key: value for key, value in fields.items() if value is not None})
+        """Return the id of the label `describe(*parts)`, and remember it in `known`."""
+        description = describe(*parts)
+        fields = {"module": description.module, "stage": description.stage, "microbatch": description.microbatch}
+        new = self.id(
+            description.api, description.text, **{key: value for key, value in fields.items() if value is not None}
+        )
         if len(self.known) < schema.MAX_TABLE_ENTRIES:
             self.known[describe, *parts] = new
         return new
 
-    def first_time(self, said: tuple[Any, ...]) -> bool:
-        """Say whether this has not been written to the log before; False once it holds as much as it may."""
-        if said in self._said or len(self._said) >= schema.MAX_TABLE_ENTRIES:
+    def first_time(self, key: tuple[Any, ...]) -> bool:
+        """Say whether an entry is new to the log; False also once the log holds as many as it may."""
+        if key in self._written or len(self._written) >= schema.MAX_TABLE_ENTRIES:
             return False
-        self._said.add(said)
+        self._written.add(key)
         return True

@@ -1,4 +1,4 @@
-"""Find the line of the user's code that made a call, from Python frames."""
+"""Find the line of the user's code that issued an operation, from Python frames."""
 
 import functools
 import site
@@ -10,16 +10,16 @@ from types import CodeType, FrameType
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TRANSPARENT = ("/c10d_logger.py", "/contextlib.py", "/_contextlib.py", f"{PACKAGE}/")
-"""Files whose functions only wrap what the user called: never named as the api."""
+"""Files whose functions only wrap the call of the user: never reported as its api."""
 MAX_DEPTH = 512
 MOST_CODES = 100_000
-"""Code objects are kept for ever: a program may make them without end. Those beyond are passed over."""
+"""Limit of code objects kept for ever, of which a program may create any number; further ones are ignored."""
 TOOL, LIBRARY, USER = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOwners:
-    """Path prefixes that tell whose a file is: the tools' own, other installed code; all else is the user's."""
+    """Path prefixes of torch and dtprof, and of other installed code; every other file is the user's."""
 
     tool: tuple[str, ...]
     library: tuple[str, ...]
@@ -63,9 +63,9 @@ class CallSites:
     """Ids of call sites, by code object and instruction."""
 
     def __init__(self, owners: CodeOwners) -> None:
-        """Start with no site known."""
+        """Start without sites."""
         self._owners = owners
-        self._codes: list[CodeType] = []  # kept, so that no id is used again
+        self._codes: list[CodeType] = []  # referenced, so that Python reuses no id
         self._owner_of: dict[int, int] = {}  # by id: hashing a code object reads all of it
         self._ids: dict[tuple[int, int], int] = {}
 

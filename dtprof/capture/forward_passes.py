@@ -1,8 +1,8 @@
 """Record the forward passes of the models of a job: of the outermost module, whatever wraps it.
 
-torch's own wrappers (DDP, FSDP, compiled modules) are hooked in their classes. A model without a wrapper is found by
-the parameters that its optimizer steps, and its class then has its `forward` replaced by one that records a span:
-hooks on a module would be pickled with it, hooks on all modules cost 2 us for each of them.
+The wrappers of torch (DDP, FSDP, compiled modules) are hooked in their classes. A model without a wrapper is identified
+by the parameters that its optimizer steps; the `forward` of its class is then replaced. Hooks on a module would be
+pickled with it, and hooks on all modules cost 2 us for each of them.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.frameworks.imports import after_import
-from dtprof.capture.known_objects import Known
+from dtprof.capture.live_objects import LiveObjects
 from dtprof.capture.spans import Spans
 from dtprof.capture.string_entries import entry
 from dtprof.capture.token_counter import Consumption
@@ -25,8 +25,8 @@ STEPS_TO_SEARCH = 3
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
 
-class _Open(threading.local):
-    """The forward pass that a thread is in."""
+class _OpenForward(threading.local):
+    """The forward pass that a thread is inside."""
 
     owner: int = 0
     span: int | None = 0
@@ -36,15 +36,15 @@ class Forward:
     """Spans of forward passes: `evaluation` where the module is in eval mode or no gradients are recorded."""
 
     def __init__(self, spans: Spans) -> None:
-        """Record on these spans."""
+        """Record through these spans."""
         self._spans = spans
-        self._open = _Open()
+        self._open = _OpenForward()
         self._before: list[Callable[[], object]] = []
         self._graph_task: Callable[[], int]
         self._records_gradients: Callable[[], bool]
         self.consumption = Consumption(spans)
         self.roots = Roots(self)
-        self.wrappers = Known()
+        self.wrappers = LiveObjects()
 
     def before_forward(self, call: Callable[[], object]) -> None:
         """Call this, which must not raise, before each forward pass."""
@@ -72,13 +72,13 @@ class Forward:
     # ---- spans ---------------------------------------------------------------------------------------------------
 
     def begin(self, module: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], owner: int = 0) -> int:
-        """Begin the forward pass of a module; 0 where it is inside another, or recomputed in a backward pass."""
+        """Begin the forward pass of a module; return 0 inside another one, and in recomputation."""
         try:
             owner = owner or id(module)
-            own = self._open
-            if own.owner == owner:
-                self.end(owner, True)  # the last one ended in an exception
-            elif own.owner:
+            open_pass = self._open
+            if open_pass.owner == owner:
+                self.end(owner, True)  # the last one raised
+            elif open_pass.owner:
                 return 0
             if self._graph_task() != -1:
                 return 0
@@ -86,23 +86,23 @@ class Forward:
             if trains:
                 for call in self._before:
                     call()
-                self.consumption.see(owner, arguments, options)
-            own.owner = owner
-            own.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
+                self.consumption.add_inputs(owner, arguments, options)
+            open_pass.owner = owner
+            open_pass.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
             return owner
-        except Exception as error:  # noqa: BLE001  # a fence of its own
+        except Exception as error:  # noqa: BLE001  # the hot path cannot afford `fenced`
             fence.report("the begin of a forward pass", error)
             return 0
 
     def end(self, begun: int | None, failed: bool) -> None:
-        """End what `begin` began."""
-        own = self._open
-        if begun and own.owner == begun:
-            span, own.owner, own.span = own.span, 0, 0
+        """End the forward pass that `begin` began."""
+        open_pass = self._open
+        if begun and open_pass.owner == begun:
+            span, open_pass.owner, open_pass.span = open_pass.span, 0, 0
             self._spans.end(span, failed=failed)
 
     def close(self) -> None:
-        """End the forward pass of this thread that ended in an exception, if there is one."""
+        """End the forward pass of this thread that raised, if any."""
         if self._open.owner:
             self.end(self._open.owner, True)
 
@@ -110,7 +110,7 @@ class Forward:
 
     @fence.fenced("the forward pass of DDP")
     def _hook_ddp(self) -> None:
-        """Compiled code is left as it is."""
+        """Hook DDP's own steps around the forward pass of its module; compiled code runs unhooked."""
         import torch.compiler
         import torch.nn.parallel.distributed
 
@@ -120,7 +120,7 @@ class Forward:
         @functools.wraps(before)
         def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
             if not is_compiling():
-                self._see_ddp(module)
+                self._register_ddp(module)
                 self.begin(module, inputs, options)
             return before(module, *inputs, **options)
 
@@ -135,7 +135,7 @@ class Forward:
         ddp._post_forward = post_forward
 
     @fence.fenced("the begin of a forward pass")
-    def _see_ddp(self, module: Any) -> None:
+    def _register_ddp(self, module: Any) -> None:
         if module not in self.wrappers:
             recorder = self._spans.recorder(True)
             if recorder is not None and not self.wrappers:
@@ -177,9 +177,9 @@ class Forward:
         self.replace(module.OptimizedModule, "__call__")
 
     def replace(self, owner: Any, name: str = "forward", is_root: Callable[[Any], bool] | None = None) -> None:
-        """Let a class record spans around its forward passes.
+        """Replace a method of a class by one that records spans around forward passes.
 
-        Its new function keeps the globals of the old one: torch.jit.script looks names up in them.
+        The new function keeps the globals of the old one, in which torch.jit.script resolves names.
         """
         import torch.compiler
 
@@ -192,7 +192,7 @@ class Forward:
 def _with_span(
     _dtprof_original: Any, _dtprof_begin: Any, _dtprof_end: Any, _dtprof_is_compiling: Any, _dtprof_is_root: Any
 ) -> Any:
-    """Return a function around another that uses no globals."""
+    """Return a function with a span around another; it uses no globals, see `Forward.replace`."""
 
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         if _dtprof_is_compiling() or not _dtprof_is_root(self):
@@ -210,21 +210,20 @@ def _with_span(
 
 
 class Roots:
-    """The models of a job that no wrapper of torch's stands around: found when an optimizer steps their parameters."""
+    """Models without a wrapper of torch: identified when an optimizer first steps their parameters."""
 
     def __init__(self, forward: Forward) -> None:
-        """Know none."""
+        """Start without models."""
         self._forward = forward
-        self._candidates = Known()
+        self._candidates = LiveObjects()
         self._restore: Callable[[], None] | None = None
         self._searches = 0
-        self._classes: dict[
-            type, set[int]
-        ] = {}  # by class the ids of the models; a set of modules would call their code
-        self.found = Known()
+        # By class the ids of the models: a set of modules would call __hash__ and __eq__ of the user's classes.
+        self._classes: dict[type, set[int]] = {}
+        self.models = LiveObjects()
 
     def watch(self) -> None:
-        """Remember the modules whose parameters are asked for, until the first steps have been taken."""
+        """Collect the modules whose parameters the program lists, until the first steps have ended."""
         import torch.compiler
         import torch.nn
 
@@ -265,7 +264,7 @@ class Roots:
     def _adopt(self, module: Any) -> None:
         import torch
 
-        self.found.add(module)
+        self.models.add(module)
         owner = next((kind for kind in type(module).__mro__ if "forward" in vars(kind)), None)
         known = owner in self._classes
         if owner is None or not (known or isinstance(vars(owner)["forward"], types.FunctionType)):
@@ -278,8 +277,8 @@ class Roots:
         if not known:
             self._forward.replace(owner, is_root=lambda called: id(called) in roots)
 
-    def forget(self) -> None:
-        """Stop watching once the first steps have been taken."""
+    def at_step_end(self) -> None:
+        """Stop watching after the first steps."""
         self._searches += 1
         if self._searches >= STEPS_TO_SEARCH and self._restore is not None:
             self._restore()
@@ -288,11 +287,11 @@ class Roots:
 
 
 def _is_wrapped(module: Any) -> bool:
-    """Say whether another hook sees its forward pass."""
+    """Say whether the hook of FSDP2 records its forward pass."""
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
 def _has_compiled() -> bool:
-    """Say whether this process has compiled anything: code may be compiled anew when a class changes."""
+    """Say whether this process has compiled any code, which a change of a class may invalidate."""
     convert = sys.modules.get("torch._dynamo.convert_frame")
     return convert is not None and bool(convert.FRAME_COUNTER)

@@ -1,4 +1,4 @@
-"""Describe a process group: what its own object says, and what only torch.distributed knows."""
+"""Describe a process group: from its object, from torch.distributed, and from the frameworks that created it."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from dtprof.records.axis_names import axis_of
 _NAMING_MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
 """Keep their groups in globals such as `_TENSOR_MODEL_PARALLEL_GROUP`, some as a dict or list of groups."""
 MAX_LISTED = 16
-"""Members of a group that are written one by one, where a larger group may be a range."""
+"""A larger group is written as a range where its members are evenly spaced."""
 _GRID = {"dp_proc_group": "dp", "pp_proc_group": "pp", "slice_proc_group": "tp"}
 """Attributes of the grid of a DeepSpeed pipeline, which `deepspeed.utils.groups.mpu` holds."""
 
@@ -39,19 +39,19 @@ def first_entry(group_id: int, group: Any) -> str:
 
 
 ids: dict[str, int] = {}
-"""Of groups that torch knows, by name."""
+"""Ids by name of the groups in torch.distributed's list."""
 _splits: dict[str, tuple[list[int], str, float | None]] = {}
-"""Members, back end and timeout of the newest group of each name that was split off another; torch keeps no list."""
+"""Members, back end and timeout of groups made by `split_group`, by name; of equal names the newest."""
 _on_nccl: list[Callable[[], None]] = []
 
 
 def on_first_nccl_group(call: Callable[[], None]) -> None:
-    """Arrange a call once a process group of this process turns out to use NCCL."""
+    """Call this at the first process group of this process that uses NCCL."""
     _on_nccl[:] = [call]
 
 
-def know_split(group: Any, parent: Any, ranks: Sequence[int]) -> None:
-    """Keep what is to be written of a group that was split off a parent, whose own numbers of its ranks are given."""
+def remember_split(group: Any, parent: Any, ranks: Sequence[int]) -> None:
+    """Remember a group split off a parent group; `ranks` are the parent's numbers of its members."""
     import torch.distributed.distributed_c10d as c10d
 
     if group is None:
@@ -62,7 +62,7 @@ def know_split(group: Any, parent: Any, ranks: Sequence[int]) -> None:
         of_parent, _, _ = _splits[parent.group_name]
     else:
         return
-    # The options of the new back end name members, too; those of gloo are wrong (torch 2.13).
+    # Not from the options of the new back end: those of gloo name wrong members (torch 2.13).
     backend = group._get_backend(group._device_types[0]).name()
     _splits[group.group_name] = [of_parent[rank] for rank in sorted(ranks)], backend, _timeout_s(group)
 
@@ -97,7 +97,7 @@ def _members_entry(group_id: int, name: str) -> str:
 
 
 def members_of(ranks: Sequence[int]) -> dict[str, list[int]]:
-    """Return the field of an entry that says which ranks are in a group: a range for many at equal distances."""
+    """Return the field of an entry with the members of a group: a range for many evenly spaced ranks."""
     if len(ranks) > MAX_LISTED:
         stride = ranks[1] - ranks[0]
         if list(ranks) == [ranks[0] + stride * i for i in range(len(ranks))]:
@@ -106,7 +106,7 @@ def members_of(ranks: Sequence[int]) -> dict[str, list[int]]:
 
 
 def _group_named(name: str) -> Any:
-    """Return a group that torch.distributed knows, without a look at all the others; None where it does not."""
+    """Return a group by name from torch.distributed, without a scan of all groups; None where it has none."""
     import torch
     import torch.distributed.distributed_c10d as c10d
 
@@ -129,12 +129,12 @@ def _timeout_s(group: Any) -> float | None:
     return None
 
 
-@fence.fenced("what a process group is for")
+@fence.fenced("the axis of a process group")
 def named_axis_entry(name: str) -> str:
-    """Return the entry that says what Megatron or DeepSpeed keep a group for, or an empty string.
+    """Return the entry with the axis for which Megatron or DeepSpeed use a group, or an empty string.
 
-    Their variables are read rather than their getters called, some of which create groups. They are filled in after
-    the group was made: ask at its first operation.
+    This reads their variables: some of their getters create groups. The variables are set after the group was created,
+    so call this at its first operation.
     """
     for module_name in _NAMING_MODULES:
         module = sys.modules.get(module_name)

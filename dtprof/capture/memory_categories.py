@@ -1,6 +1,7 @@
-"""Reckon what memory is held for, from the models and optimizers that the job really uses.
+"""Attribute memory to parameters, gradients, optimizer state, activations and communication.
 
-Nothing here keeps a tensor alive: sizes are added up at once, models and optimizers are held weakly.
+The models and optimizers are those that the job steps. Nothing here keeps a tensor alive: sizes are summed at once,
+models and optimizers are referenced weakly.
 """
 
 import contextlib
@@ -10,41 +11,37 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.forward_passes import Forward
-from dtprof.capture.known_objects import Known
+from dtprof.capture.live_objects import LiveObjects
 from dtprof.capture.spans import Spans
 
 FAKE = "meta"
-"""Where the memory lies of tensors that have none, whatever device they show."""
+"""The device of the storage of a fake tensor, whatever device the tensor itself shows."""
 
 
 class Categories:
-    """Parameters, gradients, optimizer state, activations, communication; of the steps that are watched."""
+    """Memory by category; activations only of the steps that are watched."""
 
     def __init__(self, forward: Forward, live_bytes: Callable[[], int | None]) -> None:
-        """Know no model yet; `live_bytes` tells what is allocated where the model lies."""
+        """Start without models; `live_bytes` returns the bytes allocated where the model lies."""
         self._forward = forward
         self._live_bytes = live_bytes
-        self.optimizers = Known()
+        self.optimizers = LiveObjects()
         self.watching = False
-        self.taken_ns = 0
-        """What all of it has taken in the step that is watched: each backward pass of many adds to it."""
+        self.cost_ns = 0
+        """What measuring the watched step has cost so far: each of its backward passes adds to it."""
         self._baseline: int | None = None
         self._activations: int | None = None
 
     def install(self, spans: Spans) -> None:
-        """See the forward and backward passes of the steps watched."""
+        """Hook forward and backward passes."""
         self._forward.before_forward(self._before_forward)
         spans.before_backward(self._before_backward)
 
-    def see_optimizer(self, optimizer: Any) -> None:
-        """Remember an optimizer."""
-        self.optimizers.add(optimizer)
-
     @fence.fenced("the memory of activations")
     def watch(self, watching: bool) -> None:
-        """Watch the step that begins, or do not."""
+        """Watch the step that begins, or stop watching."""
         self.watching = watching
-        self.taken_ns = 0
+        self.cost_ns = 0
         self._baseline = self._activations = None
 
     @fence.fenced("the memory of activations")
@@ -64,7 +61,7 @@ class Categories:
                     self._activations = max(self._activations or 0, grown)
 
     def at_step_end(self) -> dict[str, int]:
-        """Return what is held, in bytes, by category as far as it is known."""
+        """Return the bytes held by each category that is known."""
         with self._timed():
             held = self.held()
         if self._activations is not None:
@@ -77,51 +74,51 @@ class Categories:
         try:
             yield
         finally:
-            self.taken_ns += monotonic_ns() - began_ns
+            self.cost_ns += monotonic_ns() - began_ns
 
     def held(self) -> dict[str, int]:
-        """Return what parameters, gradients, optimizer state and communication take now."""
+        """Return the bytes of parameters, gradients, optimizer state and communication now."""
         optimizers, parameters = list(self.optimizers), list(self._parameters())
         if not parameters:
             return {}
         device = _device_of(parameters[0])
         states = (state for optimizer in optimizers for state in optimizer.state.values())
-        found = {
+        held = {
             "parameters": _storage_bytes(parameters, device),
             "gradients": _storage_bytes((parameter.grad for parameter in parameters), device),
             "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
         }
         communication = self._communication_bytes()
         if communication is not None:
-            found["communication"] = communication
-        return found
+            held["communication"] = communication
+        return held
 
     def names(self) -> dict[int, tuple[str, str]]:
-        """Return category and name of what the models and optimizers hold now, by the address of its memory."""
-        found: dict[int, tuple[str, str]] = {}
+        """Return category and name of the storages that models and optimizers hold now, by address."""
+        names: dict[int, tuple[str, str]] = {}
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 shape = "x".join(map(str, getattr(parameter, "shape", ())))
                 for tensor in _tensors_in(state):
-                    _name(found, tensor, "optimizer_state", f"state of a parameter of {shape}")
+                    _name(names, tensor, "optimizer_state", f"state of a parameter of {shape}")
         for module in self._models():
             for name, parameter in (*module.named_parameters(), *module.named_buffers()):
-                _name(found, parameter.grad, "gradients", name)
-                _name(found, parameter, "parameters", name)
+                _name(names, parameter.grad, "gradients", name)
+                _name(names, parameter, "parameters", name)
         for parameter in self._parameters():
-            _name(found, parameter.grad, "gradients", "")
-            _name(found, parameter, "parameters", "")
-        return found
+            _name(names, parameter.grad, "gradients", "")
+            _name(names, parameter, "parameters", "")
+        return names
 
     @fence.fenced("the memory of communication")
     def _communication_bytes(self) -> int | None:
-        """Return what DDP's buckets take, or the largest parts that FSDP gathers; None under anything else."""
+        """Return the bytes of DDP's buckets, or of the largest unsharded parts of FSDP; None under anything else."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized():
             return 0
         buckets = [_bucket_bytes(wrapper) for wrapper in self._forward.wrappers]
-        gathered = [size for root in self._forward.roots.found if (size := _gathered_bytes(root)) is not None]
+        gathered = [size for root in self._forward.roots.models if (size := _gathered_bytes(root)) is not None]
         return sum(buckets) + sum(gathered) if buckets or gathered else None
 
     def _gradient_bytes(self) -> int:
@@ -130,10 +127,10 @@ class Categories:
         return _storage_bytes((parameter.grad for parameter in parameters), device)
 
     def _models(self) -> list[Any]:
-        return [*self._forward.wrappers, *self._forward.roots.found]
+        return [*self._forward.wrappers, *self._forward.roots.models]
 
     def _parameters(self) -> Iterator[Any]:
-        """Return what optimizers step, and what else the models hold: frozen parameters and buffers."""
+        """Yield the parameters that optimizers step, then all parameters and buffers of the models, frozen ones too."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
@@ -149,19 +146,19 @@ def _device_of(tensor: Any) -> str:
         return str(tensor.device.type)
 
 
-def _name(found: dict[int, tuple[str, str]], tensor: Any, category: str, name: str) -> None:
-    """Enter the memory below a tensor, where that is not known yet."""
+def _name(names: dict[int, tuple[str, str]], tensor: Any, category: str, name: str) -> None:
+    """Name the storage of a tensor, unless it has a name."""
     import torch
 
     if tensor is not None:
         with torch._C.DisableTorchFunction():
             part = getattr(tensor, "_local_tensor", tensor)
             if part.layout is torch.strided and (storage := part.untyped_storage()).device.type != FAKE:
-                found.setdefault(storage.data_ptr(), (category, name))
+                names.setdefault(storage.data_ptr(), (category, name))
 
 
 def _tensors_in(state: Any) -> Iterator[Any]:
-    """Return the tensors of the state of one parameter, nested or not."""
+    """Yield the tensors in the optimizer state of one parameter, nested or not."""
     import torch
 
     if isinstance(state, torch.Tensor):
@@ -175,9 +172,9 @@ def _tensors_in(state: Any) -> Iterator[Any]:
 
 
 def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
-    """Return the bytes of the memory below some tensors on one kind of device, each piece once.
+    """Return the bytes of the storages of some tensors on one kind of device, each once.
 
-    Of a tensor that is spread over ranks only the part of this rank counts.
+    Of a sharded tensor only the shard of this rank counts.
     """
     import torch
 
@@ -193,7 +190,7 @@ def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
 
 
 def _gathered_bytes(root: Any) -> int | None:
-    """Return the bytes of the largest part of a model that FSDP gathers at a time; None for a model without FSDP."""
+    """Return the bytes of the largest part of a model that FSDP unshards at a time; None for a model without FSDP."""
     state = getattr(type(root), "_get_fsdp_state", None)
     if state is not None:
         groups = [group for each in state(root)._state_ctx.all_states for group in _groups(each)]
@@ -202,21 +199,21 @@ def _gathered_bytes(root: Any) -> int | None:
             for group in groups
         ]
         return max(sizes, default=0)
-    # Looked up in the dictionary: modules of users may make what they are asked for.
+    # In the dictionary: a module of the user may compute attributes in __getattr__.
     handles = [handle for module in root.modules() if (handle := vars(module).get("_handle")) is not None]
     flat = [handle.flat_param for handle in handles if hasattr(handle, "flat_param")]
     return max((part._unpadded_unsharded_size.numel() * part.dtype.itemsize for part in flat), default=None)
 
 
 def _groups(state: Any) -> list[Any]:
-    """Return the groups of parameters that FSDP gathers together; older versions of torch have one a module."""
+    """Return the parameter groups that FSDP unshards together; older versions of torch have one a module."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def _bucket_bytes(ddp: Any) -> int:
-    """Return the bytes of DDP's buckets, which are none of their own where gradients lie in them."""
+    """Return the bytes of DDP's buckets; 0 where gradients are views of them and already count."""
     if ddp.gradient_as_bucket_view:
         return 0
     data = ddp._get_ddp_logging_data()

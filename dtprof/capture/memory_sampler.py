@@ -1,4 +1,4 @@
-"""Sample the memory of this process where a step ends; in a few steps, also what it is held for."""
+"""Sample the memory of this process at the end of each step; in a few steps, also by category."""
 
 import ctypes
 import os
@@ -11,40 +11,43 @@ from typing import Any
 from dtprof import fence
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.memory_categories import Categories
-from dtprof.capture.own_files import OwnFile
 from dtprof.capture.recorder import Recorder
+from dtprof.capture.reopened_files import ReopenedFile
 from dtprof.capture.spans import Spans
 from dtprof.records import events
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 SECOND_NS = 1_000_000_000
-MOST_OF_THE_TIME = 1_000
-"""What is dear takes one part in this many of the time at most."""
+BUDGET_FRACTION = 1_000
+"""A costly measurement takes at most one part in this many of the time."""
 FIRST_STEPS = 3
+"""Steps measured by category whatever that costs: a short run has no others."""
+OTHER = "other"
+"""Memory of no known category."""
 
 
 class Budget:
-    """Allows a measurement once in a period, so that what it takes is a thousandth of the time.
+    """Allows a measurement once a period, so that measuring takes a thousandth of the time.
 
-    Periods begin where the time of day is a multiple of them, and are a least one doubled as often as needed: ranks
-    that step together so measure in the same step. Were each on its own time, a job would wait for one of them now and
-    for another then, in every step if they are many.
+    A period is the shortest one doubled as often as needed, and begins where the time of day is a multiple of it.
+    Ranks that step together therefore measure in the same step. With periods of their own, another rank would delay
+    the job each time, in every step if they are many.
     """
 
-    def __init__(self, least_ns: int, time_ns: Callable[[], int] = time_ns) -> None:
-        """Allow the first at once; `time_ns` gives the time of day."""
-        self._least_ns = self._period_ns = least_ns
+    def __init__(self, shortest_ns: int, time_ns: Callable[[], int] = time_ns) -> None:
+        """Allow the first measurement at once; `time_ns` gives the time of day."""
+        self._shortest_ns = self._period_ns = shortest_ns
         self._time_ns = time_ns
         self._period = -1
 
     def allows(self) -> bool:
-        """Say whether the next one may be taken."""
+        """Say whether a measurement is due."""
         return self._time_ns() // self._period_ns != self._period
 
-    def charge(self, taken_ns: int) -> None:
-        """Say how long one took that ends now."""
-        self._period_ns = self._least_ns
-        while self._period_ns < MOST_OF_THE_TIME * taken_ns:
+    def charge(self, cost_ns: int) -> None:
+        """Account for a measurement that ends now, and set the period by its cost."""
+        self._period_ns = self._shortest_ns
+        while self._period_ns < BUDGET_FRACTION * cost_ns:
             self._period_ns *= 2
         self._period = self._time_ns() // self._period_ns
 
@@ -68,24 +71,25 @@ class _Mallinfo(ctypes.Structure):
 
 
 class Memory:
-    """Samples of one process."""
+    """Samples the memory of this process."""
 
     def __init__(self, spans: Spans, forward: Forward) -> None:
-        """Measure nothing before the first step."""
+        """Prepare to measure; the first sample is due at the end of the first step."""
         self._spans = spans
-        self._statm: OwnFile | None = None
-        self._dear = (
+        self._statm: ReopenedFile | None = None
+        self._costly = (
             (events.USS_BYTES, _unique_bytes, Budget(SECOND_NS)),
             (events.HEAP_BYTES, self.heap_bytes, Budget(SECOND_NS)),
         )
         self._categories_budget = Budget(10 * SECOND_NS)
         self._num_steps = 0
+        self._device_known = False
         self._mallinfo: Callable[[], Any] | None = None
         self.categories = Categories(forward, self.live_bytes)
 
     @fence.fenced("memory")
     def install(self) -> None:
-        """Look for what the C library can tell, and see forward and backward passes."""
+        """Find the C library's statistics of its heap, and hook forward and backward passes."""
         mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)  # glibc 2.33 and later
         if mallinfo is not None:
             mallinfo.restype = _Mallinfo
@@ -96,25 +100,25 @@ class Memory:
     def _forget_file(self) -> None:
         self._statm = None  # a forked process has a file of its own
 
-    def see_optimizer(self, optimizer: Any) -> None:
-        """Remember an optimizer: its parameters and state are the model's."""
-        self.categories.see_optimizer(optimizer)
-
     @fence.fenced("memory")
     def at_step_end(self, recorder: Recorder) -> None:
-        """Sample."""
+        """Record the samples of the step that ends now."""
         self._num_steps += 1
+        if not self._device_known and (device := _device_in_use()):
+            self._device_known = True
+            if hasattr(recorder, "follow_device"):
+                recorder.follow_device(device)
         values = {**self._resident(), **self._device()}
-        for name, measure, budget in self._dear:
+        for name, measure, budget in self._costly:
             if budget.allows():
                 began_ns = monotonic_ns()
-                if (taken := measure()) is not None:
-                    values[name] = taken
+                if (nbytes := measure()) is not None:
+                    values[name] = nbytes
                 budget.charge(monotonic_ns() - began_ns)
         if self.categories.watching:
-            for category, held in self.categories.at_step_end().items():
-                values[events.MEMORY_CATEGORIES[category]] = held
-            self._categories_budget.charge(self.categories.taken_ns)
+            for category, nbytes in self.categories.at_step_end().items():
+                values[events.MEMORY_CATEGORIES[category]] = nbytes
+            self._categories_budget.charge(self.categories.cost_ns)
         due = self._num_steps < FIRST_STEPS or self._categories_budget.allows()
         self.categories.watch(due)
         for name, value in values.items():
@@ -122,7 +126,7 @@ class Memory:
 
     def _resident(self) -> dict[str, int]:
         if self._statm is None:
-            self._statm = OwnFile(Path("/proc/self/statm"), os.O_RDONLY)
+            self._statm = ReopenedFile(Path("/proc/self/statm"), os.O_RDONLY)
         resident = int(os.pread(self._statm.descriptor(), 128, 0).split()[1]) * PAGE_BYTES
         return {
             events.RSS_BYTES: resident,
@@ -131,7 +135,7 @@ class Memory:
 
     @staticmethod
     def _device() -> dict[str, int]:
-        """Return what torch's allocator holds on the current device; peaks are the program's to reset."""
+        """Return the statistics of torch's allocator on the current device; only the program resets its peaks."""
         import torch
 
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -147,23 +151,41 @@ class Memory:
         }
 
     def heap_bytes(self) -> int | None:
-        """Return what the C library has handed out; None where another allocator has taken its place."""
+        """Return the bytes in use on the C library's heap; None where another allocator replaces it."""
         if self._mallinfo is None:
             return None
         info = self._mallinfo()
         return (info.uordblks + info.hblkhd) or None
 
     def live_bytes(self) -> int | None:
-        """Return what is allocated now where the model lies: on the device, else on the heap."""
+        """Return the bytes allocated now where the model lies: on the device, else on the heap."""
         import torch
 
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return int(torch.cuda.memory_allocated())
         return self.heap_bytes()
 
+    def held_bytes(self) -> dict[str, int]:
+        """Return the bytes held now by category, with the remainder as `other` where the total is known."""
+        held = self.categories.held()
+        if (live := self.live_bytes()) is not None:
+            held[OTHER] = max(0, live - sum(held.values()))
+        return held
+
+
+def _device_in_use() -> str:
+    """Return the current device, such as `cuda:0`; empty before the program itself has initialised it."""
+    import torch
+
+    for name in ("cuda", "xpu", torch._C._get_privateuse1_backend_name()):
+        module = getattr(torch, name, None)
+        if module is not None and getattr(module, "is_initialized", bool)():
+            return f"{name}:{module.current_device()}"
+    return ""
+
 
 def _unique_bytes() -> int | None:
-    """Return the memory that this process shares with no other; None where the kernel does not tell.
+    """Return the memory that this process shares with no other; None where the kernel does not count it.
 
     The kernel walks all pages for it: about 6 ms for each 200 MB.
     """

@@ -1,8 +1,8 @@
-"""Durations on the device, from the ring that torch's NCCL back end keeps of its own operations (Flight Recorder).
+"""Durations on the device, from the Flight Recorder: the ring of operations of torch's NCCL back end.
 
-Nothing of CUDA is called here: torch's watchdog has measured the durations (TORCH_NCCL_ENABLE_TIMING, which `dtprof
-run` sets), and a thread of ours reads its ring now and then, for a bounded share of the time. What is overwritten
-between two readings is not measured.
+This calls nothing of CUDA: torch's watchdog has measured the durations (TORCH_NCCL_ENABLE_TIMING, which `dtprof run`
+sets), and a thread of dtprof polls its ring for a bounded share of the time. Operations overwritten between two polls
+have no duration.
 """
 
 import atexit
@@ -18,7 +18,7 @@ from dtprof.capture.recorder import Recorder
 
 SHORTEST_PAUSE_S = 1.0
 SHARE = 0.002
-"""Reading the ring takes at most this share of the time: it holds the GIL."""
+"""Polling holds the GIL, so it takes at most this share of the time."""
 NS_PER_MS = 1_000_000
 
 
@@ -26,7 +26,7 @@ class DeviceTimes:
     """Reads the ring and records each completed operation once."""
 
     def __init__(self, recorder: Recorder, group_ids: Mapping[str, int], read: Callable[[], bytes]) -> None:
-        """Know where to write, the ids of groups by name, and how to read the ring."""
+        """Write to the recorder; `group_ids` are ids by name of group, `read` dumps the ring."""
         self._recorder = recorder
         self._group_ids = group_ids
         self._read = read
@@ -35,7 +35,7 @@ class DeviceTimes:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Read from now on, and a last time when the interpreter ends."""
+        """Poll from now on, and a last time when the interpreter exits."""
         threading.Thread(target=self._work, name="dtprof-device-times", daemon=True).start()
         atexit.register(self.drain)
 
@@ -48,14 +48,14 @@ class DeviceTimes:
                 return
             pause_s = max(SHORTEST_PAUSE_S, cost_s / SHARE)
 
-    @fence.fenced("how long operations took on the device")
+    @fence.fenced("durations on the device")
     def drain(self) -> float | None:
-        """Record what has completed since the last reading; return the seconds that took, None in a forked process."""
+        """Record the operations completed since the last poll; return its seconds, None in a forked process."""
         if os.getpid() != self._pid:
-            return None  # forked: the lock may be held by a thread that is not here
+            return None  # forked: a thread that does not exist here may hold the lock
         with self._lock:
-            begun = time.perf_counter()
-            # The interpreter's own torch wrote these bytes in this process a moment ago.
+            began_s = time.perf_counter()
+            # Safe to unpickle: torch wrote these bytes in this process.
             entries = pickle.loads(self._read()).get("entries", [])
             realtime_to_monotonic = time.monotonic_ns() - time.time_ns()
             for entry in self._new(entries):
@@ -64,10 +64,10 @@ class DeviceTimes:
                 group = self._group_ids[entry["process_group"][0]]
                 duration_ns = round(entry["duration_ms"] * NS_PER_MS)
                 self._recorder.device_time(group, taken_ns, duration_ns, max(seen_ns, taken_ns))
-            return time.perf_counter() - begun
+            return time.perf_counter() - began_s
 
     def _new(self, entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Return the entries that have completed with a known duration and were not returned before."""
+        """Return the completed entries with a duration that were not returned before."""
         present, new = set(), []
         for entry in entries:
             number = entry["record_id"]
@@ -81,12 +81,28 @@ class DeviceTimes:
         return new
 
 
+@fence.fenced("durations on the device")
+def follow(recorder: Recorder, group_ids: Mapping[str, int]) -> None:
+    """Take begin and end of NCCL's kernels from its own events; where that cannot be, durations from its ring."""
+    from dtprof.capture.native import loader
+
+    use_events = hasattr(recorder, "use_kernel_events")
+    reason = loader.use_nccl_events(recorder) if use_events else "the Python hook reads no events"
+    if not reason:
+        return
+    fence.warn_once(f"begins and ends of NCCL's kernels are not recorded, only durations ({reason})")
+    if read := reader():
+        DeviceTimes(recorder, group_ids, read).start()
+
+
 def reader() -> Callable[[], bytes] | None:
-    """Return the function of this torch that dumps the ring without stacks, or None where it has none."""
+    """Return the function of this torch that dumps NCCL's ring without stacks, or None where it has none.
+
+    `_dump_fr_trace` is another ring since torch 2.13: that of gloo, which tells no durations.
+    """
     import torch
 
-    c10d = torch._C._distributed_c10d
-    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace", None)
     if dump is None:
         return None
     return lambda: bytes(dump(includeCollectives=True, includeStackTraces=False, onlyActive=False))

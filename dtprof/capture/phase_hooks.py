@@ -1,6 +1,6 @@
-"""Record what a rank spends its step on, by hooks into torch and Python: data, backward, checkpoints, pauses.
+"""Record the phases of a step by hooks into torch and Python: data, backward, checkpoints, garbage collection.
 
-The forward pass, steps and memory have files of their own.
+forward_passes.py has the forward pass, step_counter.py steps, memory_sampler.py memory.
 """
 
 import functools
@@ -15,7 +15,6 @@ from time import monotonic_ns
 from typing import Any
 
 from dtprof import fence, marks
-from dtprof.capture.exhaustion import Exhaustion
 from dtprof.capture.forward_passes import Forward
 from dtprof.capture.frameworks.imports import after_import, replace_copies
 from dtprof.capture.memory_sampler import Memory
@@ -38,30 +37,29 @@ CHECKPOINTS = {
         "set_optimizer_state_dict",
     ),
 }
-"""Functions that write, read, gather or spread a checkpoint."""
+"""Functions that write, read, gather or distribute a checkpoint."""
 SHORTEST_PAUSE_NS = 1_000_000
 MOST_PAUSES = 1_024
-"""Collections, short ones too, of which the times are kept until the next phase."""
+"""Collections, short ones too, whose times wait for the next phase."""
 TIMES_A_PAUSE = 4
-"""Two calls back, each for two arguments."""
+"""Two callbacks a collection, each with two arguments."""
 
 
 class Phases:
     """All hooks that record phases, steps and memory of this process."""
 
     def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
-        """Keep the way to the recorder."""
+        """Create the hooks; `recorder` opens the log of this rank when a phase needs it."""
         self._spans = Spans(recorder)
         self._forward = Forward(self._spans)
-        self._memory = Memory(self._spans, self._forward)
-        self.windows = Windows(self._memory)
-        self._steps = Steps(self._spans, self._forward, self._memory, self.windows)
-        self.exhaustion = Exhaustion(self._memory)
+        self.memory = Memory(self._spans, self._forward)
+        self.windows = Windows(self.memory)
+        self._steps = Steps(self._spans, self._forward, self.memory, self.windows)
 
     def install(self) -> None:
         """Hook torch's autograd, optimizers, data loader, gradient scaler, models, checkpoints and compiler.
 
-        Each for itself: a torch that lacks what one of them needs has the others.
+        Each fails for itself: a torch that lacks one hooked function still has the other hooks.
         """
         self._hook_autograd()
         self._hook_loader()
@@ -73,12 +71,12 @@ class Phases:
         after_import("torch._dynamo.callback", self._hook_compiler)
         self._steps.install()
         self._forward.install()
-        self._memory.install()
+        self.memory.install()
         self.windows.install()
         Pauses(self._spans).install()
         self._take_marks()
 
-    @fence.fenced("the program's own marks")
+    @fence.fenced("the marks of the program")
     def _take_marks(self) -> None:
         import torch.compiler
 
@@ -95,17 +93,17 @@ class Phases:
     def _hook_loader(self) -> None:
         import torch.utils.data.dataloader as dataloader
 
-        self._spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, no_failures=(StopIteration,))
+        self._spans.around(dataloader._BaseDataLoaderIter, "__next__", events.DATA, normal_exits=(StopIteration,))
 
     @fence.fenced("checkpoints")
     def _hook_files(self) -> None:
-        """See files of torch written and read; by either name of the function, under one of which it is pickled."""
+        """Hook torch.save and torch.load under both of their names; pickle looks the functions up by one of them."""
         import torch
 
         pickling = _code_that_pickles(torch.storage)
         for name in ("save", "load"):
             original = vars(torch)[name]
-            watched = self._spans.around(torch, name, events.CHECKPOINT, outermost=True, not_from=pickling)
+            watched = self._spans.around(torch, name, events.CHECKPOINT, outermost=True, excluded_callers=pickling)
             if vars(torch.serialization).get(name) is original:
                 setattr(torch.serialization, name, watched)
 
@@ -120,16 +118,16 @@ class Phases:
 
     @fence.fenced("the creation of groups")
     def _hook_groups(self, module: Any) -> None:
-        """Record when a rank makes a group: a rank that does not, where others do, holds them up."""
+        """Record when a rank creates a group: creation is a collective, which hangs without all ranks."""
         for name in ("new_group", "split_group"):
             original = getattr(module, name, None)
             watched = self._spans.around(module, name, events.NEW_GROUP)
             if watched is not None:
                 replace_copies(original, name, watched)
 
-    @fence.fenced("what is computed again in a backward pass")
+    @fence.fenced("recomputation in the backward pass")
     def _hook_recomputation(self) -> None:
-        """See what activation checkpointing computes again, with and without re-entering autograd."""
+        """Hook the recomputation of activation checkpointing, reentrant and not."""
         import torch
         import torch.utils.checkpoint
 
@@ -140,11 +138,11 @@ class Phases:
 
         @functools.wraps(make_frame)
         def make(self: Any, recompute_fn: Any, *arguments: Any, **options: Any) -> None:
-            make_frame(self, spans.watched(recompute_fn, events.RECOMPUTE, no_failures=(stop,)), *arguments, **options)
+            make_frame(self, spans.wrapped(recompute_fn, events.RECOMPUTE, normal_exits=(stop,)), *arguments, **options)
 
         @functools.wraps(forward)
         def run(context: Any, run_function: Any, *arguments: Any) -> Any:
-            recompute = spans.watched(run_function, events.RECOMPUTE)
+            recompute = spans.wrapped(run_function, events.RECOMPUTE)
             in_backward = torch._C._current_graph_task_id
 
             def run_or_recompute(*inputs: Any) -> Any:
@@ -157,7 +155,7 @@ class Phases:
 
     @fence.fenced("compilation")
     def _hook_compiler(self, module: Any) -> None:
-        """Torch calls these at the begin and end of the outermost compilation, one at a time in the process."""
+        """Record compilations: torch calls back at the begin and end of the outermost one in the process."""
         begun: list[int] = []
         module.callback_handler.register_start_callback(lambda *_: begun.append(self._spans.begin(events.COMPILE) or 0))
         module.callback_handler.register_end_callback(lambda *_: self._spans.end(begun.pop() if begun else 0))
@@ -174,24 +172,24 @@ def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:
 
 
 class Pauses:
-    """The pauses of Python's garbage collector that cost something.
+    """Pauses of Python's garbage collector that are long enough to matter.
 
-    A collection may begin anywhere, inside the recorder too: only its times are noted, and recorded at the next phase.
-    They are noted without a line of Python: a signal that comes during a collection is handled at the first one after
-    it, and in a callback of the collector what its handler raises would be lost.
+    A collection may begin anywhere, inside the recorder too, so its callback only appends times; the next phase records
+    them. The callback executes no Python bytecode: Python runs a pending signal handler at the next bytecode, and would
+    swallow what the handler raises inside a callback of the collector.
     """
 
     def __init__(self, spans: Spans) -> None:
         """Record on these spans."""
         self._times: deque[int] = deque(maxlen=TIMES_A_PAUSE * MOST_PAUSES)
-        spans.pauses, spans.past = self._times, self._take
+        spans.pauses, spans.finished_pauses = self._times, self._take
 
     def install(self) -> None:
-        """Be told of collections."""
+        """Register the callback of the collector."""
         gc.callbacks.append(_noting_times(self._times))
 
     def _take(self) -> Iterator[tuple[int, int]]:
-        """Give begin and end of the pauses since the last call."""
+        """Yield begin and end of the pauses since the last call."""
         next_time = self._times.popleft
         while len(self._times) >= TIMES_A_PAUSE:
             begin, _, _, end = next_time(), next_time(), next_time(), next_time()
@@ -203,4 +201,5 @@ def _noting_times(times: deque[int]) -> Callable[[str, dict[str, int]], object]:
     """Return a callback of the collector that appends the time, once for each of its two arguments."""
     append_now = map(times.append, iter(monotonic_ns, None))
     for_each = functools.partial(next, map(operator.is_, append_now, itertools.repeat(None)))
-    return functools.partial(max, key=for_each)  # max calls its key for each, and compares True with True
+    # max calls its key once for each of the two arguments, all in C, and then compares True with True.
+    return functools.partial(max, key=for_each)

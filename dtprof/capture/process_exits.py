@@ -1,4 +1,4 @@
-"""Record how processes end: exceptions and orderly exits of this one, exit statuses of its children."""
+"""Record how processes end: exceptions and orderly exits of this process, exit statuses of its children."""
 
 import atexit
 import functools
@@ -25,31 +25,33 @@ MAX_TRACEBACK = 32_768
 
 
 class ExitRecords:
-    """Writes exceptions and the orderly end of one rank into its strings file."""
+    """Writes exceptions and the orderly exit of a rank into its strings file."""
 
     def __init__(self, recorder: Recorder, owners: CodeOwners, describe: Callable[[BaseException], str | None]) -> None:
-        """Watch this process; `describe` gives the entry that belongs to an exception, or none."""
+        """Record for this process; `describe` returns a further entry for an exception, or None."""
         self._describe = describe
         self._recorder = recorder
         self._owners = owners
         self._pid = os.getpid()
         self._ended = False
 
-    @fence.fenced("the end of this process")
+    @fence.fenced("the exit of this process")
     def install(self) -> None:
-        """Chain to the exception hook; see the interpreter's exit, also in multiprocessing's children."""
+        """Chain to the exception hook, and hook the interpreter's exit, also in multiprocessing's children."""
         record_uncaught(self.record_exception)
         atexit.register(self.record_end)
         multiprocessing.util.Finalize(self, self.record_end, exitpriority=-100)
 
     @fence.fenced("an exception")
     def record_exception(self, error: BaseException) -> None:
-        """Write what left the program, with the innermost line of the user's code."""
+        """Write an uncaught exception with the innermost line of the user's code."""
         if os.getpid() != self._pid:
             return
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if not self._owners.is_tool(f.filename) and not self._owners.is_library(f.filename)]
-        frame = own[-1] if own else frames[-1] if frames else None
+        of_user = [
+            f for f in frames if not self._owners.is_tool(f.filename) and not self._owners.is_library(f.filename)
+        ]
+        frame = next(reversed(of_user or frames), None)
         text = "".join(traceback.format_exception(error))
         self._recorder.write_entry(
             timed_entry(
@@ -63,9 +65,9 @@ class ExitRecords:
         if line := self._describe(error):
             self._recorder.write_entry(line)
 
-    @fence.fenced("the end of this process")
+    @fence.fenced("the exit of this process")
     def record_end(self) -> None:
-        """Write that the interpreter ends in order."""
+        """Write the exit record of an interpreter that exits in order."""
         if self._ended or os.getpid() != self._pid:
             return
         self._ended = True
@@ -76,13 +78,13 @@ class ExitRecords:
 def _message_of(error: BaseException) -> str:
     try:
         return str(error)[:2000]
-    except Exception as own:  # noqa: BLE001  # the program's own error, in its own text
-        return f"(its text cannot be had: {type(own).__name__})"
+    except Exception as raised:  # noqa: BLE001  # __str__ of the program's exception may raise anything
+        return f"(its text cannot be had: {type(raised).__name__})"
 
 
-@fence.fenced("the end of this process")
+@fence.fenced("the exit of this process")
 def record_uncaught(record: Callable[[BaseException], None]) -> None:
-    """See the exception that leaves the program; the hook that was there follows."""
+    """Record the exception that ends the program, then call the hook set before."""
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -92,12 +94,12 @@ def record_uncaught(record: Callable[[BaseException], None]) -> None:
     sys.excepthook = excepthook
 
 
-@fence.fenced("the end of this process")
+@fence.fenced("the exit of this process")
 def watch_leaving(mark: Callable[[], None]) -> None:
-    """See calls of sys.exit and os._exit: their line tells where a rank left."""
+    """Record calls of sys.exit and os._exit: their line says where a rank exited."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         original = getattr(module, name)
-        if not isinstance(original, types.FunctionType):  # ours is inherited from the parent of a forked process
+        if not isinstance(original, types.FunctionType):  # a forked process inherits the hook of its parent
             setattr(module, name, _marking(original, module.__name__, mark))
 
 
@@ -106,7 +108,7 @@ def _marking(leave: Callable[..., Any], module: str, mark: Callable[[], None]) -
         mark()
         return leave(*arguments, **options)
 
-    # By these it is pickled, as the target of a process for example.
+    # pickle looks it up by these names, as the target of a process for example.
     marked.__module__, marked.__name__, marked.__qualname__ = module, leave.__name__, leave.__qualname__
     marked.__doc__ = leave.__doc__
     return marked
@@ -114,7 +116,7 @@ def _marking(leave: Callable[..., Any], module: str, mark: Callable[[], None]) -
 
 @fence.fenced("the exceptions of spawned ranks")
 def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
-    """See the exceptions of ranks started from Python, which never reach the exception hook."""
+    """Record the exceptions of ranks started from Python, which never reach the exception hook."""
     process: Any = multiprocessing.process.BaseProcess
     process.run = _recording(process.run, record)
     spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
@@ -143,9 +145,9 @@ def _recording(function: Callable[..., Any], record: Callable[[BaseException], N
 
 @fence.fenced("the exit statuses of child processes")
 def record_children(node_folder: Path) -> None:
-    """Write the exit status of every child process of this one that Python reaps, as the kernel gave it.
+    """Write the exit status of every child process that Python reaps, as the kernel gave it.
 
-    This is how the true end of a rank under torchrun or torch.multiprocessing is known: only its parent learns it.
+    Only the parent of a rank under torchrun or torch.multiprocessing learns how the rank ended.
     """
     import multiprocessing.popen_fork as popen_fork
     import multiprocessing.popen_forkserver as popen_forkserver
@@ -156,10 +158,10 @@ def record_children(node_folder: Path) -> None:
 
     @fence.fenced("the exit status of a child process")
     def write(pid: int, status: int | None) -> None:
-        # Negative: the signal that ended it, as in subprocess.
+        # A negative status is the signal that ended the child, as in subprocess.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         if not node_folder.exists():
-            return  # the run was moved or deleted, as the launcher says
+            return  # the run was moved or deleted, which the launcher reports
         writer.append_line(file, {"pid": pid, "status": status, "t_ns": now, "by": os.getpid()})
 
     def handle_exitstatus(self: Any, sts: int, *rest: Any, **options: Any) -> None:

@@ -1,5 +1,6 @@
-"""What both hooks offer, and the choice between them."""
+"""The interface of both hooks, and the choice between them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -8,14 +9,17 @@ from dtprof.capture import call_sites
 from dtprof.records import schema, writer
 
 MOST_SEGMENTS = 2**20
-"""More than any disk holds, and still a number that the native hook takes."""
+"""4 TiB of log; the native hook takes a 32-bit number."""
 
 
 class Recorder(Protocol):
-    """Writes the events of this process. Handles are opaque; 0 stands for an event that was not recorded."""
+    """Writes the events of this process. A handle is opaque; 0 stands for an event that was not recorded."""
 
     def install(self, ops: list[str]) -> None:
         """Hook these operators of the c10d namespace."""
+
+    def on_group(self, call: Callable[[int, str], object]) -> None:
+        """Call this with id and name of each new process group, to write what only Python knows of it."""
 
     def name_id(self, name: str) -> int:
         """Return the id of a phase or sample name, declaring it in the run."""
@@ -27,42 +31,42 @@ class Recorder(Protocol):
         """Record that it ended."""
 
     def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
-        """Record a phase that is over, by its times."""
+        """Record a phase that has ended, by its times."""
 
     def sample(self, op: int, value: int) -> None:
         """Record one value now."""
 
     def device_time(self, group: int, taken_ns: int, duration_ns: int, seen_ns: int) -> None:
-        """Record how long an operation took on its device, once that is known.
+        """Record how long an operation took on its device.
 
         Args:
             group: id of its process group.
-            taken_ns: when the back end took it, within the call, on the host clock.
-            duration_ns: how long it took on the device.
-            seen_ns: when it was seen complete, on the host clock.
+            taken_ns: when the back end accepted it, within the call, on the host clock.
+            duration_ns: its duration on the device.
+            seen_ns: when its completion was detected, on the host clock.
         """
 
     def set_label(self, label: int) -> int:
-        """Say on whose behalf this thread acts, by the id of a `label` entry; return the one before; 0 is none."""
+        """Attribute the operations that this thread issues to a `label` entry, 0 for none; return the label before."""
 
     def label_next_p2p(self, labels: list[int]) -> None:
-        """Label the point-to-point operations that this thread issues next, in order; they replace what is left."""
+        """Label the next point-to-point operations of this thread, in order, instead of the labels still unused."""
 
     def advance_step(self) -> int:
-        """Count an optimizer step; later events carry the new number."""
+        """Count an optimizer step and return its number, which later events carry."""
 
     def write_entry(self, line: str) -> None:
         """Append a line to the strings file."""
 
     def close_log(self) -> None:
-        """Mark the log as ended in order."""
+        """Mark the log as complete: the process exits in order."""
 
     def off(self) -> None:
-        """Write nothing more."""
+        """Stop recording in this process."""
 
 
 def max_segments() -> int:
-    """Return how many segments a rank may keep, from the setting; 3 at least."""
+    """Return how many segments a rank may keep, by the setting; 3 at least."""
     megabytes = settings.parse_number(
         settings.from_environment(settings.MAX_LOG_MB), setting=settings.MAX_LOG_MB, minimum=16
     )

@@ -1,6 +1,6 @@
-"""Write what memory is held for at one moment into a file: on a GPU torch's own snapshot, on the host its live tensors.
+"""Write a snapshot of memory into a file: on a GPU torch's own snapshot, on the host a list of live tensors.
 
-Looking at tensors changes none and keeps none alive: what is kept of them is their size, type and name.
+A snapshot changes no tensor and keeps none alive: it holds their sizes, types and names.
 """
 
 import gc
@@ -16,13 +16,12 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.memory_categories import FAKE
-from dtprof.capture.memory_sampler import Memory
+from dtprof.capture.memory_sampler import OTHER, Memory
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.string_entries import entry
 
 MOST_TENSORS = 1_000
-"""The largest, that are written one by one; the rest is summed up."""
-OTHER = "other"
+"""The largest tensors have rows of their own; of the rest the file has sums."""
 
 
 class Snapshots:
@@ -36,13 +35,13 @@ class Snapshots:
         self._count = 0
 
     def take(self, why: str, step: int, *, limit_bytes: int, request: str = "") -> int:
-        """Take one; return the size of its file, 0 where there is none."""
+        """Write a snapshot; return the size of its file in bytes."""
         self._count += 1
         fields: dict[str, Any] = {"why": why, "step": step, **({"request": request} if request else {})}
         fields["t_ns"] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         try:
-            fields["held_bytes"] = self._held()
-            device, name, write = self._what()
+            fields["held_bytes"] = self._memory.held_bytes()
+            device, name, write = self._writer()
             fields["device"] = device
             size = _write(self._folder / name, write, limit_bytes)
         except Exception as error:
@@ -53,15 +52,8 @@ class Snapshots:
         self._recorder.write_entry(entry("snapshot", state="written", file=name, bytes=size, **fields))
         return size
 
-    def _held(self) -> dict[str, int]:
-        held: dict[str, int] = self._memory.categories.held()
-        live = self._memory.live_bytes()
-        if live is not None:
-            held[OTHER] = max(0, live - sum(held.values()))
-        return held
-
-    def _what(self) -> tuple[str, str, Callable[[Path], None]]:
-        """Return the device, the name of the file, and what writes it."""
+    def _writer(self) -> tuple[str, str, Callable[[Path], None]]:
+        """Return the device, the name of the file, and the function that writes it."""
         import torch
 
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -74,7 +66,7 @@ class Snapshots:
 
 
 def _write_device(file: Path) -> None:
-    """Write what torch.cuda.memory._dump_snapshot writes, for pytorch.org/memory_viz."""
+    """Write the format of torch.cuda.memory._dump_snapshot, for pytorch.org/memory_viz."""
     import torch
 
     with file.open("wb") as stream:
@@ -82,10 +74,10 @@ def _write_device(file: Path) -> None:
 
 
 def _write(file: Path, write: Callable[[Path], None], limit_bytes: int) -> int:
-    """Write a file by way of a draft; one that takes more than the limit is not kept.
+    """Write a file by way of a draft; discard it where it exceeds the limit.
 
     Raises:
-        OSError: it cannot be written, or takes more than the limit.
+        OSError: it cannot be written, or exceeds the limit.
     """
     draft = file.with_name(f".{file.name}")
     try:
@@ -100,30 +92,30 @@ def _write(file: Path, write: Callable[[Path], None], limit_bytes: int) -> int:
 
 
 def _live_tensors() -> Iterator[Any]:
-    """Return the tensors that Python holds; those that only autograd keeps have no object to be found by."""
+    """Yield the tensors that Python holds; those that only autograd keeps have no Python object."""
     import torch
 
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor):  # isinstance would ask objects that pretend to be others
-            yield found
+    for value in gc.get_objects():
+        if issubclass(type(value), torch.Tensor):  # isinstance would run code of proxies that set __class__
+            yield value
 
 
 def describe_tensors(tensors: Iterator[Any], names: dict[int, tuple[str, str]]) -> dict[str, Any]:
-    """Return the memory below some tensors, each piece once: the largest one by one, and sums.
+    """Return the storages of some tensors, each once: rows of the largest, and sums by category.
 
-    `names` gives category and name of what is known, by the address of the memory.
+    `names` gives category and name of known storages by address.
     """
     import torch
 
-    seen: dict[int, dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
     with torch._C.DisableTorchFunction():
         for tensor in tensors:
             described = _describe(tensor, names)
             if described is not None:
                 address, row = described
-                known = seen.get(address)
-                seen[address] = row | {"tensors": known["tensors"] + 1 if known else 1}
-    by_size = sorted(seen.values(), key=lambda row: -row["bytes"])
+                known = rows.get(address)
+                rows[address] = row | {"tensors": known["tensors"] + 1 if known else 1}
+    by_size = sorted(rows.values(), key=lambda row: -row["bytes"])
     sums: Counter[str] = Counter()
     for row in by_size:
         sums[row["category"]] += row["bytes"]

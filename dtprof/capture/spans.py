@@ -1,4 +1,4 @@
-"""Spans of this process: opened and closed on the recorder, which is asked for when something happens."""
+"""Spans of this process, recorded around functions of torch; the first one may open the log of the rank."""
 
 import functools
 import sys
@@ -12,34 +12,34 @@ from dtprof.capture.recorder import Recorder
 from dtprof.records import events, schema
 
 TRAINING = (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.STEP)
-"""What only a process that trains does: opens the log of this rank."""
+"""Phases that only a training process has: they open the log of its rank."""
 
 
-class _Inside(threading.local):
+class _OutermostSpan(threading.local):
     """Whether a thread is inside an outermost span."""
 
-    one = False
+    is_open = False
 
 
 class Spans:
     """Opens and closes spans; none of its methods raises."""
 
     def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
-        """Keep the way to the recorder, which opens the log of this rank when told that the process trains."""
+        """Get the recorder from `recorder`, which opens the log of this rank when given True: the process trains."""
         self.recorder = recorder
         self._ids: dict[str, int] = {}
         self._ids_of: Recorder | None = None
-        self._inside = _Inside()
+        self._inside = _OutermostSpan()
         self._before_backward: list[Callable[[], object]] = []
         self.pauses: Collection[int] = ()
-        """Not empty where `past` has something to give."""
-        self.past: Callable[[], Iterable[tuple[int, int]]] = tuple
-        """Gives begins and ends of pauses that are over and not yet recorded."""
+        """Not empty where `finished_pauses` has pauses to record."""
+        self.finished_pauses: Callable[[], Iterable[tuple[int, int]]] = tuple
+        """Yields begin and end of pauses that are not recorded yet."""
 
     def id_of(self, recorder: Recorder, name: str) -> int:
         """Return the id of a name in the log of this recorder."""
         if recorder is not self._ids_of:
-            self._ids, self._ids_of = {}, recorder  # a forked process has a log of its own
+            self._ids, self._ids_of = {}, recorder  # a forked process opens another log
         known = self._ids.get(name)
         if known is None:
             known = self._ids[name] = recorder.name_id(name)
@@ -56,7 +56,7 @@ class Spans:
 
     def begin(self, phase: str) -> int:
         """Begin a span; return its handle, 0 where nothing is recorded."""
-        # One frame: between the computations of the job all code has left the caches, and each page of it costs.
+        # One Python frame: between the computations of the job this code leaves the CPU caches, and each call costs.
         try:
             recorder = self.recorder(phase in TRAINING)
             if recorder is None:
@@ -69,15 +69,15 @@ class Spans:
             for call in self._before_backward:
                 call()
             return recorder.begin_span(op, True)
-        except Exception as error:  # noqa: BLE001  # a fence of its own
+        except Exception as error:  # noqa: BLE001  # the hot path cannot afford `fenced`
             fence.report("the begin of a phase", error)
             return 0
 
     def mark(self, phase: str, number: int) -> None:
-        """Record a moment: a span that ends where it begins, and how many of them there have been.
+        """Record a moment as a span of no length, with a number that counts such moments.
 
         Raises:
-            Exception: it could not be recorded; whoever calls has a fence.
+            Exception: recording failed; the caller is fenced.
         """
         recorder = self.recorder(phase in TRAINING)
         if recorder is not None:
@@ -91,13 +91,13 @@ class Spans:
             recorder = self.recorder(False)
             if span and recorder is not None:
                 recorder.end_span(span, failed, flags, is_backward)
-        except Exception as error:  # noqa: BLE001  # a fence of its own
+        except Exception as error:  # noqa: BLE001  # as in `begin`
             fence.report("the end of a phase", error)
 
     def _record_pauses(self, recorder: Recorder) -> None:
         recording = self.recording
-        for begin_ns, end_ns in self.past():
-            if recording:  # what was before the first record is not of the job's steps
+        for begin_ns, end_ns in self.finished_pauses():
+            if recording:  # pauses before the first record belong to no step
                 recorder.past_span(self.id_of(recorder, events.GARBAGE_COLLECTION), begin_ns, end_ns)
 
     def around(
@@ -106,49 +106,49 @@ class Spans:
         name: str,
         phase: str,
         *,
-        no_failures: tuple[type[BaseException], ...] = (),
+        normal_exits: tuple[type[BaseException], ...] = (),
         outermost: bool = False,
-        not_from: frozenset[types.CodeType] = frozenset(),
+        excluded_callers: frozenset[types.CodeType] = frozenset(),
     ) -> Callable[..., Any] | None:
-        """Replace a function of a module or class by one that records a span around it; None where there is none.
+        """Replace a function of a module or class by one that records a span around it; None where it is missing.
 
         Args:
             owner: the module or class.
-            name: of the function.
-            phase: what the span is called.
-            no_failures: exceptions by which the function ends in order.
-            outermost: record no span inside another of this phase and thread that was also so asked for.
-            not_from: record no span for calls from this code.
+            name: name of the function.
+            phase: name of the span.
+            normal_exits: exceptions that are no failure of the function.
+            outermost: record no span inside another outermost span of this thread.
+            excluded_callers: record no span for calls from this code.
         """
         original = vars(owner).get(name)
         if not isinstance(original, types.FunctionType | types.BuiltinFunctionType):
             return None
-        watched = self.watched(original, phase, no_failures=no_failures)
+        wrapped = self.wrapped(original, phase, normal_exits=normal_exits)
         if outermost:
-            watched = self._outermost(original, watched, not_from)
-        setattr(owner, name, watched)
-        return watched
+            wrapped = self._outermost(original, wrapped, excluded_callers)
+        setattr(owner, name, wrapped)
+        return wrapped
 
     def _outermost(
-        self, original: Callable[..., Any], watched: Callable[..., Any], not_from: frozenset[types.CodeType]
+        self, original: Callable[..., Any], wrapped: Callable[..., Any], excluded_callers: frozenset[types.CodeType]
     ) -> Callable[..., Any]:
         inside = self._inside
 
         @functools.wraps(original)
         def choose(*arguments: Any, **options: Any) -> Any:
-            if inside.one or (not_from and sys._getframe(1).f_code in not_from):
+            if inside.is_open or (excluded_callers and sys._getframe(1).f_code in excluded_callers):
                 return original(*arguments, **options)
-            inside.one = True
+            inside.is_open = True
             try:
-                return watched(*arguments, **options)
+                return wrapped(*arguments, **options)
             finally:
-                inside.one = False
+                inside.is_open = False
 
         choose._torchdynamo_disable = True  # type: ignore[attr-defined]
         return choose
 
-    def watched(
-        self, original: Callable[..., Any], phase: str, *, no_failures: tuple[type[BaseException], ...] = ()
+    def wrapped(
+        self, original: Callable[..., Any], phase: str, *, normal_exits: tuple[type[BaseException], ...] = ()
     ) -> Callable[..., Any]:
         """Return a function that records a span around another."""
         begin, end = self.begin, self.end
@@ -162,7 +162,7 @@ class Spans:
                 result = original(*arguments, **options)
                 failed = False
                 return result
-            except no_failures:
+            except normal_exits:
                 failed, flags = False, schema.FLAG["skipped"]
                 raise
             finally:

@@ -1,6 +1,6 @@
-"""Write down when the steps of a rank end, and nothing else: what `dtprof overhead` measures both of its arms with.
+"""Record when the steps of a rank end, and nothing else: the clock of both arms of `dtprof overhead`.
 
-Installed with and without the recorder alike, so that what it costs (about 3 us a step) drops out of the comparison.
+Both arms have it, so that its cost (about 3 us a step) drops out of the comparison.
 A step ends when the first optimizer that the process steps has stepped.
 """
 
@@ -14,10 +14,10 @@ from dtprof.records import step_times_file
 
 
 class StepClock:
-    """Appends one entry a step to a file of its own for each process."""
+    """Appends one entry a step to the file of each process."""
 
     def __init__(self, folder: Path, started_ns: int) -> None:
-        """Know where to write; nothing is opened before the first step."""
+        """Write below this folder; the first step opens the file."""
         self._folder = folder
         self._started_ns = started_ns
         self._pid = 0

@@ -1,4 +1,4 @@
-"""Count steps: by the optimizers of the program, or where it says so itself by dtprof.step()."""
+"""Count steps: by the optimizers of the program, or by its calls of dtprof.step()."""
 
 import functools
 import threading
@@ -12,31 +12,31 @@ from dtprof.capture.window_control import Windows
 from dtprof.records import events, schema
 
 
-class _Stepping(threading.local):
-    """The optimizers whose steps a thread is in, one inside the other."""
+class _OpenOptimizers(threading.local):
+    """The optimizers whose step() a thread is inside, outermost first."""
 
     def __init__(self) -> None:
-        """Start with none; called in each thread at its first use."""
+        """Start with none; Python calls this in each thread at its first use."""
         self.spans: list[tuple[int, int]] = []
-        """Id of the optimizer and its span."""
+        """Id of the optimizer, handle of its span."""
 
 
 class Steps:
-    """A row of optimizer steps with no backward pass between them ends one step together."""
+    """Counts steps; optimizers that step with no backward pass between them end the same step."""
 
     def __init__(self, spans: Spans, forward: Forward, memory: Memory, windows: Windows) -> None:
-        """Record on these spans; memory is measured, and what the model was fed is told, where a step ends."""
+        """Record through these spans; the end of a step also samples memory and records tokens and samples."""
         self._spans = spans
         self._forward = forward
         self._memory = memory
         self._windows = windows
         self._counted = 0
-        self._before_marks = 0  # steps that were counted before the program said that it marks them itself
+        self._before_marks = 0  # steps counted by optimizers before the first dtprof.step()
         self._marks = 0
         self._backward_since_step = False
-        self._told_consumption = False
-        self._stepping = _Stepping()
-        self._seen = 0
+        self._consumption_recorded = False
+        self._open_optimizers = _OpenOptimizers()
+        self._optimizer_steps = 0
         self._optimizers = memory.categories.optimizers
 
     @fence.fenced("steps")
@@ -55,27 +55,27 @@ class Steps:
     def _before_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._forward.close()
         if optimizer not in self._optimizers:
-            self._see(optimizer)
-        self._tell_consumption()
-        open_spans = self._stepping.spans
+            self._register(optimizer)
+        self._record_consumption()
+        open_spans = self._open_optimizers.spans
         if open_spans:
-            self._end_optimizer(id(optimizer), failed=True)  # its last step ended in an exception
+            self._end_optimizer(id(optimizer), failed=True)  # its last step raised: no post hook ran
         open_spans.append((id(optimizer), self._spans.begin(events.OPTIMIZER)))
 
     @fence.fenced("the model of an optimizer")
-    def _see(self, optimizer: Any) -> None:
-        """Find the model of an optimizer that steps for the first time."""
-        self._memory.see_optimizer(optimizer)
+    def _register(self, optimizer: Any) -> None:
+        """Remember an optimizer that steps for the first time, and search for its model."""
+        self._optimizers.add(optimizer)
         self._forward.roots.search(optimizer)
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
-        self._tell_consumption()  # where a closure ran the model inside the optimizer's step
+        self._record_consumption()  # a closure may have run the model inside the optimizer's step
         self._end_optimizer(id(optimizer))
         self._end_by_optimizer()
 
     def _end_optimizer(self, optimizer: int, *, failed: bool = False) -> None:
-        """End the span of an optimizer, and those inside it, which an exception has left."""
-        open_spans = self._stepping.spans
+        """End the span of an optimizer, and the failed spans inside it."""
+        open_spans = self._open_optimizers.spans
         if any(optimizer == known for known, _ in open_spans):
             known = 0
             while known != optimizer and open_spans:
@@ -83,22 +83,22 @@ class Steps:
                 self._spans.end(span, failed=failed or known != optimizer)
 
     def _end_by_optimizer(self) -> None:
-        """Count a step, unless this optimizer belongs to the same burst as the one before it."""
-        self._seen += 1
+        """Count a step, unless no backward pass came since the optimizer before this one."""
+        self._optimizer_steps += 1
         if self._backward_since_step:
-            self._backward_since_step = self._told_consumption = False
+            self._backward_since_step = self._consumption_recorded = False
             if not self._marks:
                 self._end()
 
-    def _tell_consumption(self) -> None:
-        """Tell what was fed before the end of the step is recorded: the time then says to which step it belongs."""
-        if self._backward_since_step and not self._marks and not self._told_consumption:
-            self._told_consumption = True
+    def _record_consumption(self) -> None:
+        """Record tokens and samples before the end of the step, whose time assigns them to it."""
+        if self._backward_since_step and not self._marks and not self._consumption_recorded:
+            self._consumption_recorded = True
             self._forward.consumption.end_step()
 
     @fence.fenced("the end of a step")
     def mark(self, tokens: object = None) -> None:
-        """Count a step where the program says so; from now on only these count."""
+        """Count a step that the program marks; from the first one on, optimizers count none."""
         if not self._marks:
             self._before_marks = self._counted
         self._marks += 1
@@ -112,12 +112,12 @@ class Steps:
         if recorder is not None:
             self._counted = recorder.advance_step()
             self._memory.at_step_end(recorder)
-            self._forward.roots.forget()
+            self._forward.roots.at_step_end()
             self._windows.at_step_end(self._counted - self._before_marks)
 
     @fence.fenced("steps that a GradScaler skips")
     def _hook_scaler(self) -> None:
-        """See the steps that a GradScaler skips because gradients overflowed: no optimizer hook fires for them."""
+        """Record the steps that a GradScaler skips after gradients overflowed: no optimizer hook fires for them."""
         import torch.amp.grad_scaler
 
         scaler: Any = torch.amp.grad_scaler.GradScaler
@@ -125,10 +125,10 @@ class Steps:
 
         @functools.wraps(original)
         def step(scaler_self: Any, *arguments: Any, **options: Any) -> Any:
-            seen = self._seen
+            before = self._optimizer_steps
             result = original(scaler_self, *arguments, **options)
-            if self._seen == seen:
-                self._tell_consumption()
+            if self._optimizer_steps == before:
+                self._record_consumption()
                 self._spans.end(self._spans.begin(events.OPTIMIZER), flags=schema.FLAG["skipped"])
                 self._end_by_optimizer()
             return result

@@ -1,4 +1,4 @@
-"""Lines of the strings file."""
+"""Lines of the strings file, which explain the codes of records."""
 
 import json
 import time

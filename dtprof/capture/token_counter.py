@@ -1,8 +1,8 @@
-"""Count what the models of a rank are fed in a step: token ids and samples, from shapes alone.
+"""Count the tokens and samples that a rank consumes in a step, from the shapes of the inputs of its models.
 
-Of the arguments of a training forward pass, a tensor of integers with two dimensions is taken for token ids, batch by
-sequence, and the first dimension of the first tensor for the batch. Where a rank has several models, such as the stages
-of a pipeline, what was fed most counts.
+Of the arguments of a training forward pass, an integer tensor with two dimensions counts as token ids, batch by
+sequence, and the first dimension of the first tensor as the batch. Of several models of a rank, such as the stages of a
+pipeline, the one that consumed most counts.
 """
 
 import numbers
@@ -17,20 +17,20 @@ from dtprof.capture.spans import Spans
 from dtprof.records import events
 
 MOST_MODELS = 64
-"""That are told apart in a step."""
+"""Models counted apart in a step."""
 STEPS_BETWEEN = 32
-"""A count that stays the same is recorded again after so many steps: of a long run only the newest may be looked at."""
-MOST = 1 << 62
+"""An unchanged count is recorded again after so many steps: readers of a long run may read its newest records only."""
+MAX_TOKENS = 1 << 62
 
 
 class Consumption:
-    """What is fed to each model since the last step ended."""
+    """The inputs of each model since the last step ended."""
 
     def __init__(self, spans: Spans) -> None:
-        """Record where these spans go."""
+        """Record through these spans."""
         self._spans = spans
-        self._fed: dict[int, tuple[int, int]] = {}  # by model: tokens, samples
-        self._told: tuple[object, int, int] = (None, 0, 0)  # recorder, tokens, samples
+        self._consumed: dict[int, tuple[int, int]] = {}  # by model: tokens, samples
+        self._recorded: tuple[object, int, int] = (None, 0, 0)  # recorder, tokens, samples
         self._until_repeat = 0
         self._tensor: Any = None
         self._ids: frozenset[Any] = frozenset()
@@ -45,18 +45,18 @@ class Consumption:
         intercepted: Callable[[], int] = int,
         aside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Know what a tensor is, and which types of numbers token ids have.
+        """Recognise tensors by this class, and token ids by these element types.
 
-        A program may intercept what is done with tensors, even that their shape is asked for: `intercepted` tells, and
-        `aside` passes it by.
+        A program may intercept every access to a tensor, that to its shape too, by __torch_function__: `intercepted`
+        counts such interceptors, `aside` disables them.
         """
         self._tensor, self._ids = tensor, frozenset(ids)
         self._intercepted, self._aside = intercepted, aside
 
-    def see(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+    def add_inputs(self, model: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Count the arguments of a training forward pass of a model."""
         try:
-            # The plain case by the shortest way: between the computations of the job all code has left the caches.
+            # The common case by the shortest path: between the computations of the job this code leaves the CPU caches.
             first: Any = arguments[0] if arguments else next(iter(options.values()), None)
             if (
                 type(first) is self._tensor
@@ -69,43 +69,43 @@ class Consumption:
             else:
                 with self._aside():
                     tokens, samples = self._count(arguments, options)
-            known = self._fed.get(model)
+            known = self._consumed.get(model)
             if known is not None:
-                self._fed[model] = known[0] + tokens, known[1] + samples
-            elif len(self._fed) < MOST_MODELS:
-                self._fed[model] = tokens, samples
-        except Exception as error:  # noqa: BLE001  # a fence of its own: the forward pass is recorded anyway
-            fence.report("what the model is fed", error)
+                self._consumed[model] = known[0] + tokens, known[1] + samples
+            elif len(self._consumed) < MOST_MODELS:
+                self._consumed[model] = tokens, samples
+        except Exception as error:  # noqa: BLE001  # the forward pass is recorded anyway
+            fence.report("the tokens and samples of a step", error)
 
-    def end_step(self, said: object = None) -> None:
-        """Record what was fed in the step that ends now, where that differs from the step before.
+    def end_step(self, given_tokens: object = None) -> None:
+        """Record tokens and samples of the step that ends now, where they differ from the step before.
 
-        Parameters:
-            said: the tokens of this rank as the program counts them; None: it does not.
+        Args:
+            given_tokens: the tokens of this rank as the program counts them; None: count them by shape.
         """
         try:
             tokens = samples = 0
-            for own_tokens, own_samples in self._fed.values():
-                tokens, samples = max(tokens, own_tokens), max(samples, own_samples)
-            self._fed.clear()
-            if said is not None:
-                tokens = _number(said, tokens)
+            for model_tokens, model_samples in self._consumed.values():
+                tokens, samples = max(tokens, model_tokens), max(samples, model_samples)
+            self._consumed.clear()
+            if given_tokens is not None:
+                tokens = _number(given_tokens, tokens)
             recorder = self._spans.recorder(True)
             now = recorder, tokens, samples
             self._until_repeat -= 1
-            if recorder is not None and (now != self._told or self._until_repeat <= 0):
-                self._tell(recorder, tokens, samples)
-                self._told = now
-        except Exception as error:  # noqa: BLE001  # a fence of its own: the step ends anyway
-            fence.report("what the model is fed", error)
+            if recorder is not None and (now != self._recorded or self._until_repeat <= 0):
+                self._record(recorder, tokens, samples)
+                self._recorded = now
+        except Exception as error:  # noqa: BLE001  # the step ends anyway
+            fence.report("the tokens and samples of a step", error)
 
-    def _tell(self, recorder: Recorder, tokens: int, samples: int) -> None:
-        known, *before = self._told
+    def _record(self, recorder: Recorder, tokens: int, samples: int) -> None:
+        known, *before = self._recorded
         if known is not recorder:
-            before = [0, 0]  # a forked process has a log of its own
+            before = [0, 0]  # a forked process opens another log
         again = self._until_repeat <= 0
-        for name, value, told in zip(events.CONSUMED, (tokens, samples), before, strict=True):
-            if value != told or (again and value):
+        for name, value, recorded in zip(events.CONSUMED, (tokens, samples), before, strict=True):
+            if value != recorded or (again and value):
                 recorder.sample(self._spans.id_of(recorder, name), value)
         if again:
             self._until_repeat = STEPS_BETWEEN
@@ -118,17 +118,17 @@ class Consumption:
                 continue
             if batch is None:
                 batch = shape[0]
-            # Integers of another length say something else of the batch: the edges of a graph, say.
+            # Integers with another first dimension are no token ids of the batch, but the edges of a graph, say.
             if len(shape) == 2 and shape[0] == batch and tensor.dtype in self._ids:
                 return int(tensor.numel()), int(batch)
         return 0, int(batch or 0)
 
     def _tensors(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[Any]:
-        """Give the tensors among the arguments, and those in lists and dicts among them; of a DTensor its own part."""
+        """Yield the tensors among the arguments and in their lists and dicts; of a DTensor the local shard."""
         for value in (*arguments, *options.values()):
-            for one in (value,) if isinstance(value, self._tensor) else _parts(value):
-                if isinstance(one, self._tensor):
-                    yield one if type(one) is self._tensor else getattr(one, "_local_tensor", one)
+            for tensor in (value,) if isinstance(value, self._tensor) else _parts(value):
+                if isinstance(tensor, self._tensor):
+                    yield tensor if type(tensor) is self._tensor else getattr(tensor, "_local_tensor", tensor)
 
 
 def _parts(value: object) -> Iterable[object]:
@@ -137,13 +137,13 @@ def _parts(value: object) -> Iterable[object]:
     return value.values() if isinstance(value, dict | UserDict) else ()
 
 
-def _number(said: object, otherwise: int) -> int:
-    """Return what a program says that it counted; a tensor is refused, which might have to be waited for."""
-    shown = f"a {type(said).__name__}"
-    if isinstance(said, numbers.Real):
-        if 0 <= (value := float(said)) < MOST:
+def _number(given_tokens: object, otherwise: int) -> int:
+    """Return the count that the program gives; refuse a tensor, whose value may have to be waited for."""
+    shown = f"a {type(given_tokens).__name__}"
+    if isinstance(given_tokens, numbers.Real):
+        if 0 <= (value := float(given_tokens)) < MAX_TOKENS:
             return round(value)
-        shown = str(said)
+        shown = str(given_tokens)
     fence.warn_once(
         f"dtprof.step(tokens=...) was given {shown}; expected a number of 0 or more, and no tensor: tokens are counted "
         "by the shape of what the model is given",

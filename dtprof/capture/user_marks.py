@@ -1,4 +1,4 @@
-"""Record what the program says of itself through dtprof.step() and dtprof.phase()."""
+"""Record the steps and phases that the program marks by dtprof.step() and dtprof.phase()."""
 
 from dtprof import fence
 from dtprof.capture.spans import Spans
@@ -8,29 +8,29 @@ from dtprof.records import events
 MOST_NAMES = 1_000
 LONGEST_NAME = 100
 OTHERS = "others"
-"""The name of the phases that are too many to have one."""
+"""The common name of phases beyond the first `MOST_NAMES`."""
 
 
 class UserMarks:
-    """Takes the marks of this process."""
+    """Records the marks of this process."""
 
     def __init__(self, spans: Spans, steps: Steps) -> None:
-        """Record on these spans."""
+        """Record through these spans."""
         self._spans = spans
         self._steps = steps
         self._names: dict[str, str] = {}
 
     def mark_step(self, tokens: object = None) -> None:
-        """End a step in which so many tokens were consumed; None: the program does not say."""
+        """End a step in which the program consumed so many tokens; None: count them by shape."""
         self._steps.mark(tokens)
 
-    @fence.fenced("a phase of the program's own")
+    @fence.fenced("a phase that the program marks")
     def begin_phase(self, name: str) -> tuple[int, bool]:
-        """Begin a phase; return what `end_phase` needs."""
+        """Begin a phase; return its span and whether it is a backward pass, for `end_phase`."""
         phase = self._names.get(name) or self._declare(name)
         return self._spans.begin(phase) or 0, phase == events.BACKWARD
 
-    @fence.fenced("a phase of the program's own")
+    @fence.fenced("a phase that the program marks")
     def end_phase(self, begun: tuple[int, bool] | None, failed: bool) -> None:
         """End a phase."""
         if begun is not None:
@@ -39,6 +39,7 @@ class UserMarks:
     def _declare(self, name: str) -> str:
         if len(self._names) >= MOST_NAMES:
             return events.USER_PHASE + OTHERS
-        short = str(name)[:LONGEST_NAME].encode("utf-8", "backslashreplace").decode()  # of a name that is no valid text
+        # A str may hold lone surrogates, which no file of the run can.
+        short = str(name)[:LONGEST_NAME].encode("utf-8", "backslashreplace").decode()
         self._names[name] = short if short in events.PHASES else events.USER_PHASE + short
         return self._names[name]

@@ -1,8 +1,8 @@
-"""Take windows of torch.profiler and snapshots of memory, where a step ends: planned by a setting, or asked for.
+"""Take windows of torch.profiler and snapshots of memory at step ends: planned by a setting, or on request.
 
-A window begins where the step before its first one ends, and ends where its last one does, both on the thread that
-steps. Stopping the profiler and writing what it saw holds the interpreter, on whatever thread, so it is done there and
-then; the file is compressed on a thread beside the program.
+A window begins where the step before its first step ends, and ends with its last step, both on the thread that steps.
+Stopping the profiler and writing its trace holds the GIL on any thread, so both happen at once; another thread
+compresses the file.
 """
 
 import atexit
@@ -12,7 +12,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -23,20 +22,20 @@ from dtprof.capture.recorder import Recorder
 from dtprof.capture.snapshots import Snapshots
 from dtprof.capture.string_entries import timed_entry
 from dtprof.capture.window_files import TooLargeError, TracedStep, pack
-from dtprof.capture.window_profiler import OwnProfilers, WindowProfiler, forget_in_child
+from dtprof.capture.window_profiler import UserProfilers, WindowProfiler, forget_in_child
 from dtprof.records import paths, trace_requests
 from dtprof.records.trace_requests import TraceRequest
 
-LOOK_EVERY_NS = 500_000_000
+POLL_EVERY_NS = 500_000_000
 NEVER = sys.maxsize
 MEMORY_PER_FILE = 8
-"""While it is open, a window may make the process grow by this many times what its file may take."""
+"""An open window may grow the process by this many times the size limit of its file."""
 FREE_BYTES = 256 << 20
-OWN_PROFILER = "the program runs a torch.profiler of its own"
+USER_PROFILER = "the program runs a torch.profiler of its own"
 
 
 class _Open:
-    """The window that is open."""
+    """A window that is open."""
 
     def __init__(self, planned: dict[str, Any], profiler: WindowProfiler) -> None:
         """Begin now, on this thread."""
@@ -48,17 +47,17 @@ class _Open:
         self.step_begin_ns = 0
         begin_ns, realtime_ns = _clocks()
         self.facts = planned | {"begin_ns": begin_ns, "realtime_ns": realtime_ns}
-        """What its entries say."""
+        """Fields of all its entries."""
 
 
 class Windows:
     """The windows and snapshots of one process."""
 
     def __init__(self, memory: Memory) -> None:
-        """Take none before the log is opened."""
+        """Wait for the log: without one there is nowhere to write."""
         self._memory = memory
-        self._own = OwnProfilers()
-        self._looks = Budget(LOOK_EVERY_NS)
+        self._user_profilers = UserProfilers()
+        self._poll_budget = Budget(POLL_EVERY_NS)
         self._reset()
 
     def _reset(self) -> None:
@@ -72,8 +71,8 @@ class Windows:
         self._snapshots: Snapshots | None = None
 
     def install(self) -> None:
-        """See profilers of the program; leave a forked process alone."""
-        self._own.install()
+        """Hook profilers of the program; a forked process takes no windows of its parent."""
+        self._user_profilers.install()
         os.register_at_fork(after_in_child=self._forget)
 
     @fence.fenced("a profiler window in a forked process", "goes on")
@@ -84,14 +83,14 @@ class Windows:
 
     @fence.fenced("profiler windows", "are not taken in this process")
     def begin_log(self, recorder: Recorder, folder: Path, rank: int) -> None:
-        """Know what is planned for this rank, and where files go."""
+        """Read the planned window of this rank from the settings; write files to the folder."""
         self._reset()
         self._recorder, self._folder = recorder, folder
         self._request_file = str(folder / paths.TRACE_REQUEST)
         limit = settings.from_environment(settings.MAX_TRACE_MB)
         self._left_bytes = int(settings.parse_number(limit, setting=settings.MAX_TRACE_MB, minimum=1) * (1 << 20))
         self._snapshots = Snapshots(self._memory, recorder, folder)
-        steps, ranks = (settings.from_environment(one) for one in (settings.TRACE_STEPS, settings.TRACE_RANKS))
+        steps, ranks = map(settings.from_environment, (settings.TRACE_STEPS, settings.TRACE_RANKS))
         chosen = settings.parse_traced_ranks(ranks)
         if steps and (not chosen or any(first <= rank <= last for first, last in chosen)):
             self._plan = settings.parse_traced_steps(steps)
@@ -100,21 +99,20 @@ class Windows:
 
     @fence.fenced("a profiler window", "is not taken")
     def at_step_end(self, ended: int) -> None:
-        """Begin, go on with or end a window: `ended` steps have ended."""
+        """Begin, continue or end a window: `ended` steps have ended."""
         self._ended = ended
         if self._open is not None:
-            self._go_on(self._open, ended)
+            self._continue(self._open, ended)
         elif self._plan[0] == ended + 1:
             self._begin(*self._plan, request="")
-        else:
-            if self._recorder is not None and self._looks.allows():
-                began_ns = monotonic_ns()
-                is_asked = os.access(self._request_file, os.F_OK)
-                self._looks.charge(monotonic_ns() - began_ns)
-                if is_asked:
-                    self._answer(ended)
+        elif self._recorder is not None and self._poll_budget.allows():
+            began_ns = monotonic_ns()
+            is_requested = os.access(self._request_file, os.F_OK)
+            self._poll_budget.charge(monotonic_ns() - began_ns)
+            if is_requested:
+                self._take_requested(ended)
 
-    def _answer(self, ended: int) -> None:
+    def _take_requested(self, ended: int) -> None:
         request: TraceRequest | None = trace_requests.take(self._folder)
         if request is None:
             return
@@ -125,7 +123,7 @@ class Windows:
 
     @fence.fenced("a memory snapshot", "is not taken")
     def take_snapshot(self, why: str, *, request: str = "") -> None:
-        """Write what memory is held for into a file, as far as there is room."""
+        """Write a snapshot of memory within the size limit of the rank."""
         if self._snapshots is not None:
             self._left_bytes -= self._snapshots.take(why, self._ended, limit_bytes=self._left_bytes, request=request)
 
@@ -137,7 +135,7 @@ class Windows:
             fence.warn_once(f"no profiler window over steps {first} to {last} is taken: {refusal}")
             return
         try:
-            window = _Open(planned, WindowProfiler(self._give_way))
+            window = _Open(planned, WindowProfiler(self._yield_to_user_profiler))
             self._write("begun", window)
             window.profiler.start()
         except Exception as error:
@@ -147,18 +145,18 @@ class Windows:
         self._open = window
 
     def _refusal(self) -> str:
-        """Return why none can be taken now; empty where one can."""
-        if self._own.any:
-            return OWN_PROFILER
+        """Return why no window can begin now; empty where one can."""
+        if self._user_profilers.any:
+            return USER_PROFILER
         if self._left_bytes <= 0:
             return f"the {settings.MAX_TRACE_MB.option} of this rank is used up"
         if shutil.disk_usage(self._folder).free < FREE_BYTES:
             return f"less than {FREE_BYTES >> 20} MiB are free on the disk of the run"
         return ""
 
-    def _go_on(self, window: _Open, ended: int) -> None:
+    def _continue(self, window: _Open, ended: int) -> None:
         if threading.get_ident() != window.thread:
-            return  # another model's step: only its own thread can stop a profiler
+            return  # another model stepped: only the thread that started a profiler can stop it
         now_ns = monotonic_ns()
         window.steps.append((ended, window.step_begin_ns, now_ns))
         grown = _resident_bytes() - window.resident
@@ -170,25 +168,25 @@ class Windows:
             window.step_begin_ns = now_ns
 
     @fence.fenced("a profiler window", "is not kept")
-    def _give_way(self) -> None:
+    def _yield_to_user_profiler(self) -> None:
         if self._open is not None and threading.get_ident() == self._open.thread:
-            self._end(self._open, f"ended early: {OWN_PROFILER}")
+            self._end(self._open, f"ended early: {USER_PROFILER}")
 
     @fence.fenced("a profiler window", "is not kept")
     def finish(self) -> None:
-        """End what is open where the program ends."""
+        """End the open window where the program exits."""
         window = self._open
         if window is None:
             return
         if threading.get_ident() != window.thread:
             self._open = None
-            self._write("failed", window, reason="the thread that it was begun on did not end another step")
+            self._write("failed", window, reason="the thread that began it ended no further step")
             return
         done = window.steps[-1][0] if window.steps else window.first - 1
         self._end(window, f"ended early: the job ended after step {done}", beside=False)
 
     def _end(self, window: _Open, reason: str = "", *, beside: bool = True) -> None:
-        """Stop the profiler and write its file; `reason` says why it ends before its last step."""
+        """Stop the profiler and write its file, on a thread if `beside`; `reason` says why it ends early."""
         self._open = None
         end_ns, realtime_ns = _clocks()
         raw = self._folder / f".window-{window.first}.json"
@@ -221,7 +219,10 @@ class Windows:
             self._left_bytes -= size
             self._write("written", window, **times, file=target.name, bytes=size, reason=reason)
 
-        _run(write, beside=beside)
+        if beside:
+            threading.Thread(target=write, name="dtprof-window").start()  # no daemon: the interpreter joins it at exit
+        else:
+            write()
 
     def _write(self, state: str, window: _Open, **fields: object) -> None:
         self._entry(state, window.facts | {name: value for name, value in fields.items() if value != ""})
@@ -240,15 +241,8 @@ def _failure(error: Exception, room_bytes: int) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _run(write: Callable[[], object], *, beside: bool) -> None:
-    if beside:
-        threading.Thread(target=write, name="dtprof-window").start()  # the interpreter waits for it at its end
-    else:
-        write()
-
-
 def _clocks() -> tuple[int, int]:
-    """Return what the monotonic clock and the wall clock say now."""
+    """Return the times of the monotonic clock and of the wall clock."""
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC), time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 

@@ -1,6 +1,6 @@
-"""The file of a window: the trace as torch wrote it, with the steps as dtprof counts them, compressed.
+"""The file of a window: the trace of torch.profiler with the steps that dtprof counts, compressed.
 
-Steps are on a track of their own: they end inside the optimizer's step, which a track of nested calls cannot show.
+Steps have a separate track: they end inside the optimizer's step, which a track of nested calls cannot show.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ TAIL_BYTES = 1 << 12
 LEVEL = 4
 GZIP = 16 + zlib.MAX_WBITS
 RAW_PER_PACKED = 40
-"""A trace is text that takes up to this many times what it takes compressed."""
+"""The highest compression ratio to expect of a trace: a larger file is refused before it is compressed."""
 _BASE = re.compile(rb'"baseTimeNanoseconds":\s*(\d{1,19})')
 
 
 class TracedStep(NamedTuple):
-    """A step of a window; times since 1970."""
+    """A step of a window; times in ns since 1970."""
 
     number: int
     begin_ns: int
@@ -31,15 +31,15 @@ class TracedStep(NamedTuple):
 
 
 class TooLargeError(Exception):
-    """The file would take more than it may."""
+    """The file exceeds its size limit."""
 
 
 def pack(raw: Path, target: Path, *, pid: int, steps: Sequence[TracedStep], facts: object, limit_bytes: int) -> int:
-    """Write the file from what torch wrote, and remove that; return the size.
+    """Write the file from the raw trace of torch, remove that, and return the size.
 
     Raises:
-        TooLargeError: it takes more than the limit.
-        ValueError: torch wrote no complete trace: the disk is full.
+        TooLargeError: it exceeds the limit.
+        ValueError: the raw trace is not complete: the disk is full.
         OSError: the file cannot be written.
     """
     draft = target.with_name(f".{target.name}")
@@ -84,7 +84,7 @@ def _pack(raw: Path, draft: Path, *, pid: int, steps: Sequence[TracedStep], fact
 
 
 def _steps(steps: Sequence[TracedStep], *, pid: int, base_ns: int) -> bytes:
-    """Return the steps as events that follow others in a list."""
+    """Return the steps as events to append to a JSON list."""
     name = {"ph": "M", "name": "thread_name", "ts": 0, "pid": pid, "tid": STEP_TRACK, "args": {"name": "dtprof: steps"}}
     events: list[dict[str, object]] = [name] if steps else []
     events += [

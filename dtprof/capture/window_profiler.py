@@ -1,6 +1,6 @@
-"""torch.profiler as a window uses it: started and stopped on the thread of the program, out of the program's way.
+"""torch.profiler for a window: started and stopped on the thread of the program, and yielding to its profilers.
 
-The shapes of tensors are not recorded: that would keep tensors alive, and make autograd copy gradients that it moves.
+Shapes are not recorded: that would keep tensors alive, and make autograd copy gradients that it otherwise moves.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ ENABLING = {
     "torch.autograd.profiler": ("_prepare_profiler", "_enable_profiler"),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
 }
-"""What every profiler of torch calls to begin."""
+"""The functions by which every profiler of torch begins."""
 
 
-class OwnProfilers:
-    """Whether the program runs a torch.profiler itself, be it only waiting for its turn by its schedule."""
+class UserProfilers:
+    """Whether the program runs a torch.profiler itself, even one that its schedule has not begun yet."""
 
     def __init__(self) -> None:
-        """Know of none."""
+        """Count none."""
         self._running = 0
 
     @fence.fenced("whether the program runs a torch.profiler")
     def install(self) -> None:
-        """See profilers of the program start and stop."""
+        """Count profilers of the program that start and stop."""
         import torch.profiler
 
         kind: Any = torch.profiler.profile
@@ -46,17 +46,17 @@ class OwnProfilers:
 
     @property
     def any(self) -> bool:
-        """Say whether one runs now."""
+        """Say whether a profiler of the program runs now."""
         from torch._C._autograd import _profiler_enabled
 
         return self._running > 0 or bool(_profiler_enabled())
 
 
 class WindowProfiler:
-    """One window: of the thread that starts it, and of those that act on its behalf."""
+    """The profiler of one window: of the thread that starts it, and of the autograd threads that work for it."""
 
     def __init__(self, give_way: Callable[[], object]) -> None:
-        """Call `give_way`, which stops this one, before a profiler of the program begins."""
+        """Call `give_way`, which stops this profiler, before a profiler of the program begins."""
         import torch
         from torch.profiler import ProfilerActivity
         from torch.profiler.profiler import _KinetoProfile
@@ -101,13 +101,13 @@ class WindowProfiler:
             self._profiler.stop()
 
     def save(self, file: Path) -> None:
-        """Write what was seen, as plain JSON: the interpreter does nothing else meanwhile."""
+        """Write the trace as plain JSON; this holds the GIL."""
         self._profiler.export_chrome_trace(str(file))
         self._profiler = None
 
 
 def _trace_only() -> Any:
-    """Return the configuration by which torch leaves out what only its own tables need; None where it has none."""
+    """Return the configuration that omits data for torch's own tables; None where torch has none."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -118,7 +118,7 @@ def _trace_only() -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Keep the profiler from writing to the job's output that it starts and stops."""
+    """Keep the profiler from announcing its start and stop in the output of the job."""
     if LOG_LEVEL in os.environ:
         yield
         return
@@ -130,7 +130,7 @@ def _quiet() -> Any:
 
 
 def forget_in_child() -> None:
-    """See to it that a process forked within a window records nothing, for ever, in memory that nobody empties."""
+    """Stop recording in a process forked within a window: nothing there would ever empty the profiler's memory."""
     import torch
 
     torch._C._autograd._enable_record_function(False)

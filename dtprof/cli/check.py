@@ -4,9 +4,8 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dtprof.cli import engine_options
 from dtprof.cli.next_command import say_next
@@ -14,7 +13,7 @@ from dtprof.cli.typed_quantities import parse_milliseconds, parse_rate, parse_sh
 from dtprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from dtprof.analysis.comparison.thresholds import Limit
+    from dtprof.analysis.comparison.thresholds import Threshold
 
 EPILOG = """\
 examples:
@@ -27,8 +26,7 @@ exit status: 0 all thresholds are met; 1 one is not; 2 a run cannot be read, or 
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Option:
+class _Option(NamedTuple):
     """An option that sets the most a figure may be, or the least."""
 
     name: str
@@ -44,55 +42,33 @@ class _Option:
 
 
 OPTIONS = (
+    _Option("--max-step-ms", "step_ns", "MS", parse_milliseconds, "step time, mean over measured steps and ranks"),
     _Option(
-        name="--max-step-ms",
-        figure="step_ns",
-        metavar="MS",
-        parse=parse_milliseconds,
-        help="step time, mean over measured steps and ranks",
+        "--min-tokens-per-s",
+        "tokens_per_s",
+        "N",
+        parse_rate,
+        "tokens per second of the whole job, over the measured steps",
+    ),
+    _Option("--min-samples-per-s", "samples_per_s", "N", parse_rate, "samples per second of the whole job"),
+    _Option(
+        "--max-exposed",
+        "exposed_fraction",
+        "SHARE",
+        parse_share,
+        "exposed communication as a share of the step, waits included",
     ),
     _Option(
-        name="--min-tokens-per-s",
-        figure="tokens_per_s",
-        metavar="N",
-        parse=parse_rate,
-        help="tokens per second of the whole job, over the measured steps",
+        "--max-wait", "wait_fraction", "SHARE", parse_share, "share of the step in which ranks wait for a late rank"
     ),
     _Option(
-        name="--min-samples-per-s",
-        figure="samples_per_s",
-        metavar="N",
-        parse=parse_rate,
-        help="samples per second of the whole job",
+        "--max-bubble",
+        "bubble_fraction",
+        "SHARE",
+        parse_share,
+        "pipeline bubbles as a share of the windows of the pipeline",
     ),
-    _Option(
-        name="--max-exposed",
-        figure="exposed_fraction",
-        metavar="SHARE",
-        parse=parse_share,
-        help="exposed communication as a share of the step, waits included",
-    ),
-    _Option(
-        name="--max-wait",
-        figure="wait_fraction",
-        metavar="SHARE",
-        parse=parse_share,
-        help="share of the step in which ranks wait for a late rank",
-    ),
-    _Option(
-        name="--max-bubble",
-        figure="bubble_fraction",
-        metavar="SHARE",
-        parse=parse_share,
-        help="pipeline bubbles as a share of the windows of the pipeline",
-    ),
-    _Option(
-        name="--max-peak-memory",
-        figure="peak_bytes",
-        metavar="SIZE",
-        parse=parse_size,
-        help="peak memory of any rank, for example 8GiB",
-    ),
+    _Option("--max-peak-memory", "peak_bytes", "SIZE", parse_size, "peak memory of any rank, for example 8GiB"),
 )
 
 
@@ -104,7 +80,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Check the figures of a run against thresholds: which is not met, by how much, and with what "
         "confidence.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     for option in OPTIONS:
@@ -122,31 +97,32 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--allow-unknown", action="store_true", help="an unknown figure does not fail")
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what came of each limit; 1 where one is not kept."""
-    from dtprof.analysis.comparison.thresholds import Limit
+    """Print the outcome of each threshold; 1 where one is not met."""
+    from dtprof.analysis.comparison.thresholds import Threshold
     from dtprof.records import remote
     from dtprof.report.documents.check_json import check_json
     from dtprof.report.text.check_text import check_text
     from dtprof.session.threshold_checks import check_run, select_failing
 
-    limits = []
+    thresholds = []
     for option in OPTIONS:
         text = getattr(arguments, option.name.removeprefix("--").replace("-", "_"))
         if text is not None:
             bound = option.parse(option.name, text)
             shown = f"{option.name} {text}"
-            limits.append(Limit(option=shown, figure=option.figure, bound=bound, is_least=option.is_least))
+            thresholds.append(Threshold(option=shown, figure=option.figure, bound=bound, is_least=option.is_least))
     slowdown = _slowdown(arguments)
-    if not (limits or slowdown or arguments.no_risk):
-        raise UsageError("no limit was given; expected at least one, for example: dtprof check RUN --max-step-ms 300")
+    if not (thresholds or slowdown or arguments.no_risk):
+        raise UsageError(
+            "no threshold was given; expected at least one, for example: dtprof check RUN --max-step-ms 300"
+        )
     results = check_run(
         arguments.run_directory,
         engine_options.chosen_engine(arguments),
-        limits=limits,
+        thresholds=thresholds,
         slowdown=slowdown,
         baseline=arguments.max_slowdown_against,
         no_risk=arguments.no_risk,
@@ -163,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Path]:
-    """Return the command that explains what was not kept."""
+    """Return the command that explains what failed."""
     from dtprof.analysis.comparison.thresholds import FINDINGS, SLOWDOWN
 
     run: Path = arguments.run_directory
@@ -172,8 +148,8 @@ def _following(arguments: argparse.Namespace, failed: set[str]) -> list[str | Pa
     return ["compare", arguments.max_slowdown_against, run] if SLOWDOWN in failed else ["summary", run]
 
 
-def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
-    from dtprof.analysis.comparison.thresholds import SLOWDOWN, Limit
+def _slowdown(arguments: argparse.Namespace) -> "Threshold | None":
+    from dtprof.analysis.comparison.thresholds import SLOWDOWN, Threshold
     from dtprof.records import remote
 
     baseline, text = arguments.max_slowdown_against, arguments.max_slowdown
@@ -185,4 +161,4 @@ def _slowdown(arguments: argparse.Namespace) -> "Limit | None":
         return None
     most = parse_share("--max-slowdown", text, most=math.inf) if text is not None else 0.0
     allowed = f" --max-slowdown {text}" if text is not None else ""
-    return Limit(option=f"--max-slowdown-against {remote.named(baseline)}{allowed}", figure=SLOWDOWN, bound=most)
+    return Threshold(option=f"--max-slowdown-against {remote.named(baseline)}{allowed}", figure=SLOWDOWN, bound=most)

@@ -26,7 +26,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Compare two runs step by step: step time and its parts, communication, bubbles and memory, of the "
         "job and of each rank, with confidence intervals; and say how small a difference could have been detected.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_a", type=Path, metavar="A", help="run directory, the earlier one or the baseline")
     parser.add_argument("run_b", type=Path, metavar="B", help="run directory to compare with it")
@@ -38,7 +37,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -27,7 +27,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Serve the pages of `dtprof report` over the newest steps of a running job, renewed as it goes on, "
         "without losing zoom or selection.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="run directory, or a folder of runs")
     parser.add_argument(
@@ -42,7 +41,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="NAME|FILE.toml",
         help="page to show, may be given several times (default: all that have something to show)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="record the built-in example, then report and diagnose it",
         description=f"Train a small language model on {RANKS} ranks on the CPU, recorded; then report and diagnose it.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "-o",
@@ -39,7 +38,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="run directory (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace any run there, not only that of an earlier demo")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -37,7 +37,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="write a run for Perfetto, Chrome, TensorBoard, tables",
         description="Write a run in the format of another tool; its figures are those of `dtprof summary`.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--format", required=True, choices=FORMATS, help="format to write")
@@ -57,7 +56,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--force", action="store_true", help="overwrite PATH")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _join(names: tuple[str, ...]) -> str:
@@ -66,10 +64,10 @@ def _join(names: tuple[str, ...]) -> str:
 
 def parse_steps(text: str) -> tuple[int, int]:
     """Return first and last step of A:B, or of a single number."""
-    found = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,15})(?::(\d{1,15}))?", text, re.ASCII)
+    if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; expected A:B, for example 100:110")
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     if first > last:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; expected A:B, for example 100:110")
     return first, last

@@ -24,7 +24,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Join the run directories that `dtprof run` has written on each host of one job into one. Files "
         "are linked where the file system can do that, else copied; what is given is left as it is.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "node_directories", type=Path, nargs="+", metavar="NODE_DIR", help="run directory that one launcher has written"
@@ -37,7 +36,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="replace the run in the output directory, and join also where commands differ",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from dtprof.cli.parsers import output_path
+from dtprof.formatting import plural
 
 EPILOG = """\
 formats, recognised by what the files hold:
@@ -30,12 +31,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Convert what another tool recorded into a run: summary, report, compare and the Python API work "
         "on it. What the format does not record is listed under cannot_tell.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="files of one job, or directories of them")
     parser.add_argument("-o", "--output", type=output_path, required=True, metavar="RUN", help="run directory to write")
     parser.add_argument("--force", action="store_true", help="write over a run")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,8 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         print(f"dtprof: of no known format and left out: {', '.join(left_out[:5])}{more}", file=sys.stderr)
     events = sum(len(rank.records) for rank in imported.ranks)
-    count = len(imported.ranks)
-    print(f"{imported.format}: {count} rank{'s' if count != 1 else ''}, {events:,} records in {arguments.output}")
+    print(f"{imported.format}: {plural(len(imported.ranks), 'rank')}, {events:,} records in {arguments.output}")
     for reason in imported.cannot_tell:
         print(f"cannot tell {reason}")
     print(f"next: dtprof summary {arguments.output}")

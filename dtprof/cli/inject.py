@@ -23,7 +23,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Put a .pth file into the site-packages of an interpreter, or take it away. With it, dtprof run "
         "reaches processes that ignore or have lost PYTHONPATH: python -E, python -I, env -i.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "action",
@@ -34,7 +33,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--python", default=sys.executable, metavar="PYTHON", help="interpreter of the job (default: that of dtprof)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         found = injection.install(arguments.python)
     elif arguments.action == "remove":
         injection.remove(arguments.python)
-        found = injection.look(arguments.python)
+        found = injection.inspect(arguments.python)
     else:
-        found = injection.look(arguments.python)
+        found = injection.inspect(arguments.python)
     installed = found.start is not None
     if arguments.json:
         document = {

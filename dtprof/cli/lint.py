@@ -27,7 +27,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "others do not: under conditions on the rank, after early exits, in loops of unequal length, in exception "
         "handlers.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", type=Path, metavar="PATH", nargs="+", help="Python file, or directory of those")
     parser.add_argument(
@@ -38,7 +37,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="run directory of this source: what its ranks issued confirms or clears each finding",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON, schema 1")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,10 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     from dtprof.session.source_lint import lint_sources
 
     result = lint_sources(arguments.paths, run_directory=arguments.run_directory)
-    found = any(finding.severity in ("error", "warning") for finding in result.findings)
+    has_findings = any(finding.severity in ("error", "warning") for finding in result.findings)
     print(json.dumps(lint_json(result), indent=1) if arguments.json else lint_text(result))
-    if found and not arguments.json and arguments.run_directory is None:
+    if has_findings and not arguments.json and arguments.run_directory is None:
         say_next("lint", *arguments.paths, "--run", "RUN")
     if result.unreadable:
         return 2
-    return 1 if found else 0
+    return 1 if has_findings else 0

@@ -41,10 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dtprof {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     for name in COMMANDS:
-        importlib.import_module(f"dtprof.cli.{name}").add_parser(subparsers)
+        module = importlib.import_module(f"dtprof.cli.{name}")
+        module.add_parser(subparsers)
         command = subparsers.choices[name]
         command.name_variables(name)
-        command.set_defaults(refuse=command.refuse)
+        command.set_defaults(run=module.run, refuse=command.refuse)
     _group_commands(parser, subparsers)
     return parser
 

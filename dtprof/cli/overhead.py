@@ -28,7 +28,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "its start, and the smallest difference that the noise of this machine lets one detect.",
         usage="dtprof overhead [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--pairs", default=str(DEFAULT_PAIRS), metavar="N", help="pairs to measure, at least 2; 6 give 95 %% confidence"
@@ -40,7 +39,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

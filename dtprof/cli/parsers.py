@@ -39,8 +39,8 @@ class CommandParser(argparse.ArgumentParser):
     """Parses the arguments of one command; what they do not give is taken from the environment."""
 
     def __init__(self, **settings: Any) -> None:
-        """Make a parser that takes options by their full names only."""
-        super().__init__(**{**settings, "allow_abbrev": False})
+        """Make a parser that takes options by their full names only, and prints the epilog line by line."""
+        super().__init__(**{**settings, "allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter})
         self._variables: dict[str, str] = {}  # by option, where the command does not read the variable itself
 
     def name_variables(self, command: str) -> None:
@@ -57,9 +57,11 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse arguments, and take from the environment what they leave open."""
-        told = {action: text for action in self._actions if (text := os.environ.get(self._variable(action), ""))}
-        before = [(action, action.default, action.required) for action in told]
-        for action in told:
+        from_variables = {
+            action: text for action in self._actions if (text := os.environ.get(self._variable(action), ""))
+        }
+        before = [(action, action.default, action.required) for action in from_variables]
+        for action in from_variables:
             action.required = False
             if action.default is not None:
                 action.default = _Unset(default=action.default)
@@ -68,7 +70,7 @@ class CommandParser(argparse.ArgumentParser):
         finally:
             for action, default, required in before:
                 action.default, action.required = default, required
-        self._fill(parsed, told)
+        self._fill(parsed, from_variables)
         return parsed, left
 
     def error(self, message: str) -> NoReturn:
@@ -89,23 +91,28 @@ class CommandParser(argparse.ArgumentParser):
     def _variable(self, action: argparse.Action) -> str:
         return self._variables.get(_long_option(action) or "", "")
 
-    def _fill(self, parsed: argparse.Namespace, told: dict[argparse.Action, str]) -> None:
+    def _fill(self, parsed: argparse.Namespace, from_variables: dict[argparse.Action, str]) -> None:
         values = {action: getattr(parsed, action.dest) for action in self._actions if _long_option(action)}
-        left_open = [action for action in told if values[action] is None or isinstance(values[action], _Unset)]
+        left_open = [
+            action for action in from_variables if values[action] is None or isinstance(values[action], _Unset)
+        ]
         chosen = {action for action, value in values.items() if value is True}
         parsed.from_environment = {}
         for action in left_open:
             setattr(parsed, action.dest, action.default)
         for action in left_open:
             rivals = self._rivals(action)
-            if chosen & rivals or (action.nargs == 0 and told[action] == "0"):
+            if chosen & rivals or (action.nargs == 0 and from_variables[action] == "0"):
                 continue  # the command line wins
             for rival in rivals.intersection(left_open):
-                names = [f"{self._variable(one)} is {told[one]!r}" for one in (rival, action)]
-                if told[rival] != "0":
+                names = [
+                    f"{self._variable(option_action)} is {from_variables[option_action]!r}"
+                    for option_action in (rival, action)
+                ]
+                if from_variables[rival] != "0":
                     self.error(f"{' and '.join(names)}; expected one of them")
             option, variable = _long_option(action) or "", self._variable(action)
-            setattr(parsed, action.dest, self._convert(action, f"{option} (from {variable})", told[action]))
+            setattr(parsed, action.dest, self._convert(action, f"{option} (from {variable})", from_variables[action]))
             parsed.from_environment[option] = variable
 
     def _rivals(self, action: argparse.Action) -> set[argparse.Action]:

@@ -33,7 +33,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Run any launcher or program with every rank recorded. Nothing in the program changes.",
         usage="dtprof run [options] -- COMMAND [ARGUMENT ...]",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for setting in settings.RUN_SETTINGS:
         short = ["-o"] if setting is settings.OUTPUT else []
@@ -46,7 +45,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--off", action="store_true", help="run the command as it is: nothing is recorded [DTPROF_OFF=1]"
     )
     parser.add_argument("job", nargs="*", metavar="COMMAND", help="the command and its arguments, after `--`")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Sample the Python stacks of all ranks of a running job on this host, and merge equal ones: "
         "the ranks that differ from the rest come first, with the line from which they differ.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--native", action="store_true", help="include frames of C and C++ code (takes longer)")
@@ -35,7 +34,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--kept", action="store_true", help="print the stacks stored in the run, even while the job runs"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

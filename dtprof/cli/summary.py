@@ -24,14 +24,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Print what is in a run: steps and their parts on every rank, collectives, stragglers, memory, "
         "and the quality of the measurement.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     form.add_argument("--markdown", action="store_true", help="print Markdown for an issue or a pull request")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,12 +28,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="open a run in TensorBoard",
         description="Export a run to a temporary log directory and start TensorBoard on it, on this machine only.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--port", default=str(PORT), metavar="P", help="port to listen on (default: %(default)s)")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         for remark in remarks:
             print(f"dtprof tensorboard: {remark}", file=sys.stderr)
         print(f"http://localhost:{port}/", flush=True)
-        kept = shlex.join(["dtprof", "export", name, "--format", "tensorboard", "-o", "DIR"])
-        print(f"next: open it in a browser; Ctrl-C ends it. {kept} keeps what it shows", file=sys.stderr)
+        export_command = shlex.join(["dtprof", "export", name, "--format", "tensorboard", "-o", "DIR"])
+        print(f"next: open it in a browser; Ctrl-C ends it. {export_command} keeps what it shows", file=sys.stderr)
 
     return view_run(arguments.run_directory, engine_options.chosen_engine(arguments), port=port, announce=announce)

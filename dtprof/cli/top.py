@@ -25,11 +25,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Watch a running job: what every rank does now and for how long, the rate of its steps, its waits "
         "and memory, and what is wrong. Ends when the job has ended, or with q.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory of a job that runs")
     parser.add_argument("--once", action="store_true", help="print one screen; the default where stdout is no terminal")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="List the windows of torch.profiler that ranks took, which recorded operations are in them, and "
         "what took the time; with --now, let the ranks of a running job on this host take one.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run_directory", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--ranks", default="", metavar="LIST", help="ranks such as 0,5 or 0-3,8 (default: all)")
@@ -54,7 +53,6 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (schema 1, stable: additions only)")
     engine_options.add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _count(text: str) -> int:

@@ -64,8 +64,8 @@ def parse_size(option: str, text: str) -> int:
     Raises:
         UsageError: it is none above 0, or without a unit.
     """
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*", text)
-    size = _number(found[1]) * _SIZES.get(found[2].upper(), 0) if found else 0.0
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]+)\s*", text)
+    size = _number(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
     if not 0 < size < math.inf:
         raise UsageError(
             f"{option} is {text!r}; expected a size above 0 with its unit (B, KiB, MiB, GiB, TiB, KB, MB, GB, TB), "

@@ -1,11 +1,13 @@
-"""What the attempts of a job before its last restart tell: a fault of the program, or of a host."""
+"""Compare the attempts of a restarted job: a fault of the program, or of a host."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtprof.diagnosis.findings import Finding, Verdict, at_line, capitalised
-from dtprof.diagnosis.source_merging import ENDED
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 
+ENDED = ("rank-crashed", "rank-killed", "rank-exited")
 MAX_ATTEMPTS = 8
 """Attempts that are compared, the newest."""
 MAX_CHANCE = 0.25
@@ -26,6 +28,11 @@ class Attempt:
         return self.verdict.findings[0] if failed and self.verdict.findings else None
 
 
+def judge(job: JobState) -> Attempt:
+    """Return how an attempt ended."""
+    return Attempt(verdict=decide(job), hosts={rank.rank: rank.host for rank in job.ranks.values()})
+
+
 def remember(last: Attempt, earlier: Sequence[Attempt]) -> Verdict:
     """Return the verdict on the last attempt, with what the earlier ones add to its first finding.
 
@@ -34,6 +41,9 @@ def remember(last: Attempt, earlier: Sequence[Attempt]) -> Verdict:
     """
     finding = last.finding
     failed = [attempt for attempt in earlier if attempt.finding is not None]
+    if finding is None and last.verdict.outcome == "unknown" and failed and failed[-1].finding is not None:
+        before = f"an earlier attempt failed, this one shows nothing wrong: {failed[-1].finding.summary}"
+        return replace(last.verdict, cannot_tell=(before, *last.verdict.cannot_tell))
     if finding is None or not failed:
         return last.verdict
     attempts = [*failed, last]
@@ -41,8 +51,8 @@ def remember(last: Attempt, earlier: Sequence[Attempt]) -> Verdict:
     if words is None:
         return last.verdict
     fact, advice = words
-    told = replace(finding, evidence=(fact, *finding.evidence), advice=(advice, *finding.advice))
-    return replace(last.verdict, findings=(told, *last.verdict.findings[1:]))
+    extended = replace(finding, evidence=(fact, *finding.evidence), advice=(advice, *finding.advice))
+    return replace(last.verdict, findings=(extended, *last.verdict.findings[1:]))
 
 
 def _words(finding: Finding, attempts: Sequence[Attempt]) -> tuple[str, str] | None:
@@ -52,7 +62,7 @@ def _words(finding: Finding, attempts: Sequence[Attempt]) -> tuple[str, str] | N
         site = next(iter(finding.culprit_call_sites.values()), None)
         return (
             f"the same in {number}: {finding.kind} at the same place{at_line(site)}",
-            "Mend the program or its data at that line: a restart ends there again.",
+            f"Mend the program or its data{' at that line' if site is not None else ''}: a restart ends there again.",
         )
     host = _same_host(attempts)
     if host is None:

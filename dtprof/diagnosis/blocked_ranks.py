@@ -1,18 +1,19 @@
-"""The ranks that a fault holds up: in which operation, and at which line."""
+"""The ranks that a fault blocks: in which operation, and at which line."""
 
 import re
 from collections.abc import Iterable
 
 from dtprof.diagnosis.findings import at_line, group_words
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import UNKNOWN_NS, Site
 
 REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
-"""How back ends begin what they say of arguments that they do not take."""
+"""How the messages of back ends begin that refuse arguments."""
 
 
 def failed_in_communication(rank: RankState) -> bool:
-    """Say whether the exception came out of an operation that failed after waiting: a victim's."""
+    """Say whether the exception came out of an operation that failed after waiting: it is a victim's."""
     error = rank.own_exception
     last = rank.operations[-1] if rank.operations else None
     if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
@@ -24,7 +25,7 @@ def failed_in_communication(rank: RankState) -> bool:
 
 
 def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:
-    """Return the other ranks that were held up or failed because of a lost peer."""
+    """Return the other ranks that were blocked, or failed because of a lost peer."""
     return tuple(
         rank.rank
         for rank in job.ranks.values()
@@ -34,12 +35,12 @@ def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:
 
 
 def first_blocking_of(job: JobState, ranks: tuple[int, ...]) -> dict[int, Operation]:
-    """Return the operation each of these ranks was held up in."""
+    """Return the operation that blocked each of these ranks."""
     return {rank: operation for rank in ranks if (operation := job.ranks[rank].first_blocking) is not None}
 
 
 def common_operation(waiting: dict[int, Operation]) -> Operation | None:
-    """Return the operation most ranks were held up in."""
+    """Return the operation that blocked most ranks."""
     if not waiting:
         return None
     places = [(operation.group, operation.seq, operation.p2p) for operation in waiting.values()]
@@ -48,7 +49,7 @@ def common_operation(waiting: dict[int, Operation]) -> Operation | None:
 
 
 def fewest_steps(ranks: Iterable[RankState]) -> int | None:
-    """Return how many steps the rank has ended that has ended fewest; None where no steps are known."""
+    """Return the fewest steps that any of these ranks has completed; None where no steps are known."""
     return min((rank.steps for rank in ranks if rank.steps is not None), default=None)
 
 
@@ -58,7 +59,7 @@ def call_sites(waiting: dict[int, Operation]) -> dict[int, Site]:
 
 
 def seen_at(rank: RankState) -> str:
-    """Return words for where a rank is or was at its end; of its last record, from which it may have gone on, so."""
+    """Return where a rank is, or was at its end; `last seen` where only its last record shows it."""
     if rank.place_held is not None or rank.place is None:
         return at_line(rank.place_held)
     return f", last seen{at_line(rank.place)}"

@@ -1,12 +1,14 @@
-"""What a cause explains of a job: the ranks it names, and all that wait for these, however long the chain."""
+"""What a cause explains: the ranks it names, and all that wait for these, however long the chain."""
 
 from collections.abc import Collection
 
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.rank_failures import has_crashed
-from dtprof.diagnosis.wait_graph import Wait, find_waits
+from dtprof.job.issued_operations import Operation
 from dtprof.job.stalls import SLOW_AFTER_NS
+from dtprof.job.wait_graph import Wait
+from dtprof.records.tables import UNKNOWN_NS
 
 BY_THEIR_END = ("rank-crashed", "rank-killed")
 
@@ -16,9 +18,9 @@ def find_explained(job: JobState, cause: Finding) -> set[int]:
 
     A receive from any source follows only where all its possible senders do.
     """
-    waits = find_waits(job)
+    waits = job.waits
     explained = set(cause.culprit_ranks)
-    # Findings list everybody held up, also by other causes: those count that wait in the operation of this one.
+    # Findings list all blocked ranks, also those of other causes: only waits in the operation of this one count.
     explained.update(r for r in cause.waiting_ranks if r not in waits or any(_is_of(w, cause) for w in waits[r]))
     open_ranks = set(waits) - explained
     # Each round follows every chain by one wait.
@@ -39,14 +41,14 @@ def _follows(wait: Wait, explained: Collection[int]) -> bool:
     if wait.awaited:
         hits = (rank in explained for rank in wait.awaited)
         return all(hits) if wait.any_of_them else any(hits)
-    # All have come, or nobody knows: it does not end while a member is held up by something else.
+    # All have issued it, or nobody knows: it cannot complete while something else blocks a member.
     operation = wait.operation
     return operation.peer_rank in explained if operation.p2p else any(r in explained for r in operation.group.ranks)
 
 
 def find_unexplained_waits(job: JobState) -> dict[int, Operation]:
     """Return the operation that each rank waits in without a cause: since long before the job came down, if it did."""
-    waits = find_waits(job)
+    waits = job.waits
     return {
         rank: own[0].operation
         for rank, own in (waits.items() if job.stalled else ())
@@ -57,16 +59,18 @@ def find_unexplained_waits(job: JobState) -> dict[int, Operation]:
 def _waits_long(rank: RankState, operation: Operation) -> bool:
     """Say whether a wait is more than one that the end of the job interrupted."""
     ends = [error.t_ns for error in rank.exceptions[-1:]] + ([rank.exit.t_ns] if rank.exit is not None else [])
+    ends = [t_ns for t_ns in ends if t_ns != UNKNOWN_NS]
     return not ends or min(ends) - operation.issued_ns >= SLOW_AFTER_NS
 
 
 def find_independent_crashes(job: JobState, first: Finding, whole: JobState) -> set[int]:
     """Return the ranks that raised before the process of a rank that failed first was gone: no peer was lost then."""
-    gone = [end.t_ns for rank in first.culprit_ranks if rank in whole.ranks and (end := whole.ranks[rank].exit)]
+    ends = (whole.ranks[rank].exit for rank in first.culprit_ranks if rank in whole.ranks)
+    gone = [end.t_ns for end in ends if end is not None and end.t_ns != UNKNOWN_NS]
     if not gone or first.kind not in BY_THEIR_END:
         return set()
     return {
         rank.rank
         for rank in job.ranks.values()
-        if has_crashed(rank) and rank.own_exception is not None and rank.own_exception.t_ns < min(gone)
+        if has_crashed(rank) and rank.own_exception is not None and UNKNOWN_NS < rank.own_exception.t_ns < min(gone)
     }

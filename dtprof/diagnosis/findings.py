@@ -1,6 +1,6 @@
 """Findings and the verdict: what `dtprof diagnose` says, as data. The JSON contract is docs/reference/diagnose.md."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtprof.records.tables import Group, Site
 
@@ -26,6 +26,7 @@ class Finding:
     culprit_call_sites: dict[int, Site] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
+    leaves_open: tuple[str, ...] = ()  # questions about its subject that the sources leave open
     in_first_step: bool = False  # the culprits work, and have not ended a step yet: the first may take long
 
 
@@ -44,6 +45,11 @@ class Verdict:
     def faults(self) -> tuple[Finding, ...]:
         """The findings that are errors or warnings."""
         return tuple(finding for finding in self.findings if finding.severity in ("error", "warning"))
+
+
+def explain(cause: Finding, consequence: Finding) -> Finding:
+    """Return a cause with a finding that follows from it as its last evidence."""
+    return replace(cause, evidence=(*cause.evidence, consequence.summary))
 
 
 def rank_list(ranks: tuple[int, ...] | list[int]) -> str:

@@ -4,20 +4,20 @@ Each folder or file of `sources/` fills it, and says what it does not know.
 """
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, overload
-
-import numpy as np
+from typing import Any
 
 from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import RankStack
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
+from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.records.tables import (
     UNKNOWN_NS,
-    Array,
     ExceptionRecord,
     Group,
     Manifest,
@@ -26,6 +26,7 @@ from dtprof.records.tables import (
     ProcessExit,
     Site,
 )
+from dtprof.records.user_files import is_user_file
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
@@ -54,91 +55,6 @@ BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One operation of one rank."""
-
-    group: GroupId
-    op: str
-    api: str
-    seq: int
-    p2p: bool
-    peer: int
-    tag: int
-    numel: int
-    dtype: int
-    reduce_op: int
-    site: Site | None
-    step: int | None  # None: not known
-    inside_call: bool
-    failed: bool
-    done: bool
-    issued_ns: int
-    done_ns: int
-    observed: bool  # completion can be known
-    started: bool | None = None  # its device began it; None: not known
-    on_device: bool = False  # it ends on a device of its own on every member, after its call has returned
-    waited: bool = False  # a wait for it began
-    asked: bool = False  # its handle was asked for completion or a future
-    nbytes: int = 0
-    thread: int = 0
-    is_async: bool = False
-    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of uneven operations: what goes in, what comes out
-    even_sizes: bool = False  # of an all_gather into one tensor: every member must bring as much
-    nth: int = -1  # point to point: messages of this channel issued before; -1 where that is not known
-
-    @property
-    def blocks(self) -> bool:
-        """Say whether the program is seen to wait for it."""
-        return self.open and (self.inside_call or self.waited or self.failed)
-
-    @property
-    def peer_rank(self) -> int:
-        """The global rank of the peer or root; -1 for none, or any source."""
-        return self.group.ranks[self.peer] if 0 <= self.peer < len(self.group.ranks) else -1
-
-    @property
-    def open(self) -> bool:
-        """Say whether it is known not to have ended well."""
-        return self.failed or (self.observed and not self.done) or self.inside_call
-
-    @property
-    def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
-        """What makes two operations of two ranks the same place in the program."""
-        return self.group, self.op, (self.site.file, self.site.line) if self.site else None
-
-
-class LazyOperations(Sequence[Operation]):
-    """Operations of a rank, made from its rows as rules ask for them: of most they never do."""
-
-    def __init__(self, make: Callable[[int], Operation], *, first: int, end: int) -> None:
-        """Stand for the rows from `first` up to `end`."""
-        self._make = make
-        self._first = first
-        self._made: list[Operation | None] = [None] * (end - first)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Iterator[Operation]:
-        for at, operation in enumerate(self._made):
-            yield operation or self[at]
-
-    @overload
-    def __getitem__(self, at: int) -> Operation: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
-        if isinstance(at, slice):
-            return tuple(self[i] for i in range(len(self))[at])
-        operation = self._made[at]
-        if operation is None:
-            operation = self._made[at] = self._make(self._first + range(len(self))[at])
-        return operation
-
-
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
 
@@ -156,29 +72,6 @@ class Stack:
     def is_busy(self) -> bool:
         """Say whether it works; runnable counts whatever its share: on a host with much to do it waits for a core."""
         return self.state == "running" or (self.cpu_share is not None and self.cpu_share > BUSY)
-
-
-@dataclass(frozen=True)
-class ChannelEnd:
-    """What point-to-point messages go through in order, as one of its ends counts them."""
-
-    group: GroupId
-    peer: int  # global rank; -1: any source
-    tag: int
-    sends: bool
-
-
-MESSAGE = np.dtype(
-    [
-        ("nth", "i8"),  # messages of the channel issued before
-        ("at", "i8"),  # in RankState.operations
-        ("nbytes", "i8"),
-        ("site", "u4"),  # equal for messages of one line
-        ("plain", "?"),  # a send or a receive, not several as one
-        ("done", "?"),  # as Operation.done
-        ("settled", "?"),  # done, failed, inside its call, waited for or asked about
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,27 +94,15 @@ class LongPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankCollectives:
-    """The collectives of a rank in columns (columns.COLLECTIVE), to compare whole runs."""
+class RankState(RankOperations):
+    """One rank: what it has issued, and what became of its process."""
 
-    groups: dict[GroupId, Array]  # by position
-    operation: Callable[[int], Operation]  # of a row
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankState:
-    """One rank."""
-
-    rank: int
     attempt: int
     pid: int
     host: str
-    operations: Sequence[Operation] = ()  # the newest, in the order of issue
-    open_operations: tuple[Operation, ...] = ()  # those of them that had not ended well
-    first_row: int = 0  # of the first of `operations` among all of the rank
-    counts: dict[tuple[GroupId, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
     groups: dict[GroupId, Group] = field(default_factory=dict)
     exceptions: tuple[ExceptionRecord, ...] = ()
+    lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
@@ -235,11 +116,8 @@ class RankState:
     in_init: bool = False
     stack: Stack | None = None
     alive: bool | None = None  # None: not known
-    channels: dict[ChannelEnd, int] = field(default_factory=dict)  # messages issued
-    messages: dict[ChannelEnd, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
-    sees_questions: bool = False  # `Operation.asked` is known
+    sees_questions: bool = False  # whether handles were asked for completion or a future is known
     sees_program: bool = True  # what it does outside operations is known: phases, exceptions, its end
-    complete: bool = True  # nothing was dropped: messages can be counted
     batches: int = 0  # taken from data loaders
     exhausted: int = 0  # times that a data loader had no batch left
     newest_is_exhaustion: bool = False  # it was the last that happened to data
@@ -247,39 +125,23 @@ class RankState:
     making_group: Site | None = None  # the call of new_group it is in
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
-    collectives: RankCollectives | None = None
-
-    @cached_property
-    def blocking(self) -> tuple[Operation, ...]:
-        """What holds its program up: operations it waits for; all that are open where no wait was seen."""
-        return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
-
-    @cached_property
-    def newest_collectives(self) -> dict[GroupId, Array]:
-        """The collectives among `operations` in columns, by group."""
-        groups = self.collectives.groups if self.collectives is not None else {}
-        newest = ((group, table, table["row"] >= self.first_row) for group, table in groups.items())
-        return {group: table if chosen.all() else table[chosen] for group, table, chosen in newest}
-
-    @property
-    def first_blocking(self) -> Operation | None:
-        """The oldest operation that holds the rank up, or did at its end."""
-        return self.blocking[0] if self.blocking else None
 
     @property
     def own_exception(self) -> ExceptionRecord | None:
-        """The last exception that left the program, unless it only tells of a lost or late peer."""
+        """The last exception that left the program, unless it only reports a lost or late peer."""
         if not self.exceptions or self.transport_exception is not None:
             return None
         return self.exceptions[-1]
 
     @property
     def transport_exception(self) -> ExceptionRecord | None:
-        """The last exception, where it only tells of a lost or late peer."""
-        if not self.exceptions:
+        """The last exception, where it only reports a lost or late peer."""
+        if not self.exceptions or self.lost_peer is False:
             return None
         last = self.exceptions[-1]
-        # An exception raised in a handler tells of what was handled: its traceback begins with that.
+        if self.lost_peer:
+            return last
+        # An exception raised in a handler hides the one handled, which its traceback begins with.
         chained = any(words in last.traceback for words in CHAINED)
         whole = f"{last.traceback}{last.type}: {last.message}".lower()
         text = whole if chained else f"{last.type}: {last.message}".lower()
@@ -354,7 +216,7 @@ class Stop:
 class Stragglers:
     """What the analysis of steps says of ranks that the others wait for."""
 
-    steps: int  # looked at
+    steps: int  # analysed
     found: tuple[StragglerResult, ...]
 
 
@@ -379,15 +241,19 @@ class JobState:
     stop: Stop | None = None  # the job was stopped from outside
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
+    timed_out: bool | None = None  # what failed waited until a time limit; None: not known
+    unnamed: tuple[RankState, ...] = ()  # processes that failed, whose rank nobody knows
+    log: LoggedJob | None = None  # what only logs tell
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen
-    at_rest_s: float | None = None  # for so long all ranks of a running job have slept outside any operation
+    asleep_s: float | None = None  # all ranks have slept outside any operation for so long
     members: tuple[int, ...] | None = None  # ranks of the job where those are known one by one
     explained: frozenset[int] = frozenset()  # ranks that findings explain already
-    lost: tuple[int, ...] = ()  # missing, though ranks that live and can answer leave evidence: that tells of them
+    lost: tuple[int, ...] = ()  # missing, though every rank that is alive leaves evidence
+    sources: tuple[str, ...] = ("run",)  # what was read
     evidence_name: str = "record"  # what each rank is expected to have left
     how_to_complete: str = (
         "where other hosts keep runs of their own, give them all (dtprof diagnose NODE_DIR...)"  # where ranks miss
@@ -408,17 +274,28 @@ class JobState:
             lost=tuple(rank for rank in self.lost if rank not in explained),
         )
 
+    @cached_property
+    def waits(self) -> dict[int, tuple[Wait, ...]]:
+        """The waits of each blocked rank."""
+        waiting = (rank.rank for rank in self.ranks.values() if not rank.finished)
+        return find_waits(self.ranks, waiting, lost=self.lost)
+
     @property
     def went_wrong(self) -> bool:
         """Say whether the job stands still, or ended with a status other than 0."""
         return self.stalled or self.manifest.exit_status not in (None, 0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether no rank dropped events: else what they did can be compared, but not counted."""
+        return all(rank.complete for rank in self.ranks.values())
 
     def goes_on(self, rank: RankState) -> bool:
         """Say whether a rank may yet do what it has not done."""
         return not (self.manifest.ended_realtime_ns or rank.finished or rank.exit is not None)
 
     def group(self, key: GroupId) -> Group:
-        """Return the group as the rank that knows most of it tells; its name alone where the records have lost it."""
+        """Return the group as recorded by the rank that knows most of it; only its name where no record is left."""
         known = self._groups.get(key)
         return known if known is not None else Group(name=key.name, description="", size=len(key.ranks))
 
@@ -437,10 +314,10 @@ def _knowledge(group: Group) -> tuple[int, bool]:
     return len(group.ranks), group.timeout_s is not None
 
 
-def main_stack(seen: RankStack, *, is_user: Callable[[str], bool]) -> Stack:
-    """Return the stack of the main thread: its frames in files that `is_user` accepts, all where there are none."""
+def main_stack(seen: RankStack) -> Stack:
+    """Return the stack of the main thread: its frames in the user's files, all where there are none."""
     frames = seen.main.frames if seen.main is not None else ()
-    own = tuple(frame for frame in frames if is_user(frame.file))
+    own = tuple(frame for frame in frames if is_user_file(frame.file))
     return Stack(
         state=seen.state,
         cpu_share=seen.cpu_share,

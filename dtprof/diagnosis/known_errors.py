@@ -32,7 +32,7 @@ _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: 
 
 
 def find_advice(type_name: str, message: str) -> str | None:
-    """Return what helps against an exception; None where only its own text tells."""
+    """Return what helps against an exception; None where its own text says it all."""
     if "OutOfMemory" in type_name or any(words in message for words in _ON_DEVICE):
         return DEVICE_MEMORY
     if type_name == "MemoryError" or any(words in message for words in _ON_HOST):

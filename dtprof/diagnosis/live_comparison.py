@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.compared_columns import POSITION, disagree, group_of, pairs_of_places, positions_of, seq_of
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import assemble_job
-from dtprof.diagnosis.rules.argument_mismatch import find_mismatches
-from dtprof.diagnosis.rules.step_mismatch import find_shift
+from dtprof.diagnosis.rules.argument_mismatch import mismatches_by_group
+from dtprof.diagnosis.rules.step_mismatch import shifts_by_group
 from dtprof.diagnosis.sources.recorded_ranks import NO_PAST, are_named, rank_state, spans_named
+from dtprof.job.agreement import disagree
+from dtprof.job.group_collectives import COMPARED, Numbers, compare_columns, mix
 from dtprof.job.groups import GroupId, identify_groups
 from dtprof.job.world_size import resolve_world_size
 from dtprof.records import codes, events
@@ -34,12 +36,9 @@ MAX_WAYS = 1024
 """In which lines and steps of a group's ranks may differ; beyond, they have no order to find a fault in."""
 MAX_DOUBLINGS = 12
 """Of the positions between decisions that find nothing."""
-KINDS = frozenset(
-    {
-        *("reduce-op-mismatch", "root-mismatch", "dtype-mismatch", "size-mismatch", "split-size-mismatch"),
-        *("collective-order-mismatch", "step-mismatch"),
-    }
-)
+POSITION = np.dtype([*COMPARED.descr, ("key", "u8"), ("rank", "i4")])
+"""A collective of a rank; the key is the number of its group and its position in it."""
+SEQ_BITS = np.uint64(40)
 _OPEN = np.dtype([*POSITION.descr, ("come", "i4"), ("poll", "i4"), ("differs", "?"), ("complete", "?")])
 _LATEST = np.iinfo(np.int64).max
 
@@ -106,9 +105,9 @@ class LiveComparison:
         for rank, rows in new:
             self._compare(self._positions(rank, rows))
         self._complete(is_last=is_last)
-        told = self._decide(is_last=is_last)
+        mismatches = self._decide(is_last=is_last)
         self._trim()
-        return told
+        return mismatches
 
     def _begin(self, attempt: int) -> None:
         """Forget an attempt when its ranks are restarted: positions count from 0 again."""
@@ -124,18 +123,17 @@ class LiveComparison:
     def _add(self, tables: RankTables) -> _Rank:
         known = self._ranks.get(tables.rank)
         before = [known.tables] if known is not None else []
-        operations = join([one.operations for one in (*before, tables)])
-        spans = join([one.spans for one in (*before, tables)])
+        operations = join([part.operations for part in (*before, tables)])
+        spans = join([part.spans for part in (*before, tables)])
         steps = spans_named(tables, spans, events.STEP, events.OPTIMIZER)
         steppers, at = np.unique(steps["thread"], return_index=True)
         spans = join([steps[at], spans_named(tables, spans, events.FORWARD)])
         numbers = known.numbers if known is not None else np.zeros(0, np.int64)
         if known is None or known.tables.groups is not tables.groups:
             numbers = self._number(tables)
-        own = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0])
-        if known is not None:
-            own = replace(own, past=known.tables.past)
-        self._ranks[tables.rank] = rank = _Rank(tables=own, numbers=numbers, steppers=steppers)
+        past = known.tables.past if known is not None else tables.past
+        merged = replace(tables, operations=operations, spans=spans, samples=tables.samples[:0], past=past)
+        self._ranks[tables.rank] = rank = _Rank(tables=merged, numbers=numbers, steppers=steppers)
         return rank
 
     def _number(self, tables: RankTables) -> npt.NDArray[np.int64]:
@@ -160,35 +158,38 @@ class LiveComparison:
         for number in np.unique(groups[(rows["state"] == codes.FAILED) & (groups >= 0)]).tolist():
             self._groups[number].closed = True
         compared = np.array([not group.closed for group in self._groups] + [False])[groups]
-        members = {group_id: group.ranks for group_id, group in rank.tables.groups.items()}
-        return positions_of(
-            select(rows, compared), rank.tables, groups=groups[compared], members=members, steppers=rank.steppers
-        )
+        table = compare_columns(select(rows, compared), rank.tables, POSITION, steppers=rank.steppers)
+        table["key"] = (groups[compared].astype(np.uint64) << SEQ_BITS) | table["seq"].astype(np.uint64)
+        table["step"][~table["in_step"]] = 0  # other threads keep no pace with steps
+        table["rank"] = rank.tables.rank
+        return select(table, np.argsort(table["key"], kind="stable"))
 
-    def _compare(self, own: Array) -> None:
+    def _compare(self, rows: Array) -> None:
         """Compare the positions of a rank with those of the first rank that came to them."""
-        at = np.searchsorted(self._open["key"], own["key"])
-        met = np.zeros(len(own), bool)
+        at = np.searchsorted(self._open["key"], rows["key"])
+        met = np.zeros(len(rows), bool)
         inside = at < len(self._open)
-        met[inside] = self._open["key"][at[inside]] == own["key"][inside]
-        at, mine = at[met], own[met]
+        met[inside] = self._open["key"][at[inside]] == rows["key"][inside]
+        at, mine = at[met], rows[met]
         first = self._open[at]
         self._open["differs"][at] |= disagree(first, mine)
         self._open["balance"][at] += mine["balance"]
         self._open["come"][at] += 1
-        self._note_ways(pairs_of_places(first, mine), mine["key"])
+        self._note_ways(_ways_of(first, mine), mine)
         if met.all():
             return
         fresh = np.zeros(int((~met).sum()), _OPEN)
         for name in POSITION.names or ():
-            fresh[name] = own[name][~met]
+            fresh[name] = rows[name][~met]
         fresh["come"], fresh["poll"] = 1, self._polls
         self._open = join([self._open, fresh])
         self._open = select(self._open, np.argsort(self._open["key"], kind="stable"))
 
-    def _note_ways(self, ways: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]) -> None:
+    def _note_ways(self, ways: Numbers, rows: Array) -> None:
         ways, at = np.unique(ways, return_index=True)
-        for way, number, seq in zip(ways.tolist(), group_of(keys[at]).tolist(), seq_of(keys[at]).tolist(), strict=True):
+        for way, number, seq in zip(
+            ways.tolist(), _groups_of(rows[at]).tolist(), rows["seq"][at].tolist(), strict=True
+        ):
             group = self._groups[number]
             if way and len(group.ways) < MAX_WAYS:
                 group.ways.setdefault(way, seq)
@@ -200,13 +201,13 @@ class LiveComparison:
             here = [sum(rank in self._ranks for rank in group.key.ranks) for group in self._groups]
             self._here = np.array(here, np.int64)
         whole = np.array([len(group.key.ranks) for group in self._groups], np.int64)
-        groups = group_of(self._open["key"])
+        groups = _groups_of(self._open)
         come = self._open["come"]
         complete = (come >= self._here[groups]) & (come > 1)
         differs = self._open["differs"] | ((come == whole[groups]) & (self._open["balance"] != 0))
         # Where members are elsewhere, or not seen yet, a poll more: one of this host may be among them.
         decidable = (come == whole[groups]) | (complete & self._open["complete"]) | (is_last & (come > 1))
-        seqs = seq_of(self._open["key"])
+        seqs = self._open["seq"]
         newest = np.full(len(self._groups), -1, np.int64)
         np.maximum.at(newest, groups[decidable], seqs[decidable])
         for number in np.flatnonzero(newest >= 0).tolist():
@@ -216,9 +217,9 @@ class LiveComparison:
             if int(seqs[at]) >= group.looks_from:
                 group.differs_at = min(group.differs_at, int(seqs[at]))
         closed = np.array([group.closed for group in self._groups], bool)
-        kept = ~(complete & self._open["complete"]) & ~closed[groups]
+        undecided = ~(complete & self._open["complete"]) & ~closed[groups]
         self._open["complete"] = complete
-        self._open = select(self._open, kept)
+        self._open = select(self._open, undecided)
         if len(self._open) > MAX_OPEN:
             newest_first = np.argsort(-self._open["poll"], kind="stable")
             self._open = select(self._open, np.sort(newest_first[:MAX_OPEN]))
@@ -236,27 +237,22 @@ class LiveComparison:
         for number, first in due.items():
             begin[number] = max(0, first - BEFORE)
         near = [tables for rank in self._ranks.values() if len((tables := _around(rank, begin)).operations)]
-        evidence = assemble_job(
+        job = assemble_job(
             [rank_state(tables, exit=None, stack=None, alive=True) for tables in near],
             world_size=resolve_world_size((tables.world_size for tables in near), (tables.rank for tables in near)),
             manifest=Manifest(),
             stalled=False,
             stopped_on_hang_ns=None,
         )
-        shift = find_shift(evidence)
-        found = (*find_mismatches(evidence), *([shift] if shift is not None else []))
-        groups = [self._groups[number] for number in due]
-        told = [finding for finding in found if finding.kind in KINDS and self._is_new(finding, groups)]
-        for group in groups:
-            group.decided()
-        return told
+        for number in due:
+            self._groups[number].decided()
+        findings = shifts_by_group(job) | mismatches_by_group(Case(job))
+        in_order = sorted(findings.items(), key=lambda item: item[1].step or 0)
+        return [finding for group, finding in in_order if self._is_new(finding, group)]
 
-    def _is_new(self, finding: Finding, groups: list[_Group]) -> bool:
+    def _is_new(self, finding: Finding, group: GroupId) -> bool:
         """Say whether this is newly detected, and close its group."""
-        group = next((one for one in groups if (one.key.name, one.key.ranks) == _name(finding)), None)
-        if group is None or group.closed:
-            return False
-        group.closed = True
+        self._groups[self._numbers[group]].closed = True
         if finding.kind != "step-mismatch":
             return True
         # A rank that is out of step is so in all its groups.
@@ -289,8 +285,19 @@ def _without_early_forwards(tables: RankTables, *, most: int) -> RankTables:
     )
 
 
-def _name(finding: Finding) -> tuple[str, tuple[int, ...]]:
-    return (finding.group.name, finding.group.ranks) if finding.group is not None else ("", ())
+def _groups_of(rows: Array) -> npt.NDArray[np.int64]:
+    """Return the number of the group of each position."""
+    return (rows["key"] >> SEQ_BITS).astype(np.int64)
+
+
+def _ways_of(a: Array, b: Array) -> Numbers:
+    """Return one number for how lines and steps of the same positions of two ranks differ; 0 where they do not.
+
+    A program may differ in lines by rank, and in steps by a constant: it differs in few ways, then, again and again.
+    """
+    ahead = b["step"] - a["step"]
+    number = mix(_groups_of(a), a["rank"], b["rank"], a["line"], b["line"], ahead) | np.uint64(1)
+    return np.where((a["line"] != b["line"]) | (ahead != 0), number, np.uint64(0))
 
 
 def _numbered(rank: _Rank, rows: Array) -> npt.NDArray[np.int64]:

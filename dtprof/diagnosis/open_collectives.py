@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.job.group_collectives import at_position
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,5 @@ def find_open_collectives(job: JobState) -> list[OpenCollective]:
 
 
 def operation_at(rank: RankState, group: GroupId, seq: int) -> Operation | None:
-    table = rank.collectives.groups.get(group) if rank.collectives is not None else None
-    if rank.collectives is None or table is None:
-        return None
-    at = int(np.searchsorted(table["seq"], seq))
-    return rank.collectives.operation(int(table["row"][at])) if at < len(table) and table["seq"][at] == seq else None
+    table = rank.collectives.groups.get(group)
+    return at_position({rank.rank: rank}, {rank.rank: table}, seq).get(rank.rank) if table is not None else None

@@ -1,9 +1,9 @@
-"""Point-to-point messages: their other ends, and who else expects one."""
+"""Findings on point-to-point messages: what they have in common."""
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import JobState, Operation
-from dtprof.diagnosis.wait_graph import Wait, find_waits
+from dtprof.diagnosis.job_state import JobState
+from dtprof.job.issued_operations import Operation
 
 
 def message_words(operation: Operation) -> str:
@@ -27,15 +27,15 @@ def message_finding(
 ) -> Finding:
     """Return the finding for operations whose other ends do not meet them."""
     chosen = operations[min(operations)]
-    held_up = tuple(r for r in sorted(find_waits(job)) if r not in culprits)
-    waiting = {rank: job.ranks[rank].blocking[0] for rank in held_up}
-    own = call_sites(operations)
-    places = {r: place for r in culprits if (place := own.get(r) or job.ranks[r].place) is not None}
+    blocked = tuple(r for r in sorted(job.waits) if r not in culprits)
+    waiting = {rank: job.ranks[rank].blocking[0] for rank in blocked}
+    sites = call_sites(operations)
+    places = {r: place for r in culprits if (place := sites.get(r) or job.ranks[r].place) is not None}
     return Finding(
         kind=kind,
         summary=summary,
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
+        waiting_ranks=blocked,
         confidence=confidence,
         group=job.group(chosen.group),
         op=chosen.op,
@@ -46,40 +46,3 @@ def message_finding(
         evidence=facts,
         advice=(advice,),
     )
-
-
-def partner_of(job: JobState, rank: int, operation: Operation) -> Operation | None:
-    """Return the other end of a message."""
-    peer = job.ranks.get(operation.peer_rank)
-    if peer is None or operation.nth < 0 or not (peer.complete and job.ranks[rank].complete):
-        return None
-    if any(c.peer < 0 for owner in (peer, job.ranks[rank]) for c in owner.channels):
-        return None  # a receive from any source takes what comes: order does not tell
-    return next(
-        (
-            o
-            for o in reversed(peer.operations)
-            if o.p2p
-            and o.op != operation.op
-            and (o.group, o.tag, o.nth, o.peer_rank) == (operation.group, operation.tag, operation.nth, rank)
-        ),
-        None,
-    )
-
-
-def went_astray(job: JobState, wait: Wait) -> bool:
-    """Say whether a rank turned to this peer for the first time, while another expects its usual message."""
-    mine = wait.operation
-    usual = [c for c in job.ranks[wait.rank].channels if c.sends == (mine.op == "send")]
-    first = mine.nth == 0 and len({channel.peer for channel in usual}) > 1
-    return first and any(other.nth > 0 for other in find_expecting(job, wait.rank, mine).values())
-
-
-def find_expecting(job: JobState, rank: int, operation: Operation) -> dict[int, Operation]:
-    """Return other ranks whose messages to or from this one meet nothing either: one may be named wrongly."""
-    found = {}
-    for other in job.ranks.values():
-        for o in other.open_operations:
-            if o.p2p and o.op != operation.op and o.peer_rank == rank and other.rank != operation.peer_rank:
-                found[other.rank] = o
-    return found

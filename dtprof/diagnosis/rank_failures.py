@@ -10,8 +10,9 @@ from dtprof.diagnosis.blocked_ranks import (
     victims,
 )
 from dtprof.diagnosis.findings import Finding, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.stop_detection import stop_ns
+from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit, Site
 
 OUTLIVED_NS = 1_000_000_000
@@ -24,18 +25,21 @@ NATIVE_CRASHES = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
 def has_crashed(rank: RankState) -> bool:
-    """Say whether a rank raised an exception of its own, or left with a status above 0 without one."""
+    """Say whether a rank raised an exception of its own, or left with a status above 0 without one.
+
+    Where a source does not show the program, a status proves nothing: its exception may be in another source.
+    """
     if rank.own_exception is not None:
         return rank.interruption is None and not failed_in_communication(rank)
     failed_status = rank.exit is not None and rank.exit.status > 0
-    return failed_status and not rank.exceptions
+    return failed_status and rank.sees_program and not rank.exceptions
 
 
 def was_killed(rank: RankState, job: JobState) -> bool:
     """Say whether a signal ended this rank, and not the whole job."""
     if rank.signal_name is None or rank.exit is None or rank.exceptions:
         return False  # a rank whose exception came first may well abort afterwards
-    if rank.stopped_politely and not _stopped_alone(rank.exit, job):
+    if rank.stopped_politely and (rank.exit.t_ns == UNKNOWN_NS or not _stopped_alone(rank.exit, job)):
         return False
     if rank.exit.status == -signal.SIGKILL and _is_last_resort(rank.exit, rank.host, job):
         return False
@@ -73,17 +77,23 @@ def find_first_failed(job: JobState) -> RankState | None:
     """Return the rank that raised, or was killed before its program had ended, first; None where there is none."""
     failed = (
         rank
-        for rank in job.ranks.values()
+        for rank in (*job.ranks.values(), *job.unnamed)
         if has_crashed(rank) or (was_killed(rank, job) and rank.ended_ns == UNKNOWN_NS)
     )
     return min(failed, key=end_ns, default=None)
 
 
+def oom_reports(job: JobState) -> tuple[str, ...]:
+    """Return the sentences of a log that report the OOM killer."""
+    return tuple(note.text for note in job.log.notes("oom-kill")) if job.log is not None else ()
+
+
 def end_ns(rank: RankState) -> int:
     """Return when a rank raised its exception, else when its process ended, else its last record."""
-    if rank.own_exception is not None:
+    if rank.own_exception is not None and rank.own_exception.t_ns != UNKNOWN_NS:
         return rank.own_exception.t_ns
-    return rank.exit.t_ns if rank.exit is not None else rank.last_ns
+    known = rank.exit is not None and rank.exit.t_ns != UNKNOWN_NS
+    return rank.exit.t_ns if rank.exit is not None and known else rank.last_ns
 
 
 def _waiting_words(waiting: dict[int, Operation], job: JobState) -> str:
@@ -97,24 +107,30 @@ def _waiting_words(waiting: dict[int, Operation], job: JobState) -> str:
     return f"; {wait_words(inside)} in {operation.op} #{operation.seq} of {group}"
 
 
+def _lines_of_loss(job: JobState, ranks: tuple[int, ...]) -> dict[int, Site]:
+    """Return the lines at which ranks lost a peer, where the operation is not known."""
+    lost = ((job.ranks[r], job.ranks[r].transport_exception) for r in ranks)
+    return {r.rank: error.frame for r, error in lost if error is not None and error.frame and not r.sees_program}
+
+
 def exit_finding(
     kind: str, summary: str, culprits: tuple[int, ...], sites: dict[int, Site], job: JobState, **rest: object
 ) -> Finding:
     """Return the finding for ranks that ended, with the ranks that their end holds up."""
-    held_up = victims(job, set(culprits))
-    waiting = first_blocking_of(job, held_up)
+    blocked = victims(job, set(culprits))
+    waiting = first_blocking_of(job, blocked)
     operation = common_operation(waiting)
     known = job.group(operation.group) if operation and operation.group.ranks else None
     return Finding(
         kind=kind,
         summary=summary + _waiting_words(waiting, job) + ".",
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
+        waiting_ranks=blocked,
         group=known,
         op=operation.op if operation else None,
         seq=operation.seq if operation else None,
-        step=job.ranks[culprits[0]].steps,
-        call_sites=call_sites(waiting),
+        step=job.ranks[culprits[0]].steps if culprits else None,
+        call_sites=_lines_of_loss(job, blocked) | call_sites(waiting),
         culprit_call_sites=sites,
         **rest,  # type: ignore[arg-type]
     )

@@ -1,70 +1,137 @@
-"""One verdict out of several sources: records, Flight Recorder dumps and logs of the same job."""
+"""One state of a job out of several sources: records, Flight Recorder dumps and logs, joined before rules read them.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+What one source does not know, another fills in. Positions of operations are counted in each source's own way: all that
+is told by position comes from the source that has most ranks. What speaks against one job is said, not hidden.
+"""
 
-from dtprof.diagnosis.findings import Finding, Verdict, rank_list
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import reduce
 
-ENDED = ("rank-crashed", "rank-killed", "rank-exited")
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.verdict import decide
+from dtprof.job.issued_operations import Operation, RankOperations
+from dtprof.records.tables import UNKNOWN_NS, ProcessExit
+
+BY_POSITION = (*(one.name for one in fields(RankOperations)), "groups")
+"""Fields of a rank that must come from one source, with all that they count."""
 
 
-def join(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return one verdict; the sources come in the order in which they are trusted.
+def merge(sources: Sequence[JobState]) -> JobState:
+    """Return what the sources of a job tell together; they come in the order in which they are trusted.
 
-    A source that saw a rank end explains one that saw others wait for it. Sources that name other ranks are heard in
-    `cannot_tell`: one of them is wrong.
+    Sources of different jobs are not joined: the one in which something went wrong stands, and says so.
     """
-    if len(verdicts) == 1:
-        return verdicts[0]
-    telling = [verdict for verdict in verdicts if verdict.faults]
-    main = max(telling, key=_weight) if telling else _plain(verdicts)
-    findings = list(main.findings)
-    caveats = [text for verdict in verdicts if verdict is not main for text in _unlike(main, verdict)]
-    for verdict in telling:
-        if verdict is main:
-            continue
-        other = verdict.findings[0]
-        source = ", ".join(verdict.source)
-        if _agree(findings[0], other):
-            findings[0] = replace(findings[0], evidence=(*findings[0].evidence, f"{source}: {other.summary}"))
-        else:
-            blamed = rank_list(other.culprit_ranks) if other.culprit_ranks else "no rank"
-            caveats.append(f"{source} blames {blamed} ({other.kind}): {other.summary}")
-    seen = {rank for verdict in verdicts for rank in verdict.ranks_seen}
-    missing = {rank for verdict in verdicts for rank in verdict.ranks_missing} - seen
-    others = telling or verdicts
-    reasons = (verdict.cannot_tell for verdict in (main, *(v for v in verdicts if v is not main and v in others)))
-    return Verdict(
-        outcome=main.outcome,
-        source=tuple(source for verdict in verdicts for source in verdict.source),
-        ranks_seen=tuple(sorted(seen)),
-        ranks_missing=tuple(sorted(missing)),
-        findings=tuple(findings),
-        cannot_tell=(*caveats, *(text for texts in reasons for text in texts)),
+    return reduce(_join, sources)
+
+
+def _join(first: JobState, second: JobState) -> JobState:
+    names = (*first.sources, *second.sources)
+    foreign = _ranks(second) - _ranks(first) if _ranks(first) else set()
+    if "run" in first.sources and "flight_recorder" in second.sources and foreign:
+        words = (
+            f"the dumps are of {len(_ranks(second))} ranks, the run of {len(_ranks(first))}: not of one job; give what "
+            "belongs together"
+        )
+        return _with_problem(second if _went_well(first) else first, words, names)
+    if first.sources == ("run",) and _went_well(first) and not _went_well(second):
+        told = ", ".join(second.sources)
+        words = f"the run given shows a job in which nothing went wrong: is it the one that {told} tells of?"
+        return _with_problem(second, words, names)
+    base, other = (second, first) if len(_issuers(second)) > len(_issuers(first)) else (first, second)
+    ranks = {rank: _fill(state, other.ranks.get(rank)) for rank, state in base.ranks.items()}
+    ranks |= {rank: state for rank, state in other.ranks.items() if rank not in ranks and _has_ended(state)}
+    members = {*(base.members or ()), *(other.members or ()), *ranks}
+    return replace(
+        base,
+        ranks=ranks,
+        world_size=max(first.world_size, second.world_size),
+        members=tuple(sorted(members)) if base.members is not None else None,
+        lost=tuple(rank for rank in base.lost if rank not in ranks),
+        manifest=first.manifest if first.manifest.exit_status is not None else second.manifest,
+        stalled=base.stalled or (other.stalled and not _went_well(base)),
+        timed_out=first.timed_out if first.timed_out is not None else second.timed_out,
+        unnamed=(*first.unnamed, *second.unnamed),
+        log=first.log or second.log,
+        problems=(*_contradictions(first, second), *first.problems, *second.problems),
+        sources=names,
     )
 
 
-def _unlike(main: Verdict, other: Verdict) -> Iterator[str]:
-    """Yield what speaks against two sources being of one job."""
-    ours, theirs = (", ".join(verdict.source) for verdict in (main, other))
-    ranks = {", ".join(verdict.source): {*verdict.ranks_seen, *verdict.ranks_missing} for verdict in (main, other)}
-    run, dumps = ranks.get("run", set()), ranks.get("flight_recorder", set())
-    if run and dumps - run:
-        yield f"the dumps are of {len(dumps)} ranks, the run of {len(run)}: not of one job; give what belongs together"
-    elif main.outcome in ("hang", "crash") and other.outcome == "healthy" and theirs == "run":
-        yield f"the run given shows a job in which nothing went wrong: is it the one that {ours} tells of?"
+def _with_problem(job: JobState, words: str, sources: tuple[str, ...]) -> JobState:
+    return replace(job, problems=(words, *job.problems), sources=sources)
 
 
-def _weight(verdict: Verdict) -> tuple[bool, float]:
-    first = verdict.findings[0]
-    return first.kind in ENDED, first.confidence
+def _ranks(job: JobState) -> set[int]:
+    return {*job.ranks, *job.missing}
 
 
-def _plain(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the first that can tell the outcome."""
-    return next((verdict for verdict in verdicts if verdict.outcome != "unknown"), verdicts[0])
+def _issuers(job: JobState) -> set[int]:
+    """Return the ranks of which a source tells operations."""
+    return {rank.rank for rank in job.ranks.values() if rank.counts or rank.operations or rank.sees_program}
 
 
-def _agree(one: Finding, other: Finding) -> bool:
-    ours, theirs = set(one.culprit_ranks), set(other.culprit_ranks)
-    return not theirs or not ours or bool(ours & theirs) or (one.kind in ENDED and bool(ours & {*other.waiting_ranks}))
+def _went_well(job: JobState) -> bool:
+    """Say whether a source shows nothing that went wrong."""
+    named = job.sources == ("log",) and decide(job).faults  # what sentences alone show
+    ends = any(_has_ended(rank) and not rank.finished for rank in job.ranks.values())
+    return not (job.went_wrong or ends or job.unnamed or named)
+
+
+def _has_ended(rank: RankState) -> bool:
+    return bool(rank.exceptions) or rank.exit is not None
+
+
+def _parted_ends(rank: RankState, other: RankState) -> bool:
+    """Say whether two sources tell other ends of a rank: then they are of different jobs, or one is wrong."""
+    return rank.exit is not None and other.exit is not None and rank.exit.status != other.exit.status
+
+
+def _fill(rank: RankState, other: RankState | None) -> RankState:
+    """Return a rank with what it does not know itself from another source of it."""
+    if other is None or _parted_ends(rank, other):
+        return rank
+    seer = other if other.sees_program and not rank.sees_program else rank
+    filled = replace(seer, **{name: getattr(rank, name) for name in BY_POSITION})
+    source = rank if seer is other else other
+    if not filled.exceptions and source.exceptions:
+        # Lines of a log stand in an order, at no time that other sources could be compared with.
+        errors = tuple(replace(error, t_ns=UNKNOWN_NS) for error in source.exceptions)
+        filled = replace(filled, exceptions=errors, lost_peer=source.lost_peer)
+    return replace(
+        filled,
+        exit=filled.exit or source.exit,
+        host=filled.host or source.host,
+        pid=filled.pid or source.pid,
+        open_operations=tuple(_with_devices(filled.open_operations, source.open_operations)),
+    )
+
+
+def _with_devices(operations: Iterable[Operation], others: Iterable[Operation]) -> Iterator[Operation]:
+    """Give open operations with what another source saw of them on their device: calls of a group in their order."""
+    seen: dict[tuple[str, str, bool], list[Operation]] = {}
+    for one in others:
+        seen.setdefault((one.group.name, one.op, one.p2p), []).append(one)
+    for operation in operations:
+        same = seen.get((operation.group.name, operation.op, operation.p2p))
+        if operation.started is None and same:
+            device = same.pop(0)
+            operation = replace(operation, started=device.started, on_device=device.on_device)
+        yield operation
+
+
+def _contradictions(first: JobState, second: JobState) -> list[str]:
+    """Say of which ranks two sources tell other ends."""
+    both = ((rank, state, second.ranks.get(rank)) for rank, state in sorted(first.ranks.items()))
+    return [
+        f"rank {rank} ended with {_status(one.exit)} in {', '.join(first.sources)}, with {_status(other.exit)} in "
+        f"{', '.join(second.sources)}: are they of one job?"
+        for rank, one, other in both
+        if other is not None and _parted_ends(one, other)
+    ]
+
+
+def _status(end: ProcessExit | None) -> str:
+    if end is None:
+        return "an unknown status"
+    return f"exit status {end.status}" if end.status >= 0 else f"signal {-end.status}"

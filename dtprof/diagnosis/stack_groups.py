@@ -65,7 +65,7 @@ def read_stacks(document: Mapping[str, Any], ranks: Mapping[int, int]) -> list[R
     """Return the stacks of a document as `launch.stacks` writes it.
 
     Args:
-        document: facts by pid under `processes`; what is damaged there is left out.
+        document: facts by pid under `processes`; what is damaged there is skipped.
         ranks: by pid the rank, of the processes wanted.
     """
     processes = document.get("processes")

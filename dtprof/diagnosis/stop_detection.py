@@ -17,11 +17,11 @@ from dtprof.records.tables import UNKNOWN_NS, Array
 SOON_NS = 1_000_000_000
 """Within this time peers of a rank that was stopped lose their connections, and launchers note its end."""
 SEEN_NS = 3_000_000_000
-"""Hosts are looked at at least so often while their jobs run."""
+"""Hosts are sampled at least so often while their jobs run."""
 PEER_GONE = ("closed by peer", "reset by peer", "connection refused", "broken pipe", "remote process exited")
 """Parts of what back ends say of a peer that has ended, in lower case; not where they have waited for too long."""
 NEWEST = 64
-"""Moments of a rank that are kept; a program may go on a little after it was told to end."""
+"""Moments kept for each rank; a program may run on a little after it was asked to end."""
 
 
 def newest_moments(rows: Array, spans: Array) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def find_stop(ranks: Iterable[RankState], last_seen_ns: Mapping[str, int]) -> St
     """Return how the job was going when it was stopped from outside; None where it was not, or ended by itself.
 
     Parameters:
-        last_seen_ns: by host, when it was last looked at: for ranks of which nobody saw the end.
+        last_seen_ns: by host, when it was last sampled: for ranks without an exit record.
     """
     ranks = tuple(ranks)
     ends = _earliest((rank.host, stop_ns(rank)) for rank in ranks)
@@ -95,7 +95,7 @@ def _killed_ns(rank: RankState) -> int | None:
 
 
 def stop_ns(rank: RankState) -> int | None:
-    """Return when a rank was told to end."""
+    """Return when a rank was asked to end."""
     if rank.interruption is not None:
         return rank.interruption.t_ns
     return rank.exit.t_ns if rank.exit is not None and rank.stopped_politely else None

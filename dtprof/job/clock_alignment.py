@@ -24,7 +24,7 @@ from dtprof.job.groups import Channel
 from dtprof.job.sound_records import is_any, stride_of
 from dtprof.records import codes
 from dtprof.records.events import FROM_ROOT, TO_ROOT
-from dtprof.records.host_clocks import HostClock
+from dtprof.records.nodes.host_clocks import HostClock
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables, select
 
 Floats = npt.NDArray[np.float64]

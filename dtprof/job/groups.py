@@ -7,7 +7,7 @@ and these members was made before. No other module identifies groups.
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
-from dtprof.records.group_members import Members, share
+from dtprof.records.rank_log.group_members import Members, share
 from dtprof.records.tables import Group
 
 

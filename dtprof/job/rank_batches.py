@@ -36,17 +36,12 @@ class Rows:
 
     def of(self, position: int) -> Array:
         """Return the rows of one rank."""
-        if len(self.bounds) == 2:
-            return self.table
         return self.table[self.bounds[position] : self.bounds[position + 1]]
 
     def chosen(self, mask: Mask) -> "Rows":
         """Return some of the rows."""
-        table = select(self.table, mask)
-        if len(self.bounds) == 2 or not len(table):
-            return Rows(table=table, bounds=[0] * (len(self.bounds) - 1) + [len(table)], names=self.names)
-        before = np.concatenate(([0], np.cumsum(mask)))
-        return Rows(table=table, bounds=before[self.bounds].tolist(), names=self.names)
+        counts = (int(np.count_nonzero(mask[begin:end])) for begin, end in itertools.pairwise(self.bounds))
+        return Rows(table=select(self.table, mask), bounds=[0, *itertools.accumulate(counts)], names=self.names)
 
     def is_named(self, wanted: Collection[str]) -> Mask:
         """Say which rows are of an operation or phase of one of these names."""

@@ -1,7 +1,7 @@
-"""Leave word of a running job for those of its processes whose environment was cleared.
+"""Announce a running job to those of its processes whose environment was cleared.
 
-One file a launcher, named by its pid and start time, in a folder that only this user may write to. A process that the
-`.pth` file of `dtprof inject` starts in looks for the file of one of its ancestors.
+One file a launcher, named by its pid and start time, in a folder that only this user may write to. In a new process the
+`.pth` file of `dtprof inject` searches for the file of an ancestor.
 """
 
 import json
@@ -16,17 +16,17 @@ ATTEMPTS = 3
 
 
 def folder() -> Path:
-    """Return where this user's jobs are announced."""
+    """Return the folder of this user's announcements."""
     return Path(settings.JOBS_FOLDER % os.getuid())
 
 
 def announce(environment: Mapping[str, str]) -> Path | None:
-    """Write what the job's processes need of their environment; None where that cannot be done safely."""
+    """Write the variables of dtprof for the job's processes; return None where the folder is not safe."""
     for _ in range(ATTEMPTS):
         try:
             return _announce(environment)
         except FileNotFoundError:
-            continue  # the last job before this one has just taken the folder away
+            continue  # another launcher, the last before this one, has just removed the folder
         except OSError:
             break
     return None
@@ -37,18 +37,18 @@ def _announce(environment: Mapping[str, str]) -> Path | None:
     place.mkdir(mode=0o700, exist_ok=True)
     status = place.lstat()
     if place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        return None  # somebody else's: what it names would be loaded into the job
-    _forget_the_dead(place)
-    ours = {name: value for name, value in environment.items() if name.startswith("DTPROF_")}
+        return None  # another user could write here, and so load code into the job
+    _remove_stale(place)
+    variables = {name: value for name, value in environment.items() if name.startswith("DTPROF_")}
     file = place / f"{os.getpid()}-{start_ticks(os.getpid())}.json"
     draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps(ours), encoding="utf-8")
+    draft.write_text(json.dumps(variables), encoding="utf-8")
     draft.replace(file)
     return file
 
 
 def withdraw(file: Path | None) -> None:
-    """Take the word back; the folder, too, where it was the last."""
+    """Remove an announcement, and the folder where it was the last."""
     if file is not None:
         with suppress(OSError):
             file.unlink(missing_ok=True)
@@ -56,7 +56,7 @@ def withdraw(file: Path | None) -> None:
 
 
 def start_ticks(pid: int) -> int:
-    """Return when a process started, in ticks since boot: with the pid that names it for good.
+    """Return when a process started, in ticks since boot: pid and start identify a process for ever.
 
     Raises:
         OSError: there is no such process.
@@ -64,8 +64,8 @@ def start_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
 
 
-def _forget_the_dead(place: Path) -> None:
-    """Remove what launchers left that were killed."""
+def _remove_stale(place: Path) -> None:
+    """Remove the announcements of launchers that were killed."""
     for file in place.iterdir():
         pid, _, started = file.stem.partition("-")
         try:

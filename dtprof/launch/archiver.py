@@ -1,4 +1,4 @@
-"""Compress sealed segments of the job's ranks while it runs, beside the job and at a lower priority than it."""
+"""Compress sealed segments while the job runs, at a lower priority than the job."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ NICENESS = 10
 
 
 class Archiver:
-    """A thread of the launcher that turns sealed segments of a run into archives."""
+    """A thread of the launcher that archives sealed segments of a run."""
 
     def __init__(self, run: Path) -> None:
         """Start watching the run directory."""
@@ -25,7 +25,7 @@ class Archiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the segment at hand and stop."""
+        """Finish the current segment and stop."""
         self._end.set()
         self._thread.join(STOP_S)
 
@@ -33,10 +33,10 @@ class Archiver:
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._end.wait(EVERY_S):
-            self._look()
+            self._archive_sealed()
 
     @fence.fenced("the search for full segments", "failed")
-    def _look(self) -> None:
+    def _archive_sealed(self) -> None:
         for segment in sealed_segments(self._run):
             if self._end.is_set():
                 return
@@ -45,20 +45,22 @@ class Archiver:
 
     @fence.fenced("a full segment", "stays as it is, uncompressed")
     def _archive(self, segment: Path) -> bool:
-        from dtprof.records import archive
+        from dtprof.records.rank_log import archive
 
         archive.archive_segment(segment)
         return True
 
 
 def sealed_segments(run: Path) -> list[Path]:
-    """Return the plain segments that their ranks will not write to again."""
-    found = []
+    """Return the segments not archived yet that their ranks will not write to again."""
+    sealed: list[Path] = []
     for folder in run.iterdir():
         if paths.parse_rank_folder(folder.name) is not None:
-            # The newest are being written to; their headers need not be read.
-            found += [file for file in paths.segment_files(folder)[:-2] if not paths.is_archive(file) and _sealed(file)]
-    return found
+            # Ranks write to the newest two; their headers need not be read.
+            sealed += [
+                file for file in paths.segment_files(folder)[:-2] if not paths.is_archive(file) and _sealed(file)
+            ]
+    return sealed
 
 
 def _sealed(segment: Path) -> bool:

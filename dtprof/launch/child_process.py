@@ -18,17 +18,17 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 LOST_S = 1.0
-"""A signal that was not seen costs so long at most."""
+"""Longest delay after a signal that arrived just before the wait."""
 LAST_TICK_S = 2.0
-"""How long the end of a job waits for a tick that has begun."""
+"""How long the end of a job waits for a running tick."""
 SENT_BY_KERNEL = 0x80  # si_code of a signal from the terminal, which the child has had as well
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Start threads before the command with this: a signal that one of them took would end dtprof, not the command.
+    """Block signals while starting threads before the command: delivered to one of them, a signal would end dtprof.
 
-    That goes for libraries that start some when they are imported.
+    Importing a library that starts threads counts, too.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*FORWARDED, signal.SIGCHLD])
     try:
@@ -59,18 +59,18 @@ class Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
             raise
         self.status: int | None = None
-        self._reaping = threading.Lock()  # a pid that was reaped may be another's
+        self._reaping = threading.Lock()  # the kernel may reuse a reaped pid
 
     def wait(self, tick: Callable[[], None], *, period_s: float = 0.5) -> int:
-        """Wait for the end, forwarding signals; return the exit status, negative for a signal.
+        """Wait for the end and forward signals; return the exit status, negative for a signal.
 
-        `tick` is called about every period, in a thread: signals are forwarded however long it takes.
+        A thread calls `tick` about every period, so that a slow tick delays no signal.
         """
         ended = threading.Event()
         ticker = threading.Thread(target=_tick, args=(tick, ended, period_s), name="dtprof-watcher", daemon=True)
         try:
             ticker.start()
-        except RuntimeError as error:  # no more threads may be started
+        except RuntimeError as error:  # the limit of threads is reached
             fence.report("the watch over the job", error, "is not started")
         while not self._reap():
             info = signal.sigtimedwait([*FORWARDED, signal.SIGCHLD], LOST_S)
@@ -107,7 +107,7 @@ def end_like(status: int) -> int:
     """Return the exit status to end with; where the child died of a signal, die of the same one."""
     if status >= 0:
         return status
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left its core, ours would hide it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file of dtprof would hide that of the child
     if -status != signal.SIGKILL:
         signal.signal(-status, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])

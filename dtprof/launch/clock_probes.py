@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof import fence
-from dtprof.records import host_clocks, paths, writer
+from dtprof.records import paths, writer
+from dtprof.records.nodes import host_clocks
 
 ADDRESS_FILE = ".clock.json"
 MAGIC = b"DTPCLOCK"
@@ -29,7 +30,7 @@ PACKET = struct.Struct("!8s16sIqqq")
 ROUNDS = 16
 ROUND_TIMEOUT_S = 1.0
 MOST_LOST = 3
-"""Questions without an answer, from the start, after which an address is given up."""
+"""Unanswered questions, from the first on, after which an address is given up."""
 EVERY_S = 10.0
 STOP_S = 2.0
 
@@ -43,7 +44,7 @@ def monotonic_ns() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the clock of a run can be asked."""
+    """The address of the launcher that answers for the clock of a run."""
 
     hosts: tuple[str, ...]
     port: int
@@ -52,9 +53,9 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """The best of some exchanges."""
+    """The exchange with the shortest round trip."""
 
-    t_ns: int  # of this host, in the middle of it
+    t_ns: int  # of this host, halfway through
     offset_ns: float
     round_trip_ns: int
     rounds: int  # answered
@@ -62,18 +63,18 @@ class Measurement:
 
     @property
     def error_ns(self) -> float:
-        """Return by how much the offset can be off: neither way took less than no time."""
+        """Return the largest possible error of the offset: one of the two ways took the whole round trip."""
         return self.round_trip_ns / 2
 
 
 class Responder:
-    """Answers questions about this host's clock until it is closed."""
+    """Answers with this host's clock until it is closed."""
 
     def __init__(self, *, bind: tuple[str, int] = ("", 0), token: bytes, clock: Clock = monotonic_ns) -> None:
         """Open the socket and answer from now on.
 
         Raises:
-            OSError: the address is not of this host, or taken.
+            OSError: the address is in use, or of another host.
         """
         self._token, self._clock = token, clock
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -91,8 +92,8 @@ class Responder:
         """Stop answering."""
         self._wake.send(b"x")
         self._thread.join()
-        for one in (self._socket, self._wake, self._woken):
-            one.close()
+        for opened in (self._socket, self._wake, self._woken):
+            opened.close()
 
     @fence.fenced("the clock of this host", "is not told to others any longer")
     def _work(self) -> None:
@@ -110,21 +111,21 @@ class Responder:
                     answer = PACKET.pack(MAGIC, token, number, t0, received_ns, self._clock())
                     self._socket.sendto(answer, sender)
             except OSError:
-                continue  # the asker has gone
+                continue  # the other launcher has gone
 
 
 def measure(address: Address, *, clock: Clock = monotonic_ns, rounds: int = ROUNDS) -> Measurement | None:
-    """Ask the clock at an address; None where it does not answer at any of its hosts."""
+    """Measure the clock at an address; return None where no host of it answers."""
     for host in address.hosts:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.settimeout(ROUND_TIMEOUT_S)
             try:
                 sock.connect((host, address.port))
-                found = _measure(sock, host, address.token, clock, rounds)
+                measured = _measure(sock, host, address.token, clock, rounds)
             except OSError:
                 continue
-            if found is not None:
-                return found
+            if measured is not None:
+                return measured
     return None
 
 
@@ -155,10 +156,10 @@ def _measure(sock: socket.socket, host: str, token: bytes, clock: Clock, rounds:
 
 
 class ClockKeeper:
-    """The part of a launcher that answers for its clock, or measures it against the one that does."""
+    """Answers for the clock of this launcher, or measures it against the launcher that answers."""
 
     def __init__(self, node_folder: Path, *, host: str, responder: Responder | None, address: Address | None) -> None:
-        """Say whose clock this is; measure it at once where there is an address, and every ten seconds."""
+        """Write whose clock this is; with an address measure it now and every ten seconds."""
         self._file = node_folder / host_clocks.FILE
         self._responder, self._address = responder, address
         self._end = threading.Event()
@@ -181,16 +182,16 @@ class ClockKeeper:
         assert self._address is not None
         while True:
             is_last = self._end.is_set()
-            found = measure(self._address)
-            if found is not None:
-                self._address = dataclasses.replace(self._address, hosts=(found.host,))
+            measured = measure(self._address)
+            if measured is not None:
+                self._address = dataclasses.replace(self._address, hosts=(measured.host,))
                 self._write(
                     {
-                        "t_ns": found.t_ns,
-                        "offset_ns": found.offset_ns,
-                        "error_ns": found.error_ns,
-                        "round_trip_ns": found.round_trip_ns,
-                        "rounds": found.rounds,
+                        "t_ns": measured.t_ns,
+                        "offset_ns": measured.offset_ns,
+                        "error_ns": measured.error_ns,
+                        "round_trip_ns": measured.round_trip_ns,
+                        "rounds": measured.rounds,
                     }
                 )
             if is_last:
@@ -201,11 +202,11 @@ class ClockKeeper:
         try:
             writer.append_line(self._file, entry)
         except OSError:
-            self._end.set()  # the disk is full, or the run was deleted: the watcher tells of it
+            self._end.set()  # the disk is full, or the run was deleted: the watcher reports it
 
 
 def start(run: Path, *, is_reference: bool, answers: bool) -> ClockKeeper:
-    """Keep the clock of this launcher: the one that created the run answers where others may join, those measure."""
+    """Start the clock of this launcher: the creator of the run answers where others may join, the others measure."""
     host = writer.host_name()
     return ClockKeeper(
         run / paths.node_folder_name(host),
@@ -216,13 +217,13 @@ def start(run: Path, *, is_reference: bool, answers: bool) -> ClockKeeper:
 
 
 def serve(run: Path) -> Responder | None:
-    """Answer for the clock of a run that this launcher has created; leave the address in the run."""
+    """Answer for the clock of a run that this launcher created, and write the address into the run."""
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
         responder = Responder(token=token)
         writer.write_json(
             run / ADDRESS_FILE,
-            {"hosts": _own_addresses(), "port": responder.port, "token": token.hex(), "pid": os.getpid()},
+            {"hosts": _local_addresses(), "port": responder.port, "token": token.hex(), "pid": os.getpid()},
         )
     except OSError:
         return None
@@ -230,7 +231,7 @@ def serve(run: Path) -> Responder | None:
 
 
 def read_address(run: Path) -> Address | None:
-    """Return where the clock of a run can be asked; None where it cannot."""
+    """Return the address of the clock of a run; None where there is none."""
     try:
         document = json.loads((run / ADDRESS_FILE).read_text(encoding="utf-8"))
         token = bytes.fromhex(document["token"])
@@ -239,11 +240,11 @@ def read_address(run: Path) -> Address | None:
         return None
 
 
-def _own_addresses() -> list[str]:
-    """Return the names under which other hosts may find this one, and this one itself."""
+def _local_addresses() -> list[str]:
+    """Return the names and addresses by which other hosts may reach this host, loopback last."""
     import psutil
 
-    found = [socket.gethostname()]
+    names = [socket.gethostname()]
     for addresses in psutil.net_if_addrs().values():
-        found += [one.address for one in addresses if one.family == socket.AF_INET]
-    return sorted(dict.fromkeys(found), key=lambda name: name.startswith("127."))
+        names += [entry.address for entry in addresses if entry.family == socket.AF_INET]
+    return sorted(dict.fromkeys(names), key=lambda name: name.startswith("127."))

@@ -87,7 +87,7 @@ class Comparer:
     def _report(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:
             about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
-            if not fence.is_first(self._folder.parent, about, mark=fence.TOLD):
+            if not fence.is_first(self._folder.parent, about, mark=fence.REPORTED):
                 continue
             self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
             row = {

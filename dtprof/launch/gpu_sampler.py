@@ -4,37 +4,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtprof.records.node_samples import GPU, Value
+import psutil
+
+from dtprof.records.nodes.node_samples import GPU, Value
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 ALL_LINKS = 0xFFFFFFFF
 KIB = 1024
 XID_EVENTS_AT_ONCE = 64
-MOST_ANCESTORS = 64
 _MEMBER_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of NVML's union of values, by its value types."""
+"""Members of NVML's union of values, by value type."""
 
 
 class Device:
-    """One GPU; a question that it refuses is not asked again."""
+    """One GPU; a query that it does not support is not repeated."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         """Find the device by NVML's index."""
         self._nvml = nvml
-        self._refused: set[tuple[object, ...]] = set()
+        self._unsupported: set[tuple[object, ...]] = set()
         self.index = index
         self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self.xids: list[int] = []
 
     def ask(self, function: str, *arguments: object) -> Any:
-        """Return the answer of one of NVML's functions of devices; None where there is none."""
-        question = (function, *arguments)
-        if question in self._refused:
+        """Return the result of one of NVML's functions of devices; None where it is not supported."""
+        query = (function, *arguments)
+        if query in self._unsupported:
             return None
         try:
             return getattr(self._nvml, f"nvmlDevice{function}")(self.handle, *arguments)
         except (self._nvml.NVMLError, AttributeError):  # this device, driver or version of the module lacks it
-            self._refused.add(question)
+            self._unsupported.add(query)
             return None
 
     def ask_field(self, number: int, scope: int = 0) -> float | None:
@@ -45,7 +46,7 @@ class Device:
         return float(getattr(answers[0].value, _MEMBER_OF_TYPE[answers[0].valueType]))
 
     def describe(self) -> dict[str, object]:
-        """Return what does not change."""
+        """Return the properties of the device."""
         memory = self.ask("GetMemoryInfo")
         bus = self.ask("GetPciInfo")
         return {
@@ -57,7 +58,7 @@ class Device:
         }
 
     def values(self, *, is_of_job: Callable[[int], bool] | None, sees_errors: bool) -> list[Value]:
-        """Return the values of the table `GPU`; `is_of_job` is None where NVML's pids are not those seen here."""
+        """Return the values of the table `GPU`; `is_of_job` is None where NVML's pids are of another PID namespace."""
         nvml = self._nvml
         rates, memory = self.ask("GetUtilizationRates"), self.ask("GetMemoryInfo")
         values: dict[str, Value] = {
@@ -86,14 +87,14 @@ class Device:
 
     def _memory_by_owner(self, is_of_job: Callable[[int], bool]) -> dict[str, Value]:
         processes = self.ask("GetComputeRunningProcesses")
-        if processes is None or any(one.usedGpuMemory is None for one in processes):
+        if processes is None or any(process.usedGpuMemory is None for process in processes):
             return {}
-        ours = sum(one.usedGpuMemory for one in processes if is_of_job(one.pid))
-        total = sum(one.usedGpuMemory for one in processes)
-        return {"memory_of_job_bytes": ours, "memory_of_others_bytes": total - ours}
+        of_job = sum(process.usedGpuMemory for process in processes if is_of_job(process.pid))
+        total = sum(process.usedGpuMemory for process in processes)
+        return {"memory_of_job_bytes": of_job, "memory_of_others_bytes": total - of_job}
 
     def _links(self) -> dict[str, Value]:
-        """Return what went over PCIe and NVLink."""
+        """Return the bytes sent and received over PCIe and NVLink."""
         nvml = self._nvml
         values: dict[str, Value] = {
             "pcie_sent_bytes": self.ask_field(nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES),
@@ -111,7 +112,7 @@ class Device:
 
 
 class Gpus:
-    """All devices that NVML shows, and their critical errors."""
+    """All devices of NVML, and their critical errors."""
 
     def __init__(self, nvml: Any, launcher_pid: int, *, sees_pids: bool) -> None:
         """Open NVML, as the module `pynvml`, for a job whose processes descend from the launcher.
@@ -128,7 +129,7 @@ class Gpus:
         self._events = self._watch_errors()
 
     def describe(self) -> list[dict[str, object]]:
-        """Return what does not change of each device."""
+        """Return the properties of each device."""
         return [device.describe() for device in self._devices]
 
     def sample(self) -> dict[int, list[Value]]:
@@ -148,7 +149,7 @@ class Gpus:
         return self._of_job[pid]
 
     def _watch_errors(self) -> Any:
-        """Ask for critical XID events; return None where no device reports them."""
+        """Subscribe to critical XID events; return None where no device reports them."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -169,12 +170,12 @@ class Gpus:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
                 index = self._nvml.nvmlDeviceGetIndex(event.device)
             except self._nvml.NVMLError:
-                return  # none is left
+                return  # no more events
             self._devices[index].xids.append(int(event.eventData))
 
 
 def open_gpus(launcher_pid: int) -> tuple[Gpus | None, str | None]:
-    """Return the GPUs of this node; or None, and why."""
+    """Return the GPUs of this node; or None, and the reason."""
     try:
         import pynvml
     except ImportError:
@@ -190,21 +191,15 @@ def open_gpus(launcher_pid: int) -> tuple[Gpus | None, str | None]:
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
-    """Say whether a process has another among its ancestors."""
-    for _ in range(MOST_ANCESTORS):
-        if pid == ancestor:
-            return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            return False
-        if pid <= 1:
-            return False
-    return False
+    """Say whether a process is another, or one of its descendants."""
+    try:
+        return pid == ancestor or any(parent.pid == ancestor for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False
 
 
 def _in_initial_pid_namespace() -> bool:
-    """Say whether the pids that the driver knows are those that are seen here."""
+    """Say whether the driver's pids are those of this PID namespace."""
     try:
         return str(Path("/proc/self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
     except OSError:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dtprof.fence import TOLD, fenced, is_first
+from dtprof.fence import REPORTED, fenced, is_first
 from dtprof.job.stalls import INTERVAL_NS, Pauses, Phase, stall_threshold
 from dtprof.launch import stack_sampler
 from dtprof.launch.unjoined_processes import find_starting
 from dtprof.records import paths, schema, writer
-from dtprof.records.strings import json_lines
+from dtprof.records.rank_log.strings import json_lines
 
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
@@ -152,7 +152,7 @@ class Watcher:
         headline = verdict.headline or verdict.text
         if headline not in self._reported_hangs:
             self._reported_hangs.add(headline)
-            if not is_first(self._run, headline, mark=TOLD):
+            if not is_first(self._run, headline, mark=REPORTED):
                 return
             self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
 

@@ -1,4 +1,4 @@
-"""Install, remove and look for the `.pth` file that starts dtprof where PYTHONPATH does not reach."""
+"""Install, remove and inspect the `.pth` file that starts dtprof where PYTHONPATH does not reach."""
 
 import subprocess
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dtprof.launch import interpreter
 
 PTH = "dtprof_inject.pth"
 MODULE = "_dtprof_inject.py"
-OURS = "Written by `dtprof inject install`"
+SIGNATURE = "Written by `dtprof inject install`"
 ASK_TIMEOUT_S = 60
 _TEXT = '''\
 """{ours}, taken away by `dtprof inject remove`: starts dtprof in jobs of `dtprof run`, else does nothing."""
@@ -43,23 +43,23 @@ except Exception:
 
 @dataclass(frozen=True, kw_only=True)
 class Installation:
-    """What lies in an interpreter's site-packages."""
+    """The injection in an interpreter's site-packages."""
 
     site_packages: Path
-    start: str | None  # the file that is started; None: nothing is installed
-    is_current: bool  # it is that of this dtprof
+    start: str | None  # the file that it starts; None: nothing is installed
+    is_current: bool  # this dtprof wrote it
 
 
-def look(python: str) -> Installation:
-    """Return what is installed for an interpreter.
+def inspect(python: str) -> Installation:
+    """Return the installation in an interpreter.
 
     Raises:
-        UsageError: it is no Python that can be run.
-        OutputError: a file of the same name that is not ours is in the way.
+        UsageError: the interpreter cannot be run.
+        OutputError: a file of the same name is not of dtprof.
     """
     site_packages = _site_packages(python)
     module, pth = site_packages / MODULE, site_packages / PTH
-    text = _own_text(module)
+    text = _installed_text(module)
     start = next((line.partition(" = ")[2].strip("'\"") for line in text.splitlines() if line.startswith("START")), "")
     return Installation(
         site_packages=site_packages,
@@ -69,18 +69,18 @@ def look(python: str) -> Installation:
 
 
 def install(python: str) -> Installation:
-    """Write both files, over older ones of ours.
+    """Write both files, over those of an older dtprof.
 
     Raises:
-        UsageError, OutputError: as for `look`; or site-packages cannot be written to.
+        UsageError, OutputError: as for `inspect`; or site-packages cannot be written to.
     """
-    found = look(python)
+    installed = inspect(python)
     try:
-        _write(found.site_packages / MODULE, _text())
-        _write(found.site_packages / PTH, "import _dtprof_inject\n")
+        _write(installed.site_packages / MODULE, _text())
+        _write(installed.site_packages / PTH, "import _dtprof_inject\n")
     except OSError as error:
-        raise _not_writable(found.site_packages, error) from error
-    return look(python)
+        raise _not_writable(installed.site_packages, error) from error
+    return inspect(python)
 
 
 def remove(python: str) -> Installation:
@@ -89,28 +89,28 @@ def remove(python: str) -> Installation:
     Raises:
         UsageError, OutputError: as for `install`.
     """
-    found = look(python)
+    installed = inspect(python)
     try:
         for name in (PTH, MODULE):  # in this order: a .pth without its module is an error at every start
-            (found.site_packages / name).unlink(missing_ok=True)
+            (installed.site_packages / name).unlink(missing_ok=True)
     except OSError as error:
-        raise _not_writable(found.site_packages, error) from error
-    return found
+        raise _not_writable(installed.site_packages, error) from error
+    return installed
 
 
 def _text() -> str:
     start = str(interpreter.bootstrap_folder() / "dtprof_start.py")
-    return _TEXT.format(ours=OURS, start=start, folder=settings.JOBS_FOLDER)
+    return _TEXT.format(ours=SIGNATURE, start=start, folder=settings.JOBS_FOLDER)
 
 
-def _own_text(module: Path) -> str:
+def _installed_text(module: Path) -> str:
     try:
         text = module.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise OutputError(f"{module} cannot be read ({error}); it should be a file that dtprof wrote") from error
-    if OURS not in text:
+    if SIGNATURE not in text:
         raise OutputError(f"{module} was not written by dtprof and is left alone; move it away first")
     return text
 

@@ -1,4 +1,4 @@
-"""Find the Python interpreter that a command will run its ranks with, and prepare the native hook for it."""
+"""Find the Python interpreter of a command's ranks, and prepare the native hook for it."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from dtprof.records import schema
 
 _PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*[td]*(-\w+)?")
 COMPILER_TIMEOUT_S = 300.0
-"""Some 20 s on a quiet machine, 71 s seen on a busy one."""
+"""Compiling takes some 20 s on a quiet machine, and took 71 s on a busy one."""
 ANSWER_TIMEOUT_S = 60.0
-"""How long an interpreter may take to start and look for torch."""
+"""How long an interpreter may take to start and locate torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HookChoice:
-    """Which hook the job will use, and what to tell the user about it."""
+    """The hook that the job will use, and a message about it for the user."""
 
     library: str | None
     torch_version: str | None
@@ -33,7 +33,7 @@ class HookChoice:
 
 
 def find_interpreter(command: str) -> str:
-    """Return the interpreter behind a command: itself, that of its shebang line, else python3 of the path."""
+    """Return the interpreter of a command: itself, that of its shebang line, else python3 on PATH."""
     path = shutil.which(command) or command
     if _PYTHON_NAME.fullmatch(Path(path).name):
         return path
@@ -53,7 +53,7 @@ def find_interpreter(command: str) -> str:
 
 
 def choose_hook(command: str, *, native: bool, environment: dict[str, str], say: Callable[[str], None]) -> HookChoice:
-    """Return the native hook for the command's interpreter, compiled if need be; the reason where there is none."""
+    """Return the native hook for the command's interpreter, compiled if need be, or the reason why there is none."""
     interpreter = find_interpreter(command)
     answer = _ask(interpreter, environment, compile_s=0)
     torch = answer.get("torch")
@@ -89,7 +89,7 @@ def _lines(*texts: str | None) -> str | None:
 def _compile(
     interpreter: str, environment: dict[str, str], torch: str, say: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Compile the hook and say so; return the build script's answer."""
+    """Compile the hook with progress messages; return the build script's answer."""
     say(f"compiling the native hook for torch {torch} (once per torch version, about 20 s) ...")
     done = threading.Event()
     reporter = threading.Thread(target=_report_progress, args=(done, say), daemon=True)
@@ -109,7 +109,7 @@ def _report_progress(done: threading.Event, say: Callable[[str], None]) -> None:
 
 
 def _ask(interpreter: str, environment: dict[str, str], *, compile_s: float) -> dict[str, str | None]:
-    """Run the build script under the job's interpreter and return its answer; it may compile for so long."""
+    """Run the build script under the job's interpreter and return its answer; it may compile for `compile_s`."""
     with tempfile.TemporaryDirectory() as folder:
         header = Path(folder, "schema.h")
         header.write_text(schema.cpp_header(), encoding="utf-8")
@@ -142,22 +142,22 @@ def bootstrap_folder() -> Path:
 
 
 def injected_path(python_path: str) -> str:
-    """Return a PYTHONPATH with the injection first."""
+    """Return a PYTHONPATH with the bootstrap folder first."""
     return os.pathsep.join(filter(None, [str(bootstrap_folder()), python_path]))
 
 
 TORCH_SETTINGS = {"TORCH_NCCL_ENABLE_TIMING": "1"}
-"""Variables given to the job unless it has them, none of which changes what it computes: NCCL's back end times its
-operations, for capture/device_times.py."""
+"""Variables set for the job unless it has them. They change nothing that it computes: NCCL's back end times the
+begin of each kernel, for capture/native/nccl_events.cpp."""
 
 
 def given_to_torch() -> dict[str, str]:
-    """Return the settings of torch that the job gets from dtprof: those that it does not have."""
+    """Return the variables of torch that dtprof sets for the job."""
     return {name: value for name, value in TORCH_SETTINGS.items() if name not in os.environ}
 
 
 def job_environment(*, run: Path, hook: HookChoice) -> dict[str, str]:
-    """Return the environment of the job: ours, with the injection first on PYTHONPATH."""
+    """Return the environment of the job: that of this process, with the bootstrap folder first on PYTHONPATH."""
     environment = given_to_torch() | os.environ
     environment["PYTHONPATH"] = injected_path(environment.get("PYTHONPATH", ""))
     environment[settings.ENV_RUN_DIR] = str(run)

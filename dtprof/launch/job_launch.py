@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtprof.errors import CommandNotFoundError, DiskFullError
-from dtprof.fence import fenced, is_gone, keep_in
+from dtprof.fence import fenced, is_run_gone, set_run
 from dtprof.launch import (
     announcement,
     child_process,
@@ -89,7 +89,7 @@ def run_job(
     }
     try:
         is_creator = run_joining.enter(run, force=settings.force, join=settings.join)
-        manifest: run_directory.RunManifest | run_directory.JoinedLauncher
+        manifest: run_directory.LauncherDocument
         if is_creator:
             manifest = run_directory.RunManifest(run, command, shown, job=run_joining.job_key())
         else:
@@ -97,7 +97,7 @@ def run_job(
     except DiskFullError as error:
         say(f"{error}: nothing is recorded, the job runs uninstrumented")
         return JobEnd(run=None, status=start(command, dict(os.environ)).wait(lambda: None), stopped_by_us=False)
-    keep_in(run)
+    set_run(run)
     may_be_joined = settings.join or run_joining.job_key() is not None  # else no port is opened
     with child_process.signals_held():
         clock = clock_probes.start(run, is_reference=is_creator, answers=may_be_joined)
@@ -127,7 +127,7 @@ def run_job(
         hang_watcher.end_leftovers(watch.pids, records)
     if records != run:
         _bring_home(records, run)
-    kept = manifest.update(
+    is_written = manifest.update(
         ended_realtime_ns=time.time_ns(),
         ended_monotonic_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         exit_status=status,
@@ -137,13 +137,13 @@ def run_job(
         truncated=watch.truncated,
         **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),
     )
-    if not kept and not is_gone():
+    if not is_written and not is_run_gone():
         say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
 
 
 class _Companions:
-    """What runs beside the job in threads; the job goes on, and ends, whatever becomes of them."""
+    """Threads beside the job: archiver, samplers, metrics, comparison. The job goes on whatever becomes of them."""
 
     def __init__(self, *stops: Callable[[], object]) -> None:
         self._stops = list(stops)
@@ -176,7 +176,7 @@ class _Companions:
 
 
 def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler: Sampler) -> NodeState:
-    """Return what is known of this node beside the records."""
+    """Return the state of this node that is not in the records."""
     return NodeState(
         run=run.name,
         host=writer.host_name(),
@@ -188,15 +188,13 @@ def _node_state(run: Path, watch: hang_watcher.Watcher, oom_before: int, sampler
     )
 
 
-def _place_of_records(
-    run: Path, settings: JobSettings, manifest: run_directory.RunManifest | run_directory.JoinedLauncher
-) -> Path:
-    """Return where the ranks shall write: the run itself, or a local folder where that lies on a network."""
+def _place_of_records(run: Path, settings: JobSettings, manifest: run_directory.LauncherDocument) -> Path:
+    """Return the folder that ranks write to: the run, or a local one where the run lies on a network file system."""
     place = storage.examine(run)
-    told = storage.remark(run, place, max_log_mb=settings.max_log_mb)
-    if told is not None:
-        say(told)
-        manifest.note(told)
+    remark = storage.remark(run, place, max_log_mb=settings.max_log_mb)
+    if remark is not None:
+        say(remark)
+        manifest.note(remark)
     if not place.is_network:
         return run
     local = storage.local_place(run)
@@ -218,7 +216,7 @@ def _bring_home(records: Path, run: Path) -> None:
 
 
 def check_command(name: str) -> None:
-    """Refuse a command that cannot be started before anything is written for it.
+    """Refuse a command that cannot be started, before a run is created for it.
 
     Raises:
         CommandNotFoundError: there is no such command, or it is not executable.
@@ -248,7 +246,7 @@ def _not_found(name: str, reason: str | None) -> CommandNotFoundError:
 
 
 class _Stopper:
-    """Ticks the watcher; ends a hung job where that was asked for."""
+    """Polls the watcher; stops a hung job under --on-hang stop."""
 
     def __init__(self, process: child_process.Child, watch: hang_watcher.Watcher, *, enabled: bool) -> None:
         self._process = process
@@ -259,7 +257,7 @@ class _Stopper:
 
     @fenced("the watch over the job", "missed a look")
     def tick(self) -> None:
-        """Poll once; stop the job where it hangs and that was asked for."""
+        """Poll once; stop a hung job under --on-hang stop."""
         if self.begun_s is None:
             self._watch.tick()
             if self._enabled and self._watch.hang is not None and self._process.status is None:

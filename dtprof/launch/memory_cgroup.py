@@ -1,7 +1,7 @@
-"""The memory that this job may use: of the control groups that it is in, the one with the smallest limit.
+"""The memory limit of this job: that of its control group with the smallest limit.
 
-Groups nest, and every limit counts. A container sees its own group as the outermost; batch systems make one for each
-job.
+Groups nest, and every limit counts. A container sees its own group as the outermost; batch systems create a group for
+each job.
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from typing import NamedTuple
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 UNLIMITED = 1 << 60
-"""What is no limit: version 1 has the largest number of whole pages instead of a word for it."""
+"""A limit of at least this is none: version 1 writes the largest number of whole pages for no limit."""
 
 
 class Files(NamedTuple):
-    """Where a version keeps what it counts, and the line of `memory.stat` with the cache that was not used lately."""
+    """Names of a version's files, and of the line of `memory.stat` with the inactive page cache."""
 
     limit: str
     charged: str
@@ -35,33 +35,33 @@ class MemoryCgroup:
     files: Files
 
     def limit_bytes(self) -> int | None:
-        """Return the most that the group may use; None where it has no limit."""
+        """Return the limit of the group; None for none."""
         limit = _read_number(self.folder / self.files.limit)
         return limit if limit is not None and limit < UNLIMITED else None
 
     def charged_bytes(self) -> int | None:
-        """Return what is charged to the group, page cache included."""
+        """Return the memory charged to the group, page cache included."""
         return _read_number(self.folder / self.files.charged)
 
     def reclaimable_bytes(self) -> int | None:
-        """Return what of that is page cache that was not used lately: the kernel takes it back when memory is short."""
+        """Return the inactive page cache in that memory: the kernel reclaims it when memory is short."""
         return _read_line(self.folder / "memory.stat", self.files.cache)
 
     def oom_kills(self) -> int | None:
-        """Return how often the kernel has killed a process of the group for want of memory."""
+        """Return how many processes of the group the OOM killer ended."""
         return _read_line(self.folder / self.files.events, "oom_kill")
 
 
 def count_oom_kills(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int:
-    """Return how often the OOM killer has struck in the group that this process is in; 0 where that is not counted."""
+    """Return how many processes of this process's group the OOM killer ended; 0 where the kernel does not count."""
     counts = (group.oom_kills() for group in _list_groups(mount, membership))
     return next((count for count in counts if count is not None), 0)
 
 
 def find_memory_cgroup(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> MemoryCgroup | None:
-    """Return the group with the smallest limit, without limits the outermost; None where none is to be seen."""
-    found = [group for group in _list_groups(mount, membership) if group.charged_bytes() is not None]
-    return min(reversed(found), key=lambda group: group.limit_bytes() or UNLIMITED, default=None)
+    """Return the group with the smallest limit, without limits the outermost; None where none is visible."""
+    counting = [group for group in _list_groups(mount, membership) if group.charged_bytes() is not None]
+    return min(reversed(counting), key=lambda group: group.limit_bytes() or UNLIMITED, default=None)
 
 
 def _list_groups(mount: Path, membership: Path) -> list[MemoryCgroup]:
@@ -76,17 +76,17 @@ def _list_groups(mount: Path, membership: Path) -> list[MemoryCgroup]:
         if controllers and "memory" not in controllers.split(","):
             continue
         files, top = (VERSION_1, mount / "memory") if controllers else (VERSION_2, mount)
-        own = top / path.lstrip("/") if ".." not in path else top  # this process sees a part of the tree only
+        innermost = top / path.lstrip("/") if ".." not in path else top  # a container sees a part of the tree only
         groups += [
             MemoryCgroup(folder=folder, files=files)
-            for folder in (own, *own.parents)
+            for folder in (innermost, *innermost.parents)
             if top in (folder, *folder.parents)
         ]
     return groups
 
 
 def _read_line(file: Path, name: str) -> int | None:
-    """Return the number behind a name."""
+    """Return the number of the line that begins with a name."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
         return next((int(line.split()[1]) for line in lines if line.split()[0] == name), None)

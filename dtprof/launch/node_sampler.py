@@ -13,18 +13,18 @@ from dtprof import fence
 from dtprof.launch import gpu_sampler
 from dtprof.launch.memory_cgroup import MemoryCgroup, find_memory_cgroup
 from dtprof.records import writer
-from dtprof.records.node_samples import HOST, Sample, SampleFile, Value
+from dtprof.records.nodes.node_samples import HOST, Sample, SampleFile, Value
 
 PERIOD_S = 1.0
 STOP_S = 2.0
-"""How long the end of a job waits for a sample that a driver holds up."""
+"""How long the end of a job waits for a sample that a driver delays."""
 
 
 class Sampler:
-    """Samples this node until it is stopped; a driver that does not answer holds up samples and nothing else."""
+    """Samples this node until it is stopped; a driver that does not answer delays samples only."""
 
     def __init__(self, node_folder: Path, pids: Callable[[], Iterable[int]]) -> None:
-        """Start at once. `pids` gives the ranks of this host as they are known."""
+        """Start at once. `pids` returns the processes of the ranks known on this host."""
         self._folder = node_folder
         self._pids = pids
         self._end = threading.Event()
@@ -62,9 +62,9 @@ class Sampler:
                 self.newest = sample
                 if self._end.is_set():
                     break
-                self._end.wait(PERIOD_S - time.time() % PERIOD_S)  # on all nodes at once: they wait for each other
+                self._end.wait(PERIOD_S - time.time() % PERIOD_S)  # on all nodes at once: ranks wait for the slowest
         except OSError:
-            self.newest = None  # the disk is full, or the run was deleted: the watcher tells of it
+            self.newest = None  # the disk is full, or the run was deleted: the watcher reports it
         finally:
             if devices is not None:
                 devices.close()

@@ -1,4 +1,4 @@
-"""Run a command many times, bare and recorded in turn, and time each run from outside: for `dtprof overhead`."""
+"""Run a command many times, bare and recorded in turn, and time each run from outside, for `dtprof overhead`."""
 
 import itertools
 import os
@@ -19,14 +19,14 @@ from dtprof.records import step_times_file
 
 ARMS = ("bare", "recorded", "control")
 ORDERS = tuple(itertools.permutations(ARMS))
-"""Each pair runs its three arms in another order, so that a drift of the machine hits all alike."""
+"""Each pair runs its three arms in another order, so that a drift of the machine affects all alike."""
 STOP_GRACE_S = 10.0
 SHOWN_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One run of the command, from outside."""
+    """One run of the command, timed from outside."""
 
     arm: str
     begin_ns: int
@@ -37,7 +37,7 @@ class Timing:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Give a folder where runs lie by default, so that records go to the same disk as ever, and take it away."""
+    """Yield a folder on the disk where runs lie by default, and remove it."""
     parent = Path(settings.from_environment(settings.OUTPUT) or run_directory.RUNS).absolute()
     parent = parent if parent.is_dir() else parent.parent
     try:
@@ -70,20 +70,20 @@ def run_trials(
     for arm in ("bare", "recorded"):
         uncounted = measure(arm)
         longest_ns = max(longest_ns, uncounted.end_ns - uncounted.begin_ns)
-        _forget(uncounted)
+        _delete_run(uncounted)
     say(f"one run takes {longest_ns / 1e9:.1f} s; {len(ARMS) * num_pairs} follow ...")
     timings: dict[str, list[Timing]] = {arm: [] for arm in ARMS}
     for pair in range(num_pairs):
         for arm in ORDERS[pair % len(ORDERS)]:
             if timings[arm]:
-                _forget(timings[arm][-1])
+                _delete_run(timings[arm][-1])
             timings[arm].append(measure(arm))
         say(f"pair {pair + 1} of {num_pairs} measured")
     return timings
 
 
-def _forget(timing: Timing) -> None:
-    """Give back the disk space of a run; the newest one is kept to be looked into."""
+def _delete_run(timing: Timing) -> None:
+    """Free the disk space of a run; only the newest run stays, for inspection."""
     if timing.run is not None:
         shutil.rmtree(timing.run, ignore_errors=True)
 

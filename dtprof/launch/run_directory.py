@@ -1,4 +1,4 @@
-"""Create the directory of a run and write what is known about the job as a whole."""
+"""Create the directory of a run, and write the documents of its launchers."""
 
 import datetime
 import errno
@@ -17,7 +17,7 @@ import psutil
 
 from dtprof import __version__
 from dtprof.errors import DiskFullError, OutputError
-from dtprof.launch import announcement, interpreter
+from dtprof.launch import announcement, gpu_sampler, interpreter
 from dtprof.records import paths, schema, writer
 
 RUNS = Path("dtprof-runs")
@@ -29,7 +29,7 @@ LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 
 
 def default_directory(command: Sequence[str]) -> Path:
-    """Return a new name under dtprof-runs/ that tells the date and the program."""
+    """Return a new name under dtprof-runs/ with date and program."""
     name = next((Path(word).stem for word in command if LOOKS_LIKE_SCRIPT.fullmatch(word)), "")
     if not name and "-m" in command[:-1]:
         modules = [b for a, b in itertools.pairwise(command) if a == "-m"]
@@ -68,7 +68,7 @@ def output_error(path: Path, error: OSError) -> OutputError:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what run.json of a directory holds; nothing where that is no object.
+    """Return the object in run.json of a directory; an empty one where it holds none.
 
     Raises:
         OSError: it cannot be read.
@@ -81,7 +81,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def taken_error(path: Path) -> OutputError:
-    """Return the error for a directory that something is in."""
+    """Return the error for a directory that is not empty."""
     try:
         document = read_manifest(path)
     except OSError:
@@ -100,7 +100,7 @@ def _empty(path: Path, *, force: bool) -> None:
         return
     if not force:
         raise taken_error(path)
-    refuse_what_is_not_ours(path)
+    refuse_foreign_files(path)
     for entry in entries:
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -108,11 +108,11 @@ def _empty(path: Path, *, force: bool) -> None:
             entry.unlink()
 
 
-def refuse_what_is_not_ours(path: Path) -> None:
-    """Refuse to replace what is in a directory, where it holds anything that dtprof does not write into a run.
+def refuse_foreign_files(path: Path) -> None:
+    """Refuse to replace a directory with files that dtprof does not write into a run.
 
     Raises:
-        OutputError: it does.
+        OutputError: it holds such a file.
     """
     foreign = [entry.name for entry in path.iterdir() if not _is_ours(entry)] if path.is_dir() else []
     if foreign:
@@ -123,7 +123,7 @@ def refuse_what_is_not_ours(path: Path) -> None:
 
 
 def _is_ours(entry: Path) -> bool:
-    """Say whether an entry of a directory is one that dtprof writes into a run."""
+    """Say whether dtprof writes entries of this name into a run."""
     if entry.is_symlink():
         return False
     if not entry.is_dir():
@@ -133,18 +133,44 @@ def _is_ours(entry: Path) -> bool:
     return entry.name.startswith("node-") and all(OUR_NODE_FILE.fullmatch(e.name) for e in entry.iterdir())
 
 
-class RunManifest:
-    """run.json: rewritten whole when something about the job becomes known."""
+class LauncherDocument:
+    """A JSON file of one launcher, rewritten whole when it learns something about the job."""
 
-    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str], *, job: str | None = None) -> None:
+    def __init__(self, file: Path, fields: dict[str, object]) -> None:
         """Write the first version.
 
         Raises:
             OutputError: the directory went away; DiskFullError where there is no space.
         """
-        self._path = path / paths.MANIFEST
+        self._file = file
         self._notes: list[str] = []
-        self._fields: dict[str, object] = {
+        ends: dict[str, object] = {"ended_realtime_ns": 0, "exit_status": None, "notes": self._notes}
+        self._fields = fields | {"started_realtime_ns": time.time_ns()} | ends
+        try:
+            writer.write_json(file, self._fields)
+        except OSError as error:
+            raise output_error(file, error) from error
+
+    def note(self, text: str) -> None:
+        """Add a sentence about how the job was recorded."""
+        self._notes.append(text)
+
+    def update(self, **fields: object) -> bool:
+        """Rewrite the file with new fields; return False where the disk refuses it."""
+        self._fields.update(fields)
+        try:
+            writer.write_json(self._file, self._fields)
+        except OSError:
+            return False
+        return True
+
+
+class RunManifest(LauncherDocument):
+    """run.json of the launcher that created the run."""
+
+    def __init__(self, path: Path, command: Sequence[str], settings: dict[str, str], *, job: str | None = None) -> None:
+        """Write the first version; raises as `LauncherDocument`."""
+        fields: dict[str, object] = {
             "format_version": schema.FORMAT_VERSION,
             "dtprof_version": __version__,
             "command": list(command),
@@ -163,69 +189,19 @@ class RunManifest:
             "job": job,
             "launcher_pid": os.getpid(),
             "launcher_start_ticks": announcement.start_ticks(os.getpid()),
-            "started_realtime_ns": time.time_ns(),
             "started_monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-            "ended_realtime_ns": 0,
-            "exit_status": None,
-            "notes": self._notes,
         }
-        try:
-            writer.write_json(self._path, self._fields)
-        except OSError as error:
-            raise output_error(self._path, error) from error
-
-    def note(self, text: str) -> None:
-        """Keep a sentence about the run."""
-        self._notes.append(text)
-
-    def update(self, **fields: object) -> bool:
-        """Rewrite the file with new fields; False where the disk does not take it."""
-        self._fields.update(fields)
-        try:
-            writer.write_json(self._path, self._fields)
-        except OSError:
-            return False
-        return True
+        super().__init__(path / paths.MANIFEST, fields)
 
 
-class JoinedLauncher:
-    """The same of a launcher that has joined a run: launcher-PID.json in the folder of its node."""
+class JoinedLauncher(LauncherDocument):
+    """launcher-PID.json, in its node's folder, of a launcher that joined a run."""
 
     def __init__(self, path: Path, command: Sequence[str]) -> None:
-        """Write the first version.
-
-        Raises:
-            OutputError: as for the manifest.
-        """
+        """Write the first version; raises as `LauncherDocument`."""
         host = writer.host_name()
-        self._path = path / paths.node_folder_name(host) / f"launcher-{os.getpid()}.json"
-        self._notes: list[str] = []
-        self._known: dict[str, object] = {
-            "host": host,
-            "boot_id": writer.boot_id(),
-            "command": list(command),
-            "started_realtime_ns": time.time_ns(),
-            "ended_realtime_ns": 0,
-            "exit_status": None,
-            "notes": self._notes,
-        }
-        try:
-            writer.write_json(self._path, self._known)
-        except OSError as error:
-            raise output_error(self._path, error) from error
-
-    def note(self, text: str) -> None:
-        """Keep a sentence about this launcher."""
-        self._notes.append(text)
-
-    def update(self, **fields: object) -> bool:
-        """Rewrite the file with new fields; False where the disk does not take it."""
-        self._known.update(fields)
-        try:
-            writer.write_json(self._path, self._known)
-        except OSError:
-            return False
-        return True
+        file = path / paths.node_folder_name(host) / f"launcher-{os.getpid()}.json"
+        super().__init__(file, {"host": host, "boot_id": writer.boot_id(), "command": list(command)})
 
 
 def hosts_of(path: Path) -> list[str]:
@@ -236,12 +212,12 @@ def hosts_of(path: Path) -> list[str]:
             joined.add(str(json.loads(file.read_text(encoding="utf-8"))["host"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    own = writer.host_name()
-    return [own, *sorted(joined - {own})]
+    this = writer.host_name()
+    return [this, *sorted(joined - {this})]
 
 
 def relevant_environment() -> dict[str, str]:
-    """Return the variables that change how a distributed job behaves; nothing that could be a secret."""
+    """Return the environment variables that change how a distributed job behaves, without possible secrets."""
     wanted = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "CUDA_", "TORCHELASTIC_", "DTPROF_", "PYTORCH_")
     exact = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID")
     hidden = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
@@ -254,16 +230,10 @@ def relevant_environment() -> dict[str, str]:
 
 def gpu_names() -> list[str]:
     """Return the names of this host's NVIDIA GPUs; none where there is no driver."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    devices, _ = gpu_sampler.open_gpus(os.getpid())
+    if devices is None:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    except pynvml.NVMLError:
-        return []
+        return [str(device["name"]) for device in devices.describe()]
     finally:
-        pynvml.nvmlShutdown()
+        devices.close()

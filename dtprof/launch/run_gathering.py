@@ -1,6 +1,6 @@
-"""Join the folders that the launchers of one job have written apart, each on its host, into one run.
+"""Merge the folders that the launchers of one job have written on their hosts into one run.
 
-The run of rank 0 gives the manifest; the other launchers appear in it as those that join a run do.
+The manifest is that of the run with rank 0; the other launchers appear as if they had joined that run.
 """
 
 import json
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dtprof.errors import OutputError, UsageError
 from dtprof.job.world_size import resolve_world_size
 from dtprof.launch import run_directory
-from dtprof.records import host_clocks, paths, writer
+from dtprof.records import paths, writer
 from dtprof.records.file_copies import link_or_copy
+from dtprof.records.nodes import host_clocks
 from dtprof.records.rank_processes import newest_header
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ OF_THE_NODE = re.compile(
 )
 """Options that may differ from node to node of one job."""
 SLACK_NS = 600_000_000_000
-"""How far the clocks of hosts may be apart before two runs are taken to have been at different times."""
+"""Largest plausible difference of hosts' clocks: runs further apart were not recorded at the same time."""
 OF_A_LAUNCHER = (
     *("command", "boot_id", "started_realtime_ns", "ended_realtime_ns", "exit_status", "stopped_on_hang"),
     *("hang_detected_ns", "oom_kills", "truncated", "notes"),
@@ -34,9 +35,9 @@ OF_A_LAUNCHER = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRun:
-    """What one launcher has written."""
+    """The run of one launcher."""
 
-    given: str  # as the user named it
+    given: str  # the path that the user gave
     path: Path
     document: Mapping[str, Any]  # run.json
     folders: Mapping[tuple[int, int], Path]  # of each rank and attempt
@@ -44,13 +45,13 @@ class NodeRun:
 
     @property
     def world_sizes(self) -> set[int]:
-        """What its ranks say, one number as a rule."""
+        """The world sizes that its ranks recorded, one as a rule."""
         return {header["world_size"] for header in self.headers.values() if header["world_size"] > 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """What has become one run."""
+    """The result of merging runs."""
 
     ranks: tuple[int, ...]
     missing: tuple[int, ...]
@@ -58,14 +59,14 @@ class Gathered:
 
 
 def read_node_run(run: "Run") -> NodeRun:
-    """Read the header of every rank of a run that one launcher has written."""
+    """Read the header of every rank in the run of one launcher."""
     folders = {(rank, number): folder for rank, attempts in run.folders.items() for number, folder in attempts}
     headers = {key: header for key, folder in folders.items() if (header := newest_header(folder)) is not None}
     return NodeRun(given=run.name, path=run.path, document=run.job_facts, folders=folders, headers=headers)
 
 
 def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
-    """Write one run of several.
+    """Merge several runs into a new one.
 
     Raises:
         UsageError: they are not of one job, or hold the same rank twice.
@@ -78,7 +79,7 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
     run_directory.create(output, force=force)
     try:
         for node in output.iterdir():
-            node.rmdir()  # of this host, which took no part
+            node.rmdir()  # of this host, which had no launcher
         for (rank, number), folder in chosen.items():
             _copy_folder(folder, output / paths.rank_folder_name(rank, number))
         for run in runs:
@@ -88,7 +89,8 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
         raise run_directory.output_error(output, error) from error
     ranks = tuple(sorted({rank for rank, _ in chosen}))
     attempt = max((number for _, number in chosen), default=0)
-    declared = [one["world_size"] for run in runs for (_, number), one in run.headers.items() if number == attempt]
+    headers = (item for run in runs for item in run.headers.items())
+    declared = [header["world_size"] for (_, number), header in headers if number == attempt]
     world_size = resolve_world_size(declared, (rank for rank, number in chosen if number == attempt))
     newest = {number for run in runs if run.folders for number in [max(number for _, number in run.folders)]}
     if len(newest) > 1:
@@ -101,19 +103,19 @@ def gather(runs: Sequence[NodeRun], output: Path, *, force: bool) -> Gathered:
 
 def _check_places(sources: Sequence[Path], output: Path) -> None:
     real = [source.resolve() for source in sources]
-    for i, one in enumerate(real):
-        if one in real[:i]:
+    for i, source in enumerate(real):
+        if source in real[:i]:
             raise UsageError(f"{sources[i]} was given twice; expected the folder of each node once")
         target = output.resolve()
-        if target == one or target in one.parents or one in target.parents:
+        if target == source or target in source.parents or source in target.parents:
             raise OutputError(f"{output} and {sources[i]} lie in each other; give a directory of its own with -o")
 
 
 def _check_job(runs: Sequence[NodeRun], *, any_command: bool) -> None:
-    """Refuse runs that cannot be of one job, and where that is not allowed those whose commands differ."""
-    told = [run for run in runs if run.document.get("job")]
-    _refuse_where_they_differ([(run, str(run.document["job"])) for run in told], "are of different jobs")
-    if len(told) < len(runs) and not any_command:
+    """Refuse runs of different jobs, and runs with different commands unless `any_command`."""
+    of_known_job = [run for run in runs if run.document.get("job")]
+    _refuse_where_they_differ([(run, str(run.document["job"])) for run in of_known_job], "are of different jobs")
+    if len(of_known_job) < len(runs) and not any_command:
         commands = [(run, _command(run.document.get("command"))) for run in runs if run.document.get("command")]
         _refuse_where_they_differ(commands, "ran different commands", "; --force joins them all the same")
     _refuse_where_they_differ(
@@ -134,9 +136,9 @@ def _check_job(runs: Sequence[NodeRun], *, any_command: bool) -> None:
                 )
 
 
-def _refuse_where_they_differ(told: Sequence[tuple[NodeRun, str]], what: str, way_out: str = "") -> None:
-    for run, value in told[1:]:
-        first, expected = told[0]
+def _refuse_where_they_differ(values: Sequence[tuple[NodeRun, str]], what: str, way_out: str = "") -> None:
+    for run, value in values[1:]:
+        first, expected = values[0]
         if value != expected:
             raise UsageError(
                 f"{first.given} and {run.given} {what} ({expected}; {value}); expected what the launchers of one job "
@@ -145,19 +147,19 @@ def _refuse_where_they_differ(told: Sequence[tuple[NodeRun, str]], what: str, wa
 
 
 def _command(words: object) -> str:
-    """Return a command without what tells nodes apart."""
-    kept: list[str] = []
+    """Return a command without the options that differ between nodes."""
+    common: list[str] = []
     skip = False
     for word in map(str, words) if isinstance(words, list) else ():
         option = OF_THE_NODE.match(word)
         if not skip and option is None:
-            kept.append(Path(word).name if not kept else word)
+            common.append(word if common else Path(word).name)
         skip = option is not None and "=" not in word
-    return " ".join(kept)
+    return " ".join(common)
 
 
 def _choose_folders(runs: Sequence[NodeRun]) -> tuple[dict[tuple[int, int], Path], list[str]]:
-    """Return the folder of each rank and attempt; of two copies of one the longer."""
+    """Return the folder of each rank and attempt; of two copies the longer."""
     chosen: dict[tuple[int, int], Path] = {}
     owners: dict[tuple[int, int], NodeRun] = {}
     doubled: list[int] = []
@@ -167,7 +169,7 @@ def _choose_folders(runs: Sequence[NodeRun]) -> tuple[dict[tuple[int, int], Path
             if owner is run:
                 chosen[key] = folder
                 continue
-            first, second = (_process(one.headers.get(key)) for one in (owner, run))
+            first, second = (_process(holder.headers.get(key)) for holder in (owner, run))
             if first != second:
                 raise UsageError(
                     f"rank {key[0]} is in {owner.given} ({first}) and in {run.given} ({second}): two processes were "
@@ -196,7 +198,7 @@ def _copy_folder(source: Path, target: Path) -> None:
 
 
 def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
-    """Copy the folders of nodes; of a launcher that is not the first, as if it had joined."""
+    """Copy the folders of nodes; a launcher that is not the first becomes one that joined."""
     remarks = []
     named = ""
     for source in sorted(run.path.glob("node-*")):
@@ -222,21 +224,21 @@ def _copy_nodes(run: NodeRun, output: Path, *, is_first: bool) -> list[str]:
 
 
 def _forget_offsets(file: Path) -> bool:
-    """Keep whose clock a file is about, as of a host that was not measured; say whether it had been."""
-    owner, had_been = None, False
+    """Reduce a clock file to that of a host that was not measured; say whether it held measurements."""
+    owner, was_measured = None, False
     for line in file.read_bytes().splitlines():
         try:
             row = json.loads(line)
             if "boot_id" in row:
                 owner = owner or row | {"is_reference": False}
             else:
-                had_been = True
+                was_measured = True
         except (ValueError, TypeError):
             continue
-    file.unlink()  # may be linked to the original
+    file.unlink()  # it may be a hard link to the original
     if owner is not None:
         writer.append_line(file, owner)
-    return had_been
+    return was_measured
 
 
 def _host(run: NodeRun) -> str:
@@ -245,26 +247,28 @@ def _host(run: NodeRun) -> str:
 
 
 def _merge(runs: Sequence[NodeRun]) -> dict[str, object]:
-    """Return the manifest of all: that of the first, and what only all together tell."""
+    """Return the manifest of the merged run: that of the first, with the fields that depend on all."""
     documents = [run.document for run in runs if run.document]
     first = next(iter(documents), {})
 
-    def told(name: str) -> list[Any]:
-        return [value for one in documents if isinstance(value := one.get(name), int) and value]
+    def numbers(name: str) -> list[Any]:
+        return [value for document in documents if isinstance(value := document.get(name), int) and value]
 
-    hosts = [str(host) for one in documents if isinstance(one.get("hosts"), list) for host in one["hosts"]]
+    hosts = [
+        str(host) for document in documents if isinstance(document.get("hosts"), list) for host in document["hosts"]
+    ]
     notes = [f"{_host(run)}: {note}" for run in runs for note in run.document.get("notes") or ()]
-    statuses = told("exit_status")
+    statuses = numbers("exit_status")
     return {
         **first,
         "hosts": list(dict.fromkeys(hosts)),
-        "started_realtime_ns": min(told("started_realtime_ns"), default=0),
-        "ended_realtime_ns": max(told("ended_realtime_ns"), default=0),
+        "started_realtime_ns": min(numbers("started_realtime_ns"), default=0),
+        "ended_realtime_ns": max(numbers("ended_realtime_ns"), default=0),
         "exit_status": statuses[0] if statuses else first.get("exit_status"),
-        "stopped_on_hang": any(told("stopped_on_hang")),
-        "hang_detected_ns": next(iter(told("hang_detected_ns")), None),
-        "oom_kills": sum(told("oom_kills")),
-        "truncated": any(told("truncated")),
+        "stopped_on_hang": any(numbers("stopped_on_hang")),
+        "hang_detected_ns": next(iter(numbers("hang_detected_ns")), None),
+        "oom_kills": sum(numbers("oom_kills")),
+        "truncated": any(numbers("truncated")),
         "notes": [*notes, f"gathered from the folders of {len(runs)} launchers"],
     }
 

@@ -1,7 +1,7 @@
-"""Create the directory of a run, or join the one that another launcher of the same job has created.
+"""Create the directory of a run, or join the run that another launcher of the same job has created.
 
-A job of several hosts has a `dtprof run` on each. With one directory that all see, the first creates the run and the
-others join it: where the environment says that they are of one job, or where --join asks for it.
+A job of several hosts has a `dtprof run` on each. In a shared directory, the first creates the run. The others join it
+where their environment shows that they are of one job, or with --join.
 """
 
 import os
@@ -15,16 +15,16 @@ from dtprof.records import paths, writer
 
 CLAIM = ".launcher"
 SAME_JOB = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("MASTER_ADDR", "MASTER_PORT"))
-"""Variables that are equal on all hosts of a job, and given to launchers by whatever starts them."""
+"""Variables that are equal on all hosts of a job; schedulers set them for launchers."""
 MANIFEST_WAIT_S = 30.0
 ANSWER_WAIT_S = 5.0
-"""How long a launcher that has just created the run may take to answer."""
-JUST_S = 60.0
-LOOK_EVERY_S = 0.1
+"""How long the launcher of a new run may take to answer."""
+NEW_RUN_S = 60.0
+POLL_EVERY_S = 0.1
 
 
 def job_key() -> str | None:
-    """Return what this launcher's environment says of the job it belongs to; None where it says nothing."""
+    """Return the key of this launcher's job from its environment; None where that has none."""
     for names in SAME_JOB:
         if all(os.environ.get(name) for name in names):
             return ",".join(f"{name}={os.environ[name]}" for name in names)
@@ -32,23 +32,22 @@ def job_key() -> str | None:
 
 
 def enter(path: Path, *, force: bool, join: bool) -> bool:
-    """Make the run directory ready for this launcher; say whether it has created the run, else it has joined one.
+    """Create the run, or join the running one of this job; return whether this launcher created it.
 
     Raises:
-        OutputError: the directory is taken by something else than a running run of this job, or cannot be written;
-            with --force by a running run of another.
+        OutputError: the directory holds anything but a running run of this job, or cannot be written to; with --force
+            it holds a running run of another job.
         UsageError: --join and --force together.
     """
     if join and force:
         raise UsageError("--join and --force exclude each other; give a new directory with -o, the same on all hosts")
     try:
-        replace = force and not _goes_on(path)
+        replace = force and not _is_running_run_of_this_job(path)
         if replace or not (join or job_key()):
             run_directory.create(path, force=force)
             return True
         if not (path / paths.MANIFEST).exists():
-            claimed = _claim(path)
-            if claimed:
+            if _claim(path):
                 return True
             _wait_for_manifest(path)
         _check(path, run_directory.read_manifest(path), join=join)
@@ -58,11 +57,11 @@ def enter(path: Path, *, force: bool, join: bool) -> bool:
     return False
 
 
-def _goes_on(path: Path) -> bool:
-    """Say whether the run that --force is to replace is one of this very job that goes on, and so is to be joined.
+def _is_running_run_of_this_job(path: Path) -> bool:
+    """Say whether the run that --force would replace is a running one of this job, to be joined instead.
 
     Raises:
-        OutputError: another job is being recorded into it.
+        OutputError: it is a running one of another job.
     """
     if not (path / paths.MANIFEST).is_file():
         return False
@@ -78,7 +77,7 @@ def _goes_on(path: Path) -> bool:
 
 
 def _claim(path: Path) -> bool:
-    """Create the run, unless another launcher is at it; of launchers that start together one creates it."""
+    """Claim the directory for this launcher; of launchers that start together only one succeeds."""
     path.mkdir(parents=True, exist_ok=True)
     others = [entry.name for entry in path.iterdir() if entry.name != CLAIM]
     try:
@@ -101,11 +100,11 @@ def _wait_for_manifest(path: Path) -> None:
                 f"{path} was taken by another launcher {MANIFEST_WAIT_S:.0f} s ago, and {paths.MANIFEST} is not there; "
                 "give another directory"
             )
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
 
 
 def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:
-    """Refuse to join a run that is not of this job, or not running."""
+    """Refuse to join a run of another job, or one that has ended."""
     if document.get("ended_realtime_ns") != 0:
         raise OutputError(f"{path} holds a run that has ended; give another directory, or --force to replace it")
     if join:
@@ -123,19 +122,19 @@ def _check(path: Path, document: dict[str, Any], *, join: bool) -> None:
 
 
 def _is_running(path: Path, document: dict[str, Any]) -> bool:
-    """Say whether the launcher that created a run is there: its process on this host, else its clock answers."""
+    """Say whether the launcher that created a run still runs: as a process of this host, or its clock answers."""
     if document.get("boot_id") == writer.boot_id():
         pid, started = document.get("launcher_pid"), document.get("launcher_start_ticks")
         try:
             if isinstance(pid, int) and announcement.start_ticks(pid) == started:
                 return True
         except (OSError, ValueError):
-            pass  # it has ended, or lives in another PID namespace
+            pass  # it has ended, or runs in another PID namespace
     started_ns = document.get("started_realtime_ns")
-    is_new = isinstance(started_ns, int) and abs(time.time_ns() - started_ns) < JUST_S * 1e9
+    is_new = isinstance(started_ns, int) and abs(time.time_ns() - started_ns) < NEW_RUN_S * 1e9
     deadline_s = time.monotonic() + ANSWER_WAIT_S * is_new
     while (address := clock_probes.read_address(path)) is None or clock_probes.measure(address, rounds=1) is None:
         if time.monotonic() >= deadline_s:
             return False
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     return True

@@ -1,4 +1,4 @@
-"""Take the stacks and process states of the ranks on this host, from outside, without stopping them for long."""
+"""Sample the stacks and process states of the ranks on this host, from outside, without stopping them for long."""
 
 import contextlib
 import functools
@@ -21,11 +21,11 @@ from dtprof.records import paths, writer
 CPU_WINDOW_S = 0.5
 DUMP_TIMEOUT_S = 10
 TRIES, PAUSE_S = 3, (0.05, 0.2)
-"""How often, and how far apart, a stack is asked for that is refused; the pauses differ, or all came at once again."""
+"""Attempts for a refused stack, and the pause between them; pauses are random, or all would collide again."""
 REFUSED = "EPERM"
-"""What py-spy says where it has no right to the process, or another holds it: that of a second launcher, say."""
+"""py-spy's error where it may not trace the process, or another tracer, such as a second launcher, does."""
 AT_ONCE = 8
-"""Stacks taken side by side: one that does not answer must not hold up the others."""
+"""Stacks sampled at the same time: a process that does not answer must not delay the others."""
 
 
 def find_py_spy() -> str | None:
@@ -41,11 +41,11 @@ def sample(
     native: bool = False,
     starting: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return what every process is doing now, with `native` in C and C++ code, too; keep it in the folder of the node.
+    """Return state and stacks of every process, with `native` C and C++ frames too; write them to the node's folder.
 
-    `starting` are more of them that have left no record, with their `rank`, which is kept: nothing else tells it. For
-    each pid: `state` (psutil's word), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name
-    and frames, innermost first) or `reason` why there is no stack.
+    `starting` are further processes without records, with their ranks, which the document keeps. For each pid: `state`
+    (of psutil), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name and frames, innermost
+    first) or `reason` why there is no stack.
     """
     ranks = starting or {}
     chosen = [*pids, *ranks]
@@ -80,14 +80,14 @@ def _describe(pid: int, *, native: bool) -> dict[str, Any]:
         return {"state": state, "reason": "py-spy is not installed"}
     threads, reason = _dump([spy, "dump", "--json", "--pid", str(pid), *(["--native"] if native else [])])
     if threads is None and native:
-        threads, _ = _dump([spy, "dump", "--json", "--pid", str(pid)])  # better than none
+        threads, _ = _dump([spy, "dump", "--json", "--pid", str(pid)])  # Python frames are better than none
     if threads is None:
         return {"state": state, "reason": f"py-spy could not read it: {reason}"}
     return {"state": state, "threads": threads}
 
 
 def _dump(command: list[str]) -> tuple[Any, str]:
-    """Return what py-spy read, else None and why; tried again where another may hold the process."""
+    """Return the threads from py-spy, or None and the reason; try again where another tracer may hold the process."""
     for _ in range(TRIES - 1):
         threads, reason = _dump_once(command)
         if threads is not None or REFUSED not in reason:
@@ -105,9 +105,9 @@ def _dump_once(command: list[str]) -> tuple[Any, str]:
 
 
 def reason_in(complaint: str) -> str:
-    """Return what py-spy complains of, and the cause that it names last; not the backtrace of its own code."""
-    told = complaint.partition("Stack backtrace:")[0]
-    lines = [line.strip() for line in told.splitlines() if line.strip() and line.strip() != "Caused by:"]
+    """Return py-spy's error and its last cause, without the backtrace of its code."""
+    message = complaint.partition("Stack backtrace:")[0]
+    lines = [line.strip() for line in message.splitlines() if line.strip() and line.strip() != "Caused by:"]
     if not lines:
         return "no answer"
     first, last = lines[0].removeprefix("Error: "), re.sub(r"^\d+: ", "", lines[-1])

@@ -1,7 +1,7 @@
-"""What the file system under a run can do: whether it is a network's, memory, nearly full; a local place where needed.
+"""The file system under a run: network, memory or disk, and its free space; a local folder where one is needed.
 
-Records are written through memory mappings. On a network file system space is found missing only when pages are written
-back, and then the kernel kills the process: so ranks write to a local disk there, and the launcher moves the run.
+Records are written through memory mappings. A network file system reports missing space only when the kernel writes
+pages back, and kills the process then. There ranks write to a local disk, and the launcher moves the run at the end.
 """
 
 import os
@@ -25,30 +25,30 @@ LITTLE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """The file system that a path lies on, or would."""
+    """The file system of a path, existing or not."""
 
-    kind: str  # as mount names it; empty where it cannot be told
+    kind: str  # as in the mount table; empty if unknown
     free_bytes: int
 
     @property
     def is_network(self) -> bool:
-        """Say whether other hosts may hold it."""
+        """Say whether it is a network file system."""
         return NETWORK.fullmatch(self.kind) is not None
 
     @property
     def is_memory(self) -> bool:
-        """Say whether what is written there takes memory."""
+        """Say whether its files lie in memory."""
         return self.kind in IN_MEMORY
 
 
 def examine(path: Path) -> Storage:
-    """Look at the file system under a path, which need not exist yet."""
-    existing = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    """Return the file system of a path, which need not exist yet."""
+    existing = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
     return Storage(kind=_kind(existing.resolve()), free_bytes=shutil.disk_usage(existing).free)
 
 
 def _kind(path: Path) -> str:
-    """Return the type of the innermost mount over a path; of several at one place the last one covers the others."""
+    """Return the type of the innermost mount over a path; of several at one place the last covers the others."""
     best, kind = -1, ""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -66,7 +66,7 @@ def _kind(path: Path) -> str:
 
 
 def remark(path: Path, storage: Storage, *, max_log_mb: float) -> str | None:
-    """Return what the user should know about the place of a run before the job starts, if anything."""
+    """Return a warning about the place of a run before the job starts, None for none."""
     free = f"{storage.free_bytes / 2**20:,.0f} MiB"
     if storage.is_memory and storage.free_bytes < max_log_mb * 2**20:
         return (
@@ -79,7 +79,7 @@ def remark(path: Path, storage: Storage, *, max_log_mb: float) -> str | None:
 
 
 def local_place(run: Path) -> Path | None:
-    """Create a local folder for the records of a run that lies on a network; None where there is no local disk."""
+    """Create a local folder for the records of a run on a network file system; None where there is no local disk."""
     chosen = os.environ.get(settings.ENV_LOCAL_DIR) or tempfile.gettempdir()
     try:
         if examine(Path(chosen)).is_network:
@@ -98,10 +98,10 @@ def local_place(run: Path) -> Path | None:
 
 
 def bring_home(place: Path, run: Path) -> None:
-    """Move what was written locally into the run, and take the local folder away.
+    """Move the local records into the run, and remove the local folder.
 
     Raises:
-        OSError: the run cannot be written to; what was not moved is still in the local folder.
+        OSError: the run cannot be written to; files not moved stay in the local folder.
     """
     (place / paths.MANIFEST).unlink(missing_ok=True)
     for entry in sorted(place.iterdir()):
@@ -117,7 +117,7 @@ def bring_home(place: Path, run: Path) -> None:
 
 
 def _add(file: Path, target: Path) -> None:
-    """Copy a file; lines are added to those that another launcher of this host has brought before."""
+    """Copy a file; append lines to a file that another launcher of this host has brought."""
     if target.exists() and target.suffix == ".jsonl":
         with target.open("ab") as stream:
             stream.write(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Collectives in exception handlers and finally blocks: an exception is the business of one rank."""
+"""Collectives in exception handlers and finally blocks: one rank may raise while the others do not."""
 
 import ast
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from dtprof.lint.walker import place_of
 
 
 def check_handlers(function: Function, sequences: Sequences) -> Iterator[LintFinding]:
-    """Yield collectives that only ranks issue on which something was raised."""
+    """Yield collectives that only the ranks issue on which an exception was raised."""
     for statement, handler, tokens in sequences.handlers(function):
         operation = next((one for token in tokens for one in token.operations()), None)
         if operation is None or operation.place is None:
@@ -68,8 +68,8 @@ def _may_fail_alone(
 ) -> bool:
     """Say whether one rank alone may fail in the body of a try statement.
 
-    It may not where there is nothing but collectives, which fail on all, and tensors made; nor where the exception
-    caught is one that the body raises itself, whatever the rank.
+    Not where the body only issues collectives, which fail on all ranks, and creates tensors; nor where the body raises
+    the caught exception itself, whatever the rank.
     """
     nodes = [node for one in statement.body for node in ast.walk(one)]
     by_some = {
@@ -82,13 +82,13 @@ def _may_fail_alone(
     compared = {
         one
         for node in nodes
-        if isinstance(node, ast.If) and sequences.parts_by_raise(function, node)
+        if isinstance(node, ast.If) and sequences.raises_by_rank(function, node)
         for one in (*node.body, *node.orelse)
         if isinstance(one, ast.Raise) and any(catches(own, one) for own in statement.handlers)
     }
     if by_some - compared:
         return True
-    # What is compared, call by call as both sides of a condition are, need not be told here.
+    # A raise under a condition on the rank is compared as a divergence, and is not reported twice.
     raised = {ast.unparse(_called(one.exc)) for one in nodes if isinstance(one, ast.Raise) and one.exc is not None}
     if handler is not None and handler.type is not None and ast.unparse(handler.type) in raised:
         return False

@@ -1,4 +1,4 @@
-"""What lint finds, as data. The JSON contract is docs/reference/lint.md."""
+"""The findings of lint. The JSON contract is docs/reference/lint.md."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
-    """What a run shows of the line of a finding."""
+class RunEvidence:
+    """The calls of a finding's line in a run."""
 
     verdict: str  # confirmed, acquitted, not-run
     counts: dict[int, int]  # calls by rank of the group, where the line ran
@@ -36,37 +36,37 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class LintFinding:
-    """A collective that ranks may not issue alike."""
+    """A collective that ranks may not issue in the same way."""
 
     kind: str
-    severity: str  # error, warning; acquitted: what a run has shown to be sound
+    severity: str  # error, warning; acquitted: sound in a run
     place: Place  # of the collective
     function: str
     op: str
-    group: str | None  # as the source names it; None: the default group
+    group: str | None  # by its name in the source; None: the default group
     summary: str
     why: str
     advice: str
-    condition: Place | None = None  # on what it depends
-    called_from: Place | None = None  # where the collective lies in a function that is called here
-    ran: Ran | None = None
-    ran_there: tuple[Place, ...] = ()  # all lines whose records tell of it
+    condition: Place | None = None  # the condition it depends on
+    called_from: Place | None = None  # the collective stands in a function that this line calls
+    ran: RunEvidence | None = None
+    ran_there: tuple[Place, ...] = ()  # all lines whose records are evidence
 
 
 @dataclass(frozen=True, kw_only=True)
 class LintResult:
-    """Everything found in the files given."""
+    """The findings of all files."""
 
     files: int
     findings: tuple[LintFinding, ...]
-    ignored: int = 0  # findings that a comment with a reason covers
+    ignored: int = 0  # findings covered by a comment with a reason
     problems: tuple[str, ...] = ()
     unreadable: bool = False  # a file that was named could not be read
 
 
 @dataclass(frozen=True, kw_only=True)
 class HandledCall:
-    """A collective that stands in an exception handler itself, not in a function called there."""
+    """A collective that an exception handler issues itself, not in a function that it calls."""
 
     place: Place  # its text is that of the line
     handler: Place

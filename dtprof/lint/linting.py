@@ -1,14 +1,14 @@
-"""From paths to the result: which files, what is found in them, and what comments with a reason cover."""
+"""Lint files: parse them, check their functions, and drop findings that a comment with a reason covers."""
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dtprof.lint.bindings import Scopes
 from dtprof.lint.exception_handlers import check_handlers
 from dtprof.lint.lint_findings import HandledCall, LintFinding, LintResult
 from dtprof.lint.rules import check
+from dtprof.lint.scopes import Scopes
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function, Module, Program, parse
 
@@ -17,7 +17,7 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def lint(paths: Iterable[Path]) -> LintResult:
-    """Return what is found in files, and in the Python files of directories."""
+    """Return the findings in files, and in the Python files of directories."""
     modules: list[Module] = []
     problems: list[str] = []
     unreadable = False
@@ -62,11 +62,11 @@ def _findings(function: Function, scopes: Scopes, sequences: Sequences, problems
     try:
         yield from check(function, scopes, sequences)
     except RecursionError:
-        problems.append(f"{function.module.path}: {function.name} is nested too deeply to be looked at")
+        problems.append(f"{function.module.path}: {function.name} is nested too deeply to be checked")
 
 
 def calls_in_handlers(path: Path) -> list[HandledCall]:
-    """Return the collectives of a file that only ranks issue on which something was raised; covered ones not.
+    """Return the collectives in exception handlers of a file that no comment covers.
 
     Raises:
         OSError: it cannot be read.
@@ -86,7 +86,7 @@ def calls_in_handlers(path: Path) -> list[HandledCall]:
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Yield files and whether each was named itself."""
+    """Yield files, and whether the user named each."""
     seen: set[Path] = set()
     for path in paths:
         if path.is_dir():
@@ -105,7 +105,7 @@ def _is_skipped(path: Path) -> bool:
 
 
 def _reasons(module: Module, problems: list[str]) -> set[int]:
-    """Return the lines covered by `# dtprof: ignore REASON`: its own, or the one after a comment of its own line."""
+    """Return the lines covered by `# dtprof: ignore REASON`: its line, or the next after a line with nothing else."""
     covered = set()
     for number, line in enumerate(module.text.splitlines(), 1):
         match = _IGNORE.search(line) if "dtprof" in line else None

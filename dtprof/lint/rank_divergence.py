@@ -1,4 +1,4 @@
-"""Where ranks part: what each issues in a function is compared, group by group, among the members of the group."""
+"""Find where ranks diverge: compare the collectives that each issues in a function, group by group."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ Shape = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
-    """The first place at which ranks part in what they issue in a group."""
+class Divergence:
+    """The first operation of a group that ranks do not issue alike."""
 
     operation: Token
     condition: Condition
@@ -22,8 +22,8 @@ class Parting:
     instead: Token | None  # what the others issue there
 
 
-def find_partings(by_rank: list[Tokens]) -> Iterator[Parting]:
-    """Yield where ranks part, one place for each group."""
+def find_divergences(by_rank: list[Tokens]) -> Iterator[Divergence]:
+    """Yield the first divergence of each group."""
     groups: dict[str, frozenset[int] | None] = {}
     for tokens in by_rank:
         for token in tokens:
@@ -41,10 +41,10 @@ def find_partings(by_rank: list[Tokens]) -> Iterator[Parting]:
         for rank in ranks:
             if shapes[rank] == usual:
                 continue
-            parting = _part(projected[rank], projected[typical])
-            if parting is None:
+            divergence = _first_difference(projected[rank], projected[typical])
+            if divergence is None:
                 continue
-            mine, theirs = parting
+            mine, theirs = divergence
             is_mine = mine is not None
             issued = mine or theirs
             if issued is None:
@@ -54,7 +54,7 @@ def find_partings(by_rank: list[Tokens]) -> Iterator[Parting]:
                 continue
             own = tuple(other for other in ranks if shapes[other] == shapes[rank])
             rest = tuple(other for other in ranks if shapes[other] == usual)
-            yield Parting(
+            yield Divergence(
                 operation=issued,
                 condition=condition,
                 group=group,
@@ -74,15 +74,15 @@ def find_order(by_rank: list[Tokens]) -> tuple[Token, Token, Condition] | None:
             continue
         for mine, theirs in zip(flat[rank], flat[0], strict=True):
             both = (mine.members or frozenset(range(NUM_RANKS))) & (theirs.members or frozenset(range(NUM_RANKS)))
-            told = all(token.members is not None or not token.group for token in (mine, theirs))
+            are_members_known = all(token.members is not None or not token.group for token in (mine, theirs))
             cause = _cause(mine, theirs)
-            if mine.group != theirs.group and told and {0, rank} <= both and cause is not None:
+            if mine.group != theirs.group and are_members_known and {0, rank} <= both and cause is not None:
                 return mine, theirs, cause
     return None
 
 
 def _project(tokens: Tokens, group: str) -> Tokens:
-    """Return what concerns one group."""
+    """Return the steps that concern one group."""
     found = []
     for token in tokens:
         if token.kind == OP:
@@ -102,14 +102,14 @@ def _project(tokens: Tokens, group: str) -> Tokens:
 
 
 def _without_ends(tokens: Tokens) -> Tokens:
-    """Drop what ends a loop in which, and after which, nothing is issued."""
+    """Drop the ends of a loop in which, and after which, nothing is issued."""
     if any(token.issues for token in tokens):
         return tokens
     return tuple(token for token in tokens if token.returns)
 
 
 def _shape(tokens: Tokens) -> Shape:
-    """Return what must be the same on all members; a loop that only ends the function counts where more follows."""
+    """Return the structure that must agree on all members, up to the last operation."""
     last = max((i for i, token in enumerate(tokens) if token.issues), default=-1)
     return tuple(_shape_of(token) for token in tokens[: last + 1])
 
@@ -124,8 +124,8 @@ def _shape_of(token: Token) -> object:
     return token.kind, token.name, inner
 
 
-def _part(mine: Tokens, theirs: Tokens) -> tuple[Token | None, Token | None] | None:
-    """Return the first operations that differ: what one rank issues, and what the other does instead or alone."""
+def _first_difference(mine: Tokens, theirs: Tokens) -> tuple[Token | None, Token | None] | None:
+    """Return the first operations that differ, of the one rank and of the other; None for an absent one."""
     for i in range(max(len(mine), len(theirs))):
         a = mine[i] if i < len(mine) else None
         b = theirs[i] if i < len(theirs) else None
@@ -133,7 +133,7 @@ def _part(mine: Tokens, theirs: Tokens) -> tuple[Token | None, Token | None] | N
             continue
         if a is not None and b is not None and a.kind == b.kind and a.kind in (LOOP, BRANCH) and a.name == b.name:
             for one, other in zip(a.inner, b.inner, strict=False):
-                if found := _part(one, other):
+                if found := _first_difference(one, other):
                     return found
         return _first(mine[i:], theirs[i:])
     return None
@@ -158,15 +158,15 @@ def _first(mine: Tokens, theirs: Tokens) -> tuple[Token | None, Token | None] | 
         and a.name == b.name
         and mine[0].kind == theirs[0].kind == BRANCH
     ):
-        return None  # under conditions that may well come to the same on both sides
-    # An operation that all issue, whatever the condition, is reported where the other side lacks it.
+        return None  # the same operation under conditions that both sides may decide alike
+    # An operation outside any condition is reported where the other side lacks it.
     if a is not None and b is not None and a.is_sure and not b.is_sure:
         return None, b
     return a, b
 
 
 def _cause(operation: Token, instead: Token | None) -> Condition | None:
-    """Return the condition on which ranks part, the innermost one."""
+    """Return the innermost condition that differs between ranks."""
     for token in (operation, instead):
         for condition in reversed(token.conditions if token is not None else ()):
             if truth(condition.value) is not None or condition.how == "loop":
@@ -175,7 +175,7 @@ def _cause(operation: Token, instead: Token | None) -> Condition | None:
 
 
 def _is_excused(condition: Condition, group: str, members: frozenset[int] | None) -> bool:
-    """Say whether the group may well hold exactly the ranks for which the condition holds."""
+    """Say whether the group may consist of exactly the ranks for which the condition holds."""
     if not group or members is not None or condition.value.of_data:
         return False
     if condition.value.membership:

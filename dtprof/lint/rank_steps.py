@@ -15,18 +15,18 @@ OP, LOOP, BRANCH, BREAK, RETURN = "op", "loop", "branch", "break", "return"
 
 @dataclass(frozen=True)
 class Condition:
-    """Something that ranks decide differently, and how a collective comes after it."""
+    """A condition that differs between ranks, and how a collective depends on it."""
 
     node: ast.stmt | ast.expr = field(compare=False)
     value: Value = field(compare=False)
     place: Place
-    how: str  # branch, exit, loop; caught: ranks agree, but what is raised there goes no further
+    how: str  # branch, exit, loop; caught: ranks agree, but exceptions raised there are suppressed
     exit: str = ""  # return, continue, break, raise
 
 
 @dataclass(frozen=True, eq=False)
 class Token:
-    """One step of what a rank does."""
+    """One step of a rank: an operation, a loop, a branch, a break or a return."""
 
     kind: str
     name: str = ""  # of an operation; the text of a condition
@@ -39,12 +39,12 @@ class Token:
 
     @functools.cached_property
     def issues(self) -> bool:
-        """Say whether there is an operation in it."""
+        """Say whether it contains an operation."""
         return self.kind == OP or any(token.issues for part in self.inner for token in part)
 
     @property
     def is_sure(self) -> bool:
-        """Say whether all ranks come to an operation, whatever they decide."""
+        """Say whether all ranks reach the operation, under no condition that differs."""
         return all(condition.how == "caught" for condition in self.conditions)
 
     @functools.cached_property
@@ -70,7 +70,7 @@ def whole(text: str, sides: tuple[Tokens, ...]) -> Tokens:
 
 
 def without_replicas(tokens: Tokens) -> Tokens:
-    """Leave out what replicated models do by themselves."""
+    """Drop the operations that replicated models issue by themselves."""
     found = []
     for token in tokens:
         if token.kind == OP:
@@ -82,7 +82,7 @@ def without_replicas(tokens: Tokens) -> Tokens:
 
 
 def without_creations(tokens: Tokens, *, under_condition: bool = False) -> Tokens:
-    """Leave out what functions do once: they join the job, and make groups where they have none."""
+    """Drop the operations that functions issue once: joining the job, and creating missing groups."""
     found = []
     for token in tokens:
         if token.kind == OP:
@@ -98,7 +98,7 @@ def without_creations(tokens: Tokens, *, under_condition: bool = False) -> Token
 
 
 def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> Token:
-    """Return what a called function issues, as of the place of the call."""
+    """Return a step of a called function with the place and conditions of the call."""
     return Token(
         token.kind,
         token.name,
@@ -111,20 +111,20 @@ def called_at(token: Token, place: Place, conditions: tuple[Condition, ...]) -> 
     )
 
 
-def parts_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
-    """Say whether a raise is meant for some ranks: it stands alone under a condition on the rank.
+def raises_on_some_ranks(node: ast.Raise, conditions: tuple[Condition, ...]) -> bool:
+    """Say whether a raise is meant for some ranks: it stands directly under a condition on the rank.
 
-    Others refuse wrong arguments; who writes them checks for all ranks.
+    Every other raise refuses wrong arguments, which all ranks share.
     """
     if not conditions or conditions[-1].how != "branch" or not isinstance(conditions[-1].node, ast.If):
         return False
     value = conditions[-1].value
-    own = conditions[-1].node
-    return not (value.assumed or value.of_data) and any(node is one for one in (*own.body, *own.orelse))
+    branch = conditions[-1].node
+    return not (value.assumed or value.of_data) and any(node is child for child in (*branch.body, *branch.orelse))
 
 
 def catches(handler: ast.ExceptHandler, node: ast.Raise) -> bool:
-    """Say whether a handler is seen to catch what is raised."""
+    """Say whether a handler catches a raised exception, by their names."""
     if handler.type is None:
         return True
     raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -140,15 +140,14 @@ def _is_kind_of(raised: str, caught: str) -> bool:
 
 
 def trips(node: ast.For | ast.AsyncFor | ast.While, value: Value, rank: int) -> str:
-    """Return a name for how often a rank goes through a loop."""
+    """Return in words how often a rank iterates in a loop."""
     known = value.known[rank] if value.known is not None else rank == 0
-    if isinstance(node, ast.While) or not isinstance(known, list | tuple | range | set | frozenset):
-        return f"{known!r} times" if not isinstance(known, int) or isinstance(known, bool) else f"{known} times"
-    return f"{len(known)} times"
+    is_iterable = isinstance(node, ast.For | ast.AsyncFor) and isinstance(known, list | tuple | range | set | frozenset)
+    return f"{len(known) if is_iterable else known!r} times"  # type: ignore[arg-type]
 
 
 def leaving(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Yield by which statements a block may be left, its loops apart where they keep it to themselves."""
+    """Yield the statements that may leave a block: return, continue, break; not those that only leave an inner loop."""
     for node in body:
         if isinstance(node, ast.Return | ast.Continue | ast.Break):
             yield type(node).__name__.lower()
@@ -166,7 +165,7 @@ def leaving(body: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def turns_off(node: ast.expr) -> bool:
-    """Say whether a model does not synchronise where this is entered, or not each time."""
+    """Say whether a context manager may turn off the synchronisation of a model."""
     if isinstance(node, ast.IfExp):
         return turns_off(node.body) or turns_off(node.orelse)
     func = node.func if isinstance(node, ast.Call) else node
@@ -176,7 +175,7 @@ def turns_off(node: ast.expr) -> bool:
 
 
 def swallows(node: ast.With | ast.AsyncWith | ast.Try | ast.TryStar) -> bool:
-    """Say whether a block is one statement, and what that raises goes no further: it may well be meant to raise."""
+    """Say whether a block of one statement suppresses its exception: the statement may be meant to raise."""
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Expr | ast.Assign):
         return False
     if isinstance(node, ast.With | ast.AsyncWith):
@@ -191,7 +190,7 @@ def is_true(node: ast.expr) -> bool:
 
 
 def places_of(*tokens: Token | None) -> tuple[Place, ...]:
-    """Return the lines at which records of the operations lie."""
+    """Return the lines that records of the operations name."""
     return tuple(
         place
         for token in tokens

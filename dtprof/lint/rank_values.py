@@ -1,7 +1,6 @@
-"""What expressions are worth on each rank of a small imagined job, as far as that depends on the rank.
+"""Values of expressions on each rank of a small imagined job.
 
-A value is known rank by rank, or known to differ between ranks, or nothing is known of it: then it is taken to be the
-same on all ranks.
+A value is known rank by rank, or known to differ between ranks, or unknown: then it counts as the same on all ranks.
 """
 
 import ast
@@ -15,23 +14,23 @@ GLOBAL, LOCAL = "global", "local"
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of an expression."""
+    """The value of an expression, as far as it is known."""
 
     known: tuple[object, ...] | None = None  # by rank
-    differs: bool = False  # between ranks, in a way that is not known
+    differs: bool = False  # between ranks, in an unknown way
     scope: str = GLOBAL  # among whom the rank counts: global, local, or the text of a group
-    of_data: bool = False  # it differs because the data of ranks do
-    membership: bool = False  # it says who belongs to a set of ranks
+    of_data: bool = False  # it differs because the data of ranks differ
+    membership: bool = False  # it tests whether a rank belongs to a set
     assumed: bool = False  # `known` is an example of how it may differ
     group: str | None = None  # a process group: its name
-    members: frozenset[int] | None = None  # of a group, where they are written out
+    members: frozenset[int] | None = None  # of a group, where the source lists them
     wrapped: str = ""  # a model: ddp, fsdp
-    unwrapped: bool = False  # a model taken out of that again
-    instance: object = None  # the class (sources.Class) it is made of
+    unwrapped: bool = False  # a model taken out of its wrapper
+    instance: object = None  # its class (sources.Class)
 
     @property
     def splits(self) -> bool:
-        """Say whether ranks come to different values."""
+        """Say whether the value differs between ranks."""
         return self.differs or (self.known is not None and any(_unlike(one, self.known[0]) for one in self.known))
 
     @property
@@ -58,12 +57,12 @@ def ranks_of(scope: str) -> Value:
 
 
 def one_rank(scope: str) -> Value:
-    """Return what is true on one rank."""
+    """Return a flag that is true on one rank."""
     return Value(known=_EXAMPLE, scope=scope)
 
 
 def truth(value: Value) -> tuple[bool, ...] | None:
-    """Return on which ranks a condition holds; None where all decide alike."""
+    """Return on which ranks a condition holds; None where it is the same on all."""
     if not value.splits:
         return None
     if value.known is None:
@@ -73,7 +72,7 @@ def truth(value: Value) -> tuple[bool, ...] | None:
 
 
 def merge(values: Sequence[Value], known: tuple[object, ...] | None = None, *, differs: bool = False) -> Value:
-    """Return a value made of others, which inherits why they differ."""
+    """Return a value computed from others, with the reasons why they differ."""
     causes = [value for value in values if value.splits]
     scopes = {value.scope for value in causes}
     scope = GLOBAL if not scopes or GLOBAL in scopes else min(scopes)
@@ -88,7 +87,7 @@ def merge(values: Sequence[Value], known: tuple[object, ...] | None = None, *, d
 
 
 def elementwise(function: Callable[..., object], values: Sequence[Value]) -> Value:
-    """Apply a function on each rank; where that fails, the result is known to differ if an argument does."""
+    """Apply a function on each rank; where that fails, the result differs if an argument does."""
     columns = [value.known for value in values if value.known is not None]
     if len(columns) == len(values):
         try:
@@ -126,7 +125,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[object, object], object]] = {
 
 
 def compare(left: Value, how: ast.cmpop, right: Value) -> Value:
-    """Return what a comparison says."""
+    """Return the value of a comparison."""
     if not (left.splits or right.splits):
         return UNKNOWN
     membership = isinstance(how, _MEMBERSHIP)
@@ -134,7 +133,7 @@ def compare(left: Value, how: ast.cmpop, right: Value) -> Value:
 
     def alike(a: object, b: object) -> object:
         if isinstance(a, str) != isinstance(b, str) and {type(a), type(b)} == {int, str}:
-            a, b = str(a), str(b)  # ranks of the environment are text
+            a, b = str(a), str(b)  # environment variables hold ranks as text
         return function(a, b)
 
     found = elementwise(alike, (left, right))
@@ -161,18 +160,18 @@ def negate(value: Value) -> Value:
 
 
 def all_or_any(values: Sequence[Value], *, conjunction: bool) -> Value:
-    """Return `a and b` or `a or b`; what is not known is taken to leave the decision to the rest."""
+    """Return `a and b` or `a or b`; unknown operands leave the decision to the others."""
     decided = [(value, truth(value)) for value in values]
-    told = [(value, own) for value, own in decided if own is not None]
-    if not told:
+    known_by_rank = [by_rank for _, by_rank in decided if by_rank is not None]
+    if not known_by_rank:
         constant = [v for v in values if v.known is not None]
         return constant[0] if len(constant) == len(values) == 1 else UNKNOWN
-    for value, own in decided:
-        if own is None and value.known is not None and bool(value.known[0]) != conjunction:
+    for value, by_rank in decided:
+        if by_rank is None and value.known is not None and bool(value.known[0]) != conjunction:
             return UNKNOWN  # a constant decides
     combine = all if conjunction else any
-    known = tuple(combine(own[rank] for _, own in told) for rank in range(NUM_RANKS))
-    return merge([value for value, _ in told], known)
+    known = tuple(combine(by_rank[rank] for by_rank in known_by_rank) for rank in range(NUM_RANKS))
+    return merge([value for value, by_rank in decided if by_rank is not None], known)
 
 
 def _any(values: Sequence[Value]) -> bool:
@@ -180,7 +179,7 @@ def _any(values: Sequence[Value]) -> bool:
 
 
 def _beyond(value: Value) -> bool:
-    """Say whether a constant is a rank that the imagined job has not."""
+    """Say whether a constant is a rank beyond the imagined job."""
     one = value.known[0] if value.known is not None and not value.splits else None
     return isinstance(one, int) and not isinstance(one, bool) and one >= NUM_RANKS
 

@@ -1,15 +1,15 @@
-"""From where ranks part to findings: what is wrong, why, and what to do."""
+"""Findings from divergences between ranks: what is wrong, why, and what to do."""
 
 import ast
 from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
-from dtprof.lint.bindings import Scopes
 from dtprof.lint.exception_handlers import check_handlers
 from dtprof.lint.lint_findings import LintFinding, Place
-from dtprof.lint.rank_divergence import Parting, find_order, find_partings
+from dtprof.lint.rank_divergence import Divergence, find_divergences, find_order
 from dtprof.lint.rank_steps import Condition, Token, Tokens, places_of, text_of
 from dtprof.lint.rank_values import NUM_RANKS, Value, truth
+from dtprof.lint.scopes import Scopes
 from dtprof.lint.sequences import Sequences
 from dtprof.lint.sources import Function
 from dtprof.lint.walker import TooLargeError, own_nodes, place_of
@@ -23,29 +23,29 @@ def check(function: Function, scopes: Scopes, sequences: Sequences) -> Iterator[
     yield from check_handlers(function, sequences)
     if function not in sequences.issuing:
         return
-    if not sequences.parts(function):
+    if not sequences.diverges(function):
         if sequences.is_called_with_own_rank(function):
             yield from _arguments(function, scopes, [sequences.issued(function)] * NUM_RANKS)
         return
     try:
         by_rank = [sequences.of_rank(function, rank) for rank in range(NUM_RANKS)]
-        partings = [one for one in find_partings(by_rank) if not _is_called_back(one, function, sequences)]
-        if partings and not sequences.is_called_with_own_rank(function):
-            partings = []
-        found = [_finding(function, parting) for parting in partings]
+        divergences = [one for one in find_divergences(by_rank) if not _is_called_back(one, function, sequences)]
+        if divergences and not sequences.is_called_with_own_rank(function):
+            divergences = []
+        found = [_finding(function, divergence) for divergence in divergences]
         if not found and (order := find_order(by_rank)) is not None:
             found = [_order(function, *order)]
     except (TooLargeError, RecursionError):
-        return  # more ways through it than can be compared
+        return  # too many paths to compare
     yield from found
     if sequences.is_called_with_own_rank(function):
         yield from _arguments(function, scopes, by_rank)
 
 
-def _finding(function: Function, parting: Parting) -> LintFinding:
-    condition, operation = parting.condition, parting.operation
+def _finding(function: Function, divergence: Divergence) -> LintFinding:
+    condition, operation = divergence.condition, divergence.operation
     kind = _kind(condition)
-    what = text_of(operation, parting.group)
+    what = text_of(operation, divergence.group)
     of_data = condition.value.of_data
     where = f"`{condition.place.text}` (line {condition.place.line})"
     differs = "the data of each rank" if of_data else "the rank"
@@ -59,9 +59,9 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
         why = f"Ranks that {verb} never enter it; the others wait in it for ever."
         advice = f"Make the call before the {verb}, or let all members of the group leave together."
     else:
-        instead = f", the others issue {parting.instead.name}" if parting.instead is not None else ""
+        instead = f", the others issue {divergence.instead.name}" if divergence.instead is not None else ""
         decided = truth(condition.value)
-        otherwise = decided is not None and not any(decided[rank] for rank in parting.ranks)
+        otherwise = decided is not None and not any(decided[rank] for rank in divergence.ranks)
         holds = "does not hold" if otherwise else "holds"
         summary = f"{what} is issued only where {where} {holds}{instead}, which depends on {differs}"
         why = (
@@ -78,11 +78,11 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
         why += f" What it raises goes no further (line {caught}): where it is refused, no rank waits."
     return LintFinding(
         kind=kind,
-        severity="warning" if of_data or condition.value.assumed or parting.group or caught else "error",
+        severity="warning" if of_data or condition.value.assumed or divergence.group or caught else "error",
         place=operation.place or condition.place,
         function=function.name,
         op=operation.name,
-        group=parting.group or None,
+        group=divergence.group or None,
         summary=f"{summary}.",
         why=why,
         advice=advice,
@@ -92,9 +92,9 @@ def _finding(function: Function, parting: Parting) -> LintFinding:
     )
 
 
-def _is_called_back(parting: Parting, function: Function, sequences: Sequences) -> bool:
-    """Say whether functions are defined under the condition that issue collectives whenever others call them."""
-    inside = set(ast.walk(parting.condition.node))
+def _is_called_back(divergence: Divergence, function: Function, sequences: Sequences) -> bool:
+    """Say whether the condition guards definitions of functions that issue collectives wherever they are called."""
+    inside = set(ast.walk(divergence.condition.node))
     return any(inner.node in inside and inner in sequences.issuing for inner in function.inner.values())
 
 
@@ -125,7 +125,7 @@ def _order(function: Function, mine: Token, theirs: Token, condition: Condition)
 
 
 def _arguments(function: Function, scopes: Scopes, by_rank: list[Tokens]) -> Iterator[LintFinding]:
-    """Yield collectives whose root or reduction is another one on each rank."""
+    """Yield collectives whose root or reduction differs between ranks."""
     scope = scopes.known(function)
     if scope is None:
         return

@@ -1,25 +1,25 @@
-"""What a run shows of a finding: on which ranks its line really ran, and whether the members of the group agreed."""
+"""Check a finding against a run: which ranks issued its line, and whether the members of the group agreed."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from dtprof.lint.lint_findings import LintFinding, LintResult, Place, Ran
+from dtprof.lint.lint_findings import LintFinding, LintResult, Place, RunEvidence
 
 CONFIRMED, ACQUITTED, NOT_RUN = "confirmed", "acquitted", "not-run"
 
 
 @dataclass(kw_only=True)
 class GroupCalls:
-    """The collectives of one group: what each member called where, in order."""
+    """The collectives of one group: operation and line of each call of each member, in order."""
 
     ranks: tuple[int, ...]
     calls: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)  # rank -> (operation, file, line)
 
 
 def confirm(result: LintResult, groups: Iterable[GroupCalls]) -> LintResult:
-    """Return the findings with what a run shows of each: those it shows to be sound no longer count."""
+    """Return the findings with the verdict of a run; those that it acquits no longer count."""
     known = list(groups)
     return replace(result, findings=tuple(_judge(finding, known) for finding in result.findings))
 
@@ -33,13 +33,13 @@ def _judge(finding: LintFinding, groups: list[GroupCalls]) -> LintFinding:
         return replace(finding, ran=verdicts[0], severity=ACQUITTED)
     return replace(
         finding,
-        ran=Ran(
+        ran=RunEvidence(
             verdict=NOT_RUN, counts={}, text="the run holds no call of this line: no rank came to it, or it was refused"
         ),
     )
 
 
-def _in_group(places: tuple[Place, ...], group: GroupCalls) -> Ran | None:
+def _in_group(places: tuple[Place, ...], group: GroupCalls) -> RunEvidence | None:
     lines = {(place.file, place.line) for place in places}
     counts = {rank: sum(_is_there(call, lines) for call in group.calls.get(rank, ())) for rank in group.ranks}
     if not any(counts.values()):
@@ -47,7 +47,9 @@ def _in_group(places: tuple[Place, ...], group: GroupCalls) -> Ran | None:
     if any(rank not in group.calls for rank in group.ranks):
         silent = [rank for rank in group.ranks if rank not in group.calls]
         if all(counts[rank] for rank in group.ranks if rank not in silent) and len(silent) < len(group.ranks) / 2:
-            return Ran(verdict=CONFIRMED, counts=counts, text=f"{_ranks(silent)} never called anything in its group")
+            return RunEvidence(
+                verdict=CONFIRMED, counts=counts, text=f"{_ranks(silent)} never called anything in its group"
+            )
     positions = [
         position
         for rank in group.ranks
@@ -57,26 +59,27 @@ def _in_group(places: tuple[Place, ...], group: GroupCalls) -> Ran | None:
     lengths = {len(group.calls.get(rank, ())) for rank in group.ranks}
     for position in sorted(set(positions)):
         made = {
-            r: own[position][0] if position < len(own := group.calls.get(r, [])) else "nothing" for r in group.ranks
+            r: rank_calls[position][0] if position < len(rank_calls := group.calls.get(r, [])) else "nothing"
+            for r in group.ranks
         }
         if len(set(made.values())) > 1:
             usual = Counter(made.values()).most_common(1)[0][0]
             odd = [rank for rank, what in made.items() if what != usual]
-            return Ran(
+            return RunEvidence(
                 verdict=CONFIRMED,
                 counts=counts,
                 text=f"at #{position} of the group, {_ranks(odd)} issued {made[odd[0]]}, the others {usual}",
             )
     if len(set(counts.values())) > 1 and (len(lengths) > 1 or _is_shifted(group, lines)):
-        return Ran(verdict=CONFIRMED, counts=counts, text=f"the line ran {_counts(counts)}")
-    return Ran(verdict=ACQUITTED, counts=counts, text=f"every member made the same calls ({_counts(counts)})")
+        return RunEvidence(verdict=CONFIRMED, counts=counts, text=f"the line ran {_counts(counts)}")
+    return RunEvidence(verdict=ACQUITTED, counts=counts, text=f"every member made the same calls ({_counts(counts)})")
 
 
 def _is_shifted(group: GroupCalls, lines: set[tuple[str, int]]) -> bool:
-    """Say whether calls of the line meet calls of changing other lines: then positions agree by chance."""
+    """Say whether calls of the line match calls of varying other lines: then their positions agree by chance."""
     met: dict[tuple[int, str, int], set[tuple[str, int]]] = {}
-    for rank, own in group.calls.items():
-        for position, call in enumerate(own):
+    for rank, rank_calls in group.calls.items():
+        for position, call in enumerate(rank_calls):
             if not _is_there(call, lines):
                 continue
             for other, theirs in group.calls.items():

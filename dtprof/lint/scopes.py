@@ -1,10 +1,14 @@
-"""What the expressions of a function are worth on each rank, given its names."""
+"""Evaluate the expressions of a function on each rank, and bind its names statement by statement.
+
+Both stand here because each needs the other: binding a statement evaluates its expressions, and evaluating a call binds
+the statements of the called function.
+"""
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtprof.lint import vocabulary
 from dtprof.lint.rank_values import (
@@ -25,10 +29,7 @@ from dtprof.lint.rank_values import (
     same,
     truth,
 )
-from dtprof.lint.sources import Class, Function
-
-if TYPE_CHECKING:
-    from dtprof.lint.bindings import Scopes
+from dtprof.lint.sources import Class, Function, Program, last_name
 
 MAX_DEPTH = 4
 MAX_NESTING = 60
@@ -45,7 +46,7 @@ SUMMED = re.compile(r"reduce|gather|broadcast|sync|average|consensus|agree")
 
 
 class Scope:
-    """Evaluates the expressions of one function; `tests` holds what its conditions and iterables were worth."""
+    """Evaluates the expressions of one function; `tests` holds the values of its conditions and iterables."""
 
     def __init__(self, function: Function, scopes: "Scopes", *, depth: int = 0) -> None:
         """Start with the parameters."""
@@ -63,14 +64,14 @@ class Scope:
 
     @property
     def wrapped(self) -> str:
-        """The way in which a model of this function, or around it, is distributed; empty where none is seen."""
+        """The wrapper of a model of this function, or of the code around it: ddp, fsdp; empty for none."""
         found = next((value.wrapped for value in self.names.values() if value.wrapped), "")
         if not found and self.function.owner is not None:
             found = next((v.wrapped for v in self._attributes(self.function.owner).values() if v.wrapped), "")
         return found or (self._parent.wrapped if self._parent is not None else "")
 
     def group(self, call: ast.Call, at: int | None) -> tuple[str, frozenset[int] | None]:
-        """Return the group of a call, empty for the default group, and its members where they are known."""
+        """Return the group of a call, empty for the default group, and its members if known."""
         given = next((word.value for word in call.keywords if word.arg in vocabulary.GROUP_WORDS), None)
         if given is None and at is not None and len(call.args) > at:
             given = call.args[at]
@@ -80,12 +81,12 @@ class Scope:
         return (ast.unparse(given), None) if value.group is None else (value.group, value.members)
 
     def called(self, call: ast.Call) -> str | None:
-        """Return the dotted name of what a call calls, traced to where it was imported from."""
+        """Return the dotted name of the called function, resolved through imports."""
         dotted = self._module.dotted(call.func)
         return None if dotted is None else self._program.origin(dotted)
 
     def target(self, call: ast.Call) -> Function | None:
-        """Return the function of the files that a call runs."""
+        """Return the called function if it stands in the files."""
         func = call.func
         if isinstance(func, ast.Name):
             scope: Scope | None = self
@@ -109,7 +110,7 @@ class Scope:
         return self._program.method(found, "__init__") if isinstance(found, Class) else found
 
     def value(self, node: ast.expr) -> Value:
-        """Return what an expression is worth; nothing is known of what is nested too deeply."""
+        """Return the value of an expression; UNKNOWN where it is nested too deeply."""
         if self._nesting >= MAX_NESTING:
             return UNKNOWN
         self._nesting += 1
@@ -158,13 +159,12 @@ class Scope:
         return UNKNOWN
 
     def test(self, node: ast.expr) -> Value:
-        """Return what a condition is worth; data decide only where they are compared or judged."""
+        """Return the value of a condition; data count only where they are compared, or reduced to a flag."""
         found = self.value(node)
         if found.of_data and isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
             return UNKNOWN
         if found.of_data and isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            return found if name in _JUDGING else UNKNOWN
+            return found if last_name(node.func) in _JUDGING else UNKNOWN
         return found
 
     def _compare(self, left: ast.expr, how: ast.cmpop, right: ast.expr) -> Value:
@@ -227,7 +227,7 @@ class Scope:
         return UNKNOWN if base.of_data else self._by_name(node.attr)
 
     def _attributes(self, owner: Class) -> dict[str, Value]:
-        """Return what the methods of a class assign to its attributes."""
+        """Return the values that the methods of a class assign to its attributes."""
         known: dict[str, Value] | None = getattr(owner, "_attribute_values", None)
         if known is not None:
             return known
@@ -255,7 +255,7 @@ class Scope:
             return ranks_of(scope) if scope else UNKNOWN
         base = self.value(node.value)
         if isinstance(node.slice, ast.Slice):
-            # Slices from one place to another that both depend on the rank are shares of one size.
+            # A slice whose bounds depend on the rank is a share, of the same size on all ranks.
             bounds = [self.value(part) for part in (node.slice.lower, node.slice.upper) if part is not None]
             strided = node.slice.step is not None and any(bound.splits for bound in bounds)
             return merge([*bounds, base], differs=True) if strided else base if base.of_data else UNKNOWN
@@ -266,7 +266,7 @@ class Scope:
 
     def _call(self, node: ast.Call) -> Value:
         name = self.called(node) or ""
-        last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        last = last_name(node.func)
         values = [self.value(argument) for argument in node.args]
         if name in ("os.environ.get", "os.getenv") and node.args and isinstance(node.args[0], ast.Constant):
             scope = vocabulary.RANK_VARIABLES.get(str(node.args[0].value))
@@ -321,7 +321,7 @@ class Scope:
         return ranks_of(scope)
 
     def _returned(self, node: ast.Call, values: list[Value]) -> Value | None:
-        """Return what a function of the files returns; None where it is none."""
+        """Return the value that a called function of the files returns; None for other calls."""
         dotted = self._module.dotted(node.func)
         found = self._program.find(dotted) if dotted else None
         if isinstance(found, Class):
@@ -345,8 +345,166 @@ class Scope:
         return result
 
 
+class Scopes:
+    """The scopes of all functions of a program, created on demand."""
+
+    def __init__(self, program: Program) -> None:
+        """Start without scopes."""
+        self.program = program
+        self._known: dict[Function, Scope] = {}
+
+    def known(self, function: Function | None) -> Scope | None:
+        """Return the scope of a function; None for None."""
+        if function is None:
+            return None
+        if function not in self._known:
+            self._known[function] = scope = Scope(function, self)
+            self.bind(scope)
+        return self._known[function]
+
+    def bind(self, scope: Scope) -> None:
+        """Bind the names of the function of a scope, statement by statement."""
+        _Binder(scope).block(scope.function.body)
+
+
+class _Binder:
+    """Binds names in order of statements, and evaluates conditions and iterables at their place."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def block(self, statements: Iterable[ast.stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return
+        if isinstance(node, ast.If):
+            self._branch(node)
+            return
+        if isinstance(node, ast.For | ast.AsyncFor):
+            value = self._scope.value(node.iter)
+            self._scope.tests[id(node)] = UNKNOWN if value.of_data else value
+            self._assign(node.target, self._element(node.iter, value))
+            if isinstance(node.target, ast.Tuple) and _is_enumerate(node.iter):
+                self._assign(node.target.elts[0], UNKNOWN)
+            self.block([*node.body, *node.orelse])
+        elif isinstance(node, ast.While):
+            before = self._scope.test(node.test)
+            self.block(node.body)
+            self._scope.tests[id(node)] = prefer(before, self._scope.test(node.test))
+            self.block(node.orelse)
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            for item in node.items:
+                value = self._scope.value(item.context_expr)
+                if item.optional_vars is not None:
+                    self._assign(item.optional_vars, value)
+            self.block(node.body)
+        elif isinstance(node, ast.Try | ast.TryStar):
+            self.block(node.body)
+            tried = dict(self._scope.names)
+            for handler in node.handlers:
+                self.block(handler.body)
+            self._keep_splitting(tried)
+            self.block([*node.orelse, *node.finalbody])
+        elif isinstance(node, ast.Match):
+            for case in node.cases:
+                self.block(case.body)
+        elif isinstance(node, ast.Assign):
+            value = self._scope.value(node.value)
+            self._clean(node.value)
+            for target in node.targets:
+                self._assign(target, value, node.value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._assign(node.target, self._scope.value(node.value), node.value)
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.target, ast.Name):
+                self._assign(
+                    node.target, calculate(self._scope.value(node.target), node.op, self._scope.value(node.value))
+                )
+        elif isinstance(node, ast.Expr):
+            self._scope.value(node.value)
+            self._clean(node.value)
+
+    def _branch(self, node: ast.If) -> None:
+        test = self._scope.test(node.test)
+        self._scope.tests[id(node)] = test
+        before = dict(self._scope.names)
+        self.block(node.body)
+        then, self._scope.names = self._scope.names, dict(before)
+        self.block(node.orelse)
+        for name in then.keys() | self._scope.names.keys():
+            a, b = then.get(name), self._scope.names.get(name)
+            if a == b or a is None or b is None:
+                self._scope.names[name] = a or b or UNKNOWN
+            elif truth(test) is not None:
+                self._scope.names[name] = choose(test, a, b)
+            else:
+                self._scope.names[name] = either(b, a) if b.splits or name not in before or before[name] != b else a
+
+    def _keep_splitting(self, before: dict[str, Value]) -> None:
+        for name, value in before.items():
+            if value.splits and not self._scope.names[name].splits:
+                self._scope.names[name] = value
+
+    def _element(self, node: ast.expr, value: Value) -> Value:
+        """Return the value of the target of a loop: batches of a data loader differ between ranks."""
+        inner = node
+        while isinstance(inner, ast.Call) and inner.args:
+            inner = inner.args[0]
+        if isinstance(inner, ast.Call):
+            inner = inner.func
+        if vocabulary.LOADER.search(last_name(inner)) or value.of_data:
+            return Value(differs=True, of_data=True)
+        return UNKNOWN
+
+    def _assign(self, target: ast.expr, value: Value, source: ast.expr | None = None) -> None:
+        if isinstance(target, ast.Name):
+            self._scope.names[target.id] = value
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = source.elts if isinstance(source, ast.Tuple | ast.List) else []
+            for i, one in enumerate(target.elts):
+                if len(parts) == len(target.elts):
+                    self._assign(one, self._scope.value(parts[i]), parts[i])
+                elif value.known is not None:
+                    self._assign(one, elementwise(item, [value, same(i)]))
+                else:
+                    self._assign(one, value if value.of_data else UNKNOWN)
+        elif isinstance(target, ast.Starred):
+            self._assign(target.value, UNKNOWN)
+
+    def _clean(self, node: ast.expr) -> None:
+        """Forget that an argument of a collective differed between ranks: its result does not."""
+        for call in ast.walk(node):
+            if not isinstance(call, ast.Call):
+                continue
+            if SUMMED.search(last_name(call.func)):
+                for argument in (*call.args, *(word.value for word in call.keywords)):
+                    root = argument
+                    while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
+                        root = root.func if isinstance(root, ast.Call) else root.value
+                    if isinstance(root, ast.Name) and root.id != "self" and root.id in self._scope.names:
+                        value = self._scope.names[root.id]
+                        is_thing = value.wrapped or value.group is not None or value.instance is not None
+                        is_thing = is_thing or value.is_plain  # no call can change a number or a text
+                        if not is_thing and (value.differs or isinstance(argument, ast.Name)):
+                            self._scope.names[root.id] = UNKNOWN
+
+
+def _is_enumerate(node: ast.expr) -> bool:
+    """Say whether a loop iterates over enumerate(), also inside tqdm and the like."""
+    while isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "enumerate":
+            return True
+        if not node.args:
+            return False
+        node = node.args[0]
+    return False
+
+
 def of_bases(owner: Class) -> Class:
-    """Return a class as its bases alone make it, for calls through super()."""
+    """Return a class without its own methods, for calls through super()."""
     return Class(name=owner.name, module=owner.module, bases=owner.bases)
 
 
@@ -359,7 +517,7 @@ def item(of: Any, at: Any) -> object:
 
 
 def choose(test: Value, then: Value, otherwise: Value) -> Value:
-    """Return one value or the other, by rank."""
+    """Return the value of a conditional expression, rank by rank."""
     decided = truth(test)
     if decided is None:
         return either(otherwise, then)
@@ -371,12 +529,12 @@ def choose(test: Value, then: Value, otherwise: Value) -> Value:
 
 
 def either(known: Value, new: Value) -> Value:
-    """Return the value of which more is known; what is unwrapped on one side was not wrapped on the other."""
+    """Return the better known value; a model unwrapped on one side was not wrapped on the other."""
     return UNWRAPPED if known.unwrapped or new.unwrapped else prefer(known, new)
 
 
 def prefer(known: Value | None, new: Value) -> Value:
-    """Return the value of which more is known: one that differs between ranks before one that may not."""
+    """Return the better known value: one that differs between ranks before one that may not."""
     if known is None or known == UNKNOWN:
         return new
     if new == UNKNOWN or (known.splits and not new.splits) or (known.wrapped and not new.wrapped):

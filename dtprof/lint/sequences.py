@@ -1,6 +1,6 @@
-"""The collectives that each rank issues in a function, in order: loops and conditions that all ranks share stay whole.
+"""The collectives that each rank issues in a function, in order; loops and conditions shared by all ranks stay whole.
 
-Functions of the files that are called count with what they issue.
+A called function of the files counts with the collectives that it issues.
 """
 
 import ast
@@ -8,21 +8,20 @@ import functools
 from collections.abc import Iterator
 
 from dtprof.lint import vocabulary
-from dtprof.lint.bindings import Scopes
 from dtprof.lint.rank_steps import OP, Condition, Token, Tokens
 from dtprof.lint.rank_values import NUM_RANKS, Value, truth
-from dtprof.lint.scopes import Scope
-from dtprof.lint.sources import Function
+from dtprof.lint.scopes import Scope, Scopes
+from dtprof.lint.sources import Function, last_name
 from dtprof.lint.walker import TooLargeError, Walker, own_nodes, place_of
 
 MAX_INLINED = 60
 
 
 class Sequences:
-    """Finds out what functions issue; remembers it."""
+    """Finds the collectives that functions issue, and remembers them."""
 
     def __init__(self, scopes: Scopes) -> None:
-        """Start with nothing known."""
+        """Start without results."""
         self._scopes = scopes
         self._issued: dict[Function, Tokens] = {}
         self._running: set[Function] = set()
@@ -30,7 +29,7 @@ class Sequences:
 
     @functools.cached_property
     def issuing(self) -> frozenset[Function]:
-        """The functions that may issue something, themselves or through others."""
+        """The functions that may issue collectives, themselves or through others."""
         calls: dict[Function, set[Function]] = {}
         found: set[Function] = set()
         for module in self._scopes.program.modules:
@@ -38,7 +37,7 @@ class Sequences:
                 scope = self._scopes.known(function)
                 if scope is None:
                     continue
-                walker = Walker(self, function, scope, 0)
+                walker = Walker(self.issued, function, scope, 0)
                 own = calls.setdefault(function, set())
                 for node in own_nodes(function):
                     if not isinstance(node, ast.Call):
@@ -56,7 +55,7 @@ class Sequences:
         return frozenset(found)
 
     def issued(self, function: Function) -> Tokens:
-        """Return what rank 0 issues in a function, as its callers see it."""
+        """Return what a function issues for its callers: on rank 0, or on rank 1 if rank 0 issues nothing."""
         if function in self._issued:
             return self._issued[function]
         if function in self._running or function not in self.issuing:
@@ -79,10 +78,10 @@ class Sequences:
     def issues(self, function: Function, call: ast.Call) -> bool:
         """Say whether a call in a function is a collective itself."""
         scope = self._scopes.known(function)
-        return scope is not None and Walker(self, function, scope, 0).issues_itself(call)
+        return scope is not None and Walker(self.issued, function, scope, 0).issues_itself(call)
 
-    def parts(self, function: Function) -> bool:
-        """Say whether ranks decide anything differently in a function."""
+    def diverges(self, function: Function) -> bool:
+        """Say whether ranks take different ways through a function."""
         scope = self._scopes.known(function)
         if scope is None or one_rank_condition(function) is not None:
             return scope is not None
@@ -95,18 +94,18 @@ class Sequences:
         return False
 
     def splits(self, function: Function, node: ast.If) -> bool:
-        """Say whether ranks decide a condition of a function differently."""
+        """Say whether a condition differs between ranks."""
         scope = self._scopes.known(function)
         return scope is not None and id(node) in scope.tests and scope.tests[id(node)].splits
 
-    def parts_by_raise(self, function: Function, node: ast.If) -> bool:
-        """Say whether a raise that stands alone under a condition is followed as one of some ranks."""
+    def raises_by_rank(self, function: Function, node: ast.If) -> bool:
+        """Say whether a raise that stands alone under a condition counts as one of some ranks."""
         scope = self._scopes.known(function)
         value = scope.tests.get(id(node)) if scope is not None else None
         return value is not None and value.splits and not (value.assumed or value.of_data)
 
     def is_called_with_own_rank(self, function: Function) -> bool:
-        """Say whether a parameter named like a rank may be that of the caller; where all calls are seen, they tell."""
+        """Say whether a parameter with the name of a rank may be the caller's own rank, by the calls in the files."""
         names = [one.arg for one in function.arguments if one.arg in vocabulary.RANK_NAMES]
         if not names:
             return True
@@ -126,12 +125,12 @@ class Sequences:
         """Return what one rank issues in a function.
 
         Raises:
-            TooLargeError: there are too many ways through it.
+            TooLargeError: it has too many paths.
         """
         scope = self._scopes.known(function)
         if scope is None:
             return ()
-        walker = Walker(self, function, scope, rank)
+        walker = Walker(self.issued, function, scope, rank)
         conditions: tuple[Condition, ...] = ()
         condition = one_rank_condition(function)
         if condition is not None:
@@ -141,7 +140,7 @@ class Sequences:
         return walker.block(function.body, 0, tuple, conditions, in_loop=False)
 
     def handlers(self, function: Function) -> Iterator[tuple[ast.Try | ast.TryStar, ast.ExceptHandler | None, Tokens]]:
-        """Yield what a function issues in its exception handlers and, with None for a handler, its finally blocks."""
+        """Yield what a function issues in its exception handlers and, with None as handler, in its finally blocks."""
         scope = self._scopes.known(function)
         if scope is None:
             return
@@ -149,18 +148,18 @@ class Sequences:
             if isinstance(node, ast.Try | ast.TryStar):
                 for handler, body in (*((one, one.body) for one in node.handlers), (None, node.finalbody)):
                     try:
-                        found = Walker(self, function, scope, 0).block(body, 0, tuple, (), in_loop=False)
+                        found = Walker(self.issued, function, scope, 0).block(body, 0, tuple, (), in_loop=False)
                     except (TooLargeError, RecursionError):
-                        continue  # more ways through it than are looked at
+                        continue  # too many paths
                     if found:
                         yield node, handler, found
 
 
 def one_rank_condition(function: Function) -> Condition | None:
-    """Return the condition that a decorator puts before a whole function."""
+    """Return the condition of a decorator such as @rank_zero_only."""
     for decorator in function.node.decorator_list if function.node is not None else ():
         inner = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")
+        name = last_name(inner)
         if name in vocabulary.ONE_RANK_DECORATORS:
             known = tuple(rank == 0 for rank in range(NUM_RANKS))
             place = place_of(function, decorator, f"@{ast.unparse(decorator)}")

@@ -1,4 +1,4 @@
-"""Parsed files: what every name stands for, which functions and classes there are, and who calls whom."""
+"""Parsed files: their imports, functions and classes, and the resolution of names across files."""
 
 import ast
 from dataclasses import dataclass, field
@@ -7,6 +7,11 @@ from pathlib import Path
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_BYTES = 5_000_000
 _MAX_HOPS = 8
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the last part of a name such as `dist.all_reduce`; empty for an expression without a name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 @dataclass(eq=False)
@@ -53,7 +58,7 @@ class Module:
     everything: list[Function] = field(default_factory=list)
 
     def dotted(self, node: ast.expr) -> str | None:
-        """Return the dotted name that an expression stands for, None where it is not one of imports or definitions."""
+        """Return the dotted name of an expression; None unless it leads to an import or a definition."""
         if isinstance(node, ast.Name):
             if node.id in self.names:
                 return self.names[node.id]
@@ -67,7 +72,7 @@ class Module:
 
 
 class Program:
-    """All files given, as one."""
+    """All files together."""
 
     def __init__(self, modules: list[Module]) -> None:
         """Index the modules by name."""
@@ -75,11 +80,11 @@ class Program:
         self._by_name = {module.name: module for module in modules}
 
     def find(self, dotted: str) -> Function | Class | None:
-        """Return the function, method or class of a dotted name, through names that modules pass on."""
+        """Return the function, method or class of a dotted name, through re-exports."""
         return self._find(dotted, _MAX_HOPS)
 
     def origin(self, dotted: str) -> str:
-        """Return the name under which a thing was first imported, through modules that pass it on."""
+        """Return the dotted name of a definition, resolved through re-exports."""
         for _ in range(_MAX_HOPS):
             home, rest = self._split(dotted)
             if home is None or not rest or rest[0] not in home.names:
@@ -124,7 +129,7 @@ def parse(path: Path) -> Module:
 
     Raises:
         OSError: it cannot be read.
-        SyntaxError, ValueError: it is no Python source that this Python knows.
+        SyntaxError, ValueError: it is no source that this Python can parse.
         RecursionError, MemoryError: it is nested too deeply.
     """
     if path.stat().st_size > MAX_BYTES:
@@ -174,7 +179,7 @@ def _home(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
 
 
 def _take(body: list[ast.stmt], module: Module, *, owner: Class | None, parent: Function) -> None:
-    """Note the functions and classes among statements, also those under conditions."""
+    """Register the functions and classes among statements, also those under conditions."""
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             function = Function(

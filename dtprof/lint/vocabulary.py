@@ -1,4 +1,4 @@
-"""What source calls the collectives of torch.distributed, and what it calls a rank."""
+"""The names of collectives, groups and ranks in source text."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ POSITION = {
     "scatter_object_list": 3,
     "broadcast_object_list": 2,
 }
-"""Collectives of torch.distributed, and where among their positional arguments the group is."""
+"""Collectives of torch.distributed, and the position of the group among their arguments."""
 FUNCTIONAL_POSITION = {
     "all_reduce": 2,
     "broadcast": 2,
@@ -67,7 +67,7 @@ METHODS = {
     "monitored_barrier": "barrier",
     "barrier": "barrier",
 }
-"""Methods of whatever object whose name leaves no doubt."""
+"""Methods with an unambiguous name, of any object."""
 ACCELERATOR_METHODS = {
     "gather": "all_gather",
     "gather_for_metrics": "all_gather",
@@ -101,7 +101,7 @@ RANK_NAMES = {
     **dict.fromkeys(("rank", "global_rank", "world_rank", "my_rank", "process_index", "proc_rank"), "global"),
     **dict.fromkeys(("local_rank", "node_local_rank", "local_process_index", "node_rank", "group_rank"), "local"),
 }
-"""Names that stand for a rank where nothing else was assigned to them, and among whom it counts."""
+"""Names of a rank, unless the source assigns something else to them, and the scope in which it counts."""
 MAIN_NAMES = {
     **dict.fromkeys(
         (
@@ -135,7 +135,7 @@ DETERMINISTIC = frozenset(
         *("TypeError", "StopIteration", "DeprecationWarning", "ImportWarning"),
     }
 )
-"""Exceptions that tell of the software, which is the same on all ranks, or end a loop in order."""
+"""Exceptions that depend on the software alone, which all ranks share, or that end a loop in order."""
 DISTRIBUTED = "torch.distributed"
 FUNCTIONAL = ("torch.distributed._functional_collectives", "torch.distributed.nn.functional", "torch.distributed.nn")
 CHECKPOINT_HOMES = ("torch.distributed.checkpoint",)
@@ -143,15 +143,15 @@ CHECKPOINT_HOMES = ("torch.distributed.checkpoint",)
 
 @dataclass(frozen=True)
 class Called:
-    """What a call of a known name does: the operation, and how its group is told."""
+    """The collective that a function issues, and where its group stands."""
 
     op: str
-    group_at: int | None  # among the positional arguments; None: the group is not told so
+    group_at: int | None  # among the positional arguments; None: no such argument
     by_all: bool = False  # every rank of the job takes part, whatever the group
 
 
 def collective_of(name: str) -> Called | None:
-    """Return what the call of a dotted name does, None where it is no collective."""
+    """Return the collective that a function with this dotted name issues; None for none."""
     home, _, last = name.rpartition(".")
     if last in CREATIONS and (home.startswith(DISTRIBUTED) or home.endswith("comm")):
         return Called(last, None, by_all=True)
@@ -169,7 +169,7 @@ def collective_of(name: str) -> Called | None:
 def _is_distributed(home: str) -> bool:
     if home in (DISTRIBUTED, *FUNCTIONAL, f"{DISTRIBUTED}.distributed_c10d", f"{DISTRIBUTED}._distributed_c10d"):
         return True
-    # Packages that offer the same calls: deepspeed.comm and the like.
+    # deepspeed.comm and the like offer the same functions.
     return home in ("dist", "c10d", "deepspeed.comm", "deepspeed.comm.comm", "comm.comm")
 
 
@@ -177,4 +177,4 @@ def _plain(name: str) -> str:
     for plain in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "scatter"):
         if plain in name:
             return plain
-    return "barrier" if "barrier" in name else "reduce" if name == "reduce" else name
+    return "barrier" if "barrier" in name else name

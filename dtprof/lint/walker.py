@@ -1,8 +1,7 @@
-"""One rank on its way through the statements of a function, and the collectives that it issues there."""
+"""Follow one rank through the statements of a function, and collect the collectives that it issues."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from dtprof.lint import vocabulary
 from dtprof.lint.lint_findings import Place
@@ -19,7 +18,7 @@ from dtprof.lint.rank_steps import (
     catches,
     is_true,
     leaving,
-    parts_ranks,
+    raises_on_some_ranks,
     swallows,
     trips,
     turns_off,
@@ -29,13 +28,10 @@ from dtprof.lint.rank_steps import (
 )
 from dtprof.lint.rank_values import Value, truth
 from dtprof.lint.scopes import Scope
-from dtprof.lint.sources import Function
-
-if TYPE_CHECKING:
-    from dtprof.lint.sequences import Sequences
+from dtprof.lint.sources import Function, last_name
 
 MAX_TOKENS = 4000
-"""Of one function: what is larger is not compared."""
+"""Limit of steps in one function; larger functions are not compared."""
 _COMPOUND = (
     *(ast.Return, ast.Continue, ast.Break, ast.If, ast.For, ast.AsyncFor, ast.While),
     *(ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.Match),
@@ -43,7 +39,7 @@ _COMPOUND = (
 
 
 class TooLargeError(Exception):
-    """A function has more paths than are looked at."""
+    """A function has too many paths to compare."""
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
@@ -58,16 +54,16 @@ def own_nodes(function: Function) -> Iterator[ast.AST]:
 
 
 def place_of(function: Function, node: ast.stmt | ast.expr | ast.ExceptHandler, text: str = "") -> Place:
-    """Return where a node is."""
+    """Return the place of a node."""
     return Place(file=str(function.module.path), line=node.lineno, column=node.col_offset + 1, text=text)
 
 
 class Walker:
     """Follows one rank through the statements of a function."""
 
-    def __init__(self, sequences: "Sequences", function: Function, scope: Scope, rank: int) -> None:
-        """Start at the beginning."""
-        self._sequences = sequences
+    def __init__(self, issued: Callable[[Function], Tokens], function: Function, scope: Scope, rank: int) -> None:
+        """Prepare to follow `rank`; `issued` returns the steps of a called function."""
+        self._issued = issued
         self._function = function
         self._scope = scope
         self._rank = rank
@@ -77,7 +73,7 @@ class Walker:
     def block(
         self, body: Sequence[ast.stmt], at: int, after: Rest, conditions: tuple[Condition, ...], *, in_loop: bool
     ) -> Tokens:
-        """Return what is issued from a statement on, up to the end of the function."""
+        """Return the steps from a statement to the end of the function."""
         plain: list[Token] = []
         while at < len(body) and (found := self._plain(body[at], conditions)) is not None:
             plain += found
@@ -95,11 +91,11 @@ class Walker:
         return (*plain, *self._compound(node, rest, conditions, in_loop=in_loop))
 
     def _plain(self, node: ast.stmt, conditions: tuple[Condition, ...]) -> Tokens | None:
-        """Return what a statement issues that always leads to the next one; None for others."""
+        """Return the steps of a statement that always leads to the next one; None for others."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return ()
         if isinstance(node, ast.Raise):
-            return None if parts_ranks(node, conditions) else ()
+            return None if raises_on_some_ranks(node, conditions) else ()
         if isinstance(node, _COMPOUND):
             return None
         return self._parts(node, conditions)
@@ -111,7 +107,7 @@ class Walker:
     def _compound(
         self, node: ast.stmt, rest: Callable[..., Tokens], conditions: tuple[Condition, ...], *, in_loop: bool
     ) -> Tokens:
-        """Return what is issued from a statement on that may lead elsewhere than to the next one."""
+        """Return the steps from a statement that may lead elsewhere than to the next one."""
         if isinstance(node, ast.Raise) and id(node) in self._caught:
             return (*self._parts(node, conditions), *self._caught[id(node)](conditions))
         if isinstance(node, ast.Return | ast.Raise):
@@ -153,7 +149,7 @@ class Walker:
         return (*conditions, Condition(node, Value(), place_of(self._function, node), "caught"))
 
     def _catch(self, node: ast.Try | ast.TryStar, rest: Callable[..., Tokens], *, in_loop: bool) -> None:
-        """Note where the raises of a block lead that its own handlers catch: through the handler, and on."""
+        """Register the raises of a block that its handlers catch: they continue in the handler."""
 
         def through(handler: ast.ExceptHandler) -> Callable[[tuple[Condition, ...]], Tokens]:
             body = [*handler.body, *node.finalbody]
@@ -175,7 +171,10 @@ class Walker:
         if decided is not None:
             place = place_of(self._function, node.test, text)
             inside = Condition(node, value, place, "branch")
-            if any(isinstance(one, ast.Raise) and parts_ranks(one, (inside,)) for one in (*node.body, *node.orelse)):
+            if any(
+                isinstance(one, ast.Raise) and raises_on_some_ranks(one, (inside,))
+                for one in (*node.body, *node.orelse)
+            ):
                 leaves.add("raise")
             later: tuple[Condition, ...] = ()
             if leaves:
@@ -204,7 +203,7 @@ class Walker:
         return (*before, *loop)
 
     def expression(self, node: ast.expr, conditions: tuple[Condition, ...]) -> Tokens:
-        """Return what evaluating an expression issues."""
+        """Return the steps of evaluating an expression."""
         if isinstance(node, ast.Lambda):
             return ()
         if isinstance(node, ast.IfExp):
@@ -245,7 +244,7 @@ class Walker:
         return found
 
     def issues_itself(self, node: ast.Call) -> bool:
-        """Say whether a call that leads to no function of the files is a collective."""
+        """Say whether a call is a collective, rather than a function of the files that issues some."""
         name = self._scope.called(node)
         if name and vocabulary.collective_of(name) is not None:
             return True
@@ -266,7 +265,7 @@ class Walker:
         if function is not None:
             if function is self._function or _is_generator(function):
                 return ()
-            issued = without_creations(self._sequences.issued(function))
+            issued = without_creations(self._issued(function))
             return tuple(called_at(token, place, conditions) for token in issued)
         return self._method(node, place, conditions)
 
@@ -277,7 +276,7 @@ class Walker:
             return (Token(OP, f"{wrapped} forward", "", None, place, None, conditions),) if wrapped else ()
         if not isinstance(func, ast.Attribute):
             return ()
-        receiver = func.value.attr if isinstance(func.value, ast.Attribute) else getattr(func.value, "id", "")
+        receiver = last_name(func.value)
         op, group = None, ""
         if func.attr == vocabulary.BACKWARD and self._scope.wrapped:
             op = vocabulary.BACKWARD
@@ -295,7 +294,7 @@ class Walker:
 
 
 def _is_generator(function: Function) -> bool:
-    """Say whether a function runs only as it is iterated over; a context manager runs where it is entered."""
+    """Say whether a function runs only when iterated; a context manager runs where it is entered."""
     if function.node is None:
         return False
     names = {ast.unparse(one).rpartition(".")[2] for one in function.node.decorator_list}

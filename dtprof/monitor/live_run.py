@@ -4,19 +4,17 @@ import bisect
 import copy
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dtprof.job.sound_records import is_any
-from dtprof.records import paths, reader, tables
-from dtprof.records.host_clocks import HostClock
+from dtprof.records import codes, events, paths, reader, tables
+from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.rank_log.segments import by_time, last_time
 from dtprof.records.run_follower import Growth, RunFollower
-from dtprof.records.segments import by_time
-from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables, join, select
+from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables, ids_named, join, select
 
 MAX_STEPS = 50
 """Steps kept behind the newest one of any rank."""
@@ -24,26 +22,13 @@ MAX_ROWS = 1 << 20
 """Records kept, of all ranks together; with more than that a step less is kept."""
 MIN_ROWS = 1 << 10
 """Records kept of each rank, however many ranks there are."""
-_NO_OPERATIONS, _NO_SAMPLES = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SAMPLE)
+MAX_CONSUMED = 1 << 10
+"""Samples of what a rank consumes that are kept beside those of its newest steps."""
+LEFT_BEHIND = 2
+"""Steps after which an operation that has not completed is taken for one that nobody waits for."""
+_NO_OPERATIONS, _NO_SPANS = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SPAN)
+_NO_SAMPLES = np.zeros(0, tables.SAMPLE)
 _BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.STACKS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecentRecords:
-    """The newest records of some ranks, as analysis reads them."""
-
-    ranks: Mapping[int, RankTables]
-
-    def load(self, rank: int, attempt: int | None = None) -> RankTables:
-        """Return the records of a rank; of its last attempt alone."""
-        found = self.ranks[rank]
-        if attempt not in (None, found.attempt):
-            raise KeyError(f"attempt {attempt} of rank {rank}: only attempt {found.attempt} is followed")
-        return found
-
-    def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
-        """Return the records of ranks."""
-        return map(self.load, ranks)
 
 
 class _Rows:
@@ -72,12 +57,18 @@ class _Rows:
         self.take(rows)
 
     def since(self, first: int) -> "_Rows":
-        """Return the rows of a step and of later ones."""
+        """Return the rows of a step and of later ones; what is taken in later does not change them."""
         found = _Rows()
         begin = bisect.bisect_left(self.newest, first)  # what came before holds none of these steps
         for rows in self.parts[begin:]:
             chosen = rows["step"] >= first
             found.take(rows if chosen.all() else select(rows, chosen))
+        return found
+
+    def copy(self) -> "_Rows":
+        """Return the same rows; what is taken in later does not change them."""
+        found = _Rows()
+        found.parts, found.newest, found.count = [*self.parts], [*self.newest], self.count
         return found
 
 
@@ -88,6 +79,8 @@ class _Recent:
         self.growth = growth
         self.tables: tuple[_Rows, _Rows, _Rows] = (_Rows(), _Rows(), _Rows())  # operations, spans, samples
         self.oldest_step = self.newest_step = 0
+        self.num_events = self.last_ns = 0
+        self.consumed = _NO_SAMPLES  # the newest: sampled where it changes, so that those before a step tell of it
 
     @property
     def num_rows(self) -> int:
@@ -100,6 +93,11 @@ class _Recent:
         for rows, gained in zip(self.tables, (found.operations, found.spans, found.samples), strict=True):
             rows.take(gained)
             self.newest_step = max(self.newest_step, rows.newest_step)
+            self.num_events += len(gained)
+            self.last_ns = max(self.last_ns, last_time(gained) if len(gained) else 0)
+        if len(found.samples):
+            consumed = select(found.samples, ids_named(found.ops, events.CONSUMED)[found.samples["op"]])
+            self.consumed = join([self.consumed, consumed])[-MAX_CONSUMED:]
 
     def keep_from(self, step: int) -> None:
         """Drop the steps before this one."""
@@ -116,12 +114,25 @@ class _Recent:
                 kept = join(rows.parts)
                 rows.replace(kept[(len(kept) + 1) // 2 :])
 
-    def since(self, first: int, *, with_samples: bool) -> "_Recent":
-        """Return what is kept of a step and of later ones; what this one takes in later does not change it."""
-        found = _Recent(self.growth)
-        found.oldest_step, found.newest_step = self.oldest_step, self.newest_step
-        operations, spans, samples = self.tables
-        found.tables = operations.since(first), spans.since(first), samples.since(first) if with_samples else _Rows()
+    @property
+    def pending_since_ns(self) -> int | None:
+        """When the first operation was issued that is still to complete; those long left behind will not."""
+        rows = self.growth.open_operations
+        sees_end = (rows["state"] == codes.ISSUED) | (
+            (rows["state"] == codes.RETURNED) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
+        )
+        pending = rows["issued_ns"][sees_end & (rows["step"] + LEFT_BEHIND >= self.newest_step)]
+        return int(pending.min()) if len(pending) else None
+
+    def frozen(self, first: int | None) -> "_Recent":
+        """Return what is kept, or that of a step and of later ones; what this one takes in later does not change it."""
+        found = copy.copy(self)
+        if first is None:
+            operations, spans, samples = (rows.copy() for rows in self.tables)
+        else:
+            operations, spans, samples = (rows.since(first) for rows in self.tables)
+            samples.take(select(self.consumed, self.consumed["step"] < first))
+        found.tables = operations, spans, samples
         return found
 
     def as_rank(self) -> RankTables:
@@ -132,6 +143,7 @@ class _Recent:
             operations=by_time([*operations.parts, growth.open_operations], tables.OPERATION, "issued_ns"),
             spans=by_time([*spans.parts, growth.open_spans], tables.SPAN, "begin_ns"),
             samples=by_time(samples.parts, tables.SAMPLE, "t_ns"),
+            last_ns=self.last_ns,
         )
 
 
@@ -207,35 +219,36 @@ class LiveWindow:
         """Close the files."""
         self._follower.close()
 
-    def frozen(self, *, num_steps: int | None = None) -> "LiveWindow":
-        """Return what is kept as it is now, or its newest steps: it may be read while this one polls, and never polls.
+    def frozen(self, *, first: int | None = None) -> "LiveWindow":
+        """Return what is kept as it is now: it may be read while this one polls, and never polls.
 
         Parameters:
-            num_steps: steps to keep behind the newest one that all ranks have ended, without samples; None: all.
+            first: the step from which on records are kept; None: all.
         """
         found = copy.copy(self)
         found._loaded = {}
-        is_all = num_steps is None
-        first = (
-            0 if num_steps is None else min((one.newest_step for one in self._recent.values()), default=0) - num_steps
-        )
-        found._recent = {rank: recent.since(first, with_samples=is_all) for rank, recent in self._recent.items()}
+        found._recent = {rank: recent.frozen(first) for rank, recent in self._recent.items()}
         return found
 
-    def spans_since(self, first: int, names: Collection[str]) -> list[RankTables]:
-        """Return the ended spans of some names, of a step and of later ones, and nothing else of every rank."""
-        found = []
-        for recent in self._recent.values():
-            known = recent.growth.tables
-            ids = [number for number, name in enumerate(known.ops) if name in names]
-            parts = recent.tables[1].since(first).parts
-            spans = [select(rows, is_any(rows["op"], ids)) for rows in parts]
-            found.append(
-                dataclasses.replace(
-                    known, operations=_NO_OPERATIONS, spans=by_time(spans, tables.SPAN, "begin_ns"), samples=_NO_SAMPLES
-                )
-            )
-        return found
+    def pending_since_ns(self, rank: int) -> int | None:
+        """Return when the first operation of a rank was issued that is still to complete; None where there is none."""
+        return self._recent[rank].pending_since_ns
+
+    def count_events(self, rank: int) -> int:
+        """Return how many events a rank has recorded since it is followed."""
+        recent = self._recent[rank]
+        return recent.num_events + len(recent.growth.open_operations) + len(recent.growth.open_spans)
+
+    def load_samples(self, rank: int) -> RankTables:
+        """Return the newest samples of a rank, and none of its other records."""
+        recent = self._recent[rank]
+        samples = by_time(recent.tables[2].parts, tables.SAMPLE, "t_ns")
+        return dataclasses.replace(recent.growth.tables, operations=_NO_OPERATIONS, spans=_NO_SPANS, samples=samples)
+
+    @property
+    def oldest_step(self) -> int:
+        """The first step of which all records are kept."""
+        return max((recent.oldest_step for recent in self._recent.values()), default=0)
 
     # ---- as analysis sees a run ----------------------------------------------------------------------------------
 
@@ -283,23 +296,23 @@ class LiveWindow:
         return max(0, max((recent.newest_step for recent in self._recent.values()), default=0) - self._max_steps)
 
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
-        """Return the newest records of a rank, those included that are still open."""
-        return self.part([rank]).load(rank, attempt)
+        """Return the newest records of a rank, those included that are still open; of its last attempt alone."""
+        recent = self._recent[rank]
+        if attempt not in (None, recent.growth.tables.attempt):
+            raise KeyError(f"attempt {attempt} of rank {rank}: only attempt {recent.growth.tables.attempt} is followed")
+        if self._loaded is None:
+            return recent.as_rank()
+        if rank not in self._loaded:
+            self._loaded[rank] = recent.as_rank()
+        return self._loaded[rank]
 
     def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
         """Return the newest records of ranks."""
         return map(self.load, ranks)
 
-    def part(self, ranks: Sequence[int]) -> RecentRecords:
-        """Return the newest records of some ranks."""
-        return RecentRecords(ranks={rank: self._tables(rank) for rank in ranks})
-
-    def _tables(self, rank: int) -> RankTables:
-        if self._loaded is None:
-            return self._recent[rank].as_rank()
-        if rank not in self._loaded:
-            self._loaded[rank] = self._recent[rank].as_rank()
-        return self._loaded[rank]
+    def part(self, _ranks: Sequence[int], /) -> "LiveWindow":
+        """Return the records of some ranks: all are at hand."""
+        return self
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
         """Return how a process of a host ended; None where nobody saw it."""

@@ -16,6 +16,6 @@ class PollingInterval:
         """Say whether the work may begin."""
         return self._clock() >= self._due
 
-    def charge(self, took_s: float) -> None:
-        """Tell what the work that has just ended took."""
-        self._due = self._clock() + max(self._every_s, took_s / self._share)
+    def charge(self, took_s: float, *, since: float | None = None) -> None:
+        """Tell what the work that has just ended took; the interval runs from now, or from when the work began."""
+        self._due = (self._clock() if since is None else since) + max(self._every_s, took_s / self._share)

@@ -9,8 +9,7 @@ import numpy as np
 
 from dtprof.analysis.rank_exits import STOPPED
 from dtprof.analysis.results import StragglerResult, Summary
-from dtprof.analysis.run_summary import summarise
-from dtprof.diagnosis.reported_mismatches import ToldMismatch, list_told
+from dtprof.diagnosis.reported_mismatches import ReportedMismatch, list_reported
 from dtprof.formatting import format_count, format_ns
 from dtprof.job.sound_records import list_ranks
 from dtprof.job.stalls import (
@@ -25,6 +24,7 @@ from dtprof.job.stalls import (
 from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.rank_activity import RankActivities, RankActivity
+from dtprof.monitor.step_aggregates import StepAggregates
 from dtprof.records import writer
 from dtprof.records.run_follower import Growth
 
@@ -45,7 +45,7 @@ class JobSnapshot:
     summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
     has_moved: bool  # a rank has left a record since the poll before
     progress: JobProgress  # of the ranks that run
-    mismatches: Sequence[ToldMismatch]  # what the launcher has reported
+    mismatches: Sequence[ReportedMismatch]  # what the launcher has reported
     has_ended: bool
     exit_status: int | None
     job_problem: str  # why it is not known whether the job goes on; empty where that is known
@@ -80,6 +80,7 @@ class Monitor:
         """
         self.window = LiveWindow(run)
         self._summarises = summarises
+        self._aggregates = StepAggregates()
         self._activities = RankActivities()
         self._clock = clock
         self._boot_id = writer.boot_id()
@@ -111,7 +112,7 @@ class Monitor:
         growths = self.window.poll()
         manifest = self.window.manifest
         has_ended = bool(manifest.ended_realtime_ns)
-        mismatches = list_told(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
+        mismatches = list_reported(self.window.mismatches, None, started_ns=manifest.started_realtime_ns)
         has_moved = any(growth.newest_ns or growth.tables.num_events for growth in growths.values())
         if has_moved:
             self._moved, self._has_news = self._clock(), True
@@ -169,7 +170,7 @@ class Monitor:
             return
         began = self._clock()
         self._has_news = False
-        self.summary = summarise(self.window)
+        self.summary = self._aggregates.take(self.window.frozen()).summary
         self._summary_interval.charge(self._clock() - began)
 
 
@@ -198,7 +199,7 @@ def _find_alarms(
     ranks: Sequence[RankActivity],
     summary: Summary | None,
     growths: Mapping[int, Growth],
-    mismatches: Sequence[ToldMismatch],
+    mismatches: Sequence[ReportedMismatch],
     progress: JobProgress,
     *,
     is_over: bool,
@@ -228,7 +229,8 @@ def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
     for end, found in sorted(by_end.items(), key=lambda one: (one[0] == STOPPED, len(one[1]))):
         named = list_ranks(found)
         if len(found) == left > (MAX_NAMED if alarms else 1):
-            named = f"the other {format_count(left)} ranks" if alarms else f"all {format_count(left)} ranks"
+            every = "both ranks" if left == 2 else f"all {format_count(left)} ranks"
+            named = f"the other {format_count(left)} ranks" if alarms else every
         left -= len(found)
         was = "was" if len(found) == 1 else "were"
         if end == STOPPED:
@@ -238,7 +240,7 @@ def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
     return alarms
 
 
-def _mismatch(mismatch: ToldMismatch) -> str:
+def _mismatch(mismatch: ReportedMismatch) -> str:
     when = f" {mismatch.after_s:.0f} s after the start" if mismatch.after_s is not None else ""
     return f"mismatch{when}: {mismatch.summary}"
 

@@ -6,6 +6,11 @@ COLLECTIVE, POINT_TO_POINT = schema.KIND["collective"], schema.KIND["p2p"]
 ISSUED, RETURNED, DONE, FAILED = (schema.STATE[name] for name in ("issued", "returned", "done", "failed"))
 ASYNC, COMPLETION_SEEN, DEVICE = schema.FLAG["async"], schema.FLAG["completion"], schema.FLAG["device"]
 INFERRED_SITE, SKIPPED, ASKED = schema.FLAG["inferred_site"], schema.FLAG["skipped"], schema.FLAG["asked"]
+FOLLOWED, NO_WORK = schema.FLAG["followed"], schema.FLAG["no_work"]
+DEVICE_OPERATION, DEVICE_WAIT, DEVICE_PHASE = (
+    schema.KIND[name] for name in ("device_operation", "device_wait", "device_phase")
+)
+DEVICE_ON_STREAM, DEVICE_POLLED = schema.DEVICE_FLAG["on_stream"], schema.DEVICE_FLAG["polled"]
 NONE = schema.NO_CODE
 DTYPES = tuple(name for name, _ in schema.DTYPES)
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}

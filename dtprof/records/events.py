@@ -1,4 +1,4 @@
-"""The vocabulary of events: what operations and phases are called everywhere in dtprof."""
+"""Names of operations, phases and samples, the same everywhere in dtprof."""
 
 COLLECTIVES = (
     "all_reduce",
@@ -15,7 +15,7 @@ POINT_TO_POINT = ("send", "recv")
 FROM_ROOT = ("broadcast", "scatter")
 TO_ROOT = ("reduce", "gather")
 FROM_ALL = ("all_reduce", "all_gather", "reduce_scatter", "barrier")
-"""No member has the result before the last one came."""
+"""No member has its result before the last member has entered the operation."""
 
 _CANONICAL = {
     "allreduce_": "all_reduce",
@@ -64,6 +64,7 @@ PHASES = (
     GARBAGE_COLLECTION,
 )
 DEVICE_BUSY = "device_busy"  # of imported runs: the device computes; what it did besides communication is idle
+HOST_BOUND = "host_bound"  # on a device: the host had not given it work; found by job/device_timeline.py
 HOST_BUSY = "host_busy"  # of imported runs: an operator computes on the host
 LEAVING = "leaving"  # a span without length: the program called sys.exit or os._exit
 STEP = "step"  # a span without length: the program called dtprof.step()
@@ -87,7 +88,7 @@ PIPELINE_KINDS = {
     "W": PP_BACKWARD_WEIGHT,
     "REDUCE_GRAD": PP_REDUCE_GRAD,
 }
-"""What torch's plans of a schedule call the actions."""
+"""Actions by their names in torch's plans of a schedule."""
 
 TOKENS = "step_tokens"  # that this rank consumes a step, from the step on in which it is sampled
 SAMPLES = "step_samples"
@@ -101,7 +102,7 @@ CUDA_PEAK_RESERVED_BYTES = "cuda_peak_reserved_bytes"
 CUDA_INACTIVE_SPLIT_BYTES = "cuda_inactive_split_bytes"
 CUDA_OUT_OF_MEMORY = "cuda_out_of_memory"  # how often the allocator ran out, counted from the start
 USS_BYTES = "uss_bytes"
-HEAP_BYTES = "heap_bytes"  # what the C library has handed out: tensors on the CPU, and all else in C and Python
+HEAP_BYTES = "heap_bytes"  # in use on the C library's heap: tensors on the CPU, and all other objects of C and Python
 MEMORY_CATEGORIES = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
@@ -109,7 +110,7 @@ MEMORY_CATEGORIES = {
     "activations": "activation_bytes",
     "communication": "communication_bytes",
 }
-"""What memory is held for: the samples of each."""
+"""Samples of memory by category."""
 
 
 def canonical_op(c10d_name: str) -> str:

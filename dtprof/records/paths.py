@@ -34,7 +34,7 @@ def node_folder_name(host: str) -> str:
 
 
 def window_name(first: int, last: int) -> str:
-    """Return the file name of a window of torch.profiler over some steps; its end is the one that other tools know."""
+    """Return the file name of a window of torch.profiler over some steps; other tools know its ending."""
     return f"window-{first}-{last}.pt.trace.json.gz"
 
 
@@ -44,7 +44,7 @@ def segment_name(number: int) -> str:
 
 
 def archive_of(segment: Path) -> Path:
-    """Return the file that takes the place of a segment at rest."""
+    """Return the archive of a segment."""
     return segment.with_name(f"{segment.name}.z")
 
 
@@ -54,15 +54,15 @@ def is_archive(file: Path) -> bool:
 
 
 def segment_files(rank_folder: Path) -> list[Path]:
-    """Return the segment files of a rank folder, in order; the plain one where there is an archive of it, too."""
+    """Return the segment files of a rank folder in order; where both exist, the plain file and not its archive."""
     return [rank_folder / name for name in segment_names(path.name for path in rank_folder.iterdir())]
 
 
 def segment_names(names: Iterable[str]) -> list[str]:
-    """Return which of these names of files are those of segments, in order; of the same segment the plain one."""
-    found: dict[int, str] = {}
+    """Return the names of segment files in order; where both exist, the plain file and not its archive."""
+    names_by_number: dict[int, str] = {}
     for name in names:
         match = _SEGMENT.fullmatch(name)
-        if match and not (match[2] and int(match[1]) in found):
-            found[int(match[1])] = name
-    return [found[number] for number in sorted(found)]
+        if match and not (match[2] and int(match[1]) in names_by_number):
+            names_by_number[int(match[1])] = name
+    return [names_by_number[number] for number in sorted(names_by_number)]

@@ -1,4 +1,4 @@
-"""Which process is which rank of a run, from the newest header of each rank's log alone. Standard library only."""
+"""The process of each rank of a run, from the newest header of its log. Standard library only."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dtprof.records import paths, schema
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcess:
-    """The process of one rank, of its last attempt."""
+    """The process of a rank in its last attempt."""
 
     rank: int
     pid: int

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from dtprof.errors import NotARunError
-from dtprof.records import device_durations, dropped_totals, paths, remote, schema, tables
-from dtprof.records.counted_segments import count_past, first_of_newest
-from dtprof.records.ddp_buckets import label_buckets
-from dtprof.records.exit_records import Endings
-from dtprof.records.host_clocks import HostClock, host_clocks
-from dtprof.records.node_memory import read_node_memory
-from dtprof.records.node_reader import NodeSamples, read_node_samples
-from dtprof.records.segments import (
+from dtprof.records import paths, remote, schema, tables
+from dtprof.records.nodes.exit_records import Endings
+from dtprof.records.nodes.host_clocks import HostClock, host_clocks
+from dtprof.records.nodes.node_memory import read_node_memory
+from dtprof.records.nodes.node_reader import NodeSamples, read_node_samples
+from dtprof.records.rank_log import device_durations, dropped_totals
+from dtprof.records.rank_log.counted_segments import count_past, first_of_newest
+from dtprof.records.rank_log.ddp_buckets import label_buckets
+from dtprof.records.rank_log.segments import (
     ITEM_SIZES,
     OperationRows,
     Records,
@@ -32,8 +33,8 @@ from dtprof.records.segments import (
     read_segment,
     refuse_newer,
 )
-from dtprof.records.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
-from dtprof.records.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
+from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
@@ -41,23 +42,23 @@ _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run on disk. Ranks are read one at a time, when asked for."""
+    """A run on disk. Ranks are read on demand."""
 
     path: Path
     manifest: Manifest
     folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
-    processes: tuple[dict[str, Any], ...]  # interpreters that were reached, one introduction each
+    processes: tuple[dict[str, Any], ...]  # one document for each interpreter that imported torch
     job_facts: dict[str, Any]  # run.json as it stands
-    endings: Endings  # what launchers saw of their processes
-    mismatches: tuple[dict[str, Any], ...] = ()  # told of while the job ran
+    endings: Endings  # exits and stacks of processes
+    mismatches: tuple[dict[str, Any], ...] = ()  # reported while the job ran
     problems: tuple[str, ...] = ()
-    job_problem: str = ""  # the one of these that says why nothing of its run.json is known
+    job_problem: str = ""  # the problem that made run.json unreadable
     origin: str = ""  # the URL that `path` is a copy of
-    lacking: remote.RemoteFiles | None = None  # what of the copy is fetched as ranks are read
+    lacking: remote.RemoteFiles | None = None  # files of the copy that are fetched as ranks are read
 
     @property
     def name(self) -> str:
-        """Where the run lies, as it was given."""
+        """The path or URL of the run, as given."""
         return self.origin or str(self.path)
 
     @property
@@ -75,15 +76,15 @@ class Run:
         return read_ranks((rank, *self._folder(rank, None)) for rank in ranks)
 
     def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
-        """Read one rank, of a long log only the newest operations; the rest is counted (`RankTables.past`).
+        """Read one rank, of a long log only the newest operations; `RankTables.past` counts the rest.
 
-        Parameters:
-            of_all: operations of all ranks together that are wanted.
-            of_each: operations of this rank, at least.
+        Args:
+            of_all: operations to read of all ranks together.
+            of_each: operations to read of this rank, at least.
         """
         attempt, folder = self._folder(rank, attempt)
-        found = read_newest(folder, rank=rank, attempt=attempt, of_all=of_all, of_each=of_each)
-        return found if found is not None else self.load(rank, attempt)
+        newest = read_newest(folder, rank=rank, attempt=attempt, of_all=of_all, of_each=of_each)
+        return newest if newest is not None else self.load(rank, attempt)
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
         attempts = dict(self.folders[rank])
@@ -94,25 +95,25 @@ class Run:
         return chosen, folder
 
     def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
-        """Read what was sampled on each node, by the node's name; of each at most so many, at even distances."""
+        """Read the samples of each node by its name; of each at most `max_samples`, at even distances."""
         return read_node_samples(self.path, max_samples=max_samples)
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
-        """Return how a process of a host ended, seen since a time of that host; None where nobody saw it."""
+        """Return how a process of a host ended, since a time of that host; None where its exit was not recorded."""
         return self.endings.exit_of(host, pid, since_ns=since_ns)
 
     def node_memory(self) -> tuple[NodeMemory, ...]:
-        """Read how much memory each node has, and the most that was in use."""
+        """Read the memory size of each node and the peak in use."""
         return read_node_memory(self.path)
 
     def host_clocks(self) -> dict[str, HostClock]:
-        """Read how the clock of each host maps to that of the reference host, where that is known."""
+        """Read the known mappings of host clocks to that of the reference host."""
         return host_clocks(self.path)
 
     def part(self, ranks: Iterable[int]) -> "Run":
-        """Return the run as far as the records of some ranks need it, for any process."""
-        folders = {rank: [(number, one.absolute()) for number, one in self.folders[rank]] for rank in ranks}
-        lacking = self.lacking and self.lacking.of(one.name for attempts in folders.values() for _, one in attempts)
+        """Return the run with only the records of some ranks, to send to another process."""
+        folders = {rank: [(number, path.absolute()) for number, path in self.folders[rank]] for rank in ranks}
+        lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
         nothing: dict[str, Any] = {"endings": Endings(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
@@ -177,11 +178,11 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
     stacks: dict[str, dict[str, Any]] = {}
     mismatches: list[dict[str, Any]] = []
     for node in sorted(path.glob("node-*")):
-        own = exits.setdefault(node.name, {})
+        of_node = exits.setdefault(node.name, {})
         for row in json_lines(node / paths.EXITS, problems):
             if isinstance(row.get("pid"), int) and isinstance(row.get("status"), int):
-                seen = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
-                own[seen.pid] = (*own.get(seen.pid, ()), seen)
+                process_exit = ProcessExit(pid=row["pid"], status=row["status"], t_ns=int_or_0(row.get("t_ns")))
+                of_node[process_exit.pid] = (*of_node.get(process_exit.pid, ()), process_exit)
         processes += json_lines(node / paths.PROCESSES, problems)
         mismatches += json_lines(node / paths.MISMATCHES, problems)
         stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
@@ -310,23 +311,23 @@ class _Waiting:
 def _read_together(ranks: Sequence[_Waiting]) -> Iterator[RankTables]:
     logs = [ShortLog() for _ in ranks]
     problems: list[list[str]] = [[] for _ in ranks]
-    headers = [_read_headers(one.files, log, own) for one, log, own in zip(ranks, logs, problems, strict=True)]
+    headers = [_read_headers(rank.files, log, texts) for rank, log, texts in zip(ranks, logs, problems, strict=True)]
     decoded = decode_logs(logs)
     if decoded is None:
-        for one in ranks:
-            yield read_rank(one.folder, rank=one.rank, attempt=one.attempt)
+        for waiting in ranks:
+            yield read_rank(waiting.folder, rank=waiting.rank, attempt=waiting.attempt)
         return
-    for one, records, told, own in zip(ranks, decoded, headers, problems, strict=True):
-        _note_gaps(one.folder, told, own)
-        strings = read_strings(one.folder, own)
-        yield _tables(one.folder, records, told, strings, own, rank=one.rank, attempt=one.attempt)
+    for waiting, records, of_rank, texts in zip(ranks, decoded, headers, problems, strict=True):
+        _note_gaps(waiting.folder, of_rank, texts)
+        strings = read_strings(waiting.folder, texts)
+        yield _tables(waiting.folder, records, of_rank, strings, texts, rank=waiting.rank, attempt=waiting.attempt)
 
 
 def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: int) -> RankTables | None:
-    """Read the newest operations of a rank folder whose log is long, and count the rest.
+    """Read the newest operations of a rank folder with a long log, and count the rest.
 
     Returns:
-        None where the log is short, or where its past needs a closer look: it is to be read whole then.
+        None where the log is short, or older segments hold damage or failed operations: then read it whole.
 
     Raises:
         NewerFormatError: a segment was written by a newer dtprof.
@@ -346,8 +347,8 @@ def read_newest(folder: Path, *, rank: int, attempt: int, of_all: int, of_each: 
     records.spans[:0] = spans
     headers = [*older, *headers]
     _note_gaps(folder, headers, problems)
-    found = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
-    return dataclasses.replace(found, past=past)
+    newest_tables = _tables(folder, records, headers, strings, problems, rank=rank, attempt=attempt)
+    return dataclasses.replace(newest_tables, past=past)
 
 
 def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records, list[dict[str, Any]]]:
@@ -357,7 +358,7 @@ def _read_segments(files: Sequence[Path], problems: list[str]) -> tuple[Records,
 
 
 def _read_headers(files: Iterable[Path], taker: Taker, problems: list[str]) -> list[dict[str, Any]]:
-    """Give away the records of segments; return the headers of those that have one."""
+    """Pass the records of segments to a taker; return the headers of those that have one."""
     headers = (read_segment(file, taker, problems) for file in files)
     return [header for header in headers if header is not None]
 
@@ -375,14 +376,15 @@ def _tables(
     newest = headers[-1] if headers else {}
     oldest = headers[0] if headers else {}
     process = strings.process
-    operations, spans, samples, measured = records.joined()
+    operations, spans, samples, measured, intervals = records.joined()
     last_ns = records.last_ns
     if len(measured) and len(operations):
         device_durations.join(operations, measured)
         last_ns.append(last_time(operations))
-    told = names_in_tables(strings)
+    device_durations.find_operations(operations, intervals)
+    fields = names_in_tables(strings)
     label_buckets(
-        operations, spans, ops=told["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
+        operations, spans, ops=fields["ops"], groups=strings.groups, sites=strings.sites, layouts=strings.bucket_layouts
     )
     return RankTables(
         rank=rank,
@@ -395,10 +397,11 @@ def _tables(
         hook=schema.HOOKS.get(int_or_0(newest.get("tap")), ""),
         torch_version=str(newest.get("torch_version") or process.get("torch", "")),
         python_version=str(process.get("python", "")),
-        **told,
+        **fields,
         operations=operations,
         spans=spans,
         samples=samples,
+        device_intervals=intervals,
         first_ns=int_or_0(oldest.get("opened_monotonic_ns")),
         last_ns=max([*last_ns, strings.last_ns, int_or_0(newest.get("opened_monotonic_ns"))]),
         monotonic_to_realtime_ns=int_or_0(oldest.get("opened_realtime_ns"))
@@ -414,7 +417,7 @@ def _tables(
 
 
 def _dropped(file: Path, problems: list[str]) -> Array:
-    """Return the sums of events that were dropped for want of room."""
+    """Return the sums of events dropped to stay within the size limit."""
     columns = (*dropped_totals.KEY, *dropped_totals.SUMS)
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))["totals"]

@@ -8,7 +8,7 @@ ones. An operation that will never be seen to complete settles once the rank has
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.errors import NewerFormatError
-from dtprof.records import archive, paths, schema
-from dtprof.records.archive import RECORD_DTYPE
+from dtprof.records import paths, schema
+from dtprof.records.rank_log import archive
+from dtprof.records.rank_log.archive import RECORD_DTYPE
+from dtprof.records.rank_log.segments import Records, refuse_newer
+from dtprof.records.rank_log.short_logs import MOST_TOGETHER, ShortLog, decode_each
+from dtprof.records.rank_log.strings import ENTRY_ERRORS, Strings, names_in_tables
 from dtprof.records.rank_processes import header_of, newest_header
-from dtprof.records.segments import Records, refuse_newer
-from dtprof.records.short_logs import MOST_TOGETHER, ShortLog, decode_each
-from dtprof.records.strings import ENTRY_ERRORS, Strings, names_in_tables
-from dtprof.records.tables import Array, RankTables, join, select
+from dtprof.records.tables import DEVICE_INTERVAL, Array, RankTables, join, select
 
 MAX_OPEN = 4096
 """Records behind the newest one that may be open; those further behind settle as they are."""
@@ -43,6 +44,7 @@ class Growth:
     open_spans: Array  # tables.SPAN
     lost: int  # records that were dropped before they could be read, since following began
     is_whole: bool = True  # all that was there was read
+    open_device_intervals: Array = field(default_factory=lambda: np.zeros(0, DEVICE_INTERVAL))  # begun, not ended
 
 
 def with_open(growth: Growth) -> RankTables:
@@ -111,13 +113,14 @@ class LogFollower:
 
     def grow(self, settled: Records, unsettled: Records) -> Growth:
         """Return what was read last, given its records."""
-        operations, spans, samples, _ = settled.joined()
-        open_operations, open_spans, _, _ = unsettled.joined()
+        operations, spans, samples, _, intervals = settled.joined()
+        open_operations, open_spans, _, _, open_intervals = unsettled.joined()
         return Growth(
-            tables=self._tables(operations, spans, samples),
+            tables=self._tables(operations, spans, samples, intervals),
             newest_ns=self._newest_ns,
             open_operations=open_operations,
             open_spans=open_spans,
+            open_device_intervals=open_intervals,
             lost=self._lost,
             is_whole=self._is_whole,
         )
@@ -219,7 +222,7 @@ class LogFollower:
             except (*ENTRY_ERRORS, AttributeError):
                 continue
 
-    def _tables(self, operations: Array, spans: Array, samples: Array) -> RankTables:
+    def _tables(self, operations: Array, spans: Array, samples: Array, intervals: Array) -> RankTables:
         header = self._header
         self._names = self._names or names_in_tables(self._strings)
         return RankTables(
@@ -236,6 +239,7 @@ class LogFollower:
             operations=operations,
             spans=spans,
             samples=samples,
+            device_intervals=intervals,
             first_ns=header.get("opened_monotonic_ns", 0),
             monotonic_to_realtime_ns=header.get("opened_realtime_ns", 0) - header.get("opened_monotonic_ns", 0),
             capture_ns=sum(self._capture_ns.values()),

@@ -1,9 +1,10 @@
-"""Format 1 of a run on disk: every file, field and code, in one place.
+"""Format 2 of a run on disk: every file, field and code, in one place.
 
 The writer, the reader, the native hook (through a generated C++ header) and docs/reference/run_format.md are all
 derived from the tables below. Standard library only: this module is imported inside the user's job.
 
 Changes, newest first:
+    2 (2026-11-23)  time on the device: kinds device_operation, device_wait, device_phase; flag followed; entry stream
     1 (2026-11-21)  first format
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAGIC = b"DTPROF\r\n"
 BYTE_ORDER_MARK = 0x01020304
 HEADER_SIZE = 4096
@@ -76,7 +77,13 @@ RECORD = lay_out(
             "operation or phase, declared by an `op` entry of the strings file",
             "operation: all_reduce, send, ...",
         ),
-        ("thread", "H", "id", "issuing thread, declared by a `thread` entry; 0 unknown"),
+        (
+            "thread",
+            "H",
+            "id",
+            "issuing thread, declared by a `thread` entry; of device kinds: stream, declared by a `stream` entry; "
+            "0 unknown",
+        ),
         (
             "group",
             "H",
@@ -84,7 +91,7 @@ RECORD = lay_out(
             "process group, declared by a `group` entry; unused for spans and samples",
             "name of the process group",
         ),
-        ("flags", "B", "bits", "see Flags; written when the event is issued"),
+        ("flags", "B", "bits", "see Flags, of device kinds Device flags; written when the event is issued"),
         ("waits", "B", "count", "times the handle was waited for, saturating"),
         (
             "seq",
@@ -106,7 +113,7 @@ RECORD = lay_out(
             "",
             "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
             "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry; spans `step`: how many there have "
-            "been, with this one",
+            "been, with this one; device kinds: how far its times may be off on the host's clock, in ns",
         ),
         ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
         (
@@ -120,17 +127,23 @@ RECORD = lay_out(
             "issued_ns",
             "Q",
             "ns",
-            "CLOCK_MONOTONIC at issue (spans: at begin)",
+            "CLOCK_MONOTONIC at issue (spans: at begin; device kinds: when the device came to it)",
             "when it was issued, on the host's monotonic clock",
         ),
         (
             "numel",
             "Q",
             "elements",
-            "elements this rank puts in (receives: takes out); samples: the value",
+            "elements this rank puts in (receives: takes out); samples: the value; device operations: `issued_ns` of "
+            "the operation; device waits and phases: CLOCK_MONOTONIC when the host was at the begin",
             "elements that this rank puts in",
         ),
-        ("returned_after", "f", "ns", "from issue until the call returned"),
+        (
+            "returned_after",
+            "f",
+            "ns",
+            "from issue until the call returned; device waits and phases: time of the host from begin to end",
+        ),
         ("waited_from", "f", "ns", "from issue until the first wait began; meaningful where waits > 0"),
         ("waited_for", "f", "ns", "time the issuing program was blocked in waits, summed"),
         (
@@ -189,6 +202,16 @@ KINDS = {
         "how long an operation of a group took on its device: issued_ns is when its back end took it, within the call; "
         "numel the duration in ns; done_after until it was seen complete",
     ),
+    "device_operation": (
+        6,
+        "an operation on its device, once that has started it: `group`, `seq` and `numel` say which; state issued: "
+        "started and not complete",
+    ),
+    "device_wait": (
+        7,
+        "how long a stream stood in a wait for an operation, which `group` and `seq` name",
+    ),
+    "device_phase": (8, "a phase of the program on the stream that was current: its begin and end there"),
 }
 FLAGS = {
     "async": (1, "the caller asked for a handle (async_op=True)"),
@@ -197,8 +220,20 @@ FLAGS = {
     "no_work": (8, "the back end returned no handle (it runs on the current stream)"),
     "inferred_site": (16, "no user frame on this thread: the site is that of the running backward call"),
     "skipped": (32, "optimizer span: the step was skipped by a GradScaler; data span: no batch was left"),
+    "followed": (
+        32,
+        "operation: its device is followed, and a `device_operation` comes once it starts (native recorder; set when "
+        "the call has returned)",
+    ),
     "polled": (64, "completion is seen at the wait or the next event of the rank: done_after is an upper bound"),
     "asked": (128, "its handle was asked for completion, its result or a future (native recorder; set afterwards)"),
+}
+DEVICE_FLAGS = {
+    "p2p": (1, "the operation is point to point: `seq` counts among those"),
+    "exact": (2, "begin and end are those of the back end's own kernel"),
+    "on_stream": (4, "it ran on the caller's stream, or that waited for it at once: all of it was exposed"),
+    "polled": (8, "its end was found by polling: it is an upper bound, late by milliseconds"),
+    "several": (16, "one of several operations that the back end joined: the times are those of all together"),
 }
 MARKS = {
     "truncated": (1, "recording stopped early: the disk was full or the limit could not be kept"),
@@ -263,6 +298,7 @@ STRING_ENTRIES = {
     "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
     "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
     "thread": "id, name, native_id: a thread that issued events",
+    "stream": "id, device, index, stream: a stream of a device (cuda, 0) by torch's number; the native recorder alone",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
     "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`",
     "exception": "t_ns, type, message, traceback, frame: an exception that left the program",
@@ -288,6 +324,7 @@ HEADER_OFFSET = {field.name: field.offset for field in HEADER}
 STATE = {name: code for name, (code, _) in STATES.items()}
 KIND = {name: code for name, (code, _) in KINDS.items()}
 FLAG = {name: code for name, (code, _) in FLAGS.items()}
+DEVICE_FLAG = {name: code for name, (code, _) in DEVICE_FLAGS.items()}
 MARK = {name: code for name, (code, _) in MARKS.items()}
 HOOKS = {1: "native", 2: "python"}
 
@@ -355,7 +392,8 @@ def cpp_header(record: Sequence[Field] = RECORD) -> str:
         "NO_CODE": NO_CODE,
     }
     lines += [f"constexpr uint64_t {name} = {value}ull;" for name, value in numbers.items()]
-    for prefix, table in (("STATE", STATE), ("KIND", KIND), ("FLAG", FLAG), ("MARK", MARK)):
+    codes = {"STATE": STATE, "KIND": KIND, "FLAG": FLAG, "DEVICE_FLAG": DEVICE_FLAG, "MARK": MARK}
+    for prefix, table in codes.items():
         lines += [f"constexpr uint8_t {prefix}_{name.upper()} = {code};" for name, code in table.items()]
     lines += [f"constexpr uint64_t AT_{field.name.upper()} = {field.offset};" for field in record]
     lines += [f"constexpr uint64_t HEAD_AT_{field.name.upper()} = {field.offset};" for field in HEADER]

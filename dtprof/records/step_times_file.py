@@ -1,4 +1,4 @@
-"""The file in which a process notes when its steps end, for `dtprof overhead`: one for each process.
+"""The file of the ends of steps of a process, for `dtprof overhead`.
 
 Standard library only: written inside the user's job.
 """
@@ -17,25 +17,25 @@ SUFFIX = ".steps"
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """When the steps of one process ended, on the host clock, and what its stepping thread had used by then."""
+    """The ends of steps of a process on the host clock, and the processor time of its stepping thread by then."""
 
     rank: int  # -1 unknown
     started_ns: int  # the interpreter
     uses_accelerator: bool
     ends_ns: tuple[int, ...]
     running_ns: tuple[int, ...]  # processor time of the thread
-    queued_ns: tuple[int, ...]  # time it waited for a processor; all -1 where the kernel does not tell
+    queued_ns: tuple[int, ...]  # time it waited for a processor; all -1 where the kernel does not count
 
     @property
     def knows_queue(self) -> bool:
-        """Say whether the kernel told how long the thread waited for a processor."""
+        """Say whether the kernel counted the time that the thread waited for a processor."""
         return min(self.queued_ns, default=-1) >= 0
 
 
 def read_folder(folder: Path) -> list[StepTimes]:
-    """Read the files of all processes, by rank; what a process was killed in the middle of is left out."""
-    found = [times for file in folder.glob(f"*{SUFFIX}") if (times := _read(file)) is not None]
-    return sorted(found, key=lambda times: (times.rank, times.started_ns))
+    """Read the files of all processes, by rank; an entry cut short by a kill is omitted."""
+    step_times = [times for file in folder.glob(f"*{SUFFIX}") if (times := _read(file)) is not None]
+    return sorted(step_times, key=lambda times: (times.rank, times.started_ns))
 
 
 def _read(file: Path) -> StepTimes | None:

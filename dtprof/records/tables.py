@@ -1,4 +1,4 @@
-"""The tables that readers and importers give to analysis and diagnosis: declared columns, one rank at a time.
+"""The tables of one rank, from readers and importers to analysis and diagnosis, with declared columns.
 
 Times are int64 nanoseconds of the host's CLOCK_MONOTONIC; `UNKNOWN_NS` stands for a time that is not known.
 """
@@ -19,7 +19,7 @@ Array = npt.NDArray[np.void]
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """One column of a table of operations, spans or samples: what readers hold, and what exported tables say of it."""
+    """One column of a table of operations, spans or samples, and its description in exported tables."""
 
     name: str
     code: str = "i8"  # of numpy
@@ -89,7 +89,23 @@ SAMPLES = (
     TableColumn(name="t_ns", field="issued_ns", unit="ns", exported="when, on the host's monotonic clock"),
     TableColumn(name="value", field="numel", exported="in the unit that the name ends with"),
 )
+DEVICE_INTERVALS = (
+    *(_FIELDS[name] for name in ("kind", "state", "op", "group", "seq", "flags", "site", "step")),
+    TableColumn(name="stream", code="u2", field="thread"),  # key of RankTables.streams
+    TableColumn(name="begin_ns", field="issued_ns", unit="ns"),  # on the device, by the host's clock; as is end_ns
+    TableColumn(name="end_ns", unit="ns", unknown=UNKNOWN_NS),  # not known: the device has not come to it
+    TableColumn(name="error_ns", field="tag", unit="ns"),  # of both times, at most
+    TableColumn(name="host_begin_ns", field="numel", unit="ns"),  # an operation's issue; when the host was at the begin
+    TableColumn(name="host_end_ns", unit="ns", unknown=UNKNOWN_NS),  # waits and phases: when the host was at the end
+    TableColumn(name="row", unknown=-1),  # in RankTables.operations: the operation, or the one waited for
+)
+"""What devices did and when: operations, waits of streams, phases on the stream that was current.
+
+`kind` is one of schema.KIND's device kinds, `flags` are schema.DEVICE_FLAG. An operation that has the flag `followed`
+and no row here had not been started by its device.
+"""
 OPERATION, SPAN, SAMPLE = dtype_of(OPERATIONS), dtype_of(SPANS), dtype_of(SAMPLES)
+DEVICE_INTERVAL = dtype_of(DEVICE_INTERVALS)
 DROPPED = np.dtype(
     [
         ("kind", "u1"),  # schema.KIND
@@ -101,7 +117,7 @@ DROPPED = np.dtype(
         ("failed", "i8"),
         ("numel", "i8"),  # summed; samples: the largest value
         ("waited_ns", "i8"),
-        ("took_ns", "i8"),  # of events seen to complete
+        ("took_ns", "i8"),  # of events with a known completion
         ("nbytes", "i8"),  # of operations, from numel and dtype
     ],
     align=True,
@@ -110,19 +126,19 @@ DROPPED = np.dtype(
 
 def select(rows: Array, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]) -> Array:
     """Return some rows of a table, as `rows[chosen]` does, which copies field by field and takes 20 times as long."""
-    found: Array = rows.view(f"V{rows.dtype.itemsize}")[chosen].view(rows.dtype)
-    return found
+    selected: Array = rows.view(f"V{rows.dtype.itemsize}")[chosen].view(rows.dtype)
+    return selected
 
 
 def ids_named(names: Sequence[str], wanted: Collection[str]) -> npt.NDArray[np.bool_]:
-    """Return a table that says of every id of 16 bits whether it is that of one of these names."""
+    """Return a mask over all 16-bit ids: those of the wanted names."""
     table = np.zeros(1 << 16, np.bool_)
     table[[i for i, name in enumerate(names) if name in wanted]] = True
     return table
 
 
 def join(parts: Sequence[Array]) -> Array:
-    """Return the rows of several tables of one type one after the other; for the same reason not np.concatenate."""
+    """Return the rows of several tables of one type in one; np.concatenate copies field by field, as in `select`."""
     if len(parts) == 1:
         return parts[0]
     joined: Array = np.concatenate([rows.view(f"V{rows.dtype.itemsize}") for rows in parts]).view(parts[0].dtype)
@@ -136,7 +152,7 @@ class Group:
     name: str
     description: str
     size: int
-    ranks: tuple[int, ...] = ()  # global ranks by rank in the group; empty where torch did not tell
+    ranks: tuple[int, ...] = ()  # global ranks by rank in the group; empty if unknown
     backend: str | None = None
     timeout_s: float | None = None
     axis: str | None = None  # of parallelism: dp, tp, pp; as a mesh or its user names it
@@ -156,7 +172,7 @@ class Mesh:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What a pipeline plans to do: a computation of a stage for a microbatch."""
+    """A planned action of a pipeline: a computation of a stage for a microbatch."""
 
     stage: int
     name: str  # events.PP_FORWARD, ...; as the plan has it where that is none of them
@@ -179,7 +195,7 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """The part of a framework on whose behalf an operation is made."""
+    """The framework component that issued an operation, and its purpose."""
 
     api: str  # ddp, fsdp, tp, pp, ...
     text: str  # in words: "fsdp all-gather of layers.4"
@@ -212,7 +228,7 @@ class ExceptionRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """What held the memory when an exception said that it ran out."""
+    """Memory by category when an exception reported that it ran out."""
 
     t_ns: int
     device: str  # cpu, cuda:0
@@ -243,7 +259,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What memory was held for at one moment, in a file."""
+    """A snapshot of memory in a file."""
 
     state: str  # written, failed
     why: str  # request, out of memory
@@ -259,7 +275,7 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What the oldest records of a rank come to, where its log is long and only the newest are in its tables."""
+    """Counts of the oldest records of a rank with a long log, whose tables hold only the newest."""
 
     counts: Mapping[tuple[int, bool], int]  # by id of the group and p2p: operations issued, where the tables have none
     messages: Mapping[tuple[int, int, int, int], int]  # by id of the group, id of the operation, peer and tag
@@ -289,6 +305,7 @@ class RankTables:
     sites: dict[int, Site] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
+    streams: dict[int, str] = field(default_factory=dict)  # of devices, such as "cuda:0 stream 7"
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     meshes: tuple[Mesh, ...] = ()
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
@@ -296,16 +313,19 @@ class RankTables:
     operations: Array = field(default_factory=lambda: np.zeros(0, OPERATION))  # by issued_ns
     spans: Array = field(default_factory=lambda: np.zeros(0, SPAN))  # by begin_ns
     samples: Array = field(default_factory=lambda: np.zeros(0, SAMPLE))  # by t_ns
+    device_intervals: Array = field(default_factory=lambda: np.zeros(0, DEVICE_INTERVAL))  # by begin_ns
+    device_error_ns: int | None = None  # operations and spans have the times of the device, off by so much at most
+    host_lead_ns: int | None = None  # then: from the host's mark until the device reaches it, median
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     windows: tuple[Window, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time
     first_ns: int = 0  # when the log was opened
-    last_ns: int = 0  # the last time seen anywhere in the log
+    last_ns: int = 0  # the last time in the log
     monotonic_to_realtime_ns: int = 0  # add to a host time for wall-clock time
     capture_ns: int = 0  # time dtprof spent recording
-    past: Past | None = None  # what is not in the tables, where only the newest were asked for
+    past: Past | None = None  # counts of records not in the tables, where only the newest were read
     dropped_events: int = 0
     dropped: Array = field(default_factory=lambda: np.zeros(0, DROPPED))  # sums of the events dropped for want of room
     errors: int = 0

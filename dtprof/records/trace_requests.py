@@ -1,4 +1,4 @@
-"""What `dtprof trace --now` asks of a rank: a small file in its folder. Standard library only: ranks read it."""
+"""Requests of `dtprof trace --now` to a rank: a small file in its folder. Standard library only: ranks read it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class TraceRequest:
 
 
 def put(rank_folder: Path, request: TraceRequest) -> None:
-    """Ask a rank.
+    """Write the request into the folder of a rank.
 
     Raises:
         OSError: the file cannot be written.
@@ -30,7 +30,7 @@ def put(rank_folder: Path, request: TraceRequest) -> None:
 
 
 def withdraw(rank_folder: Path) -> bool:
-    """Take the request back; say whether the rank had not taken it yet."""
+    """Withdraw the request; return False where the rank has taken it."""
     try:
         (rank_folder / paths.TRACE_REQUEST).unlink()
     except OSError:
@@ -39,10 +39,10 @@ def withdraw(rank_folder: Path) -> bool:
 
 
 def take(rank_folder: Path) -> TraceRequest | None:
-    """Take the request out of the folder; None where there is none.
+    """Remove the request from the folder and return it; None for none.
 
     Raises:
-        OSError, ValueError: it cannot be read, or is none.
+        OSError, ValueError: it cannot be read, or is invalid.
     """
     file = rank_folder / paths.TRACE_REQUEST
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from dtprof.diagnosis.sources.flight_recorder.dump_reader import looks_like_dump
 from dtprof.diagnosis.sources.logs.log_files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
+from dtprof.formatting import plural
 from dtprof.records import paths, remote
 
 HEAD_BYTES = 1 << 20
@@ -36,20 +37,20 @@ def sort_inputs(given: Iterable[Path]) -> Inputs:
     dumps: list[Path] = []
     logs: list[Path] = []
     problems: list[str] = []
-    for one in dict.fromkeys(given):
-        path = remote.fetch(one)
+    for given_path in dict.fromkeys(given):
+        path = remote.fetch(given_path)
         _refuse_part_of_a_run(path)
         if path.is_dir():
             _refuse_imported_dumps(path)
             files, inner = ([], []) if is_run(path) else _files_beside_runs(path)
             if inner and not files:
                 raise NotARunError(
-                    f"{path} holds {len(inner)} run{'s' * (len(inner) > 1)} and is none; expected one run: "
+                    f"{path} holds {plural(len(inner), 'run')} and is none; expected one run: "
                     f"dtprof diagnose {shlex.quote(str(inner[-1]))}"
                 )
             problems += [f"{run} is a run and was not read: give it by its name, too" for run in inner]
             if not files:
-                runs.append(one)  # its reader says what is wrong with an empty directory
+                runs.append(given_path)  # its reader says what is wrong with an empty directory
         elif path.exists():
             files = [path]
         else:

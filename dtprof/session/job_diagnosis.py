@@ -13,6 +13,7 @@ from dtprof.session.engines import IN_THIS_PROCESS, Engine, open_run
 
 if TYPE_CHECKING:
     from dtprof.diagnosis.findings import Verdict
+    from dtprof.diagnosis.job_state import JobState
 
 
 def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdict":
@@ -23,34 +24,54 @@ def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdic
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
         UsageError: it is not of one job.
     """
-    from dtprof.diagnosis.source_merging import join
+    from dtprof.diagnosis.sources.logs.log_reader import read_logs
     from dtprof.session.diagnosis_inputs import sort_inputs
 
     inputs = sort_inputs(paths)
-    verdicts = []
+    attempts = read_logs(inputs.logs) if inputs.logs else []
+    others = attempts[-1:]
+    if inputs.dumps:
+        others.insert(0, _read_dumps(inputs.dumps))
     if len(inputs.runs) > 1:
-        verdicts.append(_diagnose_nodes(inputs.runs, engine))
+        verdict = _diagnose_nodes(inputs.runs, engine, others)
     elif inputs.runs:
         from dtprof.session.run_diagnosis import diagnose_run
 
-        verdicts.append(diagnose_run(inputs.runs[0], engine))
-    if inputs.dumps:
-        from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-        from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
-        from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
-        from dtprof.diagnosis.verdict import decide
-
-        dumps = gather_dumps(*read_dumps(inputs.dumps, labels := Labels()), labels)
-        verdicts.append(decide(dumps, ("flight_recorder",)))
-    if inputs.logs:
-        from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
-
-        verdicts.append(diagnose_logs(inputs.logs))
-    verdict = join(verdicts)
+        verdict = diagnose_run(inputs.runs[0], engine, beside=others)
+    else:
+        verdict = _diagnose_attempts(attempts[:-1], others)
     return replace(verdict, cannot_tell=(*verdict.cannot_tell, *inputs.problems))
 
 
-def _diagnose_nodes(folders: Sequence[Path], engine: Engine) -> "Verdict":
+def _read_dumps(paths: Sequence[Path]) -> "JobState":
+    from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
+    from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+    from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
+
+    return gather_dumps(*read_dumps(paths, labels := Labels()), labels)
+
+
+def diagnose_logs(paths: Iterable[Path]) -> "Verdict":
+    """Return the verdict on files that are taken for logs whatever they hold.
+
+    Raises:
+        NotARunError: a file cannot be read, or there is none.
+    """
+    from dtprof.diagnosis.sources.logs.log_reader import read_logs
+
+    *earlier, last = read_logs(paths)
+    return _diagnose_attempts(earlier, [last])
+
+
+def _diagnose_attempts(earlier: "Sequence[JobState]", sources: "Sequence[JobState]") -> "Verdict":
+    """Return the verdict on what the sources tell together, with what the attempts before it add."""
+    from dtprof.diagnosis.attempts import judge, remember
+    from dtprof.diagnosis.source_merging import merge
+
+    return remember(judge(merge(sources)), [judge(attempt) for attempt in earlier])
+
+
+def _diagnose_nodes(folders: Sequence[Path], engine: Engine, others: "Sequence[JobState]") -> "Verdict":
     """Return the verdict on a job whose launchers have written a run each: joined for as long as it is read."""
     from dtprof.session.node_runs import gather_runs
     from dtprof.session.process_liveness import is_recorded
@@ -66,5 +87,5 @@ def _diagnose_nodes(folders: Sequence[Path], engine: Engine) -> "Verdict":
     beside = runs[0].path.absolute().parent  # where files can be linked
     with tempfile.TemporaryDirectory(prefix=".dtprof-", dir=beside if os.access(beside, os.W_OK) else None) as scratch:
         gathered = gather_runs(runs, Path(scratch) / "run", force=False)
-        verdict = diagnose_run(Path(scratch) / "run", engine)
+        verdict = diagnose_run(Path(scratch) / "run", engine, beside=others)
     return replace(verdict, cannot_tell=(*verdict.cannot_tell, *gathered.remarks))

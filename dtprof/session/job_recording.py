@@ -38,6 +38,7 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Comparis
     """Return what compares the new records of the ranks of this host, and yields mismatched operations."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison
+    from dtprof.diagnosis.reported_mismatches import key_of
     from dtprof.records.run_follower import with_open
     from dtprof.report.text.verdict_text import verdict_text
 
@@ -53,12 +54,9 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Comparis
                 verdict = Verdict(
                     outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
                 )
+                kind, group, seq = key_of(finding)
                 yield comparison_thread.Mismatch(
-                    kind=finding.kind,
-                    group=finding.group.name if finding.group else "",
-                    seq=finding.seq or 0,
-                    summary=finding.summary,
-                    text=verdict_text(verdict),
+                    kind=kind, group=group, seq=seq, summary=finding.summary, text=verdict_text(verdict)
                 )
 
     return compare

@@ -1,19 +1,20 @@
 """Diagnose a run on disk: what its files say, and the processes of the job where they are still there."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.diagnosis import job_state as facts
-from dtprof.diagnosis.attempts import MAX_ATTEMPTS, Attempt, remember
+from dtprof.diagnosis.attempts import MAX_ATTEMPTS, Attempt, judge, remember
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.reported_mismatches import seconds_after_start
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.reported_mismatches import key_of, seconds_after_start
+from dtprof.diagnosis.source_merging import merge
 from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.diagnosis.sources.recorded_ranks import read_ranks
 from dtprof.diagnosis.sources.recorded_run import collect, collect_attempt
-from dtprof.diagnosis.verdict import decide
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.records import reader
 from dtprof.session.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
@@ -30,8 +31,11 @@ def diagnose_run(
     summary: "Summary | None" = None,
     in_a_hurry: bool = False,
     is_stalled: bool = False,
+    beside: Sequence[JobState] = (),
 ) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
+
+    What other sources tell of the same job (`beside`) is joined with the records before the rules read them.
 
     In a hurry, beside a running job, stragglers are those of the summary that is given and fewer operations are
     compared: however long the job has run, the verdict takes seconds. A caller that has seen the job stall says so.
@@ -45,7 +49,7 @@ def diagnose_run(
         if in_a_hurry:
             given = None if summary is None else lambda: summary
             return diagnose_opened(run, given, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
-        return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor)
+        return diagnose_opened(run, lambda: summary or _summarise(run, executor), executor, beside=beside)
 
 
 def diagnose_opened(
@@ -55,6 +59,7 @@ def diagnose_opened(
     *,
     newest: int | None = None,
     is_stalled: bool = False,
+    beside: Sequence[JobState] = (),
 ) -> Verdict:
     """Return the verdict on a run that is open.
 
@@ -62,8 +67,9 @@ def diagnose_opened(
         summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
         newest: operations of all ranks together that are compared; None for as many as memory allows.
         is_stalled: the caller watches the job and has seen it stall.
+        beside: what other sources tell of the same job.
     """
-    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest, is_stalled), run)
+    return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest, is_stalled, beside), run)
 
 
 def _diagnose_attempts(
@@ -72,6 +78,7 @@ def _diagnose_attempts(
     executor: Executor,
     newest: int | None,
     is_stalled: bool,
+    beside: Sequence[JobState],
 ) -> Verdict:
     reads = list(read_ranks(run, run.ranks, executor, newest=newest))
     evidence = collect(
@@ -81,13 +88,13 @@ def _diagnose_attempts(
         summarise=summarise,
         find_handlers=lambda file: _find_handlers(Path(file), run),
     )
-    last = _judge(evidence)
+    last = judge(merge([evidence, *beside]))
     if last.finding is None or all(len(attempts) == 1 for attempts in run.folders.values()):
         return last.verdict
 
     def judge_earlier(number: int) -> Attempt:
         present = [rank for rank, attempts in run.folders.items() if number in dict(attempts)]
-        return _judge(collect_attempt(run, read_ranks(run, present, executor, attempt=number, newest=newest)))
+        return judge(collect_attempt(run, read_ranks(run, present, executor, attempt=number, newest=newest)))
 
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
@@ -103,18 +110,13 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     }
 
     def dated(finding: Finding) -> Finding:
-        after_s = seen.get((finding.kind, finding.group.name if finding.group else "", finding.seq or 0))
+        after_s = seen.get(key_of(finding))
         if after_s is None:
             return finding
         when = f"`dtprof run` told of it while the job ran, {after_s:.0f} s after its start"
         return replace(finding, evidence=(*finding.evidence[:3], when, *finding.evidence[3:]))
 
     return replace(verdict, findings=tuple(map(dated, verdict.findings)))
-
-
-def _judge(evidence: facts.JobState) -> Attempt:
-    hosts = {rank.rank: rank.host for rank in evidence.ranks.values()}
-    return Attempt(verdict=decide(evidence, ("run",)), hosts=hosts)
 
 
 def _summarise(run: reader.Run, executor: Executor) -> "Summary":

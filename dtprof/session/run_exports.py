@@ -174,8 +174,8 @@ FORMATS = {
     "csv": _Format(write=_write_tables, is_folder=True),
     "prometheus": _Format(write=_write_prometheus),
 }
-TRACES = tuple(name for name, one in FORMATS.items() if one.is_trace)
-FOLDERS = tuple(name for name, one in FORMATS.items() if one.is_folder)
+TRACES = tuple(name for name, export in FORMATS.items() if export.is_trace)
+FOLDERS = tuple(name for name, export in FORMATS.items() if export.is_folder)
 ARCHIVE = ".tar"
 """What a path ends in where Perfetto is to get an archive of one trace a host."""
 
@@ -216,11 +216,11 @@ def _is_export(folder: Path) -> bool:
     """Say whether a folder holds nothing but what an export writes."""
     endings = (".parquet", ".csv", ".pt.trace.json.gz")
     return all(
-        one.name in ("schema.json", "dtprof.json")
-        or one.name.endswith(endings)
-        or one.name.startswith("events.out.tfevents.")
-        for one in folder.rglob("*")
-        if not one.is_dir()
+        file.name in ("schema.json", "dtprof.json")
+        or file.name.endswith(endings)
+        or file.name.startswith("events.out.tfevents.")
+        for file in folder.rglob("*")
+        if not file.is_dir()
     )
 
 

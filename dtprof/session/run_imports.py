@@ -6,7 +6,7 @@ from pathlib import Path
 from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_records import ImportedRun
 from dtprof.interchange.importers.imported_run import check_output, clear_output, write_imported
-from dtprof.launch.run_directory import refuse_what_is_not_ours
+from dtprof.launch.run_directory import refuse_foreign_files
 
 
 def import_run(paths: Sequence[Path], output: Path, *, force: bool) -> tuple[ImportedRun, tuple[str, ...]]:
@@ -17,7 +17,7 @@ def import_run(paths: Sequence[Path], output: Path, *, force: bool) -> tuple[Imp
         NotATraceError: no file is of a known format, or one cannot be read.
     """
     check_output(output, paths, force=force)
-    refuse_what_is_not_ours(output)
+    refuse_foreign_files(output)
     imported, left_out = import_files(paths)
     # What was there goes only once the input is read: a bad path costs nobody a run.
     clear_output(output)

@@ -71,11 +71,11 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.analysis.comparison.comparison_series import measure_run
     from dtprof.analysis.comparison.run_comparison import AT_LEAST, compare_runs
     from dtprof.analysis.timeline.run_closeup import examine
-    from dtprof.diagnosis.reported_mismatches import list_told
+    from dtprof.diagnosis.reported_mismatches import list_reported
     from dtprof.session.process_liveness import confirm_running
     from dtprof.session.run_diagnosis import diagnose_opened
 
-    runs = [open_run(one, engine) for one in (against, path) if one is not None]
+    runs = [open_run(run_path, engine) for run_path in (against, path) if run_path is not None]
     run = runs[-1]
     summarised: Future[Summary] = Future()
     with executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
@@ -88,7 +88,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
             summarised.set_result(summary)
         finally:
             summarised.cancel()  # or the diagnosis would wait for ever where that failed
-        figures = [measure_run(one, executor) for one in runs] if against is not None else []
+        figures = [measure_run(run, executor) for run in runs] if against is not None else []
         verdict = diagnosed.result()
     return _source(
         run,
@@ -96,7 +96,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         closeup,
         verdict=verdict,
         comparison=compare_runs(*figures, at_least=AT_LEAST) if figures else None,
-        told=list_told(run.mismatches, verdict, started_ns=run.manifest.started_realtime_ns),
+        reported=list_reported(run.mismatches, verdict, started_ns=run.manifest.started_realtime_ns),
     )
 
 

@@ -29,17 +29,17 @@ def _group_calls(path: Path) -> list[GroupCalls]:
     from dtprof.diagnosis.sources.recorded_ranks import without_refused
     from dtprof.records import schema
 
-    found: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
+    calls_of_group: dict[tuple[str, tuple[int, ...]], GroupCalls] = {}
     for tables in open_run(path, IN_THIS_PROCESS).load_all():
         operations = without_refused(tables.operations)
         for number, group in tables.groups.items():
-            own = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
-            if not group.ranks or not len(own):
+            rows = operations[(operations["group"] == number) & (operations["kind"] == schema.KIND["collective"])]
+            if not group.ranks or not len(rows):
                 continue
-            calls = found.setdefault((group.name, group.ranks), GroupCalls(ranks=group.ranks)).calls
+            calls = calls_of_group.setdefault((group.name, group.ranks), GroupCalls(ranks=group.ranks)).calls
             mine = calls.setdefault(tables.rank, [])
-            for row in own[own["seq"].argsort(kind="stable")]:
+            for row in rows[rows["seq"].argsort(kind="stable")]:
                 site = tables.sites.get(int(row["site"]))
                 name = tables.ops[int(row["op"])] if int(row["op"]) < len(tables.ops) else "?"
                 mine.append((name, site.file if site else "", site.line if site else 0))
-    return list(found.values())
+    return list(calls_of_group.values())

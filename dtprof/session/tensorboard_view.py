@@ -117,7 +117,9 @@ def account_for(run: "Run", summarise: "Callable[[], Summary]") -> "Account":
     drawn = {name: FIGURES[name](source) for name in PICTURES}
     return Account(
         texts={tag: "    " + text.replace("\n", "\n    ") for tag, text in texts.items()},
-        pictures={name: draw_picture(one.figure) for name, one in drawn.items() if isinstance(one, Drawing)},
+        pictures={
+            name: draw_picture(drawing.figure) for name, drawing in drawn.items() if isinstance(drawing, Drawing)
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtprof.analysis.comparison.thresholds import FINDINGS, Limit, LimitResult, judge_limit, judge_slowdown
+from dtprof.analysis.comparison.thresholds import FINDINGS, Threshold, ThresholdResult, check_slowdown, check_threshold
 from dtprof.diagnosis.findings import Verdict
 from dtprof.session.engines import Engine, open_run
 from dtprof.session.run_diagnosis import diagnose_run
@@ -14,15 +14,15 @@ def check_run(
     path: Path,
     engine: Engine,
     *,
-    limits: Sequence[Limit] = (),
-    slowdown: Limit | None = None,
+    thresholds: Sequence[Threshold] = (),
+    slowdown: Threshold | None = None,
     baseline: Path | None = None,
     no_risk: bool = False,
-) -> list[LimitResult]:
+) -> list[ThresholdResult]:
     """Return how a run does against each threshold.
 
     Parameters:
-        limits: of its figures.
+        thresholds: of its figures.
         slowdown: how much longer its steps may take than those of `baseline`.
         no_risk: its verdict may hold no error and no warning.
 
@@ -30,30 +30,30 @@ def check_run(
         NotARunError: a path holds no run that can be read.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    results: list[LimitResult] = []
-    if limits or slowdown is not None:
+    results: list[ThresholdResult] = []
+    if thresholds or slowdown is not None:
         paths = [path] if baseline is None else [path, baseline]
-        figures, *others = measure([open_run(one, engine) for one in paths], engine)
-        results += [judge_limit(limit, figures) for limit in limits]
+        figures, *others = measure([open_run(run_path, engine) for run_path in paths], engine)
+        results += [check_threshold(threshold, figures) for threshold in thresholds]
         if slowdown is not None:
-            results += [judge_slowdown(slowdown, figures, other) for other in others]
+            results += [check_slowdown(slowdown, figures, other) for other in others]
     if no_risk:
         results.append(judge_verdict(diagnose_run(path, engine)))
     return results
 
 
-def select_failing(results: Sequence[LimitResult], *, allow_unknown: bool) -> list[LimitResult]:
+def select_failing(results: Sequence[ThresholdResult], *, allow_unknown: bool) -> list[ThresholdResult]:
     """Return the results that fail the check."""
     failing = ("failed",) if allow_unknown else ("failed", "unknown")
     return [result for result in results if result.outcome in failing]
 
 
-def judge_verdict(verdict: Verdict) -> LimitResult:
+def judge_verdict(verdict: Verdict) -> ThresholdResult:
     """Return how a verdict does against --no-risk."""
     faults = verdict.faults
     if faults:
         more = f"; {len(faults) - 1} more: dtprof diagnose" if len(faults) > 1 else ""
-        return LimitResult(
+        return ThresholdResult(
             option="--no-risk",
             figure=FINDINGS,
             unit="findings",
@@ -65,7 +65,7 @@ def judge_verdict(verdict: Verdict) -> LimitResult:
         )
     unknown = verdict.outcome == "unknown"
     why = verdict.cannot_tell[0] if verdict.cannot_tell else "dtprof diagnose cannot tell how the job fared"
-    return LimitResult(
+    return ThresholdResult(
         option="--no-risk",
         figure=FINDINGS,
         unit="findings",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dtprof.errors import OutputError, UsageError
 from dtprof.records import trace_requests, writer
+from dtprof.records.rank_log.strings import read_strings
 from dtprof.records.rank_processes import find_processes
 from dtprof.records.reader import Run
-from dtprof.records.strings import read_strings
 from dtprof.records.tables import Snapshot, Window
 from dtprof.records.trace_requests import TraceRequest
 from dtprof.session.process_liveness import is_alive
@@ -43,8 +43,8 @@ def take_now(run: Run, ranks: Sequence[int], *, steps: int, memory: bool, timeou
     asked = _running(run, ranks)
     request = TraceRequest(id=uuid.uuid4().hex[:12], steps=steps, memory=memory)
     try:
-        for one in asked:
-            trace_requests.put(one.folder, request)
+        for rank in asked:
+            trace_requests.put(rank.folder, request)
     except OSError as error:
         _withdraw(asked)
         raise OutputError(
@@ -55,57 +55,57 @@ def take_now(run: Run, ranks: Sequence[int], *, steps: int, memory: bool, timeou
     try:
         while left and time.monotonic() < deadline_s:
             # In this order: what a rank wrote before it ended is seen.
-            ended = {one.rank for one in left if not is_alive(one.pid, run.path)}
-            left = [one for one in left if not _has_answered(one.folder, request)]
-            failures += [f"rank {one.rank} ended before it answered" for one in left if one.rank in ended]
-            left = [one for one in left if one.rank not in ended]
+            ended = {rank.rank for rank in left if not is_alive(rank.pid, run.path)}
+            left = [rank for rank in left if not _has_answered(rank.folder, request)]
+            failures += [f"rank {rank.rank} ended before it answered" for rank in left if rank.rank in ended]
+            left = [rank for rank in left if rank.rank not in ended]
             if left:
                 time.sleep(POLLING_INTERVAL_S)
     finally:
         waiting = _withdraw(left)
-    for one in left:
-        if one.rank in waiting:
+    for rank in left:
+        if rank.rank in waiting:
             failures.append(
-                f"rank {one.rank} ended no step in {timeout_s:g} s; `dtprof stacks {run.name}` says what it does"
+                f"rank {rank.rank} ended no step in {timeout_s:g} s; `dtprof stacks {run.name}` says what it does"
             )
         else:
             failures.append(
-                f"rank {one.rank} has begun and not ended within {timeout_s:g} s: `dtprof trace {run.name}` later"
+                f"rank {rank.rank} has begun and not ended within {timeout_s:g} s: `dtprof trace {run.name}` later"
             )
-    failures += [reason for one in asked if (reason := _failure(one, request))]
+    failures += [reason for rank in asked if (reason := _failure(rank, request))]
     return Taken(request=request.id, failures=tuple(failures))
 
 
 def _running(run: Run, ranks: Sequence[int]) -> list[_Asked]:
-    found = [
+    asked = [
         _Asked(rank=process.rank, pid=process.pid, folder=max(run.folders[process.rank])[1])
         for process in find_processes(run.folders)
         if process.rank in ranks and process.boot_id == writer.boot_id() and is_alive(process.pid, run.path)
     ]
-    if not found:
+    if not asked:
         raise UsageError(
             f"{run.name}: none of its ranks runs on this host, so none can be asked; expected a job that runs. "
             "`dtprof run --trace-steps A:B` takes a window of one that is to run"
         )
-    return found
+    return asked
 
 
 def _withdraw(asked: Sequence[_Asked]) -> set[int]:
     """Take back what has not been taken; return of which ranks."""
-    return {one.rank for one in asked if trace_requests.withdraw(one.folder)}
+    return {rank.rank for rank in asked if trace_requests.withdraw(rank.folder)}
 
 
 def _has_answered(folder: Path, request: TraceRequest) -> bool:
     strings = read_strings(folder, [])
-    windows = [one for one in strings.windows.values() if one.request == request.id]
-    snapshots = [one for one in strings.snapshots if one.request == request.id]
-    return (not request.steps or any(one.state != "begun" for one in windows)) and (
+    windows = [window for window in strings.windows.values() if window.request == request.id]
+    snapshots = [snapshot for snapshot in strings.snapshots if snapshot.request == request.id]
+    return (not request.steps or any(window.state != "begun" for window in windows)) and (
         not request.memory or bool(snapshots)
     )
 
 
-def _failure(one: _Asked, request: TraceRequest) -> str:
-    strings = read_strings(one.folder, [])
+def _failure(rank: _Asked, request: TraceRequest) -> str:
+    strings = read_strings(rank.folder, [])
     answers: list[Window | Snapshot] = [*strings.windows.values(), *strings.snapshots]
     failed = [answer.reason for answer in answers if answer.request == request.id and answer.state == "failed"]
-    return f"rank {one.rank}: {failed[0]}" if failed else ""
+    return f"rank {rank.rank}: {failed[0]}" if failed else ""

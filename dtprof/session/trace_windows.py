@@ -14,12 +14,13 @@ from dtprof.analysis.timeline.window_joining import (
     without_trace,
 )
 from dtprof.errors import NotATraceError, NothingToShowError, UsageError
+from dtprof.formatting import plural
 from dtprof.interchange.importers.window_trace import read_window
 from dtprof.job.rank_executor import map_tasks
 from dtprof.job.world_size import read_world_size
 from dtprof.records import remote
+from dtprof.records.rank_log.strings import read_strings
 from dtprof.records.reader import Run
-from dtprof.records.strings import read_strings
 from dtprof.records.tables import RankTables, Window
 from dtprof.session.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
 from dtprof.session.trace_on_demand import take_now
@@ -60,8 +61,8 @@ def list_windows(path: Path, engine: Engine, *, ranks: str = "") -> RunWindows:
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
     run = open_run(path, engine)
-    found = _read_all(run, _choose(run, ranks), engine, request=None)
-    return RunWindows(run=run.name, ranks=found, missing=missing_windows(run, found))
+    ranks_windows = _read_all(run, _choose(run, ranks), engine, request=None)
+    return RunWindows(run=run.name, ranks=ranks_windows, missing=missing_windows(run, ranks_windows))
 
 
 def take_windows(
@@ -147,21 +148,17 @@ def _join(file: Path, window: Window, tables: RankTables) -> JoinedWindow:
 def closing_note(opened: Run, first: RankTables, shown: str) -> list[str]:
     """Return what `dtprof run` says at its end of the windows planned; `first` are the records of one rank."""
     steps = find_steps_of(first).count
-    found = []
+    ranks_windows = []
     for rank in opened.ranks:
         folder = opened.folders[rank][-1][1]
         windows = tuple(without_trace(window, rank) for window in read_strings(folder, []).windows.values())
-        found.append(RankWindows(rank=rank, folder=str(folder), windows=windows, snapshots=(), steps=steps))
-    written = sum(any(one.window.state == "written" for one in rank.windows) for rank in found)
-    omitted = missing_windows(opened, found)
-    return (
-        [*omitted, f"windows of {written} rank{'s' if written != 1 else ''}: dtprof trace {shown}"]
-        if written
-        else omitted
-    )
+        ranks_windows.append(RankWindows(rank=rank, folder=str(folder), windows=windows, snapshots=(), steps=steps))
+    written = sum(any(joined.window.state == "written" for joined in rank.windows) for rank in ranks_windows)
+    omitted = missing_windows(opened, ranks_windows)
+    return [*omitted, f"windows of {plural(written, 'rank')}: dtprof trace {shown}"] if written else omitted
 
 
-def missing_windows(opened: Run, found: list[RankWindows]) -> list[str]:
+def missing_windows(opened: Run, ranks_windows: list[RankWindows]) -> list[str]:
     """Return what of the windows planned was not taken, a sentence each."""
     planned = opened.manifest.settings
     try:
@@ -169,4 +166,4 @@ def missing_windows(opened: Run, found: list[RankWindows]) -> list[str]:
         chosen = settings.parse_traced_ranks(planned.get("trace_ranks", ""))
     except UsageError:
         return []  # nothing that `dtprof run` wrote
-    return explain_missing(found, planned=steps, chosen=chosen, world_size=read_world_size(opened.folders))
+    return explain_missing(ranks_windows, planned=steps, chosen=chosen, world_size=read_world_size(opened.folders))

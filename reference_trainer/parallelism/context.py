@@ -106,6 +106,6 @@ class GatherLength(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of this rank's columns."""
         first = grad.movedim(3, 0).contiguous()
-        own = first.new_empty((first.shape[0] // ctx.group.size(), *first.shape[1:]))
-        distributed.reduce_scatter_tensor(own, first, group=ctx.group)
-        return own.movedim(0, 3), None
+        shard = first.new_empty((first.shape[0] // ctx.group.size(), *first.shape[1:]))
+        distributed.reduce_scatter_tensor(shard, first, group=ctx.group)
+        return shard.movedim(0, 3), None

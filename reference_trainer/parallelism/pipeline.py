@@ -37,8 +37,8 @@ class PipelinePass:
     """Run one step's forward and backward passes through the stages of this rank."""
 
     def __init__(self, built: Sequence["BuiltStage"], options: Options, loss: TokenLoss, device: torch.device) -> None:
-        stages = [one.stage for one in built]
-        self.built = sorted(built, key=lambda one: one.stage.stage_index)
+        stages = [stage.stage for stage in built]
+        self.built = sorted(built, key=lambda stage: stage.stage.stage_index)
         self.microbatches = options.layout.microbatches
         self.loss = loss
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -72,9 +72,9 @@ class PipelinePass:
             for micro_batch in split_rows(batch, self.microbatches):
                 targets = micro_batch.pop("targets")
                 carried: tuple[Tensor, ...] = ()
-                for one in self.built:
-                    carried = one.forward(carried, micro_batch)
-                    if one.stage.is_last:
+                for stage in self.built:
+                    carried = stage.forward(carried, micro_batch)
+                    if stage.stage.is_last:
                         self.loss_sum += self.loss(carried[0], targets)
         return self.loss_sum
 

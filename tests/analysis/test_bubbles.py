@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.comparison.comparison_series import JOB, RANKS, Figure, measure_run
 from dtprof.analysis.comparison.run_comparison import compare_runs
-from dtprof.analysis.comparison.thresholds import Limit, judge_limit
+from dtprof.analysis.comparison.thresholds import Threshold, check_threshold
 from dtprof.analysis.pipeline.bubbles import theory_fraction
 from dtprof.analysis.results import PipelineResult, Summary
 from dtprof.analysis.run_summary import summarise
@@ -223,10 +223,10 @@ def test_a_pipeline_written_by_hand_leaves_the_bubble_unknown(axis: str, op: str
     assert summary.pipeline is None
     (why,) = (caveat for caveat in summary.cannot_tell if caveat.startswith("pipeline: "))
     if is_known:
-        assert why not in tell_shortly(summary.cannot_tell)
+        assert why not in condense_caveats(summary.cannot_tell)
         assert [(rank.partition_ns or {})["bubble"] for rank in summary.ranks] == [0, 0]
     else:
-        assert why in tell_shortly(summary.cannot_tell)
+        assert why in condense_caveats(summary.cannot_tell)
         assert why.startswith("pipeline: the bubble of ranks 0, 1 is not known")
         assert_only_the_bubble_is_unknown(summary)
         assert summary.part_shares is not None
@@ -235,16 +235,16 @@ def test_a_pipeline_written_by_hand_leaves_the_bubble_unknown(axis: str, op: str
 
 def test_limits_and_comparisons_cannot_tell_the_bubble_of_a_pipeline_written_by_hand() -> None:
     figures = measure_run(MemoryRun(by_hand("mesh_pp", "send")))
-    limit = Limit(option="--max-bubble 25%", figure="bubble_fraction", bound=0.25)
-    judged = judge_limit(limit, figures)
+    limit = Threshold(option="--max-bubble 25%", figure="bubble_fraction", bound=0.25)
+    judged = check_threshold(limit, figures)
     assert (judged.outcome, judged.measured) == ("unknown", None)
     assert judged.reason.startswith("a pipeline written by hand may run there")
     told = {c.figure: c for c in compare_runs(figures, figures).changes}
     for figure in (Figure(JOB, "bubble_ns"), Figure(RANKS, "bubble_ns", rank=0), Figure(JOB, "bubble_fraction")):
         assert (told[figure].a, told[figure].b, told[figure].verdict) == (None, None, "unknown")
     assert figures.exposed_fraction is not None
-    beyond = Limit(option="--max-exposed 1%", figure="exposed_fraction", bound=0.01)
-    assert judge_limit(beyond, figures).outcome == "unknown"  # what is exposed may be a bubble
+    beyond = Threshold(option="--max-exposed 1%", figure="exposed_fraction", bound=0.01)
+    assert check_threshold(beyond, figures).outcome == "unknown"  # what is exposed may be a bubble
 
 
 @pytest.mark.parametrize(

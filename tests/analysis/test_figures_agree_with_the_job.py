@@ -48,7 +48,7 @@ def test_a_delay_injected_on_a_rank_is_found_as_its_blame_and_as_wait_of_the_oth
     program = tmp_path / "late.py"
     program.write_text(PROGRAM)
     run = tmp_path / "run"
-    jobs.recorded(run, jobs.torchrun(2, program, str(tmp_path)), "--no-native")
+    jobs.recorded(run, jobs.forked(2, program, str(tmp_path)), "--no-native")
     summary = summarise(open_run(run))
     own = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -99,7 +99,7 @@ def test_a_slow_rank_of_the_trainer_is_to_blame_for_its_delay(
     run = tmp_path / "run"
     metrics = tmp_path / "metrics.jsonl"
     options = ["--preset", "tiny", "--steps", "8", *layout, "--fault", fault, "--metrics", str(metrics)]
-    jobs.recorded(run, jobs.torchrun(2, "-m", "reference_trainer", *options))
+    jobs.recorded(run, jobs.forked(2, "-m", "reference_trainer", *options))
     summary = summarise(open_run(run))
     (straggler,) = summary.stragglers
     assert (straggler.rank, straggler.phase) == (rank, phase)

@@ -11,7 +11,7 @@ import pytest
 
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
-from dtprof.records.host_clocks import host_clocks
+from dtprof.records.nodes.host_clocks import host_clocks
 from dtprof.records.reader import open_run
 from tests.synthetic import HostClock, Job, Truth, generate
 from tests.synthetic.simulation import Simulation

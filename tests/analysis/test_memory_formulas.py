@@ -8,8 +8,8 @@ import pytest
 from dtprof.analysis.memory.memory_formulas import ModelShare, activation_bytes, state_by_scheme
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
-from dtprof.records.node_memory import MOST_LINES, read_node_memory
-from dtprof.records.node_samples import GPU, HOST, Sample, SampleFile
+from dtprof.records.nodes.node_memory import MOST_LINES, read_node_memory
+from dtprof.records.nodes.node_samples import GPU, HOST, Sample, SampleFile
 from dtprof.records.tables import Label, NodeMemory, Site
 from dtprof.report.documents.summary_json import summary_json
 from dtprof.report.text.summary_text import summary_text

@@ -7,7 +7,7 @@ import numpy as np
 
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.run_summary import summarise
-from dtprof.analysis.steps.step_partition import average
+from dtprof.analysis.steps.step_partition import round_means, sum_steps
 from dtprof.analysis.timeline.operation_detail import read_detail, read_ranks, summarise_and_map
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records.reader import open_run
@@ -23,9 +23,10 @@ def test_parts_and_phases_of_each_step_are_those_that_the_summary_averages(tmp_p
         used = (rank.steps.numbers >= detail.used.first) & (rank.steps.numbers <= detail.used.last)
         assert used.any()
         assert rank.parts is not None
-        steps = [0, int(used.sum())]
-        assert average({name: column[used] for name, column in rank.parts.items()}, steps) == [result.partition_ns]
-        assert average({name: column[used] for name, column in rank.phases.items()}, steps) == [result.phases_ns]
+        count = int(used.sum())
+        for columns, means in ((rank.parts, result.partition_ns), (rank.phases, result.phases_ns)):
+            (totals,) = sum_steps({name: column[used] for name, column in columns.items()}, [0, count])
+            assert round_means(totals, count) == means
         length = rank.steps.windows[:, 1] - rank.steps.windows[:, 0]
         for columns, names in ((rank.parts, PARTS), (rank.phases, PHASES)):
             assert tuple(columns) == names

@@ -8,7 +8,8 @@ from dtprof import intervals
 from dtprof.analysis.results import PARTS, PHASES
 from dtprof.analysis.run_summary import summarise
 from dtprof.analysis.steps.phase_intervals import BUSY, ORDER
-from dtprof.analysis.steps.step_partition import average, partition_phases, partition_steps
+from dtprof.analysis.steps.step_partition import partition_phases, partition_steps, round_means, sum_steps
+from dtprof.records import events
 from tests.builders import MemoryRun, RankBuilder
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=8).map(
@@ -88,7 +89,7 @@ def test_pauses_are_host_work_wherever_they_happen() -> None:
     }
 
 
-KNOWN = (*ORDER, *BUSY)
+KNOWN = (*ORDER, *BUSY, events.HOST_BOUND)
 
 
 @given(st.lists(INTERVALS, min_size=len(KNOWN), max_size=len(KNOWN)), INTERVALS, INTERVALS, INTERVALS)
@@ -107,7 +108,8 @@ def test_parts_and_phases_sum_to_every_step(
     assert tuple(by_phase) == PHASES
     assert sum(by_phase.values()).tolist() == lengths
     for result in (parts, by_phase):
-        (means,) = average(result, [0, len(lengths)])
+        (totals,) = sum_steps(result, [0, len(lengths)])
+        means = round_means(totals, len(lengths))
         assert sum(means.values()) == (sum(lengths) // len(lengths) if lengths else 0)
 
 
@@ -115,7 +117,7 @@ def test_rounding_goes_to_the_parts_that_lost_most() -> None:
     # Over 3 steps a = 5 (mean 1.67), b = 4 (1.33), c = 3 (1): 12 / 3 = 4 = 2 + 1 + 1.
     # The steps of two ranks follow one another; those of the second, 7 = 3 + 4, are one.
     parts = {"a": np.array([5, 0, 0, 3]), "b": np.array([4, 0, 0, 0]), "c": np.array([1, 1, 1, 4])}
-    assert average(parts, [0, 3, 3, 4]) == [
+    assert [round_means(t, n) for t, n in zip(sum_steps(parts, [0, 3, 3, 4]), (3, 0, 1), strict=True)] == [
         {"a": 2, "b": 1, "c": 1},
         {"a": 0, "b": 0, "c": 0},
         {"a": 3, "b": 0, "c": 4},

@@ -496,9 +496,14 @@ def test_no_title_of_an_axis_is_cut_on_a_phone(show: Show) -> None:
         page.emulate()
 
 
-def test_no_serious_finding_of_axe(show: Show) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("overview", "hang"), ("timeline", "pipeline"), ("collectives", "memory"), ("stragglers", "measurement")],
+    ids=" ".join,
+)
+def test_no_serious_finding_of_axe(show: Show, names: tuple[str, ...]) -> None:
     page = show(source_of(verdict=hang_of()))
-    for name in ("overview", "hang", "timeline", "pipeline", "collectives", "memory", "stragglers", "measurement"):
+    for name in names:
         page.open(f"#page-{name}")
         assert axe_findings(page) == [], name
 

@@ -1,4 +1,4 @@
-"""Operations carry on whose behalf they were made, per thread."""
+"""Operations carry the attribution label of their thread."""
 
 import os
 import sys

@@ -44,7 +44,7 @@ def passes(section: list[Operation]) -> list[list[tuple[int, int]]]:
 
 def test_buckets_and_modules_are_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    jobs.recorded(run, jobs.torchrun(4, jobs.PROGRAMS / "data_parallel.py"), env={"PYTHONWARNINGS": "ignore"})
+    jobs.recorded(run, jobs.forked(4, jobs.PROGRAMS / "data_parallel.py"), env={"PYTHONWARNINGS": "ignore"})
     for tables in open_run(run).load_all():
         assert tables.problems == ()
         assert tables.notes == ()

@@ -39,7 +39,7 @@ def test_names_of_groups_tell_their_axis(name: str, axis: str | None) -> None:
     "options", [(), pytest.param(("--no-native",), marks=pytest.mark.thorough)], ids=["native", "python"]
 )
 def test_every_group_has_the_axis_that_it_serves(tmp_path: Path, options: tuple[str, ...]) -> None:
-    jobs.recorded(tmp_path / "run", jobs.torchrun(4, jobs.PROGRAMS / "meshes.py"), *options)
+    jobs.recorded(tmp_path / "run", jobs.forked(4, jobs.PROGRAMS / "meshes.py"), *options)
     for tables in open_run(tmp_path / "run").load_all():
         rank, groups = tables.rank, list(tables.groups.values())
         assert tables.problems == ()

@@ -54,7 +54,7 @@ def test_each_call_is_recorded_once_whatever_way_it_takes(tmp_path: Path) -> Non
 
 def test_job_whose_collectives_torch_checks_runs_as_it_does_bare(tmp_path: Path) -> None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL: a wrapper around gloo makes tensors of its own in every collective."""
-    command = jobs.torchrun(2, jobs.PROGRAMS / "checked.py")
+    command = jobs.forked(2, jobs.PROGRAMS / "checked.py")
     jobs.recorded(tmp_path / "run", command, "--no-native", env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     for tables in open_run(tmp_path / "run").load_all():
         assert (tables.hook, tables.errors) == ("python", 0)

@@ -99,14 +99,14 @@ class Lines:
 
 
 @pytest.fixture
-def acting() -> Any:
-    """Return the Acting of a process that records."""
+def hooked() -> Any:
+    """Return the Attribution of a process that records."""
     pytest.importorskip("torch")
-    from dtprof.capture.frameworks.attribution import Acting
+    from dtprof.capture.frameworks.attribution import Attribution
 
     lines = Lines()
-    acting = Acting(lambda _: lines)  # type: ignore[arg-type,return-value]
-    return SimpleNamespace(acting=acting, lines=lines)
+    attribution = Attribution(lambda _: lines)  # type: ignore[arg-type,return-value]
+    return SimpleNamespace(attribution=attribution, lines=lines)
 
 
 def framework() -> Any:
@@ -128,25 +128,25 @@ def describe(value: int) -> Any:
     return Description("some", f"some gather of {value}")
 
 
-def test_a_label_holds_during_the_call_and_no_longer(acting: Any) -> None:
+def test_a_label_holds_during_the_call_and_no_longer(hooked: Any) -> None:
     owner, during = framework(), []
-    acting.acting.replace(
-        owner, "gather", lambda gather: lambda *given: (during.append(acting.lines.label), gather(*given))[1]
+    hooked.attribution.replace(
+        owner, "gather", lambda gather: lambda *given: (during.append(hooked.lines.label), gather(*given))[1]
     )
-    acting.acting.around(owner, "gather", lambda _, value: acting.acting.begin(describe, value))
-    acting.lines.label = 7
+    hooked.attribution.around(owner, "gather", lambda _, value: hooked.attribution.begin(describe, value))
+    hooked.lines.label = 7
     assert owner().gather(3) == 6
-    assert acting.lines.label == 7
+    assert hooked.lines.label == 7
     with pytest.raises(ValueError, match="-1"):
         owner().gather(-1)
-    assert acting.lines.label == 7
+    assert hooked.lines.label == 7
     assert during == [1, 2]
-    declared = [json.loads(line) for line in acting.lines.entries]
+    declared = [json.loads(line) for line in hooked.lines.entries]
     assert [(entry["id"], entry["text"]) for entry in declared] == [(1, "some gather of 3"), (2, "some gather of -1")]
 
 
 def test_what_goes_wrong_in_a_hook_does_not_reach_the_job(
-    acting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    hooked: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fence, "_warned", {})
     monkeypatch.setattr(fence, "_shared", [])
@@ -155,26 +155,28 @@ def test_what_goes_wrong_in_a_hook_does_not_reach_the_job(
     def begin(*_: Any) -> None:
         raise KeyError("dtprof's own")
 
-    acting.acting.around(owner, "gather", begin)
-    acting.acting.after(owner, "gather", begin)
+    hooked.attribution.around(owner, "gather", begin)
+    hooked.attribution.after(owner, "gather", begin)
     assert [owner().gather(value) for value in (1, 2)] == [2, 4]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == 'dtprof: on whose behalf gather acts is not recorded in this process: KeyError: "dtprof\'s own"'
+    assert line == 'dtprof: attribution to gather is not recorded in this process: KeyError: "dtprof\'s own"'
 
 
-def test_a_function_that_torch_lacks_is_noted_and_the_others_are_hooked(acting: Any) -> None:
+def test_a_function_that_torch_lacks_is_noted_and_the_others_are_hooked(hooked: Any) -> None:
     owner = framework()
-    acting.acting.around(owner, "scatter", lambda *_: None)
-    acting.acting.around(owner, "gather", lambda _, value: acting.acting.begin(describe, value))
+    hooked.attribution.around(owner, "scatter", lambda *_: None)
+    hooked.attribution.around(owner, "gather", lambda _, value: hooked.attribution.begin(describe, value))
     assert owner().gather(1) == 2
-    (note,) = [line for line in acting.lines.entries if '"note"' in line]
-    assert "torch has no Framework.scatter: what it does carries no label" in note
+    (note,) = [line for line in hooked.lines.entries if '"note"' in line]
+    assert "torch has no Framework.scatter: its operations carry no label" in note
 
 
-def test_a_class_that_torch_lacks_is_noted(acting: Any) -> None:
-    acting.acting.after_import("json", lambda module: acting.acting.around(module.Missing, "gather", lambda *_: None))
-    acting.acting.labels()
-    (note,) = acting.lines.entries
+def test_a_class_that_torch_lacks_is_noted(hooked: Any) -> None:
+    hooked.attribution.after_import(
+        "json", lambda module: hooked.attribution.around(module.Missing, "gather", lambda *_: None)
+    )
+    hooked.attribution.labels()
+    (note,) = hooked.lines.entries
     assert "torch has no json.Missing" in note
 
 

@@ -39,7 +39,7 @@ def sections(tables: RankTables) -> list[Counter[tuple[str, str, str]]]:
 
 def test_every_operation_of_a_framework_is_labelled(tmp_path: Path) -> None:
     run, saved = tmp_path / "run", tmp_path / "saved"
-    command = jobs.torchrun(2, jobs.PROGRAMS / "frameworks.py", str(saved))
+    command = jobs.forked(2, jobs.PROGRAMS / "frameworks.py", str(saved))
     jobs.recorded(run, command, env={"PYTHONWARNINGS": "ignore"})
     for tables in open_run(run).load_all():
         assert tables.problems == ()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtprof.capture.memory_sampler import MOST_OF_THE_TIME, Budget
+from dtprof.capture.memory_sampler import BUDGET_FRACTION, Budget
 
 SECOND_NS = 1_000_000_000
 MIDNIGHT_NS = 86_400 * SECOND_NS * 20_000
@@ -35,7 +35,7 @@ def test_the_first_may_be_taken_at_once() -> None:
 def test_it_takes_a_thousandth_of_the_time_and_no_more_than_one_in_the_least_period(cost_ns: int) -> None:
     steps, step_ns = 20_000, 70_000_000
     measured = times_measured(cost_ns, step_ns=step_ns, steps=steps)
-    allowed = min(steps * step_ns // SECOND_NS, steps * step_ns // (MOST_OF_THE_TIME * cost_ns))
+    allowed = min(steps * step_ns // SECOND_NS, steps * step_ns // (BUDGET_FRACTION * cost_ns))
     assert allowed // 2 - 1 <= len(measured) <= allowed + 2  # a period is doubled, not fitted
 
 

@@ -20,12 +20,12 @@ def pauses() -> Iterator[Any]:
     """Give what takes the pauses since the last call, with the collector's callback in place."""
 
     class Spans:
-        past: Any = None
+        finished_pauses: Any = None
 
     before = list(gc.callbacks)
     gc.callbacks.clear()  # others are Python (hypothesis has one): what a signal handler raises inside them is lost
     phase_hooks.Pauses(Spans).install()  # type: ignore[arg-type]
-    yield Spans.past
+    yield Spans.finished_pauses
     gc.callbacks[:] = before
 
 

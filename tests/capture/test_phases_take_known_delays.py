@@ -67,7 +67,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
         folder = tmp_path_factory.mktemp("phases")
         path = jobs.PROGRAMS / program
         given = [argument.replace("FOLDER", str(folder)) for argument in arguments]
-        command = [sys.executable, str(path), *given] if ranks == 1 else jobs.torchrun(ranks, path, *given)
+        command = [sys.executable, str(path), *given] if ranks == 1 else jobs.forked(ranks, path, *given)
         job = jobs.recorded(folder / "run", command, *([] if native else ["--no-native"]))
         assert "Exception ignored" not in job.stderr
         run = open_run(folder / "run")

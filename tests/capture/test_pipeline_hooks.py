@@ -85,7 +85,7 @@ def messages_of(tables: RankTables, step: np.void) -> list[tuple[str, int, int, 
 def test_actions_and_messages_follow_the_plan(
     tmp_path: Path, num_ranks: int, num_microbatches: int, options: tuple[str, ...]
 ) -> None:
-    command = jobs.torchrun(num_ranks, jobs.PROGRAMS / "pipelines.py", str(num_microbatches))
+    command = jobs.forked(num_ranks, jobs.PROGRAMS / "pipelines.py", str(num_microbatches))
     jobs.recorded(tmp_path / "run", command, *options)
     ranks = list(open_run(tmp_path / "run").load_all())
     assert [tables.problems for tables in ranks] == [()] * num_ranks
@@ -170,7 +170,7 @@ def check_messages(
 def test_stages_of_several_ranks_reduce_under_the_label_of_their_framework(tmp_path: Path) -> None:
     jobs.recorded(
         tmp_path / "run",
-        jobs.torchrun(4, jobs.PROGRAMS / "pipeline_of_replicas.py"),
+        jobs.forked(4, jobs.PROGRAMS / "pipeline_of_replicas.py"),
         env={"PYTHONWARNINGS": "ignore"},
     )
     for tables in open_run(tmp_path / "run").load_all():

@@ -44,7 +44,7 @@ def test_what_a_rank_starts_is_no_restart_of_that_rank(tmp_path: Path, hook: str
         reduced = tables.ops.index("all_reduce")
         assert (tables.operations["op"] == reduced).sum() == 5, "one bucket in each of five steps"
         assert tables.operations["state"].tolist() == [schema.STATE["done"]] * len(tables.operations)
-    assert job.stderr.count("a process that a rank started trains or joins a group of its own") == 1
+    assert job.stderr.count("a process that a rank started trains or joins a process group") == 1
 
 
 def test_rank_that_was_never_reached_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from dtprof.launch import interpreter
 from dtprof.launch.archiver import sealed_segments
-from dtprof.records import archive, paths, schema
+from dtprof.records import paths, schema
+from dtprof.records.rank_log import archive
 from dtprof.records.reader import read_rank
 from dtprof.records.tables import RankTables
 from tests import jobs

@@ -42,7 +42,7 @@ class Samples:
     def __init__(self) -> None:
         """Start with none."""
         self.names: list[str] = []
-        self.told: Told = []
+        self.recorded: Told = []
 
     def name_id(self, name: str) -> int:
         """Return the id of a name."""
@@ -51,7 +51,7 @@ class Samples:
 
     def sample(self, op: int, value: int) -> None:
         """Keep a sample."""
-        self.told.append((self.names[op].removeprefix("step_"), value))
+        self.recorded.append((self.names[op].removeprefix("step_"), value))
 
 
 @pytest.fixture
@@ -90,46 +90,46 @@ IDS, FLOATS, LABELS = Tensor(4, 16), Tensor(4, 8, 8, dtype="float32"), Tensor(4)
 def test_ids_are_counted_and_samples_where_there_are_none(
     consumption: Consumption, log: Samples, arguments: tuple[Any, ...], options: dict[str, Any], expected: Told
 ) -> None:
-    consumption.see(1, arguments, options)
+    consumption.add_inputs(1, arguments, options)
     consumption.end_step()
-    assert log.told == expected
+    assert log.recorded == expected
 
 
 def test_passes_of_a_model_add_up_and_of_several_models_the_one_given_most_counts(
     consumption: Consumption, log: Samples
 ) -> None:
     for _ in range(3):
-        consumption.see(1, (IDS,), {})
-        consumption.see(2, (Tensor(2, 16),), {})
+        consumption.add_inputs(1, (IDS,), {})
+        consumption.add_inputs(2, (Tensor(2, 16),), {})
     consumption.end_step()
-    assert log.told == [("tokens", 3 * 64), ("samples", 3 * 4)]
+    assert log.recorded == [("tokens", 3 * 64), ("samples", 3 * 4)]
 
 
 def test_a_count_is_told_where_it_changes_and_now_and_then(consumption: Consumption, log: Samples) -> None:
     for rows in [4] * 10 + [2, 2, 4]:
-        consumption.see(1, (Tensor(rows, 16),), {})
+        consumption.add_inputs(1, (Tensor(rows, 16),), {})
         consumption.end_step()
-    assert [value for name, value in log.told if name == "tokens"] == [64, 32, 64]
-    log.told.clear()
+    assert [value for name, value in log.recorded if name == "tokens"] == [64, 32, 64]
+    log.recorded.clear()
     for _ in range(3 * STEPS_BETWEEN):
-        consumption.see(1, (IDS,), {})
+        consumption.add_inputs(1, (IDS,), {})
         consumption.end_step()
-    assert log.told == [("tokens", 64), ("samples", 4)] * 3
+    assert log.recorded == [("tokens", 64), ("samples", 4)] * 3
 
 
 def test_a_step_without_a_forward_pass_consumed_nothing(consumption: Consumption, log: Samples) -> None:
     consumption.end_step()
-    assert log.told == []
-    consumption.see(1, (FLOATS,), {})
+    assert log.recorded == []
+    consumption.add_inputs(1, (FLOATS,), {})
     consumption.end_step()
     consumption.end_step()
-    assert log.told == [("samples", 4), ("samples", 0)]
+    assert log.recorded == [("samples", 4), ("samples", 0)]
 
 
 def test_what_the_program_says_goes_before_what_shapes_say(consumption: Consumption, log: Samples) -> None:
-    consumption.see(1, (IDS,), {})
+    consumption.add_inputs(1, (IDS,), {})
     consumption.end_step(61)
-    assert log.told == [("tokens", 61), ("samples", 4)]
+    assert log.recorded == [("tokens", 61), ("samples", 4)]
 
 
 @pytest.mark.parametrize("said", [IDS, "many", float("nan"), -1], ids=["tensor", "text", "nan", "negative"])
@@ -138,9 +138,9 @@ def test_what_is_no_number_is_refused_once_and_counted_by_shape(
 ) -> None:
     fence._warned.clear()
     for _ in range(2):
-        consumption.see(1, (IDS,), {})
+        consumption.add_inputs(1, (IDS,), {})
         consumption.end_step(said)
-    assert log.told == [("tokens", 64), ("samples", 4)]
+    assert log.recorded == [("tokens", 64), ("samples", 4)]
     assert capsys.readouterr().err.count("expected a number of 0 or more") == 1
 
 
@@ -157,10 +157,10 @@ def test_an_error_of_ours_is_told_and_not_raised(
             """Take any."""
 
     fence._warned.clear()
-    consumption.see(1, (Broken(4, 16),), {})
+    consumption.add_inputs(1, (Broken(4, 16),), {})
     consumption.end_step()
-    assert log.told == []
-    assert "what the model is fed is not recorded in this process: RuntimeError" in capsys.readouterr().err
+    assert log.recorded == []
+    assert "the tokens and samples of a step is not recorded in this process: RuntimeError" in capsys.readouterr().err
 
 
 def test_a_log_of_its_own_is_told_anew(log: Samples) -> None:
@@ -169,6 +169,6 @@ def test_a_log_of_its_own_is_told_anew(log: Samples) -> None:
     consumption.install(Tensor, ("int64",))
     for own in (log, Samples()):
         logs.append(own)
-        consumption.see(1, (IDS,), {})
+        consumption.add_inputs(1, (IDS,), {})
         consumption.end_step()
-        assert own.told == [("tokens", 64), ("samples", 4)]
+        assert own.recorded == [("tokens", 64), ("samples", 4)]

@@ -133,6 +133,6 @@ def test_broken_hooks_are_told_once_and_noted(recorded: jobs.Job, tables: RankTa
 
 
 def test_error_behind_a_broken_stderr_is_still_noted(recorded: jobs.Job, tables: RankTables) -> None:
-    text = "a phase of the program's own is not recorded in this process: LookupError: planned inside a hook"
+    text = "a phase that the program marks is not recorded in this process: LookupError: planned inside a hook"
     assert text in tables.notes
     assert text not in recorded.stderr

@@ -31,7 +31,7 @@ def test_windows_and_snapshots_of_a_job(tmp_path: Path) -> None:
     # Steps 11 to 20 are the second training.
     options = ["--trace-steps", "14:16", "--trace-ranks", "1,5"]
     command = [*jobs.DTPROF, "run", "-o", str(run), *options, "--"]
-    with jobs.started([*command, *jobs.torchrun(2, jobs.PROGRAMS / "windowed.py", str(stop))], tmp_path) as job:
+    with jobs.started([*command, *jobs.forked(2, jobs.PROGRAMS / "windowed.py", str(stop))], tmp_path) as job:
         job.wait_until(lambda: job.stdout.count("same losses") == 2)
         asked = trace(run, "--now", "--steps", "2", "--memory", status=1)
         unknown = trace(run, "--now", "--ranks", "7", status=2)

@@ -96,7 +96,7 @@ def test_an_exposed_share_that_may_be_bubble_fails_no_limit(tmp_path: Path, caps
     assert "its bubble is not known, and counts as exposed wait" in document["limits"][0]["reason"]
     status, document = check(tmp_path, "run", "--max-exposed", "90%", capsys=capsys)
     assert (status, document["limits"][0]["outcome"]) == (0, "passed")
-    assert "the bubble, which is not known, is in it; without rank 3" in document["limits"][0]["reason"]
+    assert "it contains the bubble, which is unknown; without rank 3" in document["limits"][0]["reason"]
 
     assert main(["summary", str(tmp_path / "run")]) == 0
     table = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -155,7 +155,7 @@ def test_findings_fail_with_what_was_found(runs: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "no limit was given"),
+        ([], "no threshold was given"),
         (["--max-slowdown", "5%"], "without a baseline"),
         (["--max-step-ms", "fast"], "--max-step-ms is 'fast'; expected a number of milliseconds above 0"),
         (["--max-step-ms", "0"], "above 0"),

@@ -32,7 +32,7 @@ def call(*arguments: object) -> int:
     parser = CommandParser()
     report.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["report", *map(str, arguments)])
-    status: int = parsed.run(parsed)
+    status: int = report.run(parsed)
     return status
 
 

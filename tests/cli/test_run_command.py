@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.cli.main import main
+from dtprof.records import schema
 from dtprof.records.reader import open_run
 from tests import jobs
 from tests.builders import RankBuilder, write_run
@@ -312,7 +313,9 @@ def test_what_is_no_run_is_refused_by_every_command_that_reads_one(
     assert "file is a file; expected a run directory" in refused(command, "file", status=2)
     newer = write_run(tmp_path / "newer", [RankBuilder(0, world_size=1)])
     (newer / "run.json").write_text(json.dumps({"format_version": 99}))
-    assert "is of format 99; this dtprof reads formats up to 1" in refused(command, "newer", status=2)
+    assert f"is of format 99; this dtprof reads formats up to {schema.FORMAT_VERSION}" in refused(
+        command, "newer", status=2
+    )
 
 
 def test_diagnose_says_what_it_reads(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -324,7 +327,9 @@ def test_diagnose_says_what_it_reads(refused: Callable[..., str], tmp_path: Path
     assert expected in refused("diagnose", "file", status=2)
     newer = write_run(tmp_path / "newer", [RankBuilder(0, world_size=1)])
     (newer / "run.json").write_text(json.dumps({"format_version": 99}))
-    assert "is of format 99; this dtprof reads formats up to 1" in refused("diagnose", "newer", status=2)
+    assert f"is of format 99; this dtprof reads formats up to {schema.FORMAT_VERSION}" in refused(
+        "diagnose", "newer", status=2
+    )
 
 
 def test_reader_of_our_output_may_go_away(tmp_path: Path) -> None:

@@ -39,14 +39,14 @@ def observe(run: Path, folder: Path, num_ranks: int, attempt: int | None = None)
 
 def record_calls(folder: Path, *options: str) -> list[Observation]:
     """Make every call on two ranks."""
-    command = jobs.torchrun(2, "-m", f"{PROGRAMS}.every_call", str(folder))
+    command = jobs.forked(2, "-m", f"{PROGRAMS}.every_call", str(folder))
     jobs.recorded(folder / "run", command, *options)
     return observe(folder / "run", folder, 2)
 
 
 def record_scenarios(folder: Path, num_ranks: int, *options: str) -> list[Observation]:
     """Run every scenario that is for this number of ranks."""
-    command = jobs.torchrun(num_ranks, "-m", f"{PROGRAMS}.scenarios", str(folder), *FAMILIES)
+    command = jobs.forked(num_ranks, "-m", f"{PROGRAMS}.scenarios", str(folder), *FAMILIES)
     jobs.recorded(folder / "run", command, *options, env=ENVIRONMENT)
     return observe(folder / "run", folder, num_ranks)
 

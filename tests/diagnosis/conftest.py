@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
+from dtprof.session.job_diagnosis import diagnose_logs
 from tests.diagnosis.log_texts import Diagnose
 
 

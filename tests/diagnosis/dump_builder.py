@@ -110,4 +110,4 @@ def write(folder: Path, ranks: list[Rank], *, as_json: bool = False) -> list[Pat
 def verdict_on(paths: list[Path]) -> Verdict:
     """Diagnose dumps."""
     labels = Labels()
-    return decide(gather_dumps(*read_dumps(paths, labels), labels), ("flight_recorder",))
+    return decide(gather_dumps(*read_dumps(paths, labels), labels))

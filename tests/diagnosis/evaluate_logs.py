@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.sources.logs.log_reader import diagnose_logs
-from dtprof.diagnosis.sources.logs.logged_job import operation
+from dtprof.diagnosis.logged_job import operation
+from dtprof.session.job_diagnosis import diagnose_logs
 
 SURE = 0.5
 NETWORK = "T37"

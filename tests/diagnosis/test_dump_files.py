@@ -6,7 +6,6 @@ import pickle
 import struct
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 
 from benchmarks.torch_pickle import as_torch_pickles
 from dtprof.cli.main import main
-from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.source_merging import join
 from dtprof.diagnosis.sources.flight_recorder import dump_files
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
@@ -207,7 +204,7 @@ def test_any_plain_content_gives_a_verdict_or_a_sentence(
     path.write_bytes(pickle.dumps(document, protocol=2))
     labels = Labels()
     try:
-        decide(gather_dumps(*read_dumps([path], labels), labels), ("flight_recorder",))
+        decide(gather_dumps(*read_dumps([path], labels), labels))
     except NotADumpError as error:
         assert str(path) in str(error)  # noqa: PT017
 
@@ -238,18 +235,6 @@ def test_kind_is_told_by_content_and_sources_are_joined(tmp_path: Path) -> None:
     verdict = diagnose([tmp_path])
     assert verdict.source == ("flight_recorder", "log")
     assert verdict.findings[0].culprit_ranks == (1,)
-
-
-def test_sources_that_cannot_be_of_one_job_are_told_of() -> None:
-    stuck = Finding(kind="rank-stuck", summary="Rank 1 hangs.", culprit_ranks=(1,), confidence=0.9)
-    dumps = Verdict(outcome="hang", source=("flight_recorder",), ranks_seen=(0, 1), ranks_missing=(), findings=(stuck,))
-    run = Verdict(outcome="healthy", source=("run",), ranks_seen=(0, 1), ranks_missing=())
-    (caveat,) = join([run, dumps]).cannot_tell
-    assert "nothing went wrong: is it the one that flight_recorder tells of?" in caveat
-    (caveat,) = join([run, replace(dumps, ranks_missing=(2, 3))]).cannot_tell
-    assert "the dumps are of 4 ranks, the run of 2" in caveat
-    unsure = replace(dumps, outcome="unknown", findings=(), cannot_tell=("give rank 1",))
-    assert join([replace(run, outcome="unknown"), unsure]).cannot_tell == ("give rank 1",)
 
 
 def test_diagnosing_dumps_loads_no_torch(tmp_path: Path) -> None:

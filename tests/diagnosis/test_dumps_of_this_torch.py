@@ -15,7 +15,7 @@ pytestmark = pytest.mark.jobs
 def test_dumps_of_a_gloo_job_by_this_torch(tmp_path: Path) -> None:
     program = jobs.PROGRAMS / "flight_recorded.py"
     env = {"TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
-    job = jobs.finished(jobs.torchrun(3, program, str(tmp_path)), tmp_path, env=env)
+    job = jobs.finished(jobs.forked(3, program, str(tmp_path)), tmp_path, env=env)
     assert job.process.returncode == 0, job.stderr
 
     written = sorted(tmp_path.glob("sound_*"))

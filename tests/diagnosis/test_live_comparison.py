@@ -10,6 +10,7 @@ import pytest
 from dtprof.diagnosis import live_comparison
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.live_comparison import LiveComparison
+from dtprof.job.group_collectives import ONE_TENSOR
 from dtprof.records.tables import RankTables
 from tests.builders import RankBuilder
 
@@ -52,6 +53,19 @@ def test_another_reduction_that_the_back_end_let_pass_is_told_of_once_with_both_
     assert {site.line for site in finding.call_sites.values()} == {5}
 
 
+def test_a_group_made_again_is_compared_by_itself_and_told_of_once_for_each_instance() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        for instance in range(3):
+            group = rank.group("1", (0, 1, 2))
+            for step in range(20):
+                odd = instance > 0 and rank.rank == instance and step == 5
+                t = (instance * 20 + step) * 100
+                rank.op("broadcast", t, t + 10, nbytes=8, peer=1 if odd else 0, group=group, step=step)
+    told = [(finding.kind, finding.culprit_ranks, finding.seq) for finding in looks(ranks, each=100)]
+    assert told == [("root-mismatch", (1,), 5), ("root-mismatch", (2,), 5)]
+
+
 def test_another_root_and_another_size_are_told_of() -> None:
     for name, arguments in (("root-mismatch", {"peer": 1}), ("size-mismatch", {"nbytes": 16})):
         ranks = job(3)
@@ -61,6 +75,18 @@ def test_another_root_and_another_size_are_told_of() -> None:
                 chosen = usual | arguments if rank.rank == 1 and step == 20 else usual
                 rank.op("broadcast", step * 100, step * 100 + 10, **chosen)  # type: ignore[arg-type]
         assert [(finding.kind, finding.seq) for finding in looks(ranks)] == [(name, 20)]
+
+
+def test_another_size_of_an_all_gather_is_told_of_where_all_are_gathered_into_one_tensor() -> None:
+    ranks = job(3)
+    for rank in ranks:
+        for step in range(30):
+            odd = rank.rank == 1 and step == 20
+            rank.op("all_gather", step * 100, step * 100 + 10, nbytes=16 if odd else 8)
+    assert looks(ranks) == []  # into a list: each may bring what it likes
+    whole = [rank.tables() for rank in ranks]
+    (finding,) = looks([replace(tables, raw_ops=(ONE_TENSOR,) * len(tables.ops)) for tables in whole])
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("size-mismatch", (1,), 20)
 
 
 def test_a_rank_that_left_a_call_out_and_goes_on_is_told_of() -> None:

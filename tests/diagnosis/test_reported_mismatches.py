@@ -3,7 +3,7 @@
 from typing import Any
 
 from dtprof.diagnosis.findings import Finding, Verdict
-from dtprof.diagnosis.reported_mismatches import list_told
+from dtprof.diagnosis.reported_mismatches import list_reported
 from dtprof.records.tables import Group
 
 SECOND = 1_000_000_000
@@ -23,7 +23,7 @@ def verdict_on(kind: str) -> Verdict:
 
 
 def test_what_the_verdict_does_not_repeat_is_kept_once_with_its_time() -> None:
-    (told,) = list_told([ROW, ROW], None, started_ns=2 * SECOND)
+    (told,) = list_reported([ROW, ROW], None, started_ns=2 * SECOND)
     assert (told.kind, told.group, told.seq, told.summary, told.after_s) == (
         "size-mismatch",
         "0",
@@ -31,14 +31,14 @@ def test_what_the_verdict_does_not_repeat_is_kept_once_with_its_time() -> None:
         "sizes differ",
         10,
     )
-    assert len(list_told([ROW], verdict_on("dtype-mismatch"), started_ns=None)) == 1
+    assert len(list_reported([ROW], verdict_on("dtype-mismatch"), started_ns=None)) == 1
 
 
 def test_what_the_verdict_says_is_not_said_twice() -> None:
-    assert list_told([ROW], verdict_on("size-mismatch"), started_ns=0) == ()
+    assert list_reported([ROW], verdict_on("size-mismatch"), started_ns=0) == ()
 
 
 def test_damaged_rows_are_passed_over() -> None:
-    assert list_told([{}, ROW | {"kind": 3}, ROW | {"summary": None}], None, started_ns=0) == ()
-    (told,) = list_told([ROW | {"realtime_ns": "x", "seq": None}], None, started_ns=0)
+    assert list_reported([{}, ROW | {"kind": 3}, ROW | {"summary": None}], None, started_ns=0) == ()
+    (told,) = list_reported([ROW | {"realtime_ns": "x", "seq": None}], None, started_ns=0)
     assert (told.seq, told.after_s) == (0, None)

@@ -21,7 +21,7 @@ LAST = FIRST + STEPS * SECOND
 """When rank 0 comes to the operation that rank 1 does not come to, ns after the start: steps take a second."""
 
 
-def held_up(*, pause_s: int = 0, waits: bool = True) -> list[RankBuilder]:
+def blocked(*, pause_s: int = 0, waits: bool = True) -> list[RankBuilder]:
     """Return two ranks; rank 0 waits for rank 1 at last. After the second step nothing began for `pause_s` longer."""
     ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
     for rank in ranks:
@@ -49,7 +49,7 @@ def interrupt(ranks: list[RankBuilder], after_ns: int) -> None:
 
 
 def test_a_job_that_went_on_until_it_was_stopped_hung_in_nothing(tmp_path: Path) -> None:
-    verdict = stop(tmp_path / "run", held_up(), 300_000_000)
+    verdict = stop(tmp_path / "run", blocked(), 300_000_000)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     assert verdict.cannot_tell == (
         "the job was stopped from outside (SIGINT or SIGTERM); no fault was detected before that",
@@ -57,7 +57,7 @@ def test_a_job_that_went_on_until_it_was_stopped_hung_in_nothing(tmp_path: Path)
 
 
 def test_a_job_that_stood_still_for_longer_than_ever_hung(tmp_path: Path) -> None:
-    verdict = stop(tmp_path / "run", held_up(), 12 * SECOND)
+    verdict = stop(tmp_path / "run", blocked(), 12 * SECOND)
     assert (verdict.outcome, verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == (
         "hang",
         "rank-stuck",
@@ -66,7 +66,7 @@ def test_a_job_that_stood_still_for_longer_than_ever_hung(tmp_path: Path) -> Non
 
 
 def test_where_it_had_paused_for_nearly_as_long_before_it_may_have_hung(tmp_path: Path) -> None:
-    verdict = stop(tmp_path / "run", held_up(pause_s=9), 12 * SECOND)
+    verdict = stop(tmp_path / "run", blocked(pause_s=9), 12 * SECOND)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
     (reason,) = verdict.cannot_tell
     assert "nothing had been recorded for 12 s" in reason
@@ -76,18 +76,18 @@ def test_where_it_had_paused_for_nearly_as_long_before_it_may_have_hung(tmp_path
 
 def test_what_dtprof_run_saw_to_hang_hung_however_long_its_pauses_were(tmp_path: Path) -> None:
     seen = {"hang_detected_ns": START_NS + LAST + 11 * SECOND}
-    verdict = stop(tmp_path / "run", held_up(pause_s=9), 12 * SECOND, **seen)
+    verdict = stop(tmp_path / "run", blocked(pause_s=9), 12 * SECOND, **seen)
     assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-stuck")
 
 
 def test_a_hang_that_passed_before_the_job_was_stopped_counts_no_more(tmp_path: Path) -> None:
-    verdict = stop(tmp_path / "run", held_up(), 300_000_000, hang_detected_ns=START_NS + FIRST)
+    verdict = stop(tmp_path / "run", blocked(), 300_000_000, hang_detected_ns=START_NS + FIRST)
     assert (verdict.outcome, verdict.findings) == ("unknown", ())
 
 
 @pytest.mark.parametrize(("after_s", "outcome"), [(0, "unknown"), (12, "hang")])
 def test_ctrl_c_is_no_crash_and_shows_where_it_found_a_rank(tmp_path: Path, after_s: int, outcome: str) -> None:
-    ranks = held_up()
+    ranks = blocked()
     interrupt(ranks, after_s * SECOND)
     exits = [ProcessExit(pid=ranks[1].pid, status=-2, t_ns=START_NS + LAST + after_s * SECOND + 10**6)]
     exits.append(ProcessExit(pid=ranks[0].pid, status=1, t_ns=START_NS + LAST + after_s * SECOND + 10**6))
@@ -100,14 +100,14 @@ def test_ctrl_c_is_no_crash_and_shows_where_it_found_a_rank(tmp_path: Path, afte
 
 
 def test_ranks_killed_together_after_they_stood_still_did_not_die_of_that(tmp_path: Path) -> None:
-    verdict = stop(tmp_path / "run", held_up(), 12 * SECOND, signal.SIGKILL)
+    verdict = stop(tmp_path / "run", blocked(), 12 * SECOND, signal.SIGKILL)
     (finding,) = verdict.findings
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-stuck", (1,))
 
 
 def test_ranks_killed_together_after_dtprof_run_told_of_a_hang_hung(tmp_path: Path) -> None:
     seen = {"hang_detected_ns": START_NS + LAST + 11 * SECOND}
-    verdict = stop(tmp_path / "run", held_up(pause_s=9), 12 * SECOND, signal.SIGKILL, **seen)
+    verdict = stop(tmp_path / "run", blocked(pause_s=9), 12 * SECOND, signal.SIGKILL, **seen)
     assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-stuck")
 
 
@@ -117,7 +117,7 @@ def test_ranks_killed_together_after_dtprof_run_told_of_a_hang_hung(tmp_path: Pa
 def test_ranks_killed_together_while_they_went_on_or_for_want_of_memory_were_killed(
     tmp_path: Path, after_s: float, facts: dict[str, Any], waits: bool
 ) -> None:
-    verdict = stop(tmp_path / "run", held_up(waits=waits), int(after_s * SECOND), signal.SIGKILL, **facts)
+    verdict = stop(tmp_path / "run", blocked(waits=waits), int(after_s * SECOND), signal.SIGKILL, **facts)
     assert (verdict.outcome, verdict.findings[0].kind) == ("crash", "rank-killed")
 
 
@@ -126,7 +126,7 @@ def test_a_rank_that_is_killed_as_it_does_not_end_when_asked_did_not_die_first(
     tmp_path: Path, after_s: int, outcome: str
 ) -> None:
     """A rank inside a wait does not see SIGINT; launchers kill it half a minute later."""
-    ranks = held_up()
+    ranks = blocked()
     ranks[1].exception(LAST + after_s * SECOND, "KeyboardInterrupt", "", line=31)
     asked_ns = START_NS + LAST + after_s * SECOND + 10**6
     exits = [ProcessExit(pid=ranks[1].pid, status=-2, t_ns=asked_ns)]
@@ -139,7 +139,7 @@ def test_a_rank_that_is_killed_as_it_does_not_end_when_asked_did_not_die_first(
 
 
 def test_a_rank_that_waited_for_too_long_was_not_stopped_though_its_peers_were(tmp_path: Path) -> None:
-    ranks = held_up()
+    ranks = blocked()
     ranks[0].exception(LAST + 2 * SECOND, "RuntimeError", "[gloo] Timed out waiting 2000ms for recv", line=20)
     exits = [ProcessExit(pid=ranks[0].pid, status=1, t_ns=START_NS + LAST + 2 * SECOND + 10**6)]
     exits.append(ProcessExit(pid=ranks[1].pid, status=-15, t_ns=START_NS + LAST + 2 * SECOND + 10**8))
@@ -151,7 +151,7 @@ def test_a_rank_that_waited_for_too_long_was_not_stopped_though_its_peers_were(t
 def test_of_a_run_that_was_killed_the_last_sample_of_its_node_tells_how_long_it_stood(
     tmp_path: Path, after_s: float, outcome: str
 ) -> None:
-    ranks = held_up()
+    ranks = blocked()
     run = write_run(tmp_path / "run", ranks)
     manifest = run / paths.MANIFEST
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"ended_realtime_ns": 0, "exit_status": None}))
@@ -169,7 +169,7 @@ def test_of_a_run_that_was_killed_the_last_sample_of_its_node_tells_how_long_it_
 
 
 def test_a_run_of_which_nobody_is_left_and_nobody_saw_the_end_is_not_healthy(tmp_path: Path) -> None:
-    ranks = held_up(waits=False)
+    ranks = blocked(waits=False)
     for rank in ranks:
         rank.boot_id, rank.pid = writer.boot_id(), 2**22 + 1 + rank.rank  # more than Linux gives
     run = write_run(tmp_path / "run", ranks)
@@ -183,7 +183,7 @@ def test_a_run_of_which_nobody_is_left_and_nobody_saw_the_end_is_not_healthy(tmp
 
 
 def test_ranks_that_all_slept_outside_any_operation_are_told_after_the_end_too(tmp_path: Path) -> None:
-    ranks = held_up(waits=False)
+    ranks = blocked(waits=False)
     frame = {"name": "load", "filename": "/home/me/train.py", "line": 8}
     threads = [{"thread_id": 1, "thread_name": "MainThread", "active": False, "frames": [frame]}]
     told = {"state": "sleeping", "cpu_share": 0.0, "threads": threads}

@@ -19,7 +19,7 @@ def run_trainer(folder: Path, *options: str, fault: str | None, status: int) -> 
     """Run the trainer on three ranks, recorded."""
     run = folder / "run"
     arguments = ["--fault", f"{fault}:rank={CULPRIT},step=4"] if fault else []
-    command = jobs.torchrun(3, "-m", "reference_trainer", *SHAPE, *arguments)
+    command = jobs.forked(3, "-m", "reference_trainer", *SHAPE, *arguments)
     return jobs.recorded(run, command, *options, status=status), run
 
 

@@ -115,7 +115,8 @@ def test_same_place_in_every_attempt_is_the_program(diagnose_texts: Diagnose) ->
     restart = "\n[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
     (finding,) = diagnose_texts(attempt + restart + attempt).findings
     assert finding.culprit_ranks == (2,)
-    assert any("earlier attempt" in fact and "program" in fact for fact in finding.evidence)
+    assert any("the same in both attempts" in fact for fact in finding.evidence)
+    assert finding.advice[0].startswith("Mend the program")
 
 
 def test_stuck_watchdog_is_the_ranks_own_and_less_sure(diagnose_texts: Diagnose) -> None:

@@ -79,7 +79,7 @@ def _check_dump(_: Path) -> Check:
         labels = Labels()
         try:
             dump = replace(dump_from(data, Path("dump_0"), labels, written_ns=0), rank=0)
-            verdict = decide(gather_dumps([dump], [], [], labels), ("flight_recorder",))
+            verdict = decide(gather_dumps([dump], [], [], labels))
         except NotADumpError as error:
             return _sentence(error)
         _verdict(verdict)

@@ -20,7 +20,7 @@ from dtprof.interchange.exporters.figure_pictures import (
     round_values,
 )
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.figures.step_parts_figure import draw_step_parts
+from dtprof.report.figures.stacked_step_figure import draw_step_parts
 from dtprof.report.figures.step_times_figure import draw_step_times
 
 

@@ -31,7 +31,7 @@ FORWARD_NS = 20_000_000
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiled")
-    jobs.recorded(folder / "own", jobs.torchrun(2, jobs.PROGRAMS / "profiled.py", str(folder)))
+    jobs.recorded(folder / "own", jobs.forked(2, jobs.PROGRAMS / "profiled.py", str(folder)))
     run, _ = import_files([folder / "trace0.json.gz", folder / "trace1.json.gz"])
     write_imported(run, folder / "imported")
     return folder

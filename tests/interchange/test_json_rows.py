@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtprof.interchange.exporters import json_rows
-from dtprof.interchange.exporters.json_rows import Choice, Piece, Whole, join_rows, microseconds
+from dtprof.interchange.exporters import protobuf_wire
+from dtprof.interchange.exporters.json_rows import Choice, Whole, join_rows, microseconds
+from dtprof.interchange.exporters.protobuf_wire import Piece
 
 TEXTS = (b'"a"', b"", b'"caf\\u00e9 % {}"')
 LARGEST = 10**15 - 1  # 11 days in ns, which floats in us tell apart
@@ -34,11 +35,11 @@ def test_objects_are_those_of_a_template(rows: list[tuple[int, int, int]], at_on
         % (ns / 1000, b"%d" % number if number >= 0 else b"null", TEXTS[place])
         for ns, number, place in rows
     )
-    kept, json_rows.BYTES_AT_ONCE = json_rows.BYTES_AT_ONCE, at_once
+    before, protobuf_wire.BYTES_AT_ONCE = protobuf_wire.BYTES_AT_ONCE, at_once
     try:
         assert b"".join(join_rows(pieces, len(rows))) == expected
     finally:
-        json_rows.BYTES_AT_ONCE = kept
+        protobuf_wire.BYTES_AT_ONCE = before
 
 
 def test_times_before_the_first_event_are_negative() -> None:

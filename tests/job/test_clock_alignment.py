@@ -10,7 +10,7 @@ import pytest
 from dtprof.analysis.comparison.comparison_series import RANKS, Figure, measure_run
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
-from dtprof.records.host_clocks import ClockPoint, HostClock
+from dtprof.records.nodes.host_clocks import ClockPoint, HostClock
 from dtprof.records.reader import open_run
 from dtprof.records.tables import RankTables
 from tests import synthetic

@@ -9,7 +9,7 @@ import pytest
 
 from dtprof.launch import clock_probes
 from dtprof.launch.clock_probes import Address, ClockKeeper, Responder, measure, monotonic_ns
-from dtprof.records.host_clocks import FILE, host_clocks
+from dtprof.records.nodes.host_clocks import FILE, host_clocks
 
 TOKEN = b"t" * clock_probes.TOKEN_BYTES
 AHEAD_NS = 7_000_000_000

@@ -20,7 +20,7 @@ from tests.builders import RankBuilder, write_run
 def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     program = jobs.PROGRAMS / "mismatched.py"
-    command = [*jobs.DTPROF, "run", "-o", str(run), "--", *jobs.torchrun(2, program, str(tmp_path / "told"))]
+    command = [*jobs.DTPROF, "run", "-o", str(run), "--", *jobs.forked(2, program, str(tmp_path / "told"))]
     with jobs.started(command, tmp_path) as job:
         job.wait_until(lambda: "reduce-op-mismatch" in job.stderr)
         (tmp_path / "told").touch()  # only then does the job end

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtprof.launch import gpu_sampler
-from dtprof.records.node_samples import GPU, Value
+from dtprof.records.nodes.node_samples import GPU, Value
 
 
 class NVMLError(Exception):

@@ -103,24 +103,24 @@ def test_users_sitecustomize_after_ours_runs_once_and_its_errors_are_its_own(tmp
 
 def test_installing_looking_and_removing(venv: Path) -> None:
     python = str(venv)
-    assert injection.look(python).start is None
+    assert injection.inspect(python).start is None
     installed = injection.install(python)
     assert (installed.start, installed.is_current) == (str(BOOTSTRAP / "dtprof_start.py"), True)
     module = installed.site_packages / injection.MODULE
     module.write_text(module.read_text().replace(str(BOOTSTRAP), "/opt/elsewhere"))
-    assert injection.look(python).start == "/opt/elsewhere/dtprof_start.py"
-    assert not injection.look(python).is_current
+    assert injection.inspect(python).start == "/opt/elsewhere/dtprof_start.py"
+    assert not injection.inspect(python).is_current
     gone = subprocess.run([python, "-c", "print('ran')"], capture_output=True, env={"DTPROF_RUN_DIR": "/x"}, check=True)
     assert (gone.stdout, gone.stderr) == (b"ran\n", b""), "a dtprof that was moved away is not missed"
     assert injection.install(python).is_current, "installed over an older one"
     injection.remove(python)
-    assert injection.look(python).start is None
+    assert injection.inspect(python).start is None
     assert not list(installed.site_packages.glob("*dtprof*"))
     injection.remove(python)
 
 
 def test_file_of_somebody_else_is_left_alone(venv: Path) -> None:
-    module = injection.look(str(venv)).site_packages / injection.MODULE
+    module = injection.inspect(str(venv)).site_packages / injection.MODULE
     module.write_text("print('mine')")
     for act in (injection.install, injection.remove):
         with pytest.raises(OutputError, match="was not written by dtprof and is left alone"):
@@ -131,7 +131,7 @@ def test_file_of_somebody_else_is_left_alone(venv: Path) -> None:
 @pytest.mark.parametrize("python", ["/bin/false", "no-such-python"])
 def test_what_is_no_python_is_refused(python: str) -> None:
     with pytest.raises(UsageError, match="does not run as Python"):
-        injection.look(python)
+        injection.inspect(python)
 
 
 def test_process_with_a_cleared_environment_finds_the_job_of_its_ancestor(jobs_folder: Path) -> None:
@@ -203,7 +203,7 @@ def test_ranks_of_another_virtual_environment_with_a_cleared_environment_are_rec
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
-    site_packages = injection.look(str(venv)).site_packages
+    site_packages = injection.inspect(str(venv)).site_packages
     (site_packages / "torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n")
     lacks = "import torch, importlib.util as u; assert not getattr(u.find_spec('dtprof'), 'origin', None)"
     subprocess.run([str(venv), "-c", lacks], check=True, cwd=tmp_path)

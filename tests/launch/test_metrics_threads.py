@@ -185,7 +185,7 @@ def waits(ranks: list[RankTables]) -> list[int]:
 def test_a_running_job_tells_what_its_records_say(tmp_path: Path) -> None:
     steps, go = 6, tmp_path / "go"
     options = ("--metrics-port", "0", "--hang-after", "2")
-    command = jobs.torchrun(2, jobs.PROGRAMS / "monitored.py", str(steps), str(go))
+    command = jobs.forked(2, jobs.PROGRAMS / "monitored.py", str(steps), str(go))
     with jobs.started([*jobs.DTPROF, "run", "-o", str(tmp_path / "run"), *options, "--", *command], tmp_path) as job:
         job.wait_until(lambda: "metrics of this node are at" in job.stderr)
         (line,) = [line for line in job.stderr.splitlines() if "metrics of this node" in line]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dtprof.launch import gpu_sampler, node_sampler
-from dtprof.records import node_samples
-from dtprof.records.node_reader import rate, read_node_samples
+from dtprof.records.nodes import node_samples
+from dtprof.records.nodes.node_reader import rate, read_node_samples
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from dtprof.analysis.run_summary import summarise
 from dtprof.cli.main import main
-from dtprof.records import host_clocks, paths, writer
+from dtprof.records import paths, writer
+from dtprof.records.nodes import host_clocks
 from dtprof.records.reader import open_run
 from tests.synthetic import HostClock, Job, generate
 

@@ -11,7 +11,7 @@ import pytest
 from dtprof.errors import OutputError, UsageError
 from dtprof.launch import clock_probes, run_directory, run_joining
 from dtprof.records import paths
-from dtprof.records.host_clocks import FILE
+from dtprof.records.nodes.host_clocks import FILE
 from dtprof.records.reader import open_run
 from tests import jobs
 

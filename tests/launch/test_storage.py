@@ -14,7 +14,7 @@ from dtprof.errors import DiskFullError, OutputError
 from dtprof.launch import hang_watcher, job_launch, run_directory, storage
 from dtprof.launch.storage import Storage
 from dtprof.records import paths
-from dtprof.records.node_reader import read_node_samples
+from dtprof.records.nodes.node_reader import read_node_samples
 from dtprof.records.reader import open_run
 from tests import jobs
 

@@ -118,6 +118,26 @@ def test_operations_of_two_attempts_do_not_meet() -> None:
     assert tally.sums["wait_ns"].sum() == 5 + 7 + 7
 
 
+def test_times_of_operations_that_are_not_seen_to_complete_are_absent() -> None:
+    # As with NCCL: 3 operations that return at once, of which nobody knows when they were done; and a barrier of gloo.
+    rank = RankBuilder(0, world_size=2)
+    for number in range(3):
+        rank.op("all_reduce", number * MS, is_async=True, flags=0)
+    rank.op("barrier", 4 * MS, 5 * MS)
+    tally = NodeTally()
+    tally.take({0: growth(rank.tables())})
+    text = exposition(list_metrics(tally, NodeState(run="run", host="host"), shown=(0,), cpu_s=0.0)).decode()
+    assert 'dtprof_operations_total{group="default",op="all_reduce"} 3.0' in text
+    for name in ("duration", "blocked", "wait"):
+        assert f'dtprof_operation_{name}_seconds_total{{group="default",op="all_reduce"}}' not in text
+    for name in ("duration", "blocked"):
+        assert f'dtprof_operation_{name}_seconds_total{{group="default",op="barrier"}} 0.001' in text
+    # No collective has ended on both ranks: for whom this one waits is not known.
+    assert "dtprof_rank_blocked_seconds_total" in text
+    assert "dtprof_rank_wait_seconds_total{" not in text
+    assert "dtprof_rank_waited_for_seconds_total{" not in text
+
+
 def steps_of(rank: RankBuilder) -> tuple[int, int, int]:
     """Return steps ended, those with a duration, and their sum, of spans that come one by one."""
     tables, counter = rank.tables(), StepCounter()

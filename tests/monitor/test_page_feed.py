@@ -12,11 +12,9 @@ from dtprof.analysis.results import Summary
 from dtprof.diagnosis.findings import Verdict
 from dtprof.errors import DtprofError
 from dtprof.job.stalls import HANG_AFTER_S
-from dtprof.monitor.live_run import LiveWindow
-from dtprof.monitor.newest_step import NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.web import page_feed as feed_module
-from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, DRAW_SHARE, Diagnose, Feed
+from dtprof.monitor.web.page_feed import DIAGNOSE_EVERY_S, REFRESH_EVERY_S, REFRESH_SHARE, Diagnose, Feed
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.pages.page_dashboard import Dashboard, load_report
 from dtprof.report.pages.page_documents import Document, render_page
@@ -24,7 +22,7 @@ from dtprof.report.pages.page_panels import panel_names
 from dtprof.session.run_diagnosis import diagnose_run
 from tests import builders
 from tests.builders import RankBuilder
-from tests.monitor.test_live_run import MS, STEP, two_ranks
+from tests.monitor.test_live_run import MS, two_ranks
 from tests.monitor.test_top_screen import running, tell_mismatch
 
 Result = TypeVar("Result")
@@ -111,7 +109,7 @@ def test_page_is_drawn_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(feed_module, "render_page", note)
     feed.since(version, "memory")
     grow(run, 12, tmp_path / "grown")
-    clock.now += 3
+    clock.now += REFRESH_EVERY_S
     newest = feed.since(version, "memory")["version"]
     assert (newest, drawn) == (version + 1, ["memory"])
     assert "memory-course" in feed.since(version, "memory")["documents"]
@@ -130,14 +128,14 @@ def test_status_is_newer_than_the_figures_and_says_so(tmp_path: Path) -> None:
     clock, cpu = Clock(), Clock()
     feed = feed_of(run, clock, cpu)
     version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)  # a second of drawing
+    feed._refresh_interval.charge(1.0)  # a second of drawing
     grow(run, 9, tmp_path / "grown")
     clock.now += 1
     news = feed.since(version)
     assert news["version"] == version
     assert news["status"]["text"].startswith("running, step 9")
     assert news["status"]["text"].endswith("; figures as of step 8 (1 s ago)")
-    clock.now += 1.0 / DRAW_SHARE
+    clock.now += 1.0 / REFRESH_SHARE
     assert feed.since(version)["version"] == version + 1
 
 
@@ -151,7 +149,7 @@ def test_mismatch_is_shown_though_no_rank_moves(tmp_path: Path) -> None:
     news = feed.since(version)
     assert any(summary in alarm for alarm in news["status"]["alarms"])
     assert feed.source is not None
-    assert [one.summary for one in feed.source.told] == [summary]
+    assert [one.summary for one in feed.source.reported] == [summary]
     assert "hang" in news["pages"]
     clock.now += 1
     assert feed.since(news["version"])["documents"] == {}
@@ -190,12 +188,12 @@ def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn
 
     feed = feed_of(run, clock, Clock(), diagnose=diagnose)
     version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)  # a second of drawing: none is due for long
+    feed._refresh_interval.charge(1.0)  # a second of drawing: none is due for long
     grow(run, 9, tmp_path / "grown")
     clock.now += DIAGNOSE_EVERY_S
     news = feed.since(version)
-    assert (news["version"], feed._draw_interval.is_due) == (version, False)
-    assert news["status"]["text"].endswith("figures as of step 8 (8 s ago), verdict as of step 9 (0 s ago)")
+    assert (news["version"], feed._refresh_interval.is_due) == (version, False)
+    assert news["status"]["text"].endswith("figures as of step 8 (7 s ago), verdict as of step 9 (0 s ago)")
     outcomes.append("risk")
     for _ in range(2):
         clock.now += DIAGNOSE_EVERY_S
@@ -276,7 +274,7 @@ def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: p
     grow(run, 9, tmp_path / "grown")
     clock.now += 300
     news = feed.since(version)
-    assert (news["version"], len(begun)) == (version, 2)  # the pages and the newest step are under way
+    assert (news["version"], len(begun)) == (version, 1)  # the page is under way
     assert news["status"]["text"].startswith("running, step 9; figures as of step 8 (5 min ago)")
     assert "Step 8, the newest" in news["now"]
     for work, future in begun:
@@ -286,114 +284,6 @@ def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: p
     assert news["version"] == version + 1
     assert news["status"]["age"] == "step 9 (1 s ago)"
     assert "Step 9, the newest" in news["now"]
-
-
-def test_newest_step_is_measured_when_another_has_ended_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[int] = []
-
-    def measure(records: LiveWindow) -> NewestStep | None:
-        found = measure_newest_step(records)
-        measured.append(found.number if found is not None else 0)
-        return found
-
-    monkeypatch.setattr(feed_module, "measure_newest_step", measure)
-    run = running(two_ranks(8), tmp_path / "run")
-    clock = Clock()
-    feed = feed_of(run, clock)
-    feed.since(0)
-    ranks = two_ranks(8)
-    for rank in ranks:
-        rank.sample("rss_bytes", 9 * STEP, 1 << 30)
-    rewrite(run, ranks, tmp_path / "sampled")
-    for _ in range(3):
-        clock.now += 10
-        feed.since(0)
-    grow(run, 9, tmp_path / "grown")
-    clock.now += 10
-    feed.since(0)
-    assert measured == [8, 9]
-
-
-def test_chart_of_steps_is_continued_between_two_drawings(tmp_path: Path) -> None:
-    run = running(two_ranks(8), tmp_path / "run")
-    clock, cpu = Clock(), Clock()
-    feed = feed_of(run, clock, cpu)
-    version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)  # a second of drawing
-    grow(run, 11, tmp_path / "grown")
-    clock.now += 1
-    news = feed.since(version, after=8)
-    assert (news["version"], news["documents"]) == (version, {})
-    assert [point["step"] for point in news["course"]] == [8, 9, 10, 11]
-    assert news["course"][-1] == {
-        "step": 11,
-        "edge": STEP,
-        "band": STEP,
-        "ink": STEP,
-        "text": "<b>step 11</b><br>median 100\u00a0ms",
-        "ranks": [(0, STEP), (1, STEP)],
-    }
-    assert [point["step"] for point in feed.since(version, after=10)["course"]] == [10, 11]
-    assert feed.since(version)["course"] == []  # to a page without the chart
-    clock.now += 1.0 / DRAW_SHARE  # drawn anew, from where that ends
-    news = feed.since(version, after=11)
-    assert "step-times" in news["documents"]
-    assert [point["step"] for point in news["course"]] == [11]
-
-
-def test_chart_of_steps_goes_on_after_nobody_has_looked_for_long(tmp_path: Path) -> None:
-    run = running(two_ranks(8), tmp_path / "run")
-    clock = Clock()
-    feed = feed_of(run, clock, Clock())
-    version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)
-    for steps in (9, 10):
-        grow(run, steps, tmp_path / f"grown-{steps}")
-        clock.now += 1
-        feed.since(version)
-    assert [point["step"] for point in feed._course] == [8, 9, 10]
-    grow(run, 200, tmp_path / "later")  # of which the newest 50 are kept
-    clock.now += 1
-    feed.since(version)
-    seen = [point["step"] for point in feed._course]
-    assert seen == list(range(seen[0], 201))
-    assert 140 < seen[0] < 160
-    grow(run, 201, tmp_path / "one-more")
-    clock.now += 1
-    assert [point["step"] for point in feed.since(version, after=199)["course"]] == [199, 200, 201]
-
-
-def test_course_of_steps_begins_anew_with_an_attempt(tmp_path: Path) -> None:
-    run = running(two_ranks(8), tmp_path / "run")
-    clock = Clock()
-    feed = feed_of(run, clock, Clock())
-    version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)
-    ranks = two_ranks(4)
-    for rank in ranks:
-        rank.attempt = 1
-    again = running(ranks, tmp_path / "again")
-    for folder in ("rank-00000.1", "rank-00001.1"):
-        (again / folder).rename(run / folder)
-    clock.now += 1
-    feed.since(version)
-    assert [point["step"] for point in feed._course] == [2, 3, 4]
-
-
-def test_steps_that_the_chart_is_continued_with_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_module, "MAX_COURSE", 5)
-    run = running(two_ranks(8), tmp_path / "run")
-    clock = Clock()
-    feed = feed_of(run, clock, Clock())
-    feed.since(0)
-    feed._draw_interval.charge(1.0)
-    for steps in range(9, 30, 3):
-        clock.now += 1
-        grow(run, steps, tmp_path / f"grown-{steps}")
-        feed.since(0)
-    assert [point["step"] for point in feed._course] == [23, 24, 25, 26, 27]
 
 
 def test_table_of_this_moment_shows_names_as_text(tmp_path: Path) -> None:
@@ -410,9 +300,9 @@ def test_verdict_follows_a_turn_though_drawing_is_not_due(tmp_path: Path) -> Non
     clock = Clock()
     feed = feed_of(run, clock, Clock())
     version = feed.since(0)["version"]
-    feed._draw_interval.charge(1.0)
+    feed._refresh_interval.charge(1.0)
     summary = tell_mismatch(run, 3, after_s=12)
     clock.now += 2
     assert feed.since(version)["version"] == version + 1
     assert feed.source is not None
-    assert [one.summary for one in feed.source.told] == [summary]
+    assert [one.summary for one in feed.source.reported] == [summary]

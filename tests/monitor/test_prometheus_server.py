@@ -15,7 +15,7 @@ from dtprof.monitor.prometheus.metric_catalogue import METRICS
 from dtprof.monitor.prometheus.metrics_collector import Collector
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records import writer
-from dtprof.records.node_samples import GPU, HOST, Sample
+from dtprof.records.nodes.node_samples import GPU, HOST, Sample
 from dtprof.records.reader import open_run
 from dtprof.records.shared_follower import SharedFollower
 from tests.builders import RankBuilder, write_run

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dtprof.monitor.live_run import LiveWindow
 from dtprof.monitor.run_monitor import JobSnapshot, Monitor
+from dtprof.monitor.step_aggregates import LiveFigures, StepAggregates
 from dtprof.monitor.terminal.top_screen import render_reading, render_screen
 from dtprof.records import events, paths, writer
 from dtprof.records.tables import ProcessExit
@@ -51,6 +53,15 @@ def screen(snapshot: JobSnapshot, run: Path, height: int = 24, width: int = 80) 
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(render_screen(snapshot, run, height=height, width=width))
     return console.export_text().splitlines()
+
+
+def test_run_without_records_says_so_and_shows_no_table(tmp_path: Path) -> None:
+    run = running([], tmp_path / "run")
+    assert screen(Monitor(run).poll(), run) == [
+        "run  running",
+        "no rank has recorded anything yet",
+        "q quits",
+    ]
 
 
 def test_rank_inside_a_collective_is_shown_with_its_line(tmp_path: Path) -> None:
@@ -228,17 +239,16 @@ def test_summary_takes_a_bounded_share_of_the_time(tmp_path: Path, monkeypatch: 
     run = running(two_ranks(8), tmp_path / "run")
     now = [0.0]
     monitor = Monitor(run, clock=lambda: now[0])
-    real = sys.modules["dtprof.monitor.run_monitor"].summarise
-
+    real = StepAggregates.take
     count = 0
 
-    def slow(window: object) -> object:
+    def slow(aggregates: StepAggregates, window: LiveWindow) -> LiveFigures:
         nonlocal count
         count += 1
         now[0] += 0.5
-        return real(window)
+        return real(aggregates, window)
 
-    monkeypatch.setattr("dtprof.monitor.run_monitor.summarise", slow)
+    monkeypatch.setattr(StepAggregates, "take", slow)
     for second in range(200):
         now[0] = max(now[0], float(second))
         monitor._has_news = True

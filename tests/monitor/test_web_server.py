@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 
 from dtprof.monitor.web.web_server import Runs, is_loopback, listen, make_app
+from dtprof.records import schema
 from tests import builders
 from tests.monitor.test_live_run import two_ranks
 from tests.monitor.test_page_feed import feed_of
@@ -97,7 +98,8 @@ def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> N
     document = json.loads((newer / "run.json").read_text())
     (newer / "run.json").write_text(json.dumps(document | {"format_version": 999}))
     of_newer = (
-        "newer/run.json is of format 999; this dtprof reads formats up to 1: read it with the dtprof that wrote it"
+        f"newer/run.json is of format 999; this dtprof reads formats up to {schema.FORMAT_VERSION}: read it with the "
+        "dtprof that wrote it"
     )
     of_damaged = "damaged/run.json cannot be read (Expecting property name"
     with served(tmp_path) as connection:
@@ -130,7 +132,6 @@ def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> N
         ("/run/no-run/documents", "GET", 404, "no run"),
         ("/run/one/documents?since=-1", "GET", 400, "since='-1': expected the number of a version"),
         ("/run/one/documents?since=" + "9" * 400, "GET", 400, "expected"),
-        ("/run/one/documents?since=1&after=x", "GET", 400, "after='x': expected the number of a step"),
         ("/", "POST", 405, "only GET and HEAD"),
         ("/run/one/", "DELETE", 405, "only GET and HEAD"),
         ("/run/one/events.00000", "GET", 404, ""),

@@ -7,8 +7,6 @@ import torch.distributed as dist
 from recording import open_recorder
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtprof.capture.python_hook import work_waits
-
 KEY = torch._C.DispatchKey.BackendSelect
 
 
@@ -33,7 +31,6 @@ def refused(call):
 
 def main(folder):
     recorder = open_recorder(folder)
-    work_waits.watch_waits(torch._C._distributed_c10d.Work)
     recorder.install(["allreduce_", "broadcast_", "send", "recv_", "allgather_", "reduce_scatter_", "gather_"])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ones = torch.ones(3)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from segments import fill_up, record, write_rank
 
 from dtprof.capture.group_descriptions import members_of
 from dtprof.errors import NewerFormatError, NotARunError
 from dtprof.records import paths, schema
+from dtprof.records.rank_log.segments import OperationRows
 from dtprof.records.reader import open_run
-from dtprof.records.segments import OperationRows
 from dtprof.records.tables import UNKNOWN_NS, Site
 from tests.builders import RankBuilder, write_run
+from tests.records.segments import fill_up, record, write_rank
 
 OPERATION_KINDS = (schema.KIND["collective"], schema.KIND["p2p"])
 RANGES = {"B": (0, 2**8 - 1), "H": (0, 2**16 - 1), "I": (0, 2**32 - 1), "i": (-(2**31), 2**31 - 1), "Q": (0, 2**62)}
@@ -145,17 +145,17 @@ def test_later_entry_of_a_group_adds_to_the_first(tmp_path: Path) -> None:
     assert (group.description, group.size, group.ranks, group.backend) == ("tp", 2, (2, 5), "gloo")
 
 
-@pytest.mark.parametrize("version", [2, 77])
+@pytest.mark.parametrize("version", [3, 77])
 def test_newer_segment_is_refused_naming_both_versions(tmp_path: Path, version: int) -> None:
     fill_up(write_rank(tmp_path, [record()], format_version=version))
-    with pytest.raises(NewerFormatError, match=rf"events\.00000 is of format {version}; .* up to 1: .* newer"):
+    with pytest.raises(NewerFormatError, match=rf"events\.00000 is of format {version}; .* up to 2: .* newer"):
         open_run(tmp_path).load(0)
 
 
 def test_newer_manifest_is_refused_naming_both_versions(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [RankBuilder(0, world_size=1)])
-    (run / paths.MANIFEST).write_text(json.dumps({"format_version": 2, "ranks": "in the cloud"}))
-    with pytest.raises(NewerFormatError, match=r"run\.json is of format 2; this dtprof reads formats up to 1"):
+    (run / paths.MANIFEST).write_text(json.dumps({"format_version": 3, "ranks": "in the cloud"}))
+    with pytest.raises(NewerFormatError, match=r"run\.json is of format 3; this dtprof reads formats up to 2"):
         open_run(run)
 
 

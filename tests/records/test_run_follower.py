@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtprof.records import archive, paths, run_follower, schema, short_logs, tables
+from dtprof.records import paths, run_follower, schema, tables
+from dtprof.records.rank_log import archive, short_logs
+from dtprof.records.rank_log.short_logs import decode_each
 from dtprof.records.reader import open_run
 from dtprof.records.run_follower import Growth, LogFollower, RunFollower
-from dtprof.records.short_logs import decode_each
 from tests import builders
 from tests.builders import RankBuilder
 

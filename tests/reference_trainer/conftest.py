@@ -11,8 +11,6 @@ import pytest
 
 from tests import jobs
 
-LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job(jobs.Job):
@@ -36,9 +34,9 @@ def start_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     with ExitStack() as running:
 
         def start(*arguments: str, num_ranks: int | None) -> Job:
-            launcher = [*LAUNCHER, str(num_ranks)] if num_ranks else []
             metrics_path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-            command = [sys.executable, *launcher, "-m", "reference_trainer", "--metrics", str(metrics_path), *arguments]
+            program = ["-m", "reference_trainer", "--metrics", str(metrics_path), *arguments]
+            command = jobs.forked(num_ranks, *program) if num_ranks else [sys.executable, *program]
             job = running.enter_context(jobs.started(command, tmp_path))
             return Job(**vars(job), metrics_path=metrics_path)
 

@@ -84,18 +84,17 @@ def test_run_goes_on_alike_on_another_layout(ranks: Ranks, tmp_path: Path, model
     assert_same_curve(resumed, expected)
 
 
-def test_killed_rank_is_restarted_and_no_sample_is_lost_or_repeated(ranks: Ranks, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kill", ["kill:rank=1,step=6", pytest.param("kill:rank=0,step=2", marks=pytest.mark.thorough)])
+def test_killed_rank_is_restarted_and_no_sample_is_lost_or_repeated(ranks: Ranks, tmp_path: Path, kill: str) -> None:
     expected = train(ranks, tmp_path / "expected.jsonl", *DEEP, num_ranks=2)
     launcher = [*LAUNCHER, "2", "--max-restarts", "1", "--monitor-interval", "0.1", "-m", "reference_trainer"]
-    saving = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2")
-    for kill in ("--fault=kill:rank=1,step=6", "--fault=kill:rank=0,step=2"):
-        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
-        metrics = tmp_path / f"survived-{len(list(tmp_path.iterdir()))}.jsonl"
-        with jobs.started([*launcher, "--metrics", str(metrics), *DEEP, *saving, kill], tmp_path) as job:
-            assert job.wait(TIMEOUT_S) == 0, job.stderr
-        survived = by_step(metrics)
-        assert sorted(survived) == list(range(1, 9))
-        assert_same_curve(survived, expected)
+    saving = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "2", "--fault", kill)
+    metrics = tmp_path / "survived.jsonl"
+    with jobs.started([*launcher, "--metrics", str(metrics), *DEEP, *saving], tmp_path) as job:
+        assert job.wait(TIMEOUT_S) == 0, job.stderr
+    survived = by_step(metrics)
+    assert sorted(survived) == list(range(1, 9))
+    assert_same_curve(survived, expected)
 
 
 def test_parameter_server_in_step_gives_the_loss_of_one_process(ranks: Ranks, tmp_path: Path) -> None:

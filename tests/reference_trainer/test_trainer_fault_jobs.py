@@ -27,7 +27,7 @@ SHAPE = ("--preset", "tiny", "--batch-size", "6", "--sequence-length", "32", "--
 def test_fault_leads_to_its_finding(tmp_path: Path, name: str) -> None:
     culprit = 0 if FAULTS[name].default_rank == 0 else 1
     run = tmp_path / "run"
-    command = jobs.torchrun(3, "-m", "reference_trainer", *SHAPE, "--fault", f"{name}:rank={culprit},step=3")
+    command = jobs.forked(3, "-m", "reference_trainer", *SHAPE, "--fault", f"{name}:rank={culprit},step=3")
     options = ["-o", str(run), "--hang-after", "10", "--on-hang", "stop"]
     with jobs.started([*jobs.DTPROF, "run", *options, "--", *command], tmp_path) as job:
         assert job.wait(400) == 3, job.stderr

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from dtprof.analysis.communication.traffic import Lateness, Traffic
-from dtprof.analysis.memory.device_series import DeviceCourse, NodeCourses
-from dtprof.analysis.memory.memory_series import Course, MemoryCourse, RankMemory
+from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries
+from dtprof.analysis.memory.memory_series import MemorySeries, RankMemory, SampleSeries
 from dtprof.analysis.pipeline.schedule_changes import Change, Changes
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart, StageTime
 from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
@@ -30,18 +30,18 @@ def source_of(
     return Source(summary=summary, closeup=closeup_of(summary, bars_each=bars_each), verdict=verdict, nodes=nodes_of(2))
 
 
-def nodes_of(num_nodes: int, *, gpus_each: int = 0) -> NodeCourses:
+def nodes_of(num_nodes: int, *, gpus_each: int = 0) -> NodeSeries:
     """Return nodes sampled once a second for a minute: host N is busy for N+1 tenths, each GPU for half of the time."""
     t_ns = np.arange(60, dtype=np.int64) * 1000 * MS
     devices = []
     for number in range(num_nodes):
         values = {"busy": np.full(60, (number + 1) / 10), "memory": np.full(60, 3.0 * 1024 * MIB)}
-        devices.append(DeviceCourse(host=f"host-{number}", device="host", t_ns=t_ns, values=values))
+        devices.append(DeviceSeries(host=f"host-{number}", device="host", t_ns=t_ns, values=values))
         for gpu in range(gpus_each):
             values = {"busy": np.full(60, 0.5), "power": np.full(60, 300.0), "temperature": np.full(60, 61.0)}
-            devices.append(DeviceCourse(host=f"host-{number}", device=f"gpu {gpu}", t_ns=t_ns, values=values))
+            devices.append(DeviceSeries(host=f"host-{number}", device=f"gpu {gpu}", t_ns=t_ns, values=values))
     reasons = {} if gpus_each else {f"host-{number}": "NVML cannot be used" for number in range(num_nodes)}
-    return NodeCourses(devices=tuple(devices), no_gpus=reasons)
+    return NodeSeries(devices=tuple(devices), no_gpus=reasons)
 
 
 def with_pipeline(summary: Summary) -> Summary:
@@ -142,15 +142,15 @@ def closeup_of(summary: Summary, *, bars_each: int = 200) -> Closeup:
     """Return the details of a run; of memory a sample a step, of messages those between neighbours."""
     ranks = tuple(rank.rank for rank in summary.ranks)
     steps = np.arange(1, 21, dtype=np.int64)
-    course = Course(t_ns=steps * STEP_NS, step=steps, value=steps * MIB + 500 * MIB)
+    series = SampleSeries(t_ns=steps * STEP_NS, step=steps, value=steps * MIB + 500 * MIB)
     return Closeup(
         coordinates={
             rank: {"pp": rank * 2 // max(2, len(ranks)), "dp": rank % max(1, len(ranks) // 2)} for rank in ranks
         },
         tracks=tracks_of(len(ranks), bars_each=bars_each),
         pipeline=chart_of(),
-        memory=MemoryCourse(
-            ranks={rank: RankMemory(total="rss_bytes", courses={"rss_bytes": course}) for rank in ranks},
+        memory=MemorySeries(
+            ranks={rank: RankMemory(total="rss_bytes", samples={"rss_bytes": series}) for rank in ranks},
             worst=max(summary.ranks, key=lambda rank: rank.peak_bytes or 0).rank if ranks else None,
             phases=StepPhases(
                 first=steps, last=steps, mean_ns={"forward": np.full(20, 40.0 * MS), "backward": np.full(20, 60.0 * MS)}

@@ -11,7 +11,9 @@ NOT_KNOWN = "not known"
 
 def cards(summary: Summary) -> dict[str, tuple[str, str]]:
     plain = str.maketrans({"\u00a0": " "})
-    return {card.key: (card.value.translate(plain), card.beside.translate(plain)) for card in key_figures(summary)}
+    return {
+        key: (card.value.translate(plain), card.beside.translate(plain)) for key, card in key_figures(summary).items()
+    }
 
 
 def test_cards_of_a_whole_run() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from dtprof.analysis.results import Steps, StepSeries, Summary
 from dtprof.report.figures.drawing import Drawing, Nothing
-from dtprof.report.figures.step_times_figure import CONTINUES, MAX_POINTS, continue_step_times, draw_step_times
+from dtprof.report.figures.step_times_figure import MAX_POINTS, draw_step_times
 from tests.report.example_summaries import MS, empty_summary, summary_of
 
 
@@ -41,21 +41,6 @@ def test_line_is_the_median_and_band_the_extremes_of_the_ranks() -> None:
     assert list(trace(drawing, "edge").y) == [100, 200]
     assert list(trace(drawing, "band").y) == [140, 230]
     assert drawing.rows == (("2", "100", "110", "140", "2"), ("3", "200", "200", "230", "2"))
-
-
-def test_figure_is_continued_behind_the_last_step_of_all_ranks() -> None:
-    ahead = StepSeries(rank=0, duration_ns=(100 * MS,) * 5, first_step=2)
-    behind = StepSeries(rank=1, duration_ns=(120 * MS,) * 4, first_step=2)
-    drawing = drawn(with_series(ahead, behind, used=(2, 5)))
-    assert drawing.figure.layout.meta == {CONTINUES: {"unit_ns": MS, "after": 5}}
-    (point,) = continue_step_times(
-        [replace(one, first_step=6, duration_ns=(90 * MS + one.rank,)) for one in (ahead, behind)]
-    )
-    assert (point["step"], point["edge"], point["band"], point["ink"]) == (6, 90 * MS, 90 * MS + 1, 90 * MS + 0.5)
-    assert point["ranks"] == [(0, 90 * MS), (1, 90 * MS + 1)]
-    many = [StepSeries(rank=rank, duration_ns=(MS,)) for rank in range(9)]
-    assert [one["ranks"] for one in continue_step_times(many)] == [[]]  # there are no lines for each
-    assert continue_step_times([]) == []
 
 
 def test_ranks_may_know_different_steps() -> None:

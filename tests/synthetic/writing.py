@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from dtprof.capture.group_descriptions import members_of
-from dtprof.records import dropped_totals, events, host_clocks, paths, schema
-from dtprof.records.archive import RECORD_DTYPE, archive_segment
+from dtprof.records import events, paths, schema
+from dtprof.records.nodes import host_clocks
+from dtprof.records.rank_log import dropped_totals
+from dtprof.records.rank_log.archive import RECORD_DTYPE, archive_segment
 from dtprof.records.tables import Array
 from tests.synthetic.job import WORLD, Column, Event, HostClock, Job, Truth
 from tests.synthetic.simulation import CALL_NS, Simulation

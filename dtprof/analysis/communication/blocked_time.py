@@ -56,6 +56,10 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     end = np.where(waited, np.maximum(operations["wait_begin_ns"] + operations["wait_ns"], begin), begin)
     unwaited = known & ~waited & (operations["done_ns"] != UNKNOWN_NS)
     counts = is_any(operations["thread"], steps.threads) | ((operations["flags"] & codes.INFERRED_SITE) != 0)
+    if tables.device_error_ns is not None:
+        # A stream is blocked whatever thread issued it: backward passes have one of their own. What blocks the host
+        # alone does not count.
+        counts = (operations["flags"] & codes.FOLLOWED) != 0
     _wait_for_backward(begin, end, operations, unwaited & counts, phases[events.BACKWARD])
     if tables.hook == "python":
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])

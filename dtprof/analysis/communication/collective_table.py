@@ -67,7 +67,7 @@ def sum_rows(
     ranks = batch.rank_of_operation[rows]
     is_lowest = is_p2p | (matched.of_each(channel.group.ranks.lowest for channel in matched.channels)[inside] == ranks)
     counted = is_p2p | (instance_rows["first_rank"] == ranks)
-    api_of_operation = np.concatenate([own.of_operation for own in apis])
+    api_of_operation = np.concatenate([api.of_operation for api in apis])
     op = np.where(is_p2p, operations["op"][rows], instance_rows["op"])
     api = np.where(is_p2p, api_of_operation[rows], instance_rows["api"])
     codes, keys = number_distinct(op.astype(np.int64) << 32 | api)

@@ -21,13 +21,13 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
         if group is None or row["events"] <= 0:
             continue
         op = tables.ops[row["op"]] if row["op"] < len(tables.ops) else UNNAMED
-        own = np.zeros(1, ROW_SUMS)
-        own["records"] = own["dropped"] = row["events"]
-        own["nbytes"] = row["nbytes"]
+        row_sums = np.zeros(1, ROW_SUMS)
+        row_sums["records"] = row_sums["dropped"] = row["events"]
+        row_sums["nbytes"] = row["nbytes"]
         if row["kind"] == codes.POINT_TO_POINT:
-            own["count"] = own["of_lowest"] = row["events"]
+            row_sums["count"] = row_sums["of_lowest"] = row["events"]
         elif tables.rank == group.ranks.lowest:
-            own["of_lowest"] = row["events"]
+            row_sums["of_lowest"] = row["events"]
         key = RowKey(group, op, name_site(tables, int(row["site"])))
-        sums[key] = add_sums(sums[key], own) if key in sums else own
+        sums[key] = add_sums(sums[key], row_sums) if key in sums else row_sums
     return sums

@@ -9,6 +9,7 @@ from dtprof.analysis.communication.blocked_time import Blocked
 from dtprof.intervals import Column, Intervals, Mask, cover
 from dtprof.job.clock_errors import ClockErrors
 from dtprof.job.collective_matching import Matched, duration_of
+from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import is_any
 from dtprof.records.events import FROM_ALL, FROM_ROOT, TO_ROOT
 from dtprof.records.tables import UNKNOWN_NS, Array
@@ -49,6 +50,7 @@ def time_operations(
     op_names: Sequence[str],
     rank: Column,
     errors: ClockErrors,
+    device_error_ns: Column,
 ) -> Timing:
     """Split the duration and the blocked time of each operation at the arrival of the last rank.
 
@@ -58,11 +60,13 @@ def time_operations(
         instance_rows: the instance of each row of `matched`.
         op_names: of instances, by number.
         rank: of each operation.
+        device_error_ns: by how much times of two devices may be apart; of each operation.
     """
     done, duration = operations["done_ns"], duration_of(operations)
-    # On a device it starts when the device comes to it. When it was done is known too roughly to compare between ranks:
-    # there, durations tell who waited.
+    # On a device it starts when the device comes to it. Where only its duration is known, when it was done is known too
+    # roughly to compare between ranks: there, durations tell who waited.
     on_device = (operations["device_ns"] >= 0) & (done != UNKNOWN_NS)
+    is_rough = on_device & ~is_placed(operations)
     start = np.where(on_device, done - duration, operations["issued_ns"])
     arrival = start.copy()
     source = np.full(len(operations), NOT_KNOWN, np.int64)
@@ -78,11 +82,12 @@ def time_operations(
         alone = members <= 1
         differs = instance_rows["mixed_ops"] & ~is_p2p & ~alone
         mixed[rows] = differs
-        exact = (num_seen == members) & ~alone & ~instance_rows["mixed_hosts"] & ~differs & ~on_device[rows]
+        exact = (num_seen == members) & ~alone & ~instance_rows["mixed_hosts"] & ~differs & ~is_rough[rows]
         estimated = (num_seen >= 2) & (num_seen <= members) & ~differs & ~exact & (took != UNKNOWN_NS)
         arrived, for_root = _exact_arrival(op_names, is_p2p, instance_rows, started, done[rows])
         last = np.where(for_root, instance_rows["root_rank"], instance_rows["last_rank"])
-        questionable = exact & (arrived - started < errors.between(rank[rows], last)) & (took != UNKNOWN_NS)
+        error = errors.between(rank[rows], last) + np.where(last == rank[rows], 0, device_error_ns[rows])
+        questionable = exact & (arrived - started < error) & (took != UNKNOWN_NS)
         uncertain[rows] = questionable
         ahead = _find_impossible(op_names, exact & ~questionable & ~is_p2p, instance_rows, done[rows])
         if ahead.any():

@@ -51,10 +51,10 @@ def find_rows(
 ) -> list[dict[SerialKey, SerialSums]]:
     """Return the rows of serialised collectives of each rank, summed."""
     operations, blocked = batch.operations, batch.blocked
-    found: list[dict[SerialKey, SerialSums]] = [{} for _ in batch.ranks]
+    sums_by_rank: list[dict[SerialKey, SerialSums]] = [{} for _ in batch.ranks]
     every = np.flatnonzero(chosen & blocked.known & blocked.counts)
     if len(every) < 2:
-        return found
+        return sums_by_rank
     order = _by_thread(every, operations, batch.place)
     end = np.maximum(blocked.call[:, 1], blocked.wait[:, 1])[order]
     issued, place, exposed = operations["issued_ns"][order], batch.place[order], timing.exposed_transfer[order]
@@ -70,12 +70,12 @@ def find_rows(
     lengths = np.diff(np.append(begins, len(order)))
     several = lengths > 1
     if not several.any():
-        return found
+        return sums_by_rank
     total, longest = np.add.reduceat(exposed, begins), np.maximum.reduceat(exposed, begins)
     nbytes = np.add.reduceat(operations["nbytes"][order], begins)
     columns = np.stack([np.ones_like(lengths), lengths, nbytes, total, total - longest], axis=1)[several]
     first = begins[several]
-    api_of_operation = np.concatenate([one.of_operation for one in apis])
+    api_of_operation = np.concatenate([api.of_operation for api in apis])
     rows = order[first]
     kinds = np.stack([place[first], operations["group"][rows], operations["op"][rows], api_of_operation[rows]], axis=1)
     distinct, place = np.unique(kinds, axis=0, return_inverse=True)
@@ -86,8 +86,8 @@ def find_rows(
         group = tables.groups.get(number)
         if group is not None and group.size > 1:
             key = SerialKey(group.name, tables.ops[op] if op < len(tables.ops) else UNNAMED, apis[at].names[api])
-            found[at][key] = SerialSums(*row)
-    return found
+            sums_by_rank[at][key] = SerialSums(*row)
+    return sums_by_rank
 
 
 def _by_thread(rows: Column, operations: Array, place: Column) -> Column:

@@ -45,8 +45,8 @@ def find_small_messages(
                 exposed_ns_per_step=exposed_ns,
             )
         )
-    found = [_worst(rows) for rows in alike.values()]
-    return tuple(sorted(found, key=lambda row: (-row.exposed_ns_per_step, row.axis, row.op, row.api or "")))
+    worst = [_worst(rows) for rows in alike.values()]
+    return tuple(sorted(worst, key=lambda row: (-row.exposed_ns_per_step, row.axis, row.op, row.api or "")))
 
 
 def _worst(rows: Sequence[SmallMessages]) -> SmallMessages:

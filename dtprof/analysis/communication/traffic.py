@@ -53,7 +53,7 @@ def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: Operati
 
 
 def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
-    found = []
+    groups_lateness = []
     for channel, table in instances.tables.items():
         whole = (table["num_seen"] == channel.num_members) & ~table["mixed_hosts"] & (table["first_start"] < FAR)
         if channel.is_p2p or channel.num_members < 2 or not whole.any():
@@ -61,7 +61,7 @@ def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
         spread: Column = (table["last_start"] - table["first_start"])[whole]
         late = table["last_rank"][whole][spread > TICK_NS]
         who, count = np.unique(late, return_counts=True)
-        found.append(
+        groups_lateness.append(
             Lateness(
                 group=channel.group.name,
                 ranks=channel.group.ranks,
@@ -70,7 +70,7 @@ def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:
                 count=int(whole.sum()),
             )
         )
-    return tuple(sorted(found, key=lambda one: -one.spread_ns[1] * one.count))
+    return tuple(sorted(groups_lateness, key=lambda group: -group.spread_ns[1] * group.count))
 
 
 def measure_overlap(summary: Summary) -> float | None:
@@ -80,9 +80,9 @@ def measure_overlap(summary: Summary) -> float | None:
     """
     sizes = {group.name: len(group.ranks) for group in summary.groups}
     known = [
-        (one.count * max(1, sizes.get(one.group, 1)), one.duration_ns, one.exposed_ns)
-        for one in summary.collectives
-        if one.duration_ns and one.exposed_ns is not None
+        (collective.count * max(1, sizes.get(collective.group, 1)), collective.duration_ns, collective.exposed_ns)
+        for collective in summary.collectives
+        if collective.duration_ns and collective.exposed_ns is not None
     ]
     in_flight = sum(weight * duration for weight, duration, _ in known)
     exposed = sum(weight * exposed for weight, _, exposed in known)

@@ -18,7 +18,7 @@ from dtprof.analysis.placed_ranks import RankTiming, time_batch
 from dtprof.analysis.rank_reductions import RankFacts
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.results import PARTS
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import partition_steps
 from dtprof.analysis.steps.throughput import sum_consumption
 from dtprof.intervals import Column, Intervals, locate
@@ -101,7 +101,7 @@ class _Sums:
 class MeasureTask(RankTask):
     """Some ranks to be measured."""
 
-    used: UsedSteps
+    used: MeasuredSteps
     numbers: Column
     unknown_bubbles: Mapping[int, str]  # ranks whose bubbles are not known, and why
 
@@ -145,8 +145,8 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
         )
         for part, channels in surveys.parts
     )
-    for own, own_estimates in map_tasks(executor, measure_ranks, tasks):
-        sums.join(own)
+    for measured, own_estimates in map_tasks(executor, measure_ranks, tasks):
+        sums.join(measured)
         estimates.update(own_estimates)
     _add_bubble(sums, pipelines, windows, numbers)
     num_stepping = len(stepping)
@@ -174,7 +174,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
     )
 
 
-def _common_steps(ranks: Sequence[RankSteps], used: UsedSteps) -> Column:
+def _common_steps(ranks: Sequence[RankSteps], used: MeasuredSteps) -> Column:
     """Return the measured steps whose begin and end every stepping rank knows."""
     numbers: Column | None = None
     for steps in ranks:
@@ -221,7 +221,7 @@ def _measure_rank(timed: RankTiming, task: MeasureTask, sums: _Sums) -> dict[Fig
 
 def _memory(tables: RankTables, windows: Intervals) -> dict[str, Series]:
     """Return the most of each kind of memory that was sampled in each step; nothing where a step has no sample."""
-    found: dict[str, Series] = {}
+    series_of: dict[str, Series] = {}
     for name in SAMPLES:
         ids = [i for i, known in enumerate(tables.ops) if known == name]
         rows = tables.samples[np.isin(tables.samples["op"], ids)]
@@ -229,8 +229,8 @@ def _memory(tables: RankTables, windows: Intervals) -> dict[str, Series]:
         most = np.full(len(windows), -1.0)
         np.maximum.at(most, at[at >= 0], rows["value"][at >= 0].astype(np.float64))
         if len(rows) and _fill_last(most):
-            found[name] = most
-    return found
+            series_of[name] = most
+    return series_of
 
 
 def _fill_last(most: Series) -> bool:
@@ -301,7 +301,7 @@ def _add_bubble(
         why = _no_bubble(next(iter(windows.unknown.values())))
         sums.unknown.setdefault(Figure(JOB, BUBBLE_FRACTION), why)
     for key, (steps, intervals) in windows.by_pipeline.items():
-        members = [one for one in pipelines.values() if one.key == key]
+        members = [pipeline for pipeline in pipelines.values() if pipeline.key == key]
         common = np.isin(numbers, steps)
         if not common.any():
             continue
@@ -329,12 +329,12 @@ def _estimate_rates(
 ) -> None:
     """Add what the job consumes a second: all that it did in these steps over the time that they took."""
     groups = distinct_groups(group for fact in surveys.facts for group in fact.groups.values())
-    found = sum_consumption(steps, surveys.consumed, groups, numbers)
-    for name, consumed in found.of_steps.items():
+    consumption = sum_consumption(steps, surveys.consumed, groups, numbers)
+    for name, consumed in consumption.of_steps.items():
         rate = estimate_ratio(consumed, step_ns / 1e9)
         if rate is not None:
             estimates[Figure(JOB, name)] = rate
-    unknown.update((Figure(JOB, name), why) for name, why in found.unknown.items())
+    unknown.update((Figure(JOB, name), why) for name, why in consumption.unknown.items())
 
 
 def _fraction(sums: _Sums, names: Sequence[str]) -> Estimate | None:

@@ -26,6 +26,7 @@ from dtprof.analysis.comparison.comparison_series import (
 from dtprof.analysis.comparison.comparison_statistics import MIN_STEPS, Estimate, subtract_means
 from dtprof.analysis.metric_registry import COMPARED
 from dtprof.analysis.steps.throughput import RATES
+from dtprof.formatting import plural
 from dtprof.job.sound_records import list_ranks
 
 ERROR = 0.05
@@ -139,8 +140,8 @@ def _find_comparable(a: RunFigures, b: RunFigures) -> tuple[set[str], list[str]]
     ]
     if few and not without:
         reasons.append(
-            f"noise: too few steps to know it ({', '.join(few)} used; {MIN_STEPS} are needed in both runs, 20 make "
-            "sense): means are shown, and nothing is judged"
+            f"noise: too few measured steps ({', '.join(few)}; both runs need {MIN_STEPS}, better 20): means are "
+            "shown, nothing is judged"
         )
     comparable = set() if without else {JOB, COLLECTIVES, RANKS}
     missing = [
@@ -150,18 +151,18 @@ def _find_comparable(a: RunFigures, b: RunFigures) -> tuple[set[str], list[str]]
         reasons.append(f"ranks: {'; '.join(missing)}; figures of the job are means of the ranks that are there")
     if a.world_size != b.world_size:
         reasons.append(
-            f"world size: A has {a.world_size} rank{'s' * (a.world_size != 1)}, B {b.world_size}; ranks are not "
+            f"world size: A has {plural(a.world_size, 'rank')}, B {b.world_size}; ranks are not "
             "compared one by one, and figures of the job are means of a rank in each"
         )
         comparable.discard(RANKS)
     elif not _same_parts(a, b):
         reasons.append(
-            f"layout: A has {_describe_layout(a)}, B {_describe_layout(b)}; ranks play other parts and are not "
+            f"layout: A has {_describe_layout(a)}, B {_describe_layout(b)}; ranks have other places and are not "
             "compared one by one"
         )
         comparable.discard(RANKS)
     if RANKS not in comparable and COLLECTIVES in comparable and (apart := _keys(a) ^ _keys(b)):
-        reasons.append(f"collectives: {len(apart)} kinds (group, size, operation, api) are in one run only; left out")
+        reasons.append(f"collectives: {plural(len(apart), 'collective')} (group, size, operation, api) of one run only")
     return comparable, reasons
 
 
@@ -179,12 +180,8 @@ def _has_noise(run: RunFigures) -> bool:
 
 def _describe_layout(run: RunFigures) -> str:
     """Return the groups of several ranks by axis and size: `dp groups of 2 (4)`."""
-    counts = Counter((axis or "groups", len(ranks)) for axis, ranks in run.layout)
-    parts = [
-        f"{number} {axis if axis == 'groups' else f'{axis} groups'} of {size}"
-        for (axis, size), number in sorted(counts.items())
-    ]
-    return ", ".join(parts)
+    counts = Counter((f"{axis or ''} group".lstrip(), len(ranks)) for axis, ranks in run.layout)
+    return ", ".join(f"{plural(number, name)} of {size}" for (name, size), number in sorted(counts.items()))
 
 
 def _mean_step(a: RunFigures, b: RunFigures) -> float:
@@ -225,7 +222,7 @@ def _is_nothing(figure: Figure, a: RunFigures, b: RunFigures) -> bool:
     """Say whether a figure is 0 at every step of both runs."""
     known = [run.estimates[figure] for run in (a, b) if figure in run.estimates]
     is_known = not any(figure in run.unknown for run in (a, b))
-    return is_known and all(one.mean == 0 and one.variance == 0 for one in known)
+    return is_known and all(estimate.mean == 0 and estimate.variance == 0 for estimate in known)
 
 
 def _compare_figure(
@@ -239,24 +236,24 @@ def _compare_figure(
     if figure.name in _INSTEAD_OF_BUBBLE and (bubble in a.unknown) != (bubble in b.unknown):
         name = "A" if bubble in a.unknown else "B"
         return _unjudged(figure, of_a, of_b, f"{name}: the bubble, which is not known, is in it")
-    found = subtract_means(of_a, of_b, error=error)
-    if found is None:
+    subtracted = subtract_means(of_a, of_b, error=error)
+    if subtracted is None:
         return _unjudged(figure, of_a, of_b, f"fewer than {MIN_STEPS} steps")
     floor = at_least * _scale(figure, of_a, of_b, step)
-    if found.low <= 0 <= found.high:
+    if subtracted.low <= 0 <= subtracted.high:
         verdict: Verdict = "none"
-    elif abs(found.difference) < floor:
+    elif abs(subtracted.difference) < floor:
         verdict = "negligible"
     else:
-        verdict = "larger" if found.difference > 0 else "smaller"
+        verdict = "larger" if subtracted.difference > 0 else "smaller"
     return Change(
         figure=figure,
         a=of_a.mean,
         b=of_b.mean,
-        difference=found.difference,
-        low=found.low,
-        high=found.high,
-        detectable=max(found.detectable, floor),
+        difference=subtracted.difference,
+        low=subtracted.low,
+        high=subtracted.high,
+        detectable=max(subtracted.detectable, floor),
         verdict=verdict,
     )
 

@@ -1,4 +1,4 @@
-"""Limits on the figures of a run: what is kept, what is not, what cannot be told, and how sure that is."""
+"""Thresholds of the figures of a run: which are met, which are not, which are unknown, and with what confidence."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +14,7 @@ OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unknown")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
+class Threshold:
     """The most that a figure may be, or the least."""
 
     option: str  # as it is typed: --max-step-ms 300
@@ -24,8 +24,8 @@ class Limit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitResult:
-    """What came of one limit."""
+class ThresholdResult:
+    """The outcome of one threshold."""
 
     option: str
     figure: str
@@ -51,35 +51,35 @@ def _find(name: str, run: RunFigures) -> Estimate | str:
 
 
 WITH_UNKNOWN_BUBBLE = ("exposed_fraction", "wait_fraction")
-"""Figures that hold the bubble where it is not known: upper bounds then, of which only a limit that is kept is sure."""
+"""Figures that contain an unknown bubble: upper bounds then, with which only a threshold that is met is certain."""
 PEAK, SLOWDOWN, FINDINGS = "peak_bytes", "slowdown", "findings"
 
 
-def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
-    """Hold a figure of a run against its limit: it fails where its mean lies beyond, sure or not."""
-    if limit.figure == PEAK:
-        return _judge_peak(limit, run)
-    unit, found = THRESHOLDS[limit.figure].unit, _find(limit.figure, run)
-    if isinstance(found, str):
-        return _unknown(limit, unit, found)
-    interval, above = found.interval(CONFIDENCE), found.confidence_above(limit.bound)
-    is_above = found.mean > limit.bound
-    is_beyond = found.mean < limit.bound if limit.is_least else is_above
-    bubble = run.unknown.get(Figure(JOB, BUBBLE)) if limit.figure in WITH_UNKNOWN_BUBBLE else None
+def check_threshold(threshold: Threshold, run: RunFigures) -> ThresholdResult:
+    """Check a figure of a run against its threshold: it fails where its mean lies beyond, with any confidence."""
+    if threshold.figure == PEAK:
+        return _judge_peak(threshold, run)
+    unit, estimate = THRESHOLDS[threshold.figure].unit, _find(threshold.figure, run)
+    if isinstance(estimate, str):
+        return _unknown(threshold, unit, estimate)
+    interval, above = estimate.interval(CONFIDENCE), estimate.confidence_above(threshold.bound)
+    is_above = estimate.mean > threshold.bound
+    is_beyond = estimate.mean < threshold.bound if threshold.is_least else is_above
+    bubble = run.unknown.get(Figure(JOB, BUBBLE)) if threshold.figure in WITH_UNKNOWN_BUBBLE else None
     if bubble and is_beyond:
-        return _unknown(limit, unit, f"{bubble}, and counts as exposed wait")
-    reasons = [] if interval else [f"fewer than {MIN_STEPS} steps: how sure is not known"]
+        return _unknown(threshold, unit, f"{bubble}, and counts as exposed wait")
+    reasons = [] if interval else [f"confidence unknown: fewer than {MIN_STEPS} measured steps"]
     if bubble:
-        reasons.append("the bubble, which is not known, is in it")
+        reasons.append("it contains the bubble, which is unknown")
     if run.missing_ranks:
         reasons.append(f"without {list_ranks(run.missing_ranks)}, whose records are missing")
-    return LimitResult(
-        option=limit.option,
-        figure=limit.figure,
+    return ThresholdResult(
+        option=threshold.option,
+        figure=threshold.figure,
         unit=unit,
-        limit=limit.bound,
+        limit=threshold.bound,
         outcome="failed" if is_beyond else "passed",
-        measured=found.mean,
+        measured=estimate.mean,
         low=interval[0] if interval else None,
         high=interval[1] if interval else None,
         sure=None if above is None else above if is_above else 1 - above,
@@ -87,53 +87,62 @@ def judge_limit(limit: Limit, run: RunFigures) -> LimitResult:
     )
 
 
-def _unknown(limit: Limit, unit: str, reason: str) -> LimitResult:
-    return LimitResult(
-        option=limit.option, figure=limit.figure, unit=unit, limit=limit.bound, outcome="unknown", reason=reason
+def _unknown(threshold: Threshold, unit: str, reason: str) -> ThresholdResult:
+    return ThresholdResult(
+        option=threshold.option,
+        figure=threshold.figure,
+        unit=unit,
+        limit=threshold.bound,
+        outcome="unknown",
+        reason=reason,
     )
 
 
-def _judge_peak(limit: Limit, run: RunFigures) -> LimitResult:
+def _judge_peak(threshold: Threshold, run: RunFigures) -> ThresholdResult:
     if not run.peak_bytes:
-        return _unknown(limit, "bytes", "memory was not sampled")
+        return _unknown(threshold, "bytes", "memory was not sampled")
     rank, peak = max(run.peak_bytes.items(), key=lambda item: (item[1], -item[0]))
-    return LimitResult(
-        option=limit.option,
-        figure=limit.figure,
+    return ThresholdResult(
+        option=threshold.option,
+        figure=threshold.figure,
         unit="bytes",
-        limit=limit.bound,
-        outcome="failed" if peak > limit.bound else "passed",
+        limit=threshold.bound,
+        outcome="failed" if peak > threshold.bound else "passed",
         measured=float(peak),
         reason=f"the highest of {len(run.peak_bytes)} ranks, on rank {rank}",
     )
 
 
-def judge_slowdown(limit: Limit, run: RunFigures, baseline: RunFigures) -> LimitResult:
-    """Hold the step time against that of a baseline: it fails where the noise leaves no doubt that it is slower."""
+def check_slowdown(threshold: Threshold, run: RunFigures, baseline: RunFigures) -> ThresholdResult:
+    """Check the step time against that of a baseline: it fails where it is slower beyond the noise."""
     if run.world_size != baseline.world_size:
-        return _unknown(limit, "fraction", f"the baseline has {baseline.world_size} ranks, the run {run.world_size}")
+        return _unknown(
+            threshold, "fraction", f"the baseline has {baseline.world_size} ranks, the run {run.world_size}"
+        )
     if run.layout != baseline.layout and run.layout and baseline.layout:
-        return _unknown(limit, "fraction", "the baseline has another layout (dtprof compare describes both)")
+        return _unknown(threshold, "fraction", "the baseline has another layout (dtprof compare describes both)")
     of_run, of_baseline = _find(STEP, run), _find(STEP, baseline)
     if isinstance(of_baseline, str):
-        return _unknown(limit, "fraction", f"baseline: {of_baseline}")
+        return _unknown(threshold, "fraction", f"baseline: {of_baseline}")
     if isinstance(of_run, str):
-        return _unknown(limit, "fraction", of_run)
-    # Both limits of the interval leave out 5 %: that it is slower is judged on one side.
-    found = subtract_means(of_baseline, of_run, error=2 * (1 - CONFIDENCE))
-    if found is None:
-        return _unknown(limit, "fraction", f"fewer than {MIN_STEPS} steps in the run or the baseline")
+        return _unknown(threshold, "fraction", of_run)
+    # Each bound of the interval leaves out 5 %: whether it is slower is judged on one side.
+    subtracted = subtract_means(of_baseline, of_run, error=2 * (1 - CONFIDENCE))
+    if subtracted is None:
+        return _unknown(threshold, "fraction", f"fewer than {MIN_STEPS} steps in the run or the baseline")
     step = of_baseline.mean
-    failed = found.low / step > limit.bound
-    return LimitResult(
-        option=limit.option,
-        figure=limit.figure,
+    failed = subtracted.low / step > threshold.bound
+    return ThresholdResult(
+        option=threshold.option,
+        figure=threshold.figure,
         unit="fraction",
-        limit=limit.bound,
+        limit=threshold.bound,
         outcome="failed" if failed else "passed",
-        measured=found.difference / step,
-        low=found.low / step,
-        high=found.high / step,
+        measured=subtracted.difference / step,
+        low=subtracted.low / step,
+        high=subtracted.high / step,
         sure=CONFIDENCE if failed else None,
-        reason="" if failed else f"{100 * (limit.bound + found.detectable / step):.1f} % or more would be detected",
+        reason=""
+        if failed
+        else f"{100 * (threshold.bound + subtracted.detectable / step):.1f} % or more would be detected",
     )

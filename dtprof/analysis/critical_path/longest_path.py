@@ -56,8 +56,8 @@ def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, m
         stretches: blocked by operations, on the axis.
     """
     operations, blocked = batch.operations, batch.blocked
-    kept = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in batch.ranks]
-    windows = batch.windows[np.concatenate(kept)]
+    sampled = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in batch.ranks]
+    windows = batch.windows[np.concatenate(sampled)]
     start, last = _find_transfers(operations, batch.matched, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
@@ -78,7 +78,7 @@ def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, m
     return [
         _path_of(rank, kept=chosen, hops=hops[first:end], cuts=cuts[own] - shift, owner=owner[own])
         for rank, chosen, (first, end), own, shift in zip(
-            batch.ranks, kept, hops_of, batch.stretches(cuts), batch.shifts, strict=True
+            batch.ranks, sampled, hops_of, batch.stretches(cuts), batch.shifts, strict=True
         )
     ]
 
@@ -87,11 +87,11 @@ def _longest(rows: Column, length: Column, batch: PlacedBatch, max_rows: int) ->
     """Return of the operations of each rank the longest."""
     if len(rows) <= max_rows:
         return rows
-    kept = []
+    hops = []
     for begin, end in itertools.pairwise(np.searchsorted(rows, batch.bounds).tolist()):
         own = rows[begin:end]
-        kept.append(own if len(own) <= max_rows else own[np.argsort(-length[own], kind="stable")[:max_rows]])
-    return np.concatenate(kept)
+        hops.append(own if len(own) <= max_rows else own[np.argsort(-length[own], kind="stable")[:max_rows]])
+    return np.concatenate(hops)
 
 
 def _path_of(rank: SteppedRank, *, kept: Mask, hops: Array, cuts: Column, owner: Column) -> RankPath:
@@ -145,16 +145,16 @@ def find_critical_path(ranks: Sequence[RankPath]) -> CriticalPathResult | None:
     if not ranks:
         return None
     steps = ranks[0].steps
-    for own in ranks[1:]:
-        steps = steps if np.array_equal(steps, own.steps) else np.intersect1d(steps, own.steps)
+    for path in ranks[1:]:
+        steps = steps if np.array_equal(steps, path.steps) else np.intersect1d(steps, path.steps)
     if not len(steps):
         return None
-    by_rank = {own.rank: own for own in ranks}
-    work = {own.rank: np.zeros(len(OWNERS), np.int64) for own in ranks}
+    by_rank = {path.rank: path for path in ranks}
+    work = {path.rank: np.zeros(len(OWNERS), np.int64) for path in ranks}
     transfers: dict[tuple[str, str], int] = defaultdict(int)
     total = 0
     windows = np.array(
-        [own.windows if len(own.steps) == len(steps) else own.windows[np.isin(own.steps, steps)] for own in ranks]
+        [path.windows if len(path.steps) == len(steps) else path.windows[np.isin(path.steps, steps)] for path in ranks]
     )
     for number in range(len(steps)):
         begin, end = windows[:, number, 0].max(), windows[:, number, 1].max()

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.intervals import Column
-from dtprof.records.node_reader import NodeSamples
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array
 
 MAX_SAMPLES = 400
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceCourse:
+class DeviceSeries:
     """One device over time; of what was not sampled there is no column."""
 
     host: str
@@ -28,10 +28,10 @@ class DeviceCourse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeCourses:
+class NodeSeries:
     """All nodes that were sampled."""
 
-    devices: tuple[DeviceCourse, ...] = ()
+    devices: tuple[DeviceSeries, ...] = ()
     no_gpus: Mapping[str, str] = field(default_factory=dict)  # the reason, by host
 
 
@@ -40,9 +40,9 @@ def samples_each(num_nodes: int) -> int:
     return max(20, min(MAX_SAMPLES, MAX_OF_ALL // max(1, num_nodes)))
 
 
-def follow_devices(nodes: Iterable[NodeSamples]) -> NodeCourses:
-    """Return the course of every device: of each node the host's, then those of its GPUs."""
-    devices: list[DeviceCourse] = []
+def follow_devices(nodes: Iterable[NodeSamples]) -> NodeSeries:
+    """Return the time series of every device: of each node the host's, then those of its GPUs."""
+    devices: list[DeviceSeries] = []
     reasons: dict[str, str] = {}
     for node in nodes:
         if len(node.host) > 1:
@@ -51,10 +51,10 @@ def follow_devices(nodes: Iterable[NodeSamples]) -> NodeCourses:
             devices += (_follow_gpu(node.node, number, rows, origin) for number, rows in node.gpus.items() if len(rows))
         if not node.gpus:
             reasons[node.node] = node.no_gpus_reason or "none was found"
-    return NodeCourses(devices=tuple(devices), no_gpus=reasons)
+    return NodeSeries(devices=tuple(devices), no_gpus=reasons)
 
 
-def _follow_host(node: NodeSamples, origin: int) -> DeviceCourse:
+def _follow_host(node: NodeSamples, origin: int) -> DeviceSeries:
     """Return what lies between samples at the later one of both."""
     rows = node.host
     seconds = np.diff(rows["t_ns"]) / 1e9
@@ -65,19 +65,19 @@ def _follow_host(node: NodeSamples, origin: int) -> DeviceCourse:
             "memory": rows["memory_used_bytes"][1:],
             "traffic": np.diff(sent) / seconds,
         }
-    return _course(node.node, "host", rows["t_ns"][1:] - origin, values)
+    return _series(node.node, "host", rows["t_ns"][1:] - origin, values)
 
 
-def _follow_gpu(host: str, number: int, rows: Array, origin: int) -> DeviceCourse:
+def _follow_gpu(host: str, number: int, rows: Array, origin: int) -> DeviceSeries:
     values = {
         "busy": rows["utilisation"],
         "memory": rows["memory_used_bytes"],
         "power": rows["power_w"],
         "temperature": rows["temperature_c"],
     }
-    return _course(host, f"gpu {number}", rows["t_ns"] - origin, values)
+    return _series(host, f"gpu {number}", rows["t_ns"] - origin, values)
 
 
-def _course(host: str, device: str, t_ns: Column, values: Mapping[str, Floats]) -> DeviceCourse:
+def _series(host: str, device: str, t_ns: Column, values: Mapping[str, Floats]) -> DeviceSeries:
     known = {name: column for name, column in values.items() if np.isfinite(column).any()}
-    return DeviceCourse(host=host, device=device, t_ns=t_ns, values=known)
+    return DeviceSeries(host=host, device=device, t_ns=t_ns, values=known)

@@ -196,18 +196,18 @@ def list_assumptions(ranks: Sequence[tuple[Mapping[str, int | None], ModelShare]
     adam = (
         "two moments and a copy of each parameter in 32 bits" if is_mixed else "two moments of each parameter, as wide"
     )
-    found = [
+    assumptions = [
         Assumption(text=_describe_scheme(shares), holds=True if all(share.is_told for share in shares) else None),
         Assumption(text=f"Adam: {adam}", holds=_is_near(ratio, 6 if is_mixed else 2)),
         Assumption(text="gradients of all parameters, as wide", holds=_is_near(_gradient_ratio(known), 1)),
     ]
     if any(activation_bytes(share) is not None for share in shares):
         recomputed = "every layer is recomputed as a whole" if shares[0].recomputes else "no layer is recomputed"
-        found += [
+        assumptions += [
             Assumption(text="layers: GeLU, four times as wide in the middle, dropout, no scores kept", holds=None),
             Assumption(text=recomputed, holds=None if shares[0].recomputes else True),
         ]
-    return tuple(found)
+    return tuple(assumptions)
 
 
 def _describe_scheme(shares: Sequence[ModelShare]) -> str:
@@ -231,14 +231,19 @@ def _is_near(ratio: float | None, expected: float) -> bool | None:
 
 def find_headroom(nodes: Sequence[NodeMemory]) -> tuple[Headroom, ...]:
     """Return what was left of each memory when most of it was in use, the scarcest first."""
-    found = [
+    headrooms = [
         Headroom(
-            host=one.host,
-            device=one.device,
-            capacity_bytes=one.capacity_bytes,
-            most_used_bytes=one.most_used_bytes,
-            headroom_bytes=max(0, one.capacity_bytes - one.most_used_bytes),
+            host=memory.host,
+            device=memory.device,
+            capacity_bytes=memory.capacity_bytes,
+            most_used_bytes=memory.most_used_bytes,
+            headroom_bytes=max(0, memory.capacity_bytes - memory.most_used_bytes),
         )
-        for one in nodes
+        for memory in nodes
     ]
-    return tuple(sorted(found, key=lambda one: (one.headroom_bytes / one.capacity_bytes, one.host, one.device)))
+    return tuple(
+        sorted(
+            headrooms,
+            key=lambda headroom: (headroom.headroom_bytes / headroom.capacity_bytes, headroom.host, headroom.device),
+        )
+    )

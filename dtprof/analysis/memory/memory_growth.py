@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.results import MemoryGrowth
-from dtprof.analysis.steps.step_boundaries import UsedSteps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps
 from dtprof.intervals import Column
 from dtprof.records import events
 from dtprof.records.tables import RankTables
@@ -28,7 +28,7 @@ MIN_GROWTH_BYTES, MIN_GROWTH = 1 << 20, 0.01
 Floats = npt.NDArray[np.float64]
 
 
-def find_growth(tables: RankTables, used: UsedSteps) -> MemoryGrowth | None:
+def find_growth(tables: RankTables, used: MeasuredSteps) -> MemoryGrowth | None:
     """Return how the memory of a rank grows over the measured steps; None where too few samples tell."""
     samples = tables.samples
     if not used.known or len(samples) < MIN_SAMPLES:

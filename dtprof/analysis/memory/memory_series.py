@@ -1,4 +1,4 @@
-"""The course of memory over the run, rank by rank: samples thinned to their extremes."""
+"""Time series of memory over the run, rank by rank: samples thinned to their extremes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ TOTALS = (events.CUDA_ALLOCATED_BYTES, events.RSS_BYTES, events.CUDA_PEAK_ALLOCA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class SampleSeries:
     """One sample of one rank over time."""
 
     t_ns: Column
@@ -31,12 +31,12 @@ class RankMemory:
     """The memory of one rank."""
 
     total: str | None  # the sample that stands for it
-    courses: Mapping[str, Course] = field(default_factory=dict)
+    samples: Mapping[str, SampleSeries] = field(default_factory=dict)
     fragmentation: float | None = None  # 1 - allocated / reserved at the peak; None without a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryCourse:
+class MemorySeries:
     """The memory of every rank."""
 
     ranks: Mapping[int, RankMemory] = field(default_factory=dict)
@@ -55,30 +55,30 @@ def find_worst(facts: Iterable[RankFacts]) -> int | None:
 
 
 def follow_memory(tables: RankTables) -> RankMemory:
-    """Return the course of each sample of one rank."""
+    """Return the time series of each sample of one rank."""
     samples = tables.samples
-    courses: dict[str, Course] = {}
+    series: dict[str, SampleSeries] = {}
     for op in np.unique(samples["op"]).tolist():
         if op >= len(tables.ops) or not tables.ops[op].endswith("_bytes"):
             continue
         rows = samples[samples["op"] == op]
-        courses[tables.ops[op]] = _thin(rows["t_ns"].astype(np.int64), rows["step"], rows["value"])
-    total = next((name for name in TOTALS if name in courses), None)
-    return RankMemory(total=total, courses=courses, fragmentation=_fragmentation(courses))
+        series[tables.ops[op]] = _thin(rows["t_ns"].astype(np.int64), rows["step"], rows["value"])
+    total = next((name for name in TOTALS if name in series), None)
+    return RankMemory(total=total, samples=series, fragmentation=_fragmentation(series))
 
 
-def _thin(t_ns: Column, step: Column, value: Column) -> Course:
+def _thin(t_ns: Column, step: Column, value: Column) -> SampleSeries:
     if len(t_ns) > MAX_POINTS:
         starts = np.unique(np.linspace(0, len(t_ns), MAX_POINTS + 1).astype(np.int64))[:-1]
         ends = np.append(starts[1:], len(t_ns))
         chosen = np.array([a + int(np.argmax(value[a:b])) for a, b in zip(starts, ends, strict=True)])
         t_ns, step, value = t_ns[chosen], step[chosen], value[chosen]
-    return Course(t_ns=t_ns, step=step.astype(np.int64), value=value.astype(np.int64))
+    return SampleSeries(t_ns=t_ns, step=step.astype(np.int64), value=value.astype(np.int64))
 
 
-def _fragmentation(courses: Mapping[str, Course]) -> float | None:
-    allocated = courses.get(events.CUDA_PEAK_ALLOCATED_BYTES)
-    reserved = courses.get(events.CUDA_PEAK_RESERVED_BYTES)
+def _fragmentation(series: Mapping[str, SampleSeries]) -> float | None:
+    allocated = series.get(events.CUDA_PEAK_ALLOCATED_BYTES)
+    reserved = series.get(events.CUDA_PEAK_RESERVED_BYTES)
     if allocated is None or reserved is None or not reserved.value.max():
         return None
     return max(0.0, 1 - float(allocated.value.max()) / float(reserved.value.max()))

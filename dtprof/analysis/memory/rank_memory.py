@@ -14,12 +14,12 @@ PEAKS = (events.CUDA_PEAK_ALLOCATED_BYTES, events.PEAK_RSS_BYTES)
 
 def find_largest(tables: RankTables) -> dict[str, int]:
     """Return the largest value of each sample."""
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for op in np.unique(tables.samples["op"]).tolist():
         if op < len(tables.ops):
             value = int(tables.samples["value"][tables.samples["op"] == op].max())
-            found[tables.ops[op]] = max(value, found.get(tables.ops[op], 0))
-    return found
+            largest[tables.ops[op]] = max(value, largest.get(tables.ops[op], 0))
+    return largest
 
 
 def find_peak(largest: Mapping[str, int]) -> int | None:

@@ -27,7 +27,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     split_bubbles,
 )
 from dtprof.analysis.results import PipelineRank, PipelineResult
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
 from dtprof.job.sound_records import ENDED, is_among, is_any, list_ranks, spans_of_any, stride_of, times_of
@@ -120,8 +120,8 @@ def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPip
     """
     runs = batch.spans.chosen(_have_ended(batch.spans) & batch.spans.is_named((events.PP_STEP,)))
     schedules = [
-        _find_schedule(tables, runs.of(i)) if len(own.windows) else None
-        for i, (tables, own) in enumerate(zip(batch.tables, steps, strict=True))
+        _find_schedule(tables, runs.of(i)) if len(rank_steps.windows) else None
+        for i, (tables, rank_steps) in enumerate(zip(batch.tables, steps, strict=True))
     ]
     if not any(schedules):
         return [None for _ in schedules]
@@ -131,7 +131,7 @@ def find_pipelines(batch: RankBatch, steps: Sequence[RankSteps]) -> list[RankPip
     shifts = _lay_out_actions(actions, runs, steps)
     if shifts is None:  # only damaged records are so far apart
         alone = [batch_ranks([tables]) for tables in batch.tables]
-        return [find_pipelines(one, [own])[0] for one, own in zip(alone, steps, strict=True)]
+        return [find_pipelines(rank, [rank_steps])[0] for rank, rank_steps in zip(alone, steps, strict=True)]
     actions = actions.chosen(_are_in_runs(actions, runs, shifts))
     actions.table["step"] = _step_of(actions, steps, shifts)
     actions = actions.chosen(actions.table["step"] >= 0)
@@ -158,26 +158,26 @@ def _list_actions(spans: Rows, wanted: Sequence[bool]) -> Rows:
     for name, number in KINDS.items():
         kind[spans.is_named((name,))] = number
     chosen = (kind >= 0) & _have_ended(spans) & np.array(wanted)[spans.place]
-    found, kind = spans.chosen(chosen), kind[chosen]
-    rows = np.zeros(len(found.table), ACTION)
+    acted, kind = spans.chosen(chosen), kind[chosen]
+    rows = np.zeros(len(acted.table), ACTION)
     rows["kind"] = kind
-    rows["stage"], rows["microbatch"] = found.table["stage"], found.table["microbatch"]
-    rows["begin"], rows["end"] = found.table["begin_ns"], found.table["end_ns"]
-    begin, place = rows["begin"], found.place
+    rows["stage"], rows["microbatch"] = acted.table["stage"], acted.table["microbatch"]
+    rows["begin"], rows["end"] = acted.table["begin_ns"], acted.table["end_ns"]
+    begin, place = rows["begin"], acted.place
     unordered = (begin[1:] < begin[:-1]) | ((begin[1:] == begin[:-1]) & (kind[1:] < kind[:-1]))
     if (unordered & (place[1:] == place[:-1])).any():
         rows = select(rows, np.lexsort((kind, begin, place)))
-    return replace(found, table=rows)
+    return replace(acted, table=rows)
 
 
 def _lay_out_actions(actions: Rows, runs: Rows, steps: Sequence[RankSteps]) -> Column | None:
     """Return what is to be added to the times of each rank so that no rank's touch another's; None: there is no way."""
     extents = []
-    for i, own in enumerate(steps):
+    for i, rank_steps in enumerate(steps):
         acted, ran = actions.of(i), runs.of(i)
         if len(acted):
-            firsts = int(acted["begin"].min()), int(ran["begin_ns"].min()), int(own.windows[0, 0])
-            lasts = int(acted["end"].max()), int(ran["end_ns"].max()), int(own.windows[-1, 1])
+            firsts = int(acted["begin"].min()), int(ran["begin_ns"].min()), int(rank_steps.windows[0, 0])
+            lasts = int(acted["end"].max()), int(ran["end_ns"].max()), int(rank_steps.windows[-1, 1])
             extents.append((min(firsts), max(lasts)))
         else:
             extents.append((0, 0))
@@ -196,11 +196,11 @@ def _are_in_runs(actions: Rows, runs: Rows, shifts: Column) -> Mask:
 def _step_of(actions: Rows, steps: Sequence[RankSteps], shifts: Column) -> Column:
     """Return the number of the step within which each action begins; -1 for none."""
     acted = [begin < end for begin, end in itertools.pairwise(actions.bounds)]
-    ranks = [(own, shift) for own, shift, any_ in zip(steps, shifts.tolist(), acted, strict=True) if any_]
+    ranks = [(rank_steps, shift) for rank_steps, shift, any_ in zip(steps, shifts.tolist(), acted, strict=True) if any_]
     if not ranks:
         return np.zeros(0, np.int64)
-    windows = np.concatenate([own.windows + shift for own, shift in ranks])
-    numbers = np.concatenate([own.numbers for own, _ in ranks])
+    windows = np.concatenate([rank_steps.windows + shift for rank_steps, shift in ranks])
+    numbers = np.concatenate([rank_steps.numbers for rank_steps, _ in ranks])
     begin = actions.table["begin"] + shifts[actions.place]
     at = np.searchsorted(windows[:, 0], begin, side="right") - 1
     inside = (at >= 0) & (begin < windows[:, 1][at])
@@ -222,32 +222,32 @@ def _describe_pipelines(
     busy = np.add.reduceat(rows["end"] - rows["begin"], start)
     bounds = np.searchsorted(start, actions.bounds).tolist()
     strides = [
-        stride_of(end - begin, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, one.world_size))))
-        for one, begin, end in zip(tables, bounds, bounds[1:], strict=False)
+        stride_of(end - begin, min(MAX_REPLAYED, max(MIN_REPLAYED, MAX_KEPT // max(1, rank.world_size))))
+        for rank, begin, end in zip(tables, bounds, bounds[1:], strict=False)
     ]
-    kept = actions.chosen(rows["step"] % np.array(strides)[place] == 0)
-    found: list[RankPipeline | None] = []
-    for i, (one, schedule) in enumerate(zip(tables, schedules, strict=True)):
-        own = slice(bounds[i], bounds[i + 1])
-        if schedule is None or own.start == own.stop:
-            found.append(None)
+    sampled = actions.chosen(rows["step"] % np.array(strides)[place] == 0)
+    described: list[RankPipeline | None] = []
+    for i, (rank_tables, schedule) in enumerate(zip(tables, schedules, strict=True)):
+        acts = slice(bounds[i], bounds[i + 1])
+        if schedule is None or acts.start == acts.stop:
+            described.append(None)
             continue
-        members = next((group.ranks for group in one.groups.values() if group.name == schedule.group), ())
-        found.append(
+        members = next((group.ranks for group in rank_tables.groups.values() if group.name == schedule.group), ())
+        described.append(
             RankPipeline(
-                rank=one.rank,
-                boot_id=one.boot_id,
+                rank=rank_tables.rank,
+                boot_id=rank_tables.boot_id,
                 key=Key(schedule.group, members),
                 pipeline=schedule,
-                steps=numbers[own],
-                first=first[own],
-                last=last[own],
-                busy=busy[own],
-                fill=fill[own],
-                actions=kept.of(i),
+                steps=numbers[acts],
+                first=first[acts],
+                last=last[acts],
+                busy=busy[acts],
+                fill=fill[acts],
+                actions=sampled.of(i),
             )
         )
-    return found
+    return described
 
 
 def _find_fill(actions: Array, start: Column) -> Array:
@@ -296,7 +296,7 @@ def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> boo
 
 
 def find_windows(
-    pipelines: Mapping[int, RankPipeline], possible_stages: Collection[int], used: UsedSteps
+    pipelines: Mapping[int, RankPipeline], possible_stages: Collection[int], used: MeasuredSteps
 ) -> PipelineWindows:
     """Return when each pipeline ran, and of which ranks the bubble is not known.
 
@@ -312,11 +312,11 @@ def find_windows(
             unknown |= {member.rank: NO_WINDOW for member in members}
         elif any(_acted_outside(member, window, used) for member in members):
             unknown |= {member.rank: NOT_EVERY_STEP for member in members}
-    by_rank = {rank: windows[own.key].intervals for rank, own in pipelines.items() if rank not in unknown}
+    by_rank = {rank: windows[pipeline.key].intervals for rank, pipeline in pipelines.items() if rank not in unknown}
     return PipelineWindows(by_pipeline=windows, by_rank=by_rank, unknown=dict(sorted(unknown.items())))
 
 
-def _acted_outside(member: RankPipeline, window: Window, used: UsedSteps) -> bool:
+def _acted_outside(member: RankPipeline, window: Window, used: MeasuredSteps) -> bool:
     """Say whether a rank acted in a used step of which the window is not known."""
     if np.array_equal(member.steps, window.steps):
         return False
@@ -341,10 +341,10 @@ def _find_windows(ranks: Sequence[RankPipeline]) -> dict[Key, Window]:
 
 
 def _by_pipeline(ranks: Iterable[RankPipeline]) -> dict[Key, list[RankPipeline]]:
-    found: dict[Key, list[RankPipeline]] = {}
+    members_of: dict[Key, list[RankPipeline]] = {}
     for rank in ranks:
-        found.setdefault(rank.key, []).append(rank)
-    return {key: sorted(members, key=lambda one: one.pipeline.group_rank) for key, members in found.items()}
+        members_of.setdefault(rank.key, []).append(rank)
+    return {key: sorted(members, key=lambda member: member.pipeline.group_rank) for key, members in members_of.items()}
 
 
 def find_bubbles(tables: RankTables, spans: Array, windows: Intervals) -> Intervals:
@@ -359,7 +359,7 @@ def find_actions(spans: Rows) -> Rows:
 
 
 def measure_pipelines(
-    ranks: Sequence[RankPipeline], windows: PipelineWindows, used: UsedSteps
+    ranks: Sequence[RankPipeline], windows: PipelineWindows, used: MeasuredSteps
 ) -> tuple[PipelineResult | None, list[str]]:
     """Return the bubble of the job's pipelines, mean over replicas and measured steps, and its caveats."""
     if not ranks and not windows.unknown:
@@ -383,8 +383,8 @@ def measure_pipelines(
             continue
         busy = [member.busy[is_among(member.steps, steps)] for member in members]
         fractions.append(1 - np.sum(busy, axis=0) / (len(members) * lengths))
-        for member, own in zip(members, busy, strict=True):
-            bubbles[member.rank] = int(np.mean(lengths - own))
+        for member, busy_ns in zip(members, busy, strict=True):
+            bubbles[member.rank] = int(np.mean(lengths - busy_ns))
         by_time.append(_split_by_time(members, steps, window.intervals[chosen]))
         replayed.append(([member.actions for member in members], steps))
     if not fractions:

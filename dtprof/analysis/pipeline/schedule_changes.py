@@ -88,7 +88,7 @@ def _measure(members: Sequence[RankPipeline], steps: Sequence[int], name: str) -
     bubbles = []
     for step in steps:
         rows = [member.actions[member.actions["step"] == step] for member in members]
-        if tuple(list_acts(own[own["kind"] != LOSS]) for own in rows) != plan:
+        if tuple(list_acts(acted[acted["kind"] != LOSS]) for acted in rows) != plan:
             return None
         for row in np.concatenate(rows):
             act = Act(int(row["kind"]), int(row["stage"]), int(row["microbatch"]))
@@ -135,7 +135,7 @@ def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> C
     ]
     if result.parts is not None and result.parts["imbalance"] > UNEVEN:
         candidates.append(("stages of equal time", name, v, m, even))
-    found: list[Change] = []
+    changes: list[Change] = []
     error = 0.0
     for what, schedule, chunks, microbatches, took in candidates:
         plan = make_plan(schedule, ranks=p, chunks=chunks, microbatches=microbatches)
@@ -145,12 +145,12 @@ def _replay_changes(name: str, measured: _Measured, result: PipelineResult) -> C
         equal = replay(plan, _equal(plan, measured))
         if bubble is None or equal is None:
             continue
-        if not found:
+        if not changes:
             error = float(np.abs(bubble - measured.bubble).mean())
-        found.append(Change(what=what, schedule_fraction=float(equal.mean()), bubble_fraction=float(bubble.mean())))
-    if not found or not found[0].what.startswith("as it is"):
+        changes.append(Change(what=what, schedule_fraction=float(equal.mean()), bubble_fraction=float(bubble.mean())))
+    if not changes or not changes[0].what.startswith("as it is"):
         return None
-    return Changes(found=tuple(found), replay_error=error, message_ns=round(message_ns))
+    return Changes(found=tuple(changes), replay_error=error, message_ns=round(message_ns))
 
 
 def _lengths(plan: Plan, took: _Took) -> Floats:
@@ -201,16 +201,16 @@ def _by_formula(member: RankPipeline, result: PipelineResult) -> tuple[Change, .
     def change(what: str, schedule: float, kept: float) -> Change:
         return Change(what=what, schedule_fraction=schedule, bubble_fraction=min(1.0, max(0.0, schedule + kept)))
 
-    found = [change(f"as it is: {microbatches} microbatches", result.parts["schedule"], other)]
-    found += [
+    changes = [change(f"as it is: {microbatches} microbatches", result.parts["schedule"], other)]
+    changes += [
         change(f"{more} microbatches", (ranks - 1) / (chunks * more + ranks - 1), other)
         for more in (2 * microbatches, 4 * microbatches)
     ]
-    found.append(
+    changes.append(
         change(f"{2 * chunks} stages a rank, interleaved", (ranks - 1) / (2 * chunks * microbatches + ranks - 1), other)
     )
     if result.parts["imbalance"] > UNEVEN:
-        found.append(
+        changes.append(
             change("stages of equal time", result.parts["schedule"], max(0.0, other - result.parts["imbalance"]))
         )
-    return tuple(found)
+    return tuple(changes)

@@ -77,31 +77,31 @@ def chart_pipeline(members: Sequence[RankPipeline], summary: Summary) -> Pipelin
     for member in members:
         pipelines.setdefault(member.key, []).append(member)
     for some in pipelines.values():
-        own = sorted(some, key=lambda member: member.pipeline.group_rank)
-        steps = _shared_steps(own, used)
-        if len(own) == own[0].pipeline.group_size and len(steps):
+        ordered = sorted(some, key=lambda member: member.pipeline.group_rank)
+        steps = _shared_steps(ordered, used)
+        if len(ordered) == ordered[0].pipeline.group_size and len(steps):
             break
     else:
         return None
-    step, begin, end = _middle_step(own, steps)
-    orders = [member.actions[member.actions["step"] == step] for member in own]
+    step, begin, end = _middle_step(ordered, steps)
+    orders = [member.actions[member.actions["step"] == step] for member in ordered]
     if sum(map(len, orders)) > MAX_ACTIONS:
         return None
     means = _mean_by(members, lambda rows: rows["kind"])
-    ranks = tuple(member.rank for member in own)
-    planned = lay_out([_plan(member) for member in own], means, ranks)
+    ranks = tuple(member.rank for member in ordered)
+    planned = lay_out([_plan(member) for member in ordered], means, ranks)
     return PipelineChart(
         step=step,
         ranks=ranks,
-        stages=tuple(member.pipeline.stages for member in own),
+        stages=tuple(member.pipeline.stages for member in ordered),
         planned=planned,
         planned_ns=max((action.end_ns for action in planned), default=0),
         measured=tuple(
-            _action(member.rank, row, begin) for member, rows in zip(own, orders, strict=True) for row in rows
+            _action(member.rank, row, begin) for member, rows in zip(ordered, orders, strict=True) for row in rows
         ),
         measured_ns=end - begin,
         stage_times=_stage_times(members),
-        changes=find_changes(own, steps, result),
+        changes=find_changes(ordered, steps, result),
     )
 
 
@@ -136,7 +136,7 @@ def _mean_by(members: Sequence[RankPipeline], key: Callable[[Array], Column]) ->
     rows = np.concatenate([member.actions for member in members])
     keys, place = np.unique(key(rows), return_inverse=True)
     took = np.bincount(place.reshape(-1), rows["end"] - rows["begin"]) / np.bincount(place.reshape(-1))
-    return {int(one): int(mean) for one, mean in zip(keys, took, strict=True)}
+    return {int(value): int(mean) for value, mean in zip(keys, took, strict=True)}
 
 
 def _plan(member: RankPipeline) -> list[Act]:

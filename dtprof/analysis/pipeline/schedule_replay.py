@@ -99,11 +99,11 @@ def _list_steps(
     pipelines: Sequence[_Acted], plans: dict[tuple[bytes, bytes], Plan]
 ) -> Iterator[tuple[Plan, Floats, float]]:
     """Yield the plan of each step of these pipelines, its durations of shape (actions, 3), and its bubble."""
-    everything = join([own.actions for own in pipelines])
-    sizes = [len(own.lengths) for own in pipelines]
-    pipeline = np.repeat(np.arange(len(pipelines)), [len(own.actions) for own in pipelines])
+    everything = join([acted.actions for acted in pipelines])
+    sizes = [len(acted.lengths) for acted in pipelines]
+    pipeline = np.repeat(np.arange(len(pipelines)), [len(acted.actions) for acted in pipelines])
     member = np.repeat(
-        np.concatenate([np.arange(size) for size in sizes]), [length for own in pipelines for length in own.lengths]
+        np.concatenate([np.arange(size) for size in sizes]), [length for acted in pipelines for length in acted.lengths]
     )
     took = (everything["end"] - everything["begin"]).astype(np.float64)
     kind = everything["kind"]

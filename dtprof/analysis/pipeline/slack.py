@@ -28,17 +28,17 @@ class Slack:
 
     def of(self, rank: int, *, whole_stage: bool) -> int:
         """Return the slack of one rank, ns a step; 0 for one without a pipeline, or where that cannot be replayed."""
-        own = self._pipelines.get(rank)
-        if own is None:
+        slow = self._pipelines.get(rank)
+        if slow is None:
             return 0
-        members = [other for other in self._pipelines.values() if other.key == own.key]
+        members = [other for other in self._pipelines.values() if other.key == slow.key]
         members.sort(key=lambda member: member.pipeline.group_rank)
-        if len(members) != own.pipeline.group_size:
+        if len(members) != slow.pipeline.group_size:
             return 0
         per_rank = [self._chosen(member) for member in members]
         shortened = [_took(actions) for actions in per_rank]
-        at = members.index(own)
-        shortened[at] = self._like_the_others(own, per_rank[at], whole_stage=whole_stage)
+        at = members.index(slow)
+        shortened[at] = self._like_the_others(slow, per_rank[at], whole_stage=whole_stage)
         compared = _compare(per_rank, shortened)
         if compared is None:
             return 0

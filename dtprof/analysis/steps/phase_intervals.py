@@ -57,7 +57,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
         return union(times[chosen])
 
     told = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
-    found = {phase: intervals(phase) if phase in told else NONE for phase in (*ORDER, *BUSY)}
+    found = {phase: intervals(phase) if phase in told else NONE for phase in (*ORDER, *BUSY, events.HOST_BOUND)}
     if events.PP_FORWARD in tables.ops:
         return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):

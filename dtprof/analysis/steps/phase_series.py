@@ -24,15 +24,15 @@ class StepPhases:
 
 def follow_phases(rank: PlacedRank) -> StepPhases | None:
     """Return the phases of the steps of a rank over the run; None without steps."""
-    own = rank.steps
-    num_steps = len(own.windows)
+    steps = rank.steps
+    num_steps = len(steps.windows)
     if not num_steps:
         return None
-    parts = partition_phases(own.windows, rank.phases)
+    parts = partition_phases(steps.windows, rank.phases)
     starts = np.unique(np.linspace(0, num_steps, min(num_steps, MAX_POINTS) + 1).astype(np.int64))[:-1]
     ends = np.append(starts[1:], num_steps)
     return StepPhases(
-        first=own.numbers[starts],
-        last=own.numbers[ends - 1],
+        first=steps.numbers[starts],
+        last=steps.numbers[ends - 1],
         mean_ns={phase: np.add.reduceat(took, starts) / (ends - starts) for phase, took in parts.items() if took.any()},
     )

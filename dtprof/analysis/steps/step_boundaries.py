@@ -63,7 +63,7 @@ class RankSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsedSteps:
+class MeasuredSteps:
     """The steps that every rank has, warm-up left out, without a gap; `first` > `last` where there are none."""
 
     count: int
@@ -176,7 +176,7 @@ def agree_on_rule(ranks: Mapping[int, RankSteps]) -> dict[int, RankSteps]:
     }
 
 
-def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
+def choose_steps(ranks: Sequence[RankSteps]) -> MeasuredSteps:
     """Choose the steps that all ranks have had, without the warm-up."""
     caveats = []
     without = [steps.rank for steps in ranks if steps.count == 0]
@@ -214,7 +214,7 @@ def choose_steps(ranks: Sequence[RankSteps]) -> UsedSteps:
         first += _warm_up(complete, first, last)
     warm_up = first - 1
     first, last, caveat = _outside_windows(complete, first, last)
-    return UsedSteps(count=count, first=first, last=last, warm_up=warm_up, caveats=(*caveats, *caveat))
+    return MeasuredSteps(count=count, first=first, last=last, warm_up=warm_up, caveats=(*caveats, *caveat))
 
 
 def _find_longest_row(ranks: Sequence[RankSteps]) -> tuple[int, int, int]:
@@ -243,10 +243,10 @@ def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple
         begin = max(begin, high + 1)
     free.append((begin, last))
     low, high = max(free, key=lambda row: row[1] - row[0])
-    told = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
+    reason = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
     if high - low + 1 < FEWEST_UNTRACED:
-        return first, last, [f"{told}, and too few are without one"]
-    return low, high, [f"{told}; figures use the longest row of steps without one"]
+        return first, last, [f"{reason}, and too few are without one"]
+    return low, high, [f"{reason}; figures use the longest row of steps without one"]
 
 
 def _warm_up(ranks: Sequence[RankSteps], first: int, last: int) -> int:

@@ -3,14 +3,14 @@
 Where parts overlap a moment belongs to the first of: in the window of a pipeline and in none of its actions (bubble),
 blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
 (exposed_wait), data, checkpoint, optimizer, forward or backward (compute); what nothing covers is host, and so are
-pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0.
+pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0. On the time of a device
+(job/device_timeline.py) stretches that are host-bound go before optimizer and compute, and are host.
 
 Of an imported run whose device is known the device is partitioned: what it computes is optimizer where an optimizer
 step is under way on it, else compute; and what nothing covers is idle.
 """
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,11 +27,13 @@ _COVERED = (
     "pauses",
     "data",
     "checkpoint",
+    "host_bound",
     "optimizer",
     "compute",
     "host",
 )
 _COVERED_ON_DEVICE = (*_COVERED[:3], "optimizer", "compute", "data", "checkpoint", "idle")
+_OF_HOST = {"pauses", "host_bound"}
 _PAUSES = (events.GARBAGE_COLLECTION, events.COMPILE)
 _COMPUTE = (events.FORWARD, events.RECOMPUTE, events.BACKWARD, events.EVALUATION)
 
@@ -46,8 +48,8 @@ def partition_steps(
     """Return for each part how long it took in each step; the parts sum to the step."""
     shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
     covered = {part: shares[:, i] for i, part in enumerate(_name_owners(phases))}
-    if "pauses" in covered:
-        covered["host"] = covered["host"] + covered.pop("pauses")
+    for part in _OF_HOST & covered.keys():
+        covered["host"] = covered["host"] + covered.pop(part)
     return dict.fromkeys(PARTS, np.zeros(len(windows), np.int64)) | covered
 
 
@@ -60,7 +62,7 @@ def paint_steps(
 ) -> tuple[Intervals, Column]:
     """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
     cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
-    part = np.array([PARTS.index("host" if name == "pauses" else name) for name in _name_owners(phases)])
+    part = np.array([PARTS.index("host" if name in _OF_HOST else name) for name in _name_owners(phases)])
     return _stretches(cuts, np.where(owner >= 0, part[owner], -1), windows)
 
 
@@ -100,6 +102,7 @@ def _layers(
         union(np.concatenate([phases[pause] for pause in _PAUSES])),
         phases[events.DATA],
         phases[events.CHECKPOINT],
+        phases[events.HOST_BOUND],
         phases[events.OPTIMIZER],
         union(np.concatenate([phases[phase] for phase in (*_COMPUTE, events.HOST_BUSY)])),
     ]
@@ -112,18 +115,14 @@ def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[s
     return {phase: by_phase[phase] for phase in PHASES}
 
 
-def average(parts: dict[str, Column], bounds: Sequence[int]) -> list[dict[str, int]]:
-    """Return the mean of each part over the steps from each bound to the next, as `round_means` rounds it."""
+def sum_steps(parts: Mapping[str, Column], bounds: Sequence[int]) -> list[dict[str, int]]:
+    """Return the sum of each part over the steps from each bound to the next."""
     so_far = np.zeros((len(parts), bounds[-1] + 1), np.int64)
     np.cumsum(list(parts.values()), axis=1, out=so_far[:, 1:])
-    totals = np.diff(so_far[:, bounds], axis=1).T.tolist()
-    return [
-        round_means(dict(zip(parts, own, strict=True)), end - begin)
-        for own, (begin, end) in zip(totals, itertools.pairwise(bounds), strict=True)
-    ]
+    return [dict(zip(parts, own, strict=True)) for own in np.diff(so_far[:, bounds], axis=1).T.tolist()]
 
 
-def round_means(totals: dict[str, int], num_steps: int) -> dict[str, int]:
+def round_means(totals: Mapping[str, int], num_steps: int) -> dict[str, int]:
     """Return the mean of each part, rounded so that they sum to the rounded mean of the whole.
 
     What rounding down leaves over goes, 1 ns each, to the parts that lost most by it.

@@ -22,21 +22,23 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
     if not len(operations):
         return nothing
     threads, counts = np.unique(operations["thread"], return_counts=True)
-    own = operations[operations["thread"] == threads[np.argmax(counts)]]
-    _, likes = np.unique(np.stack([own[name].astype(np.int64) for name in _KEY], axis=1), axis=0, return_inverse=True)
+    thread_ops = operations[operations["thread"] == threads[np.argmax(counts)]]
+    _, likes = np.unique(
+        np.stack([thread_ops[name].astype(np.int64) for name in _KEY], axis=1), axis=0, return_inverse=True
+    )
     likes = likes.ravel()
     period = _find_period(likes[-LONGEST_SEARCH:])
     if not period:
         return nothing
     unlike = np.flatnonzero(likes[period:] != likes[:-period])
     begin = int(unlike[-1]) + 1 if len(unlike) and len(likes) - unlike[-1] > FEWEST_PERIODS * period else 0
-    own = own[begin:]
-    waited = np.where(own["wait_begin_ns"] == UNKNOWN_NS, 0, own["wait_begin_ns"] + own["wait_ns"])
-    left = np.maximum(np.maximum(own["issued_ns"], own["returned_ns"]), waited)
-    pauses = own["issued_ns"][1:] - left[:-1]
+    thread_ops = thread_ops[begin:]
+    waited = np.where(thread_ops["wait_begin_ns"] == UNKNOWN_NS, 0, thread_ops["wait_begin_ns"] + thread_ops["wait_ns"])
+    left = np.maximum(np.maximum(thread_ops["issued_ns"], thread_ops["returned_ns"]), waited)
+    pauses = thread_ops["issued_ns"][1:] - left[:-1]
     pauses = pauses[: len(pauses) // period * period].reshape(-1, period)
     last = slice(int(np.argmax(np.median(pauses, axis=0))), None, period)
-    return np.unique(left[last]), own["thread"][last].astype(np.int64)
+    return np.unique(left[last]), thread_ops["thread"][last].astype(np.int64)
 
 
 def _find_period(likes: Column) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.results import Throughput
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.intervals import Column
 from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas
 from dtprof.job.sound_records import is_any, list_ranks
@@ -39,8 +39,8 @@ class RankConsumption:
     def at(self, numbers: Column, column: int) -> Column:
         """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
         held = np.concatenate(([0], self.values[:, column]))
-        found: Column = held[np.searchsorted(self.steps, numbers, "right")]
-        return found
+        held_at: Column = held[np.searchsorted(self.steps, numbers, "right")]
+        return held_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,22 +84,25 @@ def _held(rows: Array, ends: Column, taken: Sequence[Array]) -> Column:
 
 
 def measure_throughput(
-    steps: Mapping[int, RankSteps], consumed: Mapping[int, RankConsumption], groups: Iterable[Group], used: UsedSteps
+    steps: Mapping[int, RankSteps],
+    consumed: Mapping[int, RankConsumption],
+    groups: Iterable[Group],
+    used: MeasuredSteps,
 ) -> tuple[Throughput | None, list[str]]:
     """Return the throughput of the measured steps, and its caveats."""
     if not used.known:
         return None, []  # what is said of the steps says it
     numbers = np.arange(used.first, used.last + 1)
     distinct = distinct_groups(groups)
-    found = sum_consumption(steps, consumed, distinct, numbers)
-    caveats = [f"{name}: {why}" for name, why in found.unknown.items()]
-    if not found.of_steps:
+    consumption = sum_consumption(steps, consumed, distinct, numbers)
+    caveats = [f"{name}: {why}" for name, why in consumption.unknown.items()]
+    if not consumption.of_steps:
         return None, caveats
-    first = next(iter(found.of_steps))
+    first = next(iter(consumption.of_steps))
     unnamed = [group for group in distinct if group.axis is None and 1 < len(group.ranks) < len(steps)]
-    caveats += _of_sum(first, [rank for rank in found.silent[first] if steps[rank].count], unnamed)
+    caveats += _of_sum(first, [rank for rank in consumption.silent[first] if steps[rank].count], unnamed)
     step_s = _durations(steps.values(), numbers) / 1e9
-    tokens, samples = (found.of_steps.get(name, np.zeros(0)) for name in RATES)
+    tokens, samples = (consumption.of_steps.get(name, np.zeros(0)) for name in RATES)
     tokens_per_s, samples_per_s = (values / step_s if len(values) else values for values in (tokens, samples))
     return (
         Throughput(
@@ -122,11 +125,11 @@ def sum_consumption(
     numbers: Column,
 ) -> JobConsumption:
     """Return what the job consumed in each of these steps: of ranks that share tokens or samples the most, summed."""
-    told = {rank: consumed[rank] for rank, own in steps.items() if own.count and rank in consumed}
+    recorded = {rank: consumed[rank] for rank, rank_steps in steps.items() if rank_steps.count and rank in consumed}
     of_steps: dict[str, Floats] = {}
     silent: dict[str, list[int]] = {}
     for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
-        total, without = _sum_replicas(told, column, find_replicas(steps, groups, axes), numbers)
+        total, without = _sum_replicas(recorded, column, find_replicas(steps, groups, axes), numbers)
         if total.any():
             of_steps[name], silent[name] = total, without
     unknown = {name: _NONE_OF_IT[name] if of_steps else _NO_STEP for name in RATES if name not in of_steps}
@@ -138,7 +141,7 @@ def _median(values: Floats) -> float | None:
 
 
 def _sum_replicas(
-    told: Mapping[int, RankConsumption], column: int, replicas: Iterable[Sequence[int]], numbers: Column
+    recorded: Mapping[int, RankConsumption], column: int, replicas: Iterable[Sequence[int]], numbers: Column
 ) -> tuple[Floats, list[int]]:
     """Return the sum over replicas of the most that any of its ranks was given, and the ranks of those without."""
     total = np.zeros(len(numbers))
@@ -146,8 +149,8 @@ def _sum_replicas(
     for replica in replicas:
         most = np.zeros(len(numbers))
         for rank in replica:
-            if rank in told:
-                most = np.maximum(most, told[rank].at(numbers, column))
+            if rank in recorded:
+                most = np.maximum(most, recorded[rank].at(numbers, column))
         total += most
         if not most.any():
             without += replica
@@ -157,8 +160,8 @@ def _sum_replicas(
 def _durations(steps: Iterable[RankSteps], numbers: Column) -> Floats:
     """Return how long each step took, mean over the ranks that have it; nan where none has."""
     total, present = np.zeros(len(numbers)), np.zeros(len(numbers))
-    for own in steps:
-        place, windows = own.used(int(numbers[0]), int(numbers[-1]))
+    for rank in steps:
+        place, windows = rank.used(int(numbers[0]), int(numbers[-1]))
         total[place - numbers[0]] += windows[:, 1] - windows[:, 0]
         present[place - numbers[0]] += 1
     mean: Floats = np.divide(total, present, out=np.full(len(numbers), np.nan), where=present > 0)

@@ -70,21 +70,21 @@ def collect_waits(
     np.add.at(sums, at, waited[counts])
     cells, culprits = keys >> 32, keys & 0xFFFFFFFF
     ends = np.searchsorted(cells, np.arange(1, len(batch.ranks) + 1) * num_bins).tolist()
-    found = []
+    rank_waits = []
     for i, (rank, begin, end) in enumerate(zip(batch.ranks, [0, *ends], ends, strict=False)):
         own_bins = (int(rank.numbers.max(initial=first - 1)) - first) // width + 1
-        own = slice(i * num_bins, i * num_bins + own_bins)
-        found.append(
+        rank_bins = slice(i * num_bins, i * num_bins + own_bins)
+        rank_waits.append(
             RankWaits(
                 rank=rank.placed.tables.rank,
-                steps=steps[own],
-                work=work[own],
-                blocked=blocked[own],
-                unclear=unclear[own],
+                steps=steps[rank_bins],
+                work=work[rank_bins],
+                blocked=blocked[rank_bins],
+                unclear=unclear[rank_bins],
                 phases=phases[i],
                 bins=cells[begin:end] - i * num_bins,
                 culprits=culprits[begin:end],
                 waited=sums[begin:end],
             )
         )
-    return found
+    return rank_waits

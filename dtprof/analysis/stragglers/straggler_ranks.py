@@ -112,7 +112,7 @@ def find_stragglers(
         stages: pipeline stages by rank. hosts: host by rank.
         slack_of: what of the excess of a rank costs nobody anything.
     """
-    waits = [own for own in waits if len(own.work)]
+    waits = [rank for rank in waits if len(rank.work)]
     if len(waits) < 2:
         return (), ()
     balance = _weigh(waits, num_bins=-(-(used[1] - used[0] + 1) // width))
@@ -131,13 +131,13 @@ def find_stragglers(
     for at in np.flatnonzero(chosen & (times_late < MIN_STEPS)).tolist():
         chosen[at] = exceeds_chance(more[:, at])
     blame = balance.blame.mean(axis=0)
-    found = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
+    most_blamed = sorted(np.flatnonzero(chosen).tolist(), key=lambda at: (-blame[at], at))
     mending = None
     if not stages:
         mending = Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked, unclear=balance.unclear)
-        found += mending.find_hidden(found, least=MIN_COST * step_ns, notable=threshold)
+        most_blamed += mending.find_hidden(most_blamed, least=MIN_COST * step_ns, notable=threshold)
     results: list[StragglerResult] = []
-    for place, at in enumerate(found):
+    for place, at in enumerate(most_blamed):
         phases_ns = _explain(waits, at)
         phase = next(iter(phases_ns), None)
         stage = _find_slow_part(balance, at, stages or {}) if phase in _COMPUTE else None
@@ -150,7 +150,7 @@ def find_stragglers(
             gain, together = max(0.0, _lag_of(mean_lag, at, stage, balance) - slack), None
         else:
             gain = mending.mean_gain([at])
-            together = mending.mean_gain(found[: place + 1]) if place else gain
+            together = mending.mean_gain(most_blamed[: place + 1]) if place else gain
         results.append(
             StragglerResult(
                 rank=rank,
@@ -167,7 +167,9 @@ def find_stragglers(
                 waiters=_find_waiters(balance, at) if len(results) < MAX_TRACED else (),
             )
         )
-    return tuple(results), () if mending is None else _tell_turns(mending, found, balance.ranks, step_ns, num_bins)
+    return tuple(results), () if mending is None else _tell_turns(
+        mending, most_blamed, balance.ranks, step_ns, num_bins
+    )
 
 
 def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns: int, num_bins: int) -> tuple[str, ...]:
@@ -195,25 +197,25 @@ def _lag_of(mean_lag: Cells, at: int, stage: Sequence[int] | None, balance: _Bal
 
 def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
     """Put all ranks side by side and pass waits back to their causes."""
-    ranks = np.array([own.rank for own in waits], np.int64)
+    ranks = np.array([rank.rank for rank in waits], np.int64)
     num_ranks = len(ranks)
-    steps = np.concatenate([own.steps for own in waits])  # of each rank bin by bin
-    lengths = np.array([len(own.steps) for own in waits])
+    steps = np.concatenate([rank.steps for rank in waits])  # of each rank bin by bin
+    lengths = np.array([len(rank.steps) for rank in waits])
     first = np.cumsum(lengths) - lengths
     known = np.flatnonzero(steps)
     at = np.repeat(np.arange(num_ranks), lengths)[known]
     cell = known - first[at], at
     work, blocked, unclear = np.full((3, num_bins, num_ranks), np.nan)
     for table, columns in (
-        (work, [own.work for own in waits]),
-        (blocked, [own.blocked for own in waits]),
-        (unclear, [own.unclear for own in waits]),
+        (work, [rank.work for rank in waits]),
+        (blocked, [rank.blocked for rank in waits]),
+        (unclear, [rank.unclear for rank in waits]),
     ):
         table[cell] = np.concatenate(columns)[known] / steps[known]
-    waiter = np.repeat(np.arange(num_ranks), [len(own.bins) for own in waits])
+    waiter = np.repeat(np.arange(num_ranks), [len(rank.bins) for rank in waits])
     bins, culprits, waited = (
         np.concatenate(columns)
-        for columns in zip(*((own.bins, own.culprits, own.waited) for own in waits), strict=True)
+        for columns in zip(*((rank.bins, rank.culprits, rank.waited) for rank in waits), strict=True)
     )
     culprit = np.minimum(np.searchsorted(ranks, culprits), num_ranks - 1)
     there = ranks[culprit] == culprits
@@ -245,7 +247,7 @@ def _weigh(waits: Sequence[RankWaits], *, num_bins: int) -> _Balance:
 
 def _explain(waits: Sequence[RankWaits], at: int) -> dict[str, int]:
     """Return in which phases the work of a rank exceeds the median of the others, ns a step, the longest first."""
-    means = np.array([own.phases / max(1, int(own.steps.sum())) for own in waits])
+    means = np.array([rank.phases / max(1, int(rank.steps.sum())) for rank in waits])
     excess = find_excess(means.T)[:, at]
     total = float(excess.sum())
     by_phase = sorted(zip(WORK, excess.tolist(), strict=True), key=lambda item: -item[1])

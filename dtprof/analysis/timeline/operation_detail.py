@@ -18,7 +18,7 @@ from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.results import BUBBLE, PARTS, PHASES, Summary
 from dtprof.analysis.run_summary import summarise_closely
 from dtprof.analysis.steps.phase_intervals import find_user_phases
-from dtprof.analysis.steps.step_boundaries import RankSteps, UsedSteps, agree_on_rule, choose_steps
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks, state_errors
@@ -42,7 +42,7 @@ class RunDetail:
     ranks: tuple[int, ...]  # of the newest attempt
     surveys: Surveys
     steps: dict[int, RankSteps]
-    used: UsedSteps
+    used: MeasuredSteps
 
     @property
     def events(self) -> int:
@@ -63,7 +63,7 @@ class RankDetail:
     boot_id: str  # of its host, as recorded
     clocks: Clocks
     steps: RankSteps
-    used: UsedSteps  # of the run
+    used: MeasuredSteps  # of the run
     parts: dict[str, Column] | None  # of each step, those of PARTS that are known; None: none is
     part_stretches: tuple[Intervals, Column]  # the same as stretches, and the part as position in PARTS
     phases: dict[str, Column]  # of each step, by PHASES
@@ -89,7 +89,7 @@ class PartFacts:
     """What is known of some ranks before they are looked at in detail."""
 
     boots: Mapping[int, str]
-    used: UsedSteps
+    used: MeasuredSteps
     first_number: Mapping[Channel, int]  # of the instances of each channel
     unknown_bubbles: Collection[int]  # ranks
 
@@ -117,8 +117,8 @@ def read_ranks(detail: RunDetail) -> Iterator[RankDetail]:
 
 def map_ranks(detail: RunDetail, work: Callable[[RankDetail], Result], executor: Executor) -> Iterator[Result]:
     """Read the ranks once more; yield what is made of each, in order. `work` and its results are picklable."""
-    for found in map_tasks(executor, partial(_work_on, work), _share_out(detail)):
-        yield from found
+    for results in map_tasks(executor, partial(_work_on, work), _share_out(detail)):
+        yield from results
 
 
 def summarise_and_map(
@@ -212,7 +212,7 @@ def _describe(timed: RankTiming, task: RankTask, facts: PartFacts) -> RankDetail
     )
 
 
-def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: UsedSteps) -> Mask:
+def _unobserved(operations: Array, blocked: Blocked, own: RankSteps, used: MeasuredSteps) -> Mask:
     """Say which operations in the measured steps kept the program for a time that is not known."""
     _, windows = own.used(used.first, used.last)
     return (locate(operations["issued_ns"], windows) >= 0) & ~blocked.known & blocked.counts

@@ -55,9 +55,9 @@ def _count_sent(tables: RankTables) -> dict[int, int]:
     ids = [number for number, name in enumerate(tables.ops) if name == POINT_TO_POINT[0]]
     sends = select(operations, is_any(operations["op"], ids))
     for number in np.unique(sends["group"]).tolist():
-        own, group = sends[sends["group"] == number], tables.groups.get(number)
-        for peer in np.unique(own["peer"]).tolist():
+        group_sends, group = sends[sends["group"] == number], tables.groups.get(number)
+        for peer in np.unique(group_sends["peer"]).tolist():
             if group is not None and 0 <= peer < len(group.ranks):
                 target = group.ranks[peer]
-                sent[target] = sent.get(target, 0) + int(own["nbytes"][own["peer"] == peer].sum())
+                sent[target] = sent.get(target, 0) + int(group_sends["nbytes"][group_sends["peer"] == peer].sum())
     return sent

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtprof.analysis.communication.traffic import Traffic, find_traffic
-from dtprof.analysis.memory.memory_series import MemoryCourse, find_worst
+from dtprof.analysis.memory.memory_series import MemorySeries, find_worst
 from dtprof.analysis.pipeline.schedule_chart import PipelineChart, chart_pipeline
 from dtprof.analysis.rank_surveys import Run, survey_run
 from dtprof.analysis.results import Summary
@@ -40,7 +40,7 @@ class Closeup:
     coordinates: Mapping[int, Mapping[str, int]]  # by rank: its place along each axis of parallelism
     tracks: Tracks | None
     pipeline: PipelineChart | None
-    memory: MemoryCourse
+    memory: MemorySeries
     traffic: Traffic
 
 
@@ -53,24 +53,24 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     surveys = survey_run(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, found = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)
-    ranks = {fact.rank: one for fact, one in zip(surveys.facts, found, strict=True)}
+    summary, closeups = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)
+    ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}
     return summary, Closeup(
-        coordinates={rank: one.coordinates for rank, one in ranks.items()},
-        tracks=_join(found) if surveys.one_clock else None,
+        coordinates={rank: details.coordinates for rank, details in ranks.items()},
+        tracks=_join(closeups) if surveys.one_clock else None,
         pipeline=chart_pipeline(tuple(surveys.pipelines.values()), summary),
-        memory=MemoryCourse(
-            ranks={rank: one.memory for rank, one in ranks.items()},
+        memory=MemorySeries(
+            ranks={rank: details.memory for rank, details in ranks.items()},
             worst=worst,
             phases=ranks[worst].phases if worst is not None else None,
         ),
-        traffic=find_traffic({rank: one.sent_bytes for rank, one in ranks.items()}, surveys.instances),
+        traffic=find_traffic({rank: details.sent_bytes for rank, details in ranks.items()}, surveys.instances),
     )
 
 
 def _join(ranks: Sequence[RankCloseup]) -> Tracks | None:
     names = BarNames()
-    tracks = [names.renumber(one.track, one.names) for one in ranks]
+    tracks = [names.renumber(details.track, details.names) for details in ranks]
     known = [track for track in tracks if len(track.begin_ns)]
     if not known:
         return None

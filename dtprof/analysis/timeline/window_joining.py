@@ -75,10 +75,10 @@ class RankWindows:
 def match_records(trace: WindowTrace, tables: RankTables) -> Column:
     """Return for each traced operation the index of its record; -1 where none was found."""
     records, traced = tables.operations, trace.operations
-    found = np.full(len(traced), -1, np.int64)
+    record_of = np.full(len(traced), -1, np.int64)
     taken = np.zeros(len(records), np.bool_)
     if not len(traced) or not len(records):
-        return found
+        return record_of
     low = int(traced["issued_ns"].min()) - BATCH_NS
     high = int(traced["issued_ns"].max()) + SLACK_NS
     near = np.flatnonzero((records["issued_ns"] >= low) & (records["issued_ns"] <= high))
@@ -86,12 +86,12 @@ def match_records(trace: WindowTrace, tables: RankTables) -> Column:
     for number, name in enumerate(trace.ops):
         own = np.flatnonzero((traced["op"] == number) & ~on_device)
         same = near[is_any(records["op"][near], [i for i, known in enumerate(tables.ops) if known == name])]
-        _match_calls(traced, own, records, same, found, taken)
-    _match_kernels(trace, np.flatnonzero(on_device), tables, near, found, taken)
-    return found
+        _match_calls(traced, own, records, same, record_of, taken)
+    _match_kernels(trace, np.flatnonzero(on_device), tables, near, record_of, taken)
+    return record_of
 
 
-def _match_calls(traced: Array, own: Column, records: Array, same: Column, found: Column, taken: Mask) -> None:
+def _match_calls(traced: Array, own: Column, records: Array, same: Column, record_of: Column, taken: Mask) -> None:
     """Match calls with the records of the same operation issued within them, each with the nearest that is left."""
     issued = records["issued_ns"][same]
     for index in own.tolist():
@@ -101,11 +101,11 @@ def _match_calls(traced: Array, own: Column, records: Array, same: Column, found
         free = [at for at in range(first, last) if not taken[same[at]]]
         if free:
             nearest = same[min(free, key=lambda at: abs(int(issued[at]) - begin))]
-            found[index], taken[nearest] = nearest, True
+            record_of[index], taken[nearest] = nearest, True
 
 
 def _match_kernels(
-    trace: WindowTrace, own: Column, tables: RankTables, near: Column, found: Column, taken: Mask
+    trace: WindowTrace, own: Column, tables: RankTables, near: Column, record_of: Column, taken: Mask
 ) -> None:
     """Match kernels with the record within whose call they were launched."""
     records, traced = tables.operations, trace.operations
@@ -121,21 +121,21 @@ def _match_kernels(
         batched = [at for at in free if tables.ops[int(records["op"][near[at]])] in BATCHED] if name in BATCHED else []
         choice = named or inside or batched
         if choice:
-            found[index], taken[near[choice[-1]]] = near[choice[-1]], True
+            record_of[index], taken[near[choice[-1]]] = near[choice[-1]], True
 
 
 def join_window(trace: WindowTrace, tables: RankTables) -> JoinedWindow:
     """Return what the window and the records say of the same operations."""
-    found = match_records(trace, tables)
+    record_of = match_records(trace, tables)
     issued, window = tables.operations["issued_ns"], trace.window
     within = (issued >= window.begin_ns) & (issued <= window.end_ns)
     return JoinedWindow(
         rank=tables.rank,
         window=window,
-        traced=len(found),
-        matched=int((found >= 0).sum()),
+        traced=len(record_of),
+        matched=int((record_of >= 0).sum()),
         recorded=int(within.sum()),
-        operations=tuple(_join_operation(trace, tables, found, number) for number in range(len(trace.ops))),
+        operations=tuple(_join_operation(trace, tables, record_of, number) for number in range(len(trace.ops))),
         shares=trace.shares,
         events=trace.events,
         has_device=trace.has_device,
@@ -144,10 +144,10 @@ def join_window(trace: WindowTrace, tables: RankTables) -> JoinedWindow:
     )
 
 
-def _join_operation(trace: WindowTrace, tables: RankTables, found: Column, number: int) -> JoinedOperation:
+def _join_operation(trace: WindowTrace, tables: RankTables, record_of: Column, number: int) -> JoinedOperation:
     own = np.flatnonzero(trace.operations["op"] == number)
-    matched = own[found[own] >= 0]
-    records = tables.operations[found[matched]]
+    matched = own[record_of[own] >= 0]
+    records = tables.operations[record_of[matched]]
     recorded = recorded_duration_ns(records)
     traced = trace.duration_ns()[matched]
     both = (recorded >= 0) & (traced >= 0)
@@ -197,24 +197,26 @@ def explain_missing(
     if planned is None:
         return []
     first, last = planned
-    told = [
+    reasons = [
         f"rank {rank} takes no window: the job has ranks 0 to {world_size - 1}"
         for rank in sorted({high for _, high in chosen if high >= world_size})
     ]
     none = [
         rank
         for rank in ranks
-        if all(one.window.request for one in rank.windows)
+        if all(joined.window.request for joined in rank.windows)
         and (not chosen or any(low <= rank.rank <= high for low, high in chosen))
     ]
     if none:
         fewest = min(rank.steps for rank in none)
         names = list_ranks([rank.rank for rank in none])
-        told.append(
+        reasons.append(
             f"{names} took no window over steps {first} to {last}: {fewest} steps had ended"
             if fewest < first
             else f"{names} took no window over steps {first} to {last}: what runs there does not end steps"
         )
-    short = [rank for rank in ranks for one in rank.windows if one.window.state == "written" and one.window.reason]
-    told += [f"rank {rank.rank}: the window {rank.windows[0].window.reason}" for rank in short[:5]]
-    return told
+    short = [
+        rank for rank in ranks for joined in rank.windows if joined.window.state == "written" and joined.window.reason
+    ]
+    reasons += [f"rank {rank.rank}: the window {rank.windows[0].window.reason}" for rank in short[:5]]
+    return reasons

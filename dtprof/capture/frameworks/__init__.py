@@ -1,25 +1,26 @@
-"""Hooks into the frameworks of torch that communicate on the user's behalf: who acts, for what, on which mesh.
+"""Hooks into the frameworks of torch that issue operations for the user: which component, for what, on which mesh.
 
-One file a framework, which waits for the framework's module to be imported and imports nothing that the job does not.
+One file a framework. Each waits for the framework's module to be imported, and imports nothing that the job does not.
 """
 
 from collections.abc import Callable
 
 from dtprof import fence
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks import device_meshes, labelled_calls, split_groups
+from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.ddp_hooks import DataParallel
-from dtprof.capture.frameworks.device_meshes import Meshes
 from dtprof.capture.frameworks.dtensor_hooks import TensorParallel
 from dtprof.capture.frameworks.fsdp_hooks import FullySharded
-from dtprof.capture.frameworks.labelled_calls import Calls
 from dtprof.capture.frameworks.pipeline_hooks import Pipelines
-from dtprof.capture.frameworks.split_groups import Splits
 from dtprof.capture.recorder import Recorder
 
 
-@fence.fenced("on whose behalf frameworks act")
+@fence.fenced("attribution to frameworks")
 def install(recorder: Callable[[bool], Recorder | None]) -> None:
-    """Hook the frameworks; the recorder is asked for when they act."""
-    acting = Acting(recorder)
-    for framework in (Meshes, Splits, Pipelines, FullySharded, DataParallel, TensorParallel, Calls):
-        framework(acting).install()
+    """Hook the frameworks; they ask for the recorder when they issue operations."""
+    attribution = Attribution(recorder)
+    device_meshes.install(attribution)
+    split_groups.install(attribution)
+    for framework in (Pipelines, FullySharded, DataParallel, TensorParallel):
+        framework(attribution).install()
+    labelled_calls.install(attribution)

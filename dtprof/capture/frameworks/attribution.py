@@ -1,4 +1,4 @@
-"""Who acts: labels set around the calls of a framework, and the replacing of its functions."""
+"""Attribution of operations: labels set around the functions of a framework, and the hooks into these functions."""
 
 import functools
 import os
@@ -17,11 +17,11 @@ End = Callable[[Any, bool], object]
 NOTHING = -1
 
 
-class Acting:
-    """On whose behalf the threads of this process act, told to the recorder."""
+class Attribution:
+    """Labels the operations that the threads of this process issue, and hooks the functions of frameworks."""
 
     def __init__(self, recorder: Callable[[bool], Recorder | None]) -> None:
-        """Keep the way to the recorder, which none of these hooks opens."""
+        """Get the recorder from `recorder`; no hook of a framework opens the log."""
         self._recorder = recorder
         self._labels: Labels | None = None
         self._missing: list[str] = []
@@ -43,7 +43,7 @@ class Acting:
         return self._labels
 
     def label(self, describe: Describe, *parts: Any) -> int:
-        """Return the id of the label that `describe(*parts)` gives, which is asked once for equal parts."""
+        """Return the id of the label `describe(*parts)`, which is built once for equal parts."""
         labels = self._labels or self.labels()
         if labels is None:
             return 0
@@ -51,7 +51,7 @@ class Acting:
         return known if known is not None else labels.declare(describe, *parts)
 
     def begin(self, describe: Describe, *parts: Any) -> int:
-        """Let this thread act on behalf of a label; return what `end` needs."""
+        """Attribute the operations of this thread to a label; return the label before, for `end`."""
         labels = self._labels or self.labels()
         if labels is None:
             return NOTHING
@@ -59,20 +59,20 @@ class Acting:
         return labels.recorder.set_label(known if known is not None else labels.declare(describe, *parts))
 
     def begin_unless_labelled(self, describe: Describe, *parts: Any) -> int:
-        """Let this thread act on behalf of a label, unless it acts for one that says more already."""
+        """Attribute the operations of this thread to a label, unless it has a label, which says more."""
         before = self.begin(describe, *parts)
         if before > 0 and self._labels is not None:
             self._labels.recorder.set_label(before)
         return before
 
     def end(self, before: Any, failed: bool = False) -> None:
-        """Let this thread act again on whose behalf it did before."""
+        """Restore the label that this thread had before."""
         del failed
         if before is not None and before != NOTHING and self._labels is not None:
             self._labels.recorder.set_label(before)
 
     def declare_use(self, group: str, axis: str, by: str) -> None:
-        """Say in the run, once, what a group is used for and by whom."""
+        """Write the axis of a group and who uses it so, once."""
         labels = self.labels()
         if labels is not None and labels.first_time(("axis", group, axis)):
             labels.recorder.write_entry(entry("axis", group=group, axis=axis, by=by))
@@ -80,33 +80,33 @@ class Acting:
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def after_import(self, name: str, hook: Callable[[Any], object]) -> None:
-        """Hook a module once it is imported; whatever goes wrong is told."""
+        """Hook a module once it is imported; note in the run where this torch lacks a name."""
 
-        @fence.fenced(f"on whose behalf {name} acts")
+        @fence.fenced(f"attribution to {name}")
         def hook_module(module: ModuleType) -> None:
             try:
                 hook(module)
             except AttributeError as error:
-                self._note(f"torch has no {name}.{error.name}: what it does carries no label")
+                self._note(f"torch has no {name}.{error.name}: its operations carry no label")
 
         after_import(name, hook_module)
 
     def around(self, owner: Any, name: str, begin: Begin, end: End | None = None) -> None:
-        """Replace a function by one that is watched; a torch without it is noted in the run."""
-        self.replace(owner, name, lambda original: self.watched(original, name, begin, end))
+        """Replace a function by a `wrapped` one."""
+        self.replace(owner, name, lambda original: self.wrapped(original, name, begin, end))
 
-    def watched(self, original: Callable[..., Any], name: str, begin: Begin, end: End | None = None) -> Any:
-        """Return the function with `begin(*arguments)` before it and `end(what that returned, failed)` after it.
+    def wrapped(self, original: Callable[..., Any], name: str, begin: Begin, end: End | None = None) -> Any:
+        """Return the function with `begin(*arguments)` before it and `end(result of begin, failed)` after it.
 
-        Compiled code is left as it is. Without an end, what `begin` returned is the label to go back to.
+        Compiled code runs unhooked. Without an `end`, `begin` returns the label to restore.
         """
         import torch.compiler
 
-        is_compiling, what = torch.compiler.is_compiling, f"on whose behalf {name} acts"
+        is_compiling, what = torch.compiler.is_compiling, f"attribution to {name}"
         finish = end if end is not None else self.end
 
         @functools.wraps(original)
-        def watched(*arguments: Any, **options: Any) -> Any:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
                 return original(*arguments, **options)
             begun = None
@@ -125,17 +125,17 @@ class Acting:
                 except Exception as error:
                     fence.report(what, error)
 
-        return watched
+        return wrapped
 
     def after(self, owner: Any, name: str, see: Callable[..., object]) -> None:
         """Replace a function by one that calls `see(result, *arguments)` after it."""
         import torch.compiler
 
-        is_compiling, what = torch.compiler.is_compiling, f"on whose behalf {name} acts"
+        is_compiling, what = torch.compiler.is_compiling, f"attribution to {name}"
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
-            def watched(*arguments: Any, **options: Any) -> Any:
+            def wrapped(*arguments: Any, **options: Any) -> Any:
                 result = original(*arguments, **options)
                 if not is_compiling():
                     try:
@@ -144,17 +144,17 @@ class Acting:
                         fence.report(what, error)
                 return result
 
-            return watched
+            return wrapped
 
         self.replace(owner, name, make)
 
     def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replace a function of a module or class; note in the run that this torch has none of the name."""
-        kept = vars(owner).get(name)
-        is_static = isinstance(kept, staticmethod)
+        """Replace a function of a module or class; note in the run where this torch lacks it."""
+        defined = vars(owner).get(name)
+        is_static = isinstance(defined, staticmethod)
         original = getattr(owner, name, None)
-        if kept is None or not callable(original):
-            self._note(f"torch has no {owner.__name__}.{name}: what it does carries no label")
+        if defined is None or not callable(original):
+            self._note(f"torch has no {owner.__name__}.{name}: its operations carry no label")
             return
         new = make(original)
         setattr(owner, name, staticmethod(new) if is_static else new)

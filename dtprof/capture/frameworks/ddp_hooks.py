@@ -1,7 +1,7 @@
-"""Label what DistributedDataParallel does in Python, and note the buckets that its reducer fills and reduces in C++.
+"""Label the operations of DistributedDataParallel, and record the buckets that its reducer reduces in C++.
 
-The reducer issues one all_reduce a bucket in the order of buckets, with no frame of Python of its own; the reader of
-the run finds them by their order and size within a backward pass.
+The reducer issues one all_reduce a bucket in the order of buckets, without a Python frame. The reader of the run
+matches them by order and size within a backward pass.
 """
 
 import functools
@@ -11,12 +11,12 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.attribution_labels import Description, Labels
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.string_entries import timed_entry
 
 CHECKED_FORWARDS = 4
-"""Forward passes of steps that reduce, after which the buckets are looked at: they are rebuilt once at most, before the
-second, and DDP tells of it in the third."""
+"""Forward passes of reducing steps that check the buckets: DDP rebuilds them at most once, before the second, and
+reports that in the third."""
 _BY = "torch.nn.parallel.DistributedDataParallel"
 
 
@@ -31,20 +31,20 @@ def _bucket(index: int, nbytes: int) -> Description:
 class DataParallel:
     """Hooks into DistributedDataParallel."""
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who tells the recorder."""
-        self._acting = acting
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
         self._ids: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
         self._num_ids = 0
         self._forwards: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
         """Wait for the job to import DistributedDataParallel."""
-        self._acting.after_import("torch.nn.parallel.distributed", self._hook)
-        self._acting.after_import("torch.distributed", self._hook_registration)
+        self._attribution.after_import("torch.nn.parallel.distributed", self._hook)
+        self._attribution.after_import("torch.distributed", self._hook_registration)
 
     def _hook(self, module: Any) -> None:
-        ddp, around = module.DistributedDataParallel, self._acting.around
+        ddp, around = module.DistributedDataParallel, self._attribution.around
         doings = {
             "__init__": "set-up",
             "_sync_module_buffers": "broadcast of buffers",
@@ -54,15 +54,15 @@ class DataParallel:
             around(ddp, name, functools.partial(self._begin, doing))
         around(module, "_sync_module_states", functools.partial(self._begin, "broadcast of parameters and buffers"))
         around(ddp, "_pre_forward", self._begin_forward, self._end_forward)
-        self._acting.after(ddp, "__init__", lambda _, made, *__, **___: self._note_buckets(made))
+        self._attribution.after(ddp, "__init__", lambda _, created, *__, **___: self._note_buckets(created))
 
     def _begin(self, doing: str, *_: Any, **__: Any) -> int:
-        return self._acting.begin(_doing, doing)
+        return self._attribution.begin(_doing, doing)
 
     # ---- buckets -------------------------------------------------------------------------------------------------
 
     def _begin_forward(self, ddp: Any, *_: Any, **__: Any) -> tuple[Any, int]:
-        return ddp, self._acting.begin(_doing, "rebuild of buckets")
+        return ddp, self._attribution.begin(_doing, "rebuild of buckets")
 
     def _end_forward(self, begun: tuple[Any, int] | None, failed: bool) -> None:
         if begun is None:
@@ -70,15 +70,15 @@ class DataParallel:
         import torch
 
         ddp, before = begun
-        self._acting.end(before, failed)
-        seen = self._forwards.get(ddp, 0)
-        if seen < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():
-            self._forwards[ddp] = seen + 1
+        self._attribution.end(before, failed)
+        checked = self._forwards.get(ddp, 0)
+        if checked < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            self._forwards[ddp] = checked + 1
             self._note_buckets(ddp)
 
     def _note_buckets(self, ddp: Any) -> None:
-        """Write which buckets the reducer has now, unless that was written."""
-        labels = self._acting.labels()
+        """Write the buckets of the reducer, unless these are written."""
+        labels = self._attribution.labels()
         if labels is None:
             return
         known = self._ids.get(ddp)
@@ -93,12 +93,12 @@ class DataParallel:
             labels.recorder.write_entry(
                 timed_entry("ddp", id=known[1], group=group, buckets=sizes, parameters=parameters)
             )
-        self._acting.declare_use(group, "dp", _BY)
+        self._attribution.declare_use(group, "dp", _BY)
 
     # ---- communication hooks -------------------------------------------------------------------------------------
 
     def _hook_registration(self, module: Any) -> None:
-        """Label what a communication hook in Python does by the bucket it is called with."""
+        """Label the operations of a Python communication hook by the bucket that it reduces."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -107,11 +107,11 @@ class DataParallel:
 
             return register
 
-        self._acting.replace(module, "_register_comm_hook", make)
+        self._attribution.replace(module, "_register_comm_hook", make)
 
     def _labelled(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        begin = fence.fenced("on whose behalf a communication hook acts")(
-            lambda bucket: self._acting.begin(_bucket, bucket.index(), bucket.buffer().nbytes)
+        begin = fence.fenced("attribution to a communication hook")(
+            lambda bucket: self._attribution.begin(_bucket, bucket.index(), bucket.buffer().nbytes)
         )
 
         @functools.wraps(hook)
@@ -120,11 +120,11 @@ class DataParallel:
             try:
                 return hook(state, bucket)
             finally:
-                self._acting.end(before)
+                self._attribution.end(before)
 
         return labelled
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a list as DDP's logger writes it."""
+    """Return the numbers of a list in the format of DDP's logger."""
     return tuple(int(part) for part in str(text).replace(" ", "").split(",") if part.isdigit())

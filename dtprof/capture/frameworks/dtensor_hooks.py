@@ -1,11 +1,11 @@
-"""Label what DTensor does: redistributions, for which module where a parallel style asks, and the parallel loss."""
+"""Label the operations of DTensor: redistributions, with the module of a parallel style, and the parallel loss."""
 
 import threading
 import weakref
 from typing import Any
 
 from dtprof.capture.attribution_labels import Description
-from dtprof.capture.frameworks.attribution import NOTHING, Acting
+from dtprof.capture.frameworks.attribution import NOTHING, Attribution
 
 _BY = "torch.distributed.tensor.parallel"
 _AXES = ("tp", "cp", "sp", "ep")
@@ -34,20 +34,20 @@ def _doing(api: str, what: str) -> Description:
 class TensorParallel:
     """Hooks into DTensor and the parallel styles."""
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who tells the recorder."""
-        self._acting = acting
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        """Of modules, as they lie in the module that the user parallelizes."""
+        """Names of modules within the module that the user parallelizes."""
         self._meshes: set[int] = set()
-        """Hashes of the meshes of tensor parallelism; a mesh itself would be kept alive, and its groups with it."""
+        """Hashes of the meshes of tensor parallelism: a reference to a mesh would keep its groups alive."""
         self._within = threading.local()
-        """`of`: what this thread redistributes for which module."""
+        """`of`: input or output, and module, for which this thread redistributes."""
         self._described: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def install(self) -> None:
         """Wait for the job to import DTensor."""
-        after_import = self._acting.after_import
+        after_import = self._attribution.after_import
         after_import("torch.distributed.tensor._redistribute", self._hook_redistribution)
         after_import("torch.distributed.tensor._api", self._hook_distribution)
         after_import("torch.distributed.tensor.parallel.api", self._hook_parallelize)
@@ -55,27 +55,27 @@ class TensorParallel:
         after_import("torch.distributed.tensor.parallel.loss", self._hook_loss)
 
     def _hook_redistribution(self, module: Any) -> None:
-        around = self._acting.around
+        around = self._attribution.around
         around(module, "redistribute_local_tensor", self._begin_redistribution)
         around(module.Redistribute, "forward", self._keep_for_backward, lambda *_: None)
         around(module.Redistribute, "backward", self._begin_backward, self._end_of)
 
     def _hook_distribution(self, module: Any) -> None:
-        begin = self._acting.begin_unless_labelled
-        self._acting.around(module, "distribute_tensor", lambda *_, **__: begin(_doing, "dtensor", "distribution"))
+        begin = self._attribution.begin_unless_labelled
+        self._attribution.around(module, "distribute_tensor", lambda *_, **__: begin(_doing, "dtensor", "distribution"))
 
     def _hook_parallelize(self, module: Any) -> None:
-        self._acting.around(module, "parallelize_module", self._begin_parallelize)
+        self._attribution.around(module, "parallelize_module", self._begin_parallelize)
 
     def _hook_styles(self, module: Any) -> None:
         for style, functions in _STYLES.items():
             for name, what in functions.items() if hasattr(module, style) else ():
-                self._acting.around(getattr(module, style), name, self._begins(what), self._end_of)
+                self._attribution.around(getattr(module, style), name, self._begins(what), self._end_of)
 
     def _hook_loss(self, module: Any) -> None:
         for op, handler in module.customized_loss_ops.items():
-            module.customized_loss_ops[op] = self._acting.watched(
-                handler, "loss_parallel", lambda *_, **__: self._acting.begin(_doing, "tp", "loss")
+            module.customized_loss_ops[op] = self._attribution.wrapped(
+                handler, "loss_parallel", lambda *_, **__: self._attribution.begin(_doing, "tp", "loss")
             )
 
     # ---- for which module ----------------------------------------------------------------------------------------
@@ -86,8 +86,8 @@ class TensorParallel:
         groups = getattr(device_mesh, "_dim_group_names", None) or []
         for group in groups[:1]:
             self._meshes.add(hash(device_mesh))
-            self._acting.declare_use(group, "tp", _BY)
-        return self._acting.begin_unless_labelled(_doing, "tp", "distribution of parameters")
+            self._attribution.declare_use(group, "tp", _BY)
+        return self._attribution.begin_unless_labelled(_doing, "tp", "distribution of parameters")
 
     def _begins(self, what: str) -> Any:
         def begin(*arguments: Any, **_: Any) -> Any:
@@ -117,21 +117,21 @@ class TensorParallel:
     # ---- from what to what ---------------------------------------------------------------------------------------
 
     def _begin_redistribution(self, _: Any, current_spec: Any, target_spec: Any, *__: Any, **___: Any) -> int:
-        if self._acting.labels() is None:
+        if self._attribution.labels() is None:
             return NOTHING
         of = getattr(self._within, "of", None)
         if of is not None:
-            return self._acting.begin(_of_module, *of)
+            return self._attribution.begin(_of_module, *of)
         key = (hash(current_spec.mesh), current_spec.placements, target_spec.placements)
         described = self._described.get(key)
         if described is None:
             described = self._describe(current_spec, target_spec)
             if len(self._described) < 10_000:
                 self._described[key] = described
-        return self._acting.begin_unless_labelled(_between, *described)
+        return self._attribution.begin_unless_labelled(_between, *described)
 
     def _describe(self, current_spec: Any, target_spec: Any) -> tuple[str, str]:
-        """Return the framework that a redistribution is for, by the dimensions of the mesh that change, and words."""
+        """Return the framework of a redistribution, by the mesh dimensions that change, and its text."""
         mesh = current_spec.mesh
         names = mesh.mesh_dim_names or ("tp" if hash(mesh) in self._meshes else "",) * mesh.ndim
         changes = [

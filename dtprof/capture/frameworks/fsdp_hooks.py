@@ -1,11 +1,11 @@
-"""Label what FSDP does: FSDP2 by parameter group, FSDP1 by flat parameter, both by the module they belong to."""
+"""Label the operations of FSDP by module: of FSDP2 by parameter group, of FSDP1 by flat parameter."""
 
 import threading
 import weakref
 from typing import Any
 
 from dtprof.capture.attribution_labels import Description
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.attribution import Attribution
 
 _BY = "torch.distributed.fsdp"
 _WRAPPER = "_fsdp_wrapped_module"
@@ -31,17 +31,17 @@ def _other(what: str) -> Description:
 class FullySharded:
     """Hooks into both generations of FSDP."""
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who tells the recorder."""
-        self._acting = acting
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
         self._reducing = threading.local()
-        """`module`: whose gradients this thread reduces, where an all-reduce follows the reduce-scatter."""
+        """`module`: whose gradients this thread reduces, if an all-reduce follows the reduce-scatter (HSDP)."""
         self._modules: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         """Names of FSDP1's modules, by handle of their flat parameter."""
 
     def install(self) -> None:
         """Wait for the job to import FSDP."""
-        after_import = self._acting.after_import
+        after_import = self._attribution.after_import
         after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", self._hook_param_groups)
         after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", self._hook_reduce_scatters)
         after_import("torch.distributed.fsdp._flat_param", self._hook_flat_params)
@@ -53,14 +53,14 @@ class FullySharded:
 
     def _hook_param_groups(self, module: Any) -> None:
         group = module.FSDPParamGroup
-        self._acting.after(group, "__init__", self._declare_mesh)
-        self._acting.around(group, "unshard", self._begin_unshard)
-        self._acting.around(group, "post_backward", self._begin_post_backward, self._end_reduction)
+        self._attribution.after(group, "__init__", self._declare_mesh)
+        self._attribution.around(group, "unshard", self._begin_unshard)
+        self._attribution.around(group, "post_backward", self._begin_post_backward, self._end_reduction)
 
     def _hook_reduce_scatters(self, module: Any) -> None:
         for name in ("DefaultReduceScatter", "ProcessGroupAllocReduceScatter", "SymmMemReduceScatter"):
             if hasattr(module, name):
-                self._acting.after(getattr(module, name), "__call__", self._after_reduce_scatter)
+                self._attribution.after(getattr(module, name), "__call__", self._after_reduce_scatter)
 
     def _declare_mesh(self, _: None, param_group: Any, *__: Any, **___: Any) -> None:
         mesh = param_group.mesh_info
@@ -71,56 +71,56 @@ class FullySharded:
         for group, axis in ((shard, "dp_shard"), (replicate, "dp_replicate")):
             if group is not None:
                 both = shard is not None and replicate is not None
-                self._acting.declare_use(group.group_name, axis if both else "dp", _BY)
+                self._attribution.declare_use(group.group_name, axis if both else "dp", _BY)
 
     def _begin_unshard(self, param_group: Any, *_: Any, **__: Any) -> int:
-        return self._acting.begin(_all_gather, param_group._module_fqn or "")
+        return self._attribution.begin(_all_gather, param_group._module_fqn or "")
 
     def _begin_post_backward(self, param_group: Any, *_: Any, **__: Any) -> int:
         module, mesh = param_group._module_fqn or "", param_group.mesh_info
         shards, replicates = hasattr(mesh, "shard_process_group"), hasattr(mesh, "replicate_process_group")
         if not shards:
-            return self._acting.begin(_all_reduce, module)
+            return self._attribution.begin(_all_reduce, module)
         self._reducing.module = module if replicates else None
-        return self._acting.begin(_reduce_scatter, module)
+        return self._attribution.begin(_reduce_scatter, module)
 
     def _after_reduce_scatter(self, *_: Any, **__: Any) -> None:
         module = getattr(self._reducing, "module", None)
         if module is not None:
-            self._acting.begin(_all_reduce, module)
+            self._attribution.begin(_all_reduce, module)
 
     def _end_reduction(self, before: Any, failed: bool) -> None:
         self._reducing.module = None
-        self._acting.end(before, failed)
+        self._attribution.end(before, failed)
 
     # ---- FSDP1 ---------------------------------------------------------------------------------------------------
 
     def _hook_flat_params(self, module: Any) -> None:
-        handle, around = module.FlatParamHandle, self._acting.around
-        around(handle, "_all_gather_flat_param", lambda own, *_, **__: self._begin(_all_gather, own))
-        around(handle, "unshard_grad", lambda *_, **__: self._acting.begin(_other, "all-gather of gradients"))
+        flat_param, around = module.FlatParamHandle, self._attribution.around
+        around(flat_param, "_all_gather_flat_param", lambda handle, *_, **__: self._begin(_all_gather, handle))
+        around(flat_param, "unshard_grad", lambda *_, **__: self._attribution.begin(_other, "all-gather of gradients"))
 
     def _hook_runtime(self, module: Any) -> None:
-        around = self._acting.around
-        self._acting.after(module, "_share_state_and_init_handle_attrs", self._name_modules)
+        around = self._attribution.around
+        self._attribution.after(module, "_share_state_and_init_handle_attrs", self._name_modules)
         around(module, "_reduce_grad", self._begin_reduce_grad, self._end_reduction)
-        around(module, "_reduce_grad_no_shard", lambda _, own, *__, **___: self._begin(_all_reduce, own))
-        # Called between the two of a hybrid sharding strategy.
-        self._acting.after(module, "_no_dispatch_record_stream", self._after_reduce_scatter)
+        around(module, "_reduce_grad_no_shard", lambda _, handle, *__, **___: self._begin(_all_reduce, handle))
+        # HYBRID_SHARD calls this between its reduce-scatter and its all-reduce.
+        self._attribution.after(module, "_no_dispatch_record_stream", self._after_reduce_scatter)
 
     def _hook_init(self, module: Any) -> None:
-        self._acting.around(
+        self._attribution.around(
             module,
             "_sync_module_params_and_buffers",
-            lambda *_, **__: self._acting.begin(_other, "broadcast of parameters and buffers"),
+            lambda *_, **__: self._attribution.begin(_other, "broadcast of parameters and buffers"),
         )
 
     def _hook_wrapper(self, module: Any) -> None:
-        wrapper, around = module.FullyShardedDataParallel, self._acting.around
-        around(wrapper, "clip_grad_norm_", lambda *_, **__: self._acting.begin(_other, "norm of gradients"))
+        wrapper, around = module.FullyShardedDataParallel, self._attribution.around
+        around(wrapper, "clip_grad_norm_", lambda *_, **__: self._attribution.begin(_other, "norm of gradients"))
 
     def _begin(self, describe: Any, handle: Any) -> int:
-        return self._acting.begin(describe, self._modules.get(handle, ""))
+        return self._attribution.begin(describe, self._modules.get(handle, ""))
 
     def _begin_reduce_grad(self, state: Any, handle: Any, *_: Any, **__: Any) -> int:
         replicates = getattr(state, "_inter_node_pg", None) is not None
@@ -128,7 +128,7 @@ class FullySharded:
         return self._begin(_reduce_scatter, handle)
 
     def _name_modules(self, _: None, root_state: Any, root_module: Any) -> None:
-        """Note the names of the modules, as the user knows them, once the root is known."""
+        """Remember the names of modules without FSDP's wrappers, once the root is known."""
         self._declare(root_state.process_group, getattr(root_state, "_inter_node_pg", None))
         for name, module in root_module.named_modules():
             handle = getattr(module, "_handle", None)

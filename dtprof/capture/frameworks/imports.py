@@ -1,4 +1,4 @@
-"""Act right after a module has been imported, whether that was before or is yet to come."""
+"""Call a hook with a module: now if it is imported, else right after its import."""
 
 import importlib.abc
 import importlib.machinery
@@ -13,7 +13,7 @@ Hook = Callable[[ModuleType], object]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the awaited modules as they would be found without it, and stands in for their loaders."""
+    """Finds the awaited modules by the other finders, and wraps their loaders."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
@@ -22,7 +22,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of an awaited module, of which the loader tells when it was executed."""
+        """Return the spec of an awaited module with a loader that runs the hooks."""
         del path, target
         if name not in self.hooks or getattr(self._finding, "name", None) == name:
             return None
@@ -37,24 +37,24 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a module with its own loader, gives that back, and runs the hooks."""
+    """Loads a module with its original loader, restores that loader, and runs the hooks."""
 
     def __init__(self, original: Any, hooks: dict[str, list[Hook]]) -> None:
         self._original = original
         self._hooks = hooks
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_original":  # of a copy that is being made
+        if name == "_original":  # of a copy under construction
             raise AttributeError(name)
         return getattr(self._original, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Let the module's own loader create it."""
+        """Let the original loader create the module."""
         module: ModuleType | None = self._original.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let the module's own loader execute it, then run the hooks, which never raise."""
+        """Let the original loader execute the module, then run the hooks, which never raise."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._original
         module.__loader__ = self._original
@@ -67,7 +67,7 @@ _finder = _Finder()
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call a hook, which must not raise, with the module: now where it is imported already, else once it is."""
+    """Call a hook, which must not raise, with the module: now if it is imported, else once it is."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)
     if module is not None and not getattr(spec, "_initializing", False):
@@ -79,7 +79,7 @@ def after_import(name: str, hook: Hook) -> None:
 
 
 def replace_copies(original: Any, name: str, new: Any) -> None:
-    """Replace a function of a module where modules of torch that were imported earlier have it from there."""
+    """Replace a function in the modules of torch.distributed that imported it by name."""
     for module_name in [module_name for module_name in sys.modules if module_name.startswith("torch.distributed")]:
         module = sys.modules.get(module_name)
         if module is not None and vars(module).get(name) is original:

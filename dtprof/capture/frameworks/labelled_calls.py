@@ -1,14 +1,14 @@
-"""Label calls of frameworks that need no more than their name: ZeRO, checkpoints, averaging, uneven inputs, rings."""
+"""Label framework functions that their name describes fully: ZeRO, checkpoints, averaging, uneven inputs, rings."""
 
-from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 from dtprof.capture.attribution_labels import Description
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.attribution import Attribution
 
 
 class Call(NamedTuple):
-    """A function whose communication serves one thing."""
+    """A function whose operations all serve the same purpose."""
 
     module: str
     owner: str | None  # a class of the module
@@ -51,7 +51,7 @@ CALLS = (
 )
 _CHECKPOINT = "torch.distributed.checkpoint.utils"
 _PHASES_OF_CHECKPOINT = ("reduce_scatter", "all_reduce", "all_gather", "broadcast")
-"""Methods of the wrapper of a group that checkpoints use, called with the name of what they agree on."""
+"""Methods by which checkpoints use a group; their first argument names the step of the checkpoint."""
 
 
 def _doing(api: str, what: str) -> Description:
@@ -59,34 +59,23 @@ def _doing(api: str, what: str) -> Description:
     return Description(api, f"{words} {what}")
 
 
-class Calls:
-    """Hooks into the functions of the table."""
+def install(attribution: Attribution) -> None:
+    """Hook the functions of the table once the job imports their modules."""
+    for call in CALLS:
+        attribution.after_import(call.module, functools.partial(_hook, attribution, call))
+    attribution.after_import(_CHECKPOINT, functools.partial(_hook_checkpoint, attribution))
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who tells the recorder."""
-        self._acting = acting
 
-    def install(self) -> None:
-        """Wait for the job to import the modules."""
-        for call in CALLS:
-            self._acting.after_import(call.module, self._hook(call))
-        self._acting.after_import(_CHECKPOINT, self._hook_checkpoint)
+def _hook(attribution: Attribution, call: Call, module: Any) -> None:
+    begin = attribution.begin if call.api != "dcp" else attribution.begin_unless_labelled
+    owner = module if call.owner is None else getattr(module, call.owner)
+    attribution.around(owner, call.name, lambda *_, **__: begin(_doing, call.api, call.what))
 
-    def _hook(self, call: Call) -> Callable[[Any], None]:
-        begin = self._acting.begin if call.api != "dcp" else self._acting.begin_unless_labelled
 
-        def hook(module: Any) -> None:
-            owner = module if call.owner is None else getattr(module, call.owner)
-            self._acting.around(owner, call.name, lambda *_, **__: begin(_doing, call.api, call.what))
+def _hook_checkpoint(attribution: Attribution, module: Any) -> None:
+    def begin(_: Any, step: str, *__: Any, **___: Any) -> int:
+        return attribution.begin(_doing, "dcp", step)
 
-        return hook
-
-    def _hook_checkpoint(self, module: Any) -> None:
-        wrapper, around = module._DistWrapper, self._acting.around
-
-        def begin(_: Any, step: str, *__: Any, **___: Any) -> int:
-            return self._acting.begin(_doing, "dcp", step)
-
-        for name in _PHASES_OF_CHECKPOINT:
-            around(wrapper, name, begin)
-        around(wrapper, "barrier", lambda *_, **__: self._acting.begin(_doing, "dcp", "barrier"))
+    for name in _PHASES_OF_CHECKPOINT:
+        attribution.around(module._DistWrapper, name, begin)
+    attribution.around(module._DistWrapper, "barrier", lambda *_, **__: attribution.begin(_doing, "dcp", "barrier"))

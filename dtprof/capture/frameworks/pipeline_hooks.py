@@ -1,11 +1,11 @@
-"""Record the actions of torch.distributed.pipelining: what each stage computes, sends and receives for a microbatch."""
+"""Record the actions of torch.distributed.pipelining: compute, send and receive of each stage and microbatch."""
 
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from dtprof.capture.attribution_labels import Description, Labels
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.string_entries import entry
 from dtprof.records import events
 
@@ -32,42 +32,42 @@ def _setup() -> Description:
 class Pipelines:
     """Hooks into stages and schedules."""
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who tells the recorder."""
-        self._acting = acting
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
         self._plans: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
         self._num_plans = 0
 
     def install(self) -> None:
         """Wait for the job to import stages and schedules."""
-        self._acting.after_import("torch.distributed.pipelining.stage", self._hook_stages)
-        self._acting.after_import("torch.distributed.pipelining.schedules", self._hook_schedules)
+        self._attribution.after_import("torch.distributed.pipelining.stage", self._hook_stages)
+        self._attribution.after_import("torch.distributed.pipelining.schedules", self._hook_schedules)
 
     def _hook_stages(self, module: Any) -> None:
         stage = module._PipelineStageBase
-        around = self._acting.around
+        around = self._attribution.around
         around(stage, "forward_one_chunk", self._begin_forward, self._end)
         around(stage, "backward_one_chunk", self._begin_backward, self._end)
         around(stage, "backward_weight_one_chunk", self._begin_weights, self._end)
         around(stage, "perform_reduce_grad", self._begin_reduce, self._end)
-        after = self._acting.after
+        after = self._attribution.after
         after(stage, "get_fwd_recv_ops", self._label_forward_receives)
         after(stage, "get_fwd_send_ops", self._label_forward_sends)
         after(stage, "get_bwd_recv_ops", self._label_backward_receives)
         after(stage, "get_bwd_send_ops", self._label_backward_sends)
 
     def _hook_schedules(self, module: Any) -> None:
-        around = self._acting.around
+        around = self._attribution.around
         around(module, "_batch_p2p", self._begin_batch, self._end_batch)
         around(module._PipelineSchedule, "_maybe_compute_loss", self._begin_loss, self._end)
         for schedule, setup in zip((module.PipelineScheduleSingle, module.PipelineScheduleMulti), _SETUP, strict=True):
             around(schedule, "step", self._begin_step, self._end)
-            around(schedule, setup, lambda *_, **__: self._acting.begin(_setup))
+            around(schedule, setup, lambda *_, **__: self._attribution.begin(_setup))
 
     # ---- computation ---------------------------------------------------------------------------------------------
 
     def _begin(self, name: str, stage: int, microbatch: int) -> tuple[Labels, int] | None:
-        labels = self._acting.labels()
+        labels = self._attribution.labels()
         if labels is None:
             return None
         recorder = labels.recorder
@@ -112,25 +112,25 @@ class Pipelines:
         if ops:
             sources = _sources(ops, stage.args_recv_info[fwd_chunk_id], stage.stage_index - 1)
             for op, source in zip(ops, sources, strict=True):
-                op._dtprof_label = self._acting.label(_forward, source, fwd_chunk_id)
+                op._dtprof_label = self._attribution.label(_forward, source, fwd_chunk_id)
 
     def _label_backward_receives(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
         if ops:
             sources = _sources(ops, stage.grad_recv_info[bwd_chunk_id], stage.stage_index + 1)
             for op, source in zip(ops, sources, strict=True):
-                op._dtprof_label = self._acting.label(_backward, source, bwd_chunk_id)
+                op._dtprof_label = self._attribution.label(_backward, source, bwd_chunk_id)
 
     def _label_forward_sends(self, ops: list[Any], stage: Any, fwd_chunk_id: int) -> None:
         for op in ops:
-            op._dtprof_label = self._acting.label(_forward, stage.stage_index, fwd_chunk_id)
+            op._dtprof_label = self._attribution.label(_forward, stage.stage_index, fwd_chunk_id)
 
     def _label_backward_sends(self, ops: list[Any], stage: Any, bwd_chunk_id: int) -> None:
         for op in ops:
-            op._dtprof_label = self._acting.label(_backward, stage.stage_index, bwd_chunk_id)
+            op._dtprof_label = self._attribution.label(_backward, stage.stage_index, bwd_chunk_id)
 
     def _begin_batch(self, p2p_ops: Sequence[Any], *_: Any, **__: Any) -> Labels | None:
         given = [getattr(op, "_dtprof_label", 0) for op in p2p_ops]
-        labels = self._acting.labels() if any(given) else None
+        labels = self._attribution.labels() if any(given) else None
         if labels is not None:
             labels.recorder.label_next_p2p(given)
         return labels
@@ -148,8 +148,8 @@ class Pipelines:
         return self._begin(name, -1, self._plan(schedule))
 
     def _plan(self, schedule: Any) -> int:
-        """Return the id of the schedule's entry in the run, written when it first steps; 0 for one too many."""
-        labels = self._acting.labels()
+        """Return the id of the schedule's entry, written when it first steps; 0 beyond the limit."""
+        labels = self._attribution.labels()
         if labels is None:
             return 0
         known = self._plans.get(schedule)
@@ -178,19 +178,19 @@ class Pipelines:
                 order=_slots(order[row], schedule._n_microbatches) if row in order else None,
             )
         )
-        self._acting.declare_use(group, "pp", "torch.distributed.pipelining")
+        self._attribution.declare_use(group, "pp", "torch.distributed.pipelining")
         return self._num_plans
 
 
 def _group_name(group: Any) -> str:
-    """Return the name of a group; of the default group for None."""
+    """Return the name of a group, for None of the default group."""
     import torch.distributed.distributed_c10d as c10d
 
     return str((group or c10d._get_default_group()).group_name)
 
 
 def _sources(ops: Sequence[Any], infos: Sequence[Any], neighbour: int) -> list[int]:
-    """Return the stage that each receive is from."""
+    """Return the source stage of each receive."""
     sources = [
         info.source
         for info in infos
@@ -202,7 +202,7 @@ def _sources(ops: Sequence[Any], infos: Sequence[Any], neighbour: int) -> list[i
 def _slots(plan: Sequence[Any], num_microbatches: int) -> list[str]:
     """Return the slots of a plan.
 
-    The plan that torch shows for the last stage of 1F1B counts the forwards from 1; it runs them from 0.
+    torch counts the forwards from 1 in the plan of the last stage of 1F1B, but runs them from 0.
     """
     forwards = [action.microbatch_index for action in plan if action and action.computation_type.value == "F"]
     first = 1 if forwards and min(forwards) == 1 and max(forwards) == num_microbatches else 0
@@ -210,7 +210,7 @@ def _slots(plan: Sequence[Any], num_microbatches: int) -> list[str]:
 
 
 def _slot(action: Any, first: int) -> str:
-    """Return a slot of the plan: nothing, `STAGE KIND MICROBATCH` in one word, or several of them that overlap."""
+    """Return a slot of the plan: empty, `STAGE KIND MICROBATCH` in one word, or several such words that overlap."""
     if action is None:
         return ""
     if getattr(action, "sub_actions", None):

@@ -1,27 +1,21 @@
-"""Know the groups that `ProcessGroup.split_group` makes, of which torch.distributed keeps no list."""
+"""Remember the groups that `ProcessGroup.split_group` creates: torch.distributed keeps no list of them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from dtprof.capture import group_descriptions
-from dtprof.capture.frameworks.attribution import Acting
+from dtprof.capture.frameworks.attribution import Attribution
 
 
-class Splits:
-    """Hooks into ProcessGroup, which returns a new group to those of its members that are in it."""
+def install(attribution: Attribution) -> None:
+    """Hook ProcessGroup once the job imports torch.distributed."""
 
-    def __init__(self, acting: Acting) -> None:
-        """Keep who watches functions."""
-        self._acting = acting
-
-    def install(self) -> None:
-        """Wait for the job to import torch.distributed."""
-        self._acting.after_import("torch.distributed.distributed_c10d", self._hook)
-
-    def _hook(self, module: Any) -> None:
+    def hook(module: Any) -> None:
         if hasattr(module.ProcessGroup, "split_group"):
-            self._acting.after(module.ProcessGroup, "split_group", _know)
+            attribution.after(module.ProcessGroup, "split_group", _remember)
+
+    attribution.after_import("torch.distributed.distributed_c10d", hook)
 
 
-def _know(made: Any, parent: Any, ranks: Sequence[int], *_: Any, **__: Any) -> None:
-    group_descriptions.know_split(made, parent, ranks)
+def _remember(created: Any, parent: Any, ranks: Sequence[int], *_: Any, **__: Any) -> None:
+    group_descriptions.remember_split(created, parent, ranks)

@@ -19,12 +19,18 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "native_hook.cpp"
 MODULE = "dtprof_native_hook"
 CHECKSUM = "sha256"
+NCCL_SOURCE = FOLDER / "nccl_events.cpp"
+NCCL_LIBRARY = "dtprof_nccl_events.so"
+"""Beside the hook where torch has NCCL and the headers of both are installed; NCCL_REASON else says what is missing."""
+NCCL_CHECKSUM = "nccl_events.sha256"
+NCCL_REASON = "nccl_events.txt"
 FLAGS = [
     *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"),
@@ -78,18 +84,18 @@ def library_path(torch_version: str, schema_header: str) -> Path:
         CannotBuildError: there is no cache folder.
     """
     digest = hashlib.sha256()
-    sources = [path.read_text(encoding="utf-8") for path in sorted([SOURCE, *FOLDER.glob("*.h")])]
+    sources = [path.read_text(encoding="utf-8") for path in sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])]
     for part in (*sources, schema_header, " ".join(FLAGS)):
         digest.update(part.encode())
     name = f"{binary_tag(torch_version)}-{digest.hexdigest()[:16]}"
     return cache_folder() / "native" / name / f"{MODULE}.so"
 
 
-def is_intact(library: Path) -> bool:
-    """Say whether a compiled hook is there, whole: loading a damaged one would kill the process."""
+def is_intact(library: Path, checksum: str = CHECKSUM) -> bool:
+    """Say whether a compiled library is there, whole: loading a damaged one would kill the process."""
     try:
         digest = hashlib.sha256(library.read_bytes()).hexdigest()
-        return library.with_name(CHECKSUM).read_text(encoding="ascii").strip() == digest
+        return library.with_name(checksum).read_text(encoding="ascii").strip() == digest
     except (OSError, UnicodeDecodeError):
         return False
 
@@ -107,7 +113,7 @@ def compiler() -> str:
 
 
 def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
-    """Compile into a temporary folder beside the library, then move the result into place.
+    """Compile the hook.
 
     Raises:
         CannotBuildError: no compiler, no headers, or the compiler failed or took too long.
@@ -118,28 +124,55 @@ def compile_hook(torch_folder: Path, torch_version: str, schema_header: str, lib
             raise CannotBuildError(f"{needed} does not exist (install the development headers)")
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         Path(scratch, "schema.h").write_text(schema_header, encoding="utf-8")
-        built = Path(scratch, library.name)
-        includes = [scratch, torch_folder / "include", torch_folder / "include/torch/csrc/api/include", python_headers]
-        command = [
-            compiler(),
-            *FLAGS,
-            *(f"-I{folder}" for folder in includes),
+        arguments = [
+            f"-I{scratch}",
+            f"-I{python_headers}",
             f"-DDTPROF_MODULE={MODULE}",
             f'-DDTPROF_TORCH_VERSION="{torch_version}"',
             str(SOURCE),
-            "-o",
-            str(built),
-            f"-L{torch_folder / 'lib'}",
             *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
         ]
+        compile_library(arguments, torch_folder, library, CHECKSUM, timeout_s)
+
+
+def compile_nccl_events(torch_folder: Path, library: Path, timeout_s: float) -> None:
+    """Compile what reads the events of NCCL's back end.
+
+    Raises:
+        CannotBuildError: headers of CUDA or NCCL are not there, or the compiler failed.
+    """
+    packages = torch_folder.parent / "nvidia"
+    toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
+    folders = [*sorted(packages.glob("*/include")), *sorted(packages.glob("*/include/cccl")), toolkit, toolkit / "cccl"]
+    for needed in ("cuda_runtime_api.h", "nccl.h"):
+        if not any((folder / needed).exists() for folder in [*folders, Path("/usr/include")]):
+            raise CannotBuildError(f"{needed} was not found beside torch or in {toolkit}")
+    includes = [f"-I{folder}" for folder in folders if folder.is_dir()]
+    arguments = [*includes, str(NCCL_SOURCE), *("-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda")]
+    compile_library(arguments, torch_folder, library, NCCL_CHECKSUM, timeout_s)
+
+
+def compile_library(
+    arguments: Sequence[str], torch_folder: Path, library: Path, checksum_name: str, timeout_s: float
+) -> None:
+    """Compile into a temporary folder beside the library, then move the result into place.
+
+    Raises:
+        CannotBuildError: there is no compiler, or it failed or took too long.
+    """
+    headers = torch_folder / "include"
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        built = Path(scratch, library.name)
+        includes = [f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}"]
+        command = [compiler(), *FLAGS, *includes, f"-L{torch_folder / 'lib'}", *arguments, "-o", str(built)]
         status, output = run_compiler(command, timeout_s)
         if status != 0:
-            log = library.with_name("build.log")
+            log = library.with_suffix(".log") if library.name == NCCL_LIBRARY else library.with_name("build.log")
             log.write_text(" ".join(command) + "\n" + output, encoding="utf-8")
             raise CannotBuildError(f"{command[0]} failed with exit status {status}; its output is in {log}")
-        checksum = Path(scratch, CHECKSUM)
+        checksum = Path(scratch, checksum_name)
         checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest() + "\n", encoding="ascii")
-        checksum.replace(library.with_name(CHECKSUM))
+        checksum.replace(library.with_name(checksum_name))
         built.replace(library)
 
 
@@ -221,6 +254,11 @@ def compile_once(torch_folder: Path, torch_version: str, schema_header: str, lib
             take_lock(lock.fileno(), library.with_name("lock"), timeout_s)
             if not is_intact(library):
                 compile_hook(torch_folder, torch_version, schema_header, library, timeout_s)
+                if (torch_folder / "lib" / "libtorch_cuda.so").exists():
+                    try:
+                        compile_nccl_events(torch_folder, library.with_name(NCCL_LIBRARY), timeout_s)
+                    except CannotBuildError as error:  # the job has all else
+                        library.with_name(NCCL_REASON).write_text(str(error), encoding="utf-8")
     except OSError as error:
         raise CannotBuildError(
             f"the cache folder {library.parent} cannot be used: {error.strerror or error}"

@@ -40,3 +40,18 @@ def load(torch_version: str) -> tuple[Any, str]:
         )
     sys.modules[build.MODULE] = module
     return module, ""
+
+
+def use_nccl_events(native: Any) -> str:
+    """Let the native hook read the events of NCCL's back end; return why it cannot, empty where it does."""
+    library = Path(os.environ.get(settings.ENV_NATIVE_HOOK, "")).with_name(build.NCCL_LIBRARY)
+    if not build.is_intact(library, build.NCCL_CHECKSUM):
+        try:
+            return library.with_name(build.NCCL_REASON).read_text(encoding="utf-8")
+        except OSError:
+            return f"{library} is missing or damaged"
+    try:
+        native.use_kernel_events(str(library))
+    except RuntimeError as error:
+        return str(error)
+    return ""

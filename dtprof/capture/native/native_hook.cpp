@@ -5,7 +5,7 @@
 // the job computes, raise into it, or block it.
 //
 // One translation unit, its concerns in headers: event_log (records on disk), thread_state, names, process_groups,
-// call_sites, tensor_sizes, watched_work, operation_hook, program_events. This file is what Python calls.
+// call_sites, tensor_sizes, device_time, watched_work, operation_hook, program_events. This file is what Python calls.
 #include "call_sites.h"  // first: it decides how Python.h is read
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "device_time.h"
 #include "event_log.h"
 #include "names.h"
 #include "operation_hook.h"
@@ -52,6 +53,7 @@ void write_entry(const std::string& line) {
 }
 
 void close_log() {
+  stop_following();
   if (Log* log = g_log.load(std::memory_order_acquire)) log->mark(MARK_CLOSED);
 }
 
@@ -73,6 +75,7 @@ void release_tables() {
 // A child that opens a log of its own declares everything anew. This thread is its only one.
 void begin_child() {
   off();
+  forget_devices();
   g_process++;
   groups().known.clear();
   sites().forget();
@@ -87,6 +90,7 @@ void begin_child() {
   thread.spares = spares;
   thread.num_spares = num_spares;
   t_p2p_labels.clear();
+  t_batch = {};
   release_tables();
 }
 
@@ -113,9 +117,13 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("past_span", &past_span);
   m.def("sample", &sample);
   m.def("device_time", &device_time);
+  m.def("follow_device", &follow_device);
+  m.def("use_kernel_events", &use_kernel_events);
+  m.def("begin_batch", [] { t_batch.begin(); });
+  m.def("end_batch", [](c10d::Work* work) { t_batch.end(work); }, py::arg("work").none(true));
   m.def("advance_step", [] { return ++g_step; });
   m.def("write_entry", &write_entry);
-  m.def("close_log", &close_log);
+  m.def("close_log", &close_log, py::call_guard<py::gil_scoped_release>());  // readers may need it to drop a handle
   m.def("off", &off);
 }
 

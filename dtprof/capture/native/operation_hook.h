@@ -58,12 +58,15 @@ class OperationHook final : public c10::OperatorKernel {
     Thread* thread = nullptr;
     Event event;
     bool gloo = false, metered = false;
+    FollowedDevice* device = nullptr;
+    IntervalRef on_device;
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
       thread = &this_thread();
       try {
-        event = issue(log, *thread, *stack, entered, gloo);
+        event = issue(log, *thread, *stack, entered, gloo, device);
+        if (device) on_device = device->begin(KIND_DEVICE_OPERATION, op_, event.record->site, entered, event);
       } catch (const py::error_already_set&) {
         throw;  // the job's own
       } catch (const abi::__forced_unwind&) {
@@ -77,6 +80,7 @@ class OperationHook final : public c10::OperatorKernel {
     try {
       handle.redispatchBoxed(keys & below, stack);
     } catch (...) {
+      on_device.lose();
       if (event) {
         event.record->returned_after = static_cast<float>(now() - event.record->issued_ns);
         event.complete(STATE_FAILED);
@@ -86,7 +90,7 @@ class OperationHook final : public c10::OperatorKernel {
     if (!event) return;
     const uint64_t returned = now();
     try {
-      follow(*thread, event, *stack, gloo, returned);
+      follow(*thread, event, *stack, gloo, returned, device, on_device);
     } catch (...) {
       count_error();
     }
@@ -94,7 +98,8 @@ class OperationHook final : public c10::OperatorKernel {
   }
 
  private:
-  Event issue(Log* log, Thread& thread, const torch::jit::Stack& stack, uint64_t entered, bool& gloo) const {
+  Event issue(Log* log, Thread& thread, const torch::jit::Stack& stack, uint64_t entered, bool& gloo,
+              FollowedDevice*& followed_device) const {
     const c10::IValue* arguments = stack.data() + (stack.size() - arguments_);
     if (group_ < 0) return {};
     Elements in, out;
@@ -106,9 +111,12 @@ class OperationHook final : public c10::OperatorKernel {
     uint32_t site = sites().here(log, thread);
     uint8_t flags = 0;
     if (async_ >= 0 && arguments[async_].isBool() && arguments[async_].toBool()) flags |= FLAG_ASYNC;
-    const bool device = in.dtype >= 0 ? in.device : out.device;
-    if (device) flags |= FLAG_DEVICE;
-    gloo = group->gloo && !device;
+    const c10::Device device = in.dtype >= 0 ? in.device : out.device;
+    if (!device.is_cpu()) [[unlikely]] {
+      flags |= FLAG_DEVICE;
+      followed_device = followed(device);
+    }
+    gloo = group->gloo && device.is_cpu();
     if (gloo) flags |= FLAG_COMPLETION;
     if (site == 0 && (site = g_backward_site.load(std::memory_order_relaxed)) != 0) flags |= FLAG_INFERRED_SITE;
     uint32_t label = thread.label;
@@ -126,7 +134,10 @@ class OperationHook final : public c10::OperatorKernel {
     // Counted before the record is touched: a locked operation waits for the stores before it.
     const uint32_t seq = p2p_ ? group->p2ps.fetch_add(1) : group->collectives.fetch_add(1);
     Event event = log->claim();
-    if (!event) return event;
+    if (!event) {
+      followed_device = nullptr;
+      return event;
+    }
     Record* r = event.record;
     r->kind = p2p_ ? KIND_P2P : KIND_COLLECTIVE;
     const int dtype = in.dtype >= 0 ? in.dtype : out.dtype;
@@ -164,7 +175,8 @@ class OperationHook final : public c10::OperatorKernel {
   }
 
   // After the call returned: arrange to learn when the operation completes.
-  void follow(Thread& thread, const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned) const {
+  void follow(Thread& thread, const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned,
+              FollowedDevice* device, IntervalRef& on_device) const {
     Record* r = event.record;
     r->returned_after = static_cast<float>(returned - r->issued_ns);
     r->state.store(STATE_RETURNED, std::memory_order_release);
@@ -174,6 +186,7 @@ class OperationHook final : public c10::OperatorKernel {
       if (returns_ == 0) return event.complete(STATE_DONE);
       r->flags |= FLAG_NO_WORK;
     }
+    if (on_device) return follow_on_device(thread, event, stack, work, *device, on_device);
     if (!work || !gloo) {
       event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
       return;
@@ -198,6 +211,30 @@ class OperationHook final : public c10::OperatorKernel {
     }
     auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
     WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, has_future);
+  }
+
+  // Without a handle it runs on the caller's stream. A program that asked for none waits at once, and its stream with it.
+  void follow_on_device(Thread& thread, const Event& event, torch::jit::Stack& stack, c10d::Work* work,
+                        FollowedDevice& device, IntervalRef& on_device) const {
+    Record* r = event.record;
+    r->flags |= FLAG_FOLLOWED;
+    if (t_batch.open) {
+      t_batch.operations.emplace_back(&device, on_device);
+      event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+      return;
+    }
+    if (!work) {
+      device.end(on_device, DEVICE_FLAG_ON_STREAM);
+      event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+      return;
+    }
+    IntervalRef whole;  // what the first wait ends
+    if (r->flags & FLAG_ASYNC || async_ < 0)
+      device.end_with(on_device, c10::intrusive_ptr<c10d::Work>::reclaim_copy(work));
+    else
+      whole = std::exchange(on_device, {});
+    auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
+    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, op_, device, whole);
   }
 
   const uint16_t op_;

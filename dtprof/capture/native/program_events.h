@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "call_sites.h"
+#include "device_time.h"
 
 namespace dtprof {
 namespace {
@@ -33,27 +34,33 @@ class OpenSpans {
  public:
   std::mutex& mutex() { return mutex_; }
 
-  uintptr_t add(const Event& event) {
+  struct Span {
+    Event event;
+    FollowedDevice* device = nullptr;
+    IntervalRef on_device;
+  };
+
+  uintptr_t add(const Span& span) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!free_) free_ = &places_.emplace_back();
     Place* place = std::exchange(free_, free_->next);
-    place->event = event;
+    place->span = span;
     return reinterpret_cast<uintptr_t>(place) | static_cast<uintptr_t>(place->turn) << kAddressBits;
   }
-  Event take(uintptr_t handle) {
+  Span take(uintptr_t handle) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto* place = reinterpret_cast<Place*>(handle & ((uintptr_t{1} << kAddressBits) - 1));
     if (place->turn != handle >> kAddressBits) return {};
     place->turn++;
     place->next = free_;
     free_ = place;
-    return place->event;
+    return place->span;
   }
 
  private:
   static constexpr int kAddressBits = 48;  // of what a process can allocate
   struct Place {
-    Event event;
+    Span span;
     uint16_t turn = 0;  // counts its spans
     Place* next = nullptr;
   };
@@ -77,15 +84,29 @@ uintptr_t begin_span(uint16_t op, bool is_backward, int32_t stage, int32_t micro
   if (!event) return 0;
   record_on(log, event.record, KIND_SPAN, op, entered, 0, site, stage, microbatch);
   event.record->state.store(STATE_ISSUED, std::memory_order_release);
+  OpenSpans::Span span{event, current_device(), {}};
+  if (span.device) {
+    try {
+      span.on_device = span.device->begin(KIND_DEVICE_PHASE, op, site, entered);
+    } catch (...) {
+    }
+  }
   event.segment->capture_ns().fetch_add(now() - entered, std::memory_order_relaxed);
-  return open_spans().add(event);
+  return open_spans().add(span);
 }
 
 void end_span(uintptr_t handle, bool failed, uint8_t flags, bool is_backward) {
   if (!handle) return;
   const uint64_t entered = now();
   if (is_backward) g_backward_site.store(0, std::memory_order_relaxed);
-  const Event event = open_spans().take(handle);
+  OpenSpans::Span span = open_spans().take(handle);
+  const Event& event = span.event;
+  if (span.device) {
+    try {
+      span.device->end(span.on_device);
+    } catch (...) {
+    }
+  }
   if (event && event.current() && g_log.load(std::memory_order_acquire)) {
     if (flags) event.record->flags |= flags;
     event.complete(failed ? STATE_FAILED : STATE_DONE);

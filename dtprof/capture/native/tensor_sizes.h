@@ -66,17 +66,17 @@ struct Elements {
   uint64_t total = 0;
   int64_t first = -1;
   int dtype = -1;
-  bool device = false, meta = false, uneven = false;
+  bool meta = false, uneven = false;
+  c10::Device device{c10::DeviceType::CPU};
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const int64_t n = count_of(tensor);
     total += n;
     if (dtype < 0) {
-      const c10::DeviceType device_type = tensor.device().type();
+      device = tensor.device();
       dtype = static_cast<int>(tensor.scalar_type());
-      meta = device_type == c10::DeviceType::Meta;
-      device = device_type != c10::DeviceType::CPU;
+      meta = device.is_meta();
     }
     if (first < 0) first = n;
     else uneven |= n != first;

@@ -1,10 +1,11 @@
-// The Work handle that gloo operations return to the program: times every wait, and completes records whose back end
-// offers no future.
+// The Work handle that operations of gloo and on devices return to the program: times every wait, on devices those of
+// the stream, and completes records whose back end offers no future.
 #pragma once
 
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "device_time.h"
 #include "thread_state.h"
 
 namespace dtprof {
@@ -35,10 +36,14 @@ thread_local SparesOfThread t_spares;
 struct WatchedWork final : c10d::Work {
   WatchedWork(c10d::OpType type, const Event& event, bool has_future)
       : c10d::Work(-1, type), event_(event), has_future_(has_future) {}
+  WatchedWork(c10d::OpType type, const Event& event, uint16_t op, FollowedDevice& device, const IntervalRef& whole)
+      : c10d::Work(-1, type), event_(event), has_future_(true), op_(op), device_(&device), whole_(whole) {}
 
   // Take the place of the work in its box, which was made for this call by the kernel below.
-  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, bool has_future) {
-    auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(new (thread) WatchedWork(type, event, has_future));
+  template <class... Rest>
+  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, Rest&&... rest) {
+    auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(
+        new (thread) WatchedWork(type, event, std::forward<Rest>(rest)...));
     watched->work_ = c10::static_intrusive_pointer_cast<c10d::Work>(std::move(boxed).toCapsule());
     boxed = c10::IValue::make_capsule(std::move(watched));
   }
@@ -60,6 +65,11 @@ struct WatchedWork final : c10d::Work {
   }
 
   ~WatchedWork() override {
+    if (device_) {
+      whole_.lose();
+      if (recording()) event_.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+      return;
+    }
     if (has_future_ || !recording()) return;
     bool completed = false, succeeded = false;
     try {
@@ -80,6 +90,7 @@ struct WatchedWork final : c10d::Work {
     const uint8_t before = waits.load(std::memory_order_relaxed);
     if (before == 0) std::atomic_ref(r->waited_from).store(static_cast<float>(from - r->issued_ns), std::memory_order_relaxed);
     if (before < 255) waits.store(before + 1, std::memory_order_relaxed);
+    StreamWait on_device(*this);
     try {
       const bool ok = work_->wait(timeout);
       waited(from, STATE_DONE);
@@ -107,10 +118,12 @@ struct WatchedWork final : c10d::Work {
   }
   void synchronize() override {
     asked();
+    StreamWait on_device(*this);
     work_->synchronize();
   }
   void blockCurrentStream() override {
     asked();
+    StreamWait on_device(*this);
     work_->blockCurrentStream();
   }
   void abort() override { work_->abort(); }
@@ -126,6 +139,31 @@ struct WatchedWork final : c10d::Work {
   uint64_t getSequencenumber() const override { return work_->getSequencenumber(); }
 
  private:
+  // The wait of a device's stream, marked before and behind it; of what the program waits for at once, its end as well.
+  class StreamWait {
+   public:
+    explicit StreamWait(WatchedWork& work) : work_(work) {
+      if (!work_.device_ || work_.whole_ || !work_.recording()) return;
+      try {
+        const Record* r = work_.event_.record;
+        wait_ = work_.device_->begin(KIND_DEVICE_WAIT, work_.op_, r->site, now(), work_.event_);
+      } catch (...) {
+      }
+    }
+    ~StreamWait() {
+      if (!work_.device_) return;
+      try {
+        work_.device_->end(wait_);
+        work_.device_->end(work_.whole_, DEVICE_FLAG_ON_STREAM);
+      } catch (...) {
+      }
+    }
+
+   private:
+    WatchedWork& work_;
+    IntervalRef wait_;
+  };
+
   bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
   void asked() const {
     if (recording()) std::atomic_ref(event_.record->flags).fetch_or(FLAG_ASKED, std::memory_order_relaxed);
@@ -134,12 +172,15 @@ struct WatchedWork final : c10d::Work {
     if (!recording()) return;
     const uint64_t at = now();
     std::atomic_ref(event_.record->waited_for).fetch_add(static_cast<float>(at - from), std::memory_order_relaxed);
-    event_.complete(state, at);
+    if (!device_) event_.complete(state, at);  // else the host has gone on, and the device has not come to it yet
   }
 
   c10::intrusive_ptr<c10d::Work> work_;
   Event event_;
   bool has_future_;
+  uint16_t op_ = 0;
+  FollowedDevice* device_ = nullptr;  // of operations there
+  IntervalRef whole_;                 // of an operation that the program waits for at once: not ended yet
 };
 
 }  // namespace

@@ -1,29 +1,27 @@
-"""A shorter way to the record for the calls that Python programs make.
+"""The fast path of the Python hook: record methods of ProcessGroup without a kernel in Python.
 
-A Python kernel costs ten microseconds before it does anything: the dispatcher turns every argument into a Python object
-and back. Calls of ProcessGroup's own methods with dense CPU tensors on gloo are recorded here instead, from the Python
-objects they already have, and pass the kernel's dispatch key by. Nothing else is skipped: the key has no other kernel
-for these operators. It does have one for every function that makes a new tensor, which gloo, or a wrapper that checks
-it, may do on the calling thread and on its own, which takes over the state of the calling one: the CPU is named in its
-place, which is where that kernel would send them. Everything else (C++ callers, other tensors, other back ends, modes
-that intercept) takes the kernels.
+A Python kernel costs ten microseconds before its first line: the dispatcher converts every argument into a Python
+object and back. Calls of ProcessGroup's methods with dense CPU tensors on gloo are recorded here instead, from the
+Python objects of their arguments, and skip the dispatch key of the kernel. All other calls (from C++, with other
+tensors or back ends, under modes that intercept) take the kernels.
+
+The skipped key, BackendSelect, has no other kernel for these operators. It has kernels for functions that create
+tensors, which gloo, or a wrapper that checks it, may call on the calling thread, and on threads of its own, which
+inherit that thread's state. The CPU key is included in its place: those kernels would redispatch there.
 """
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from dtprof import fence
+from dtprof.capture.python_hook.event_log import EventLog, Group
 from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32
 from dtprof.capture.python_hook.work_waits import poll, watch
 from dtprof.records import schema
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from dtprof.capture.python_hook.dispatcher_hook import Group, PythonHook
 
 ASYNC = schema.FLAG["async"]
 OBSERVED = schema.FLAG["completion"] | schema.FLAG["polled"]
@@ -39,7 +37,7 @@ class Method:
     options: str | None = None
     """Their class; None for the peer and the tag of a point-to-point operation."""
     arity: int = 3
-    """Number of arguments: tensors or outputs and inputs, sizes of their parts, options."""
+    """Number of arguments: tensors, or outputs and inputs; split sizes; options."""
 
 
 METHODS = {
@@ -62,8 +60,8 @@ METHODS = {
 }
 
 
-def install(hook: "PythonHook", ops: list[str]) -> None:
-    """Give ProcessGroup's methods the shorter way, where this torch has what it needs."""
+def install(log: EventLog, ops: list[str]) -> None:
+    """Replace the methods of ProcessGroup, where this torch has the functions needed for that."""
     import torch
 
     c10d = torch._C._distributed_c10d
@@ -74,29 +72,27 @@ def install(hook: "PythonHook", ops: list[str]) -> None:
         options = getattr(c10d, method.options) if method.options else None
         if original is not None and method.op in ops and (options is None or hasattr(options, "asyncOp")):
             original = getattr(original, MARK, original)  # inherited from the parent of this forked process
-            setattr(c10d.ProcessGroup, name, _recorded(hook, original, method, options))
+            setattr(c10d.ProcessGroup, name, _recorded(log, original, method, options))
 
 
 Described = tuple[int, int, int, int, int, int]
-"""Type of the elements, reduction, flags, peer, tag or sizes, number of elements."""
+"""Element type, reduction, flags, peer, tag or id of sizes, number of elements."""
 
 
-def _describer(
-    hook: "PythonHook", method: Method, options: type | None
-) -> Callable[[tuple[Any, ...]], Described | None]:
-    """Return the function that reads the arguments of a call; None for one that must take the kernel."""
+def _describer(log: EventLog, method: Method, options: type | None) -> Callable[[tuple[Any, ...]], Described | None]:
+    """Return the function that reads the arguments of a call, or returns None for one that must take the kernel."""
     import torch
 
     plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
     dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
     reduces, rooted = hasattr(options, "reduceOp"), hasattr(options, "rootRank")
-    no_code, sizes_id, splits = schema.NO_CODE, hook.sizes_id, method.arity == 5
+    no_code, sizes_id, splits = schema.NO_CODE, log.sizes_id, method.arity == 5
 
     def is_ordinary(tensor: Any) -> bool:
         return tensor.__class__ in plain and tensor.is_cpu and tensor.layout is strided
 
     def measure(value: Any, sizes: list[int]) -> Any:
-        """Add the number of elements of each tensor; return the type of the first, or None if one is not ordinary."""
+        """Append the number of elements of each tensor; return the type of the first, None if any is not ordinary."""
         tensors = value if value.__class__ is list else [value]
         if tensors and tensors[0].__class__ is list:
             if len(tensors) > 1:
@@ -149,24 +145,22 @@ def _describer(
     return describe_p2p if options is None else describe_one if method.arity == 2 else describe_pair
 
 
-def _recorded(
-    hook: "PythonHook", original: Callable[..., Any], method: Method, options: type | None
-) -> Callable[..., Any]:
-    """Return a method that records a call and makes it, passing the kernel by."""
+def _recorded(log: EventLog, original: Callable[..., Any], method: Method, options: type | None) -> Callable[..., Any]:
+    """Return a method that records a call and issues it without the kernel."""
     import torch
 
     state, key, cpu = torch._C, torch._C.DispatchKey.BackendSelect, torch._C.DispatchKey.CPU
-    as_before, exclude, include = (
+    restore_keys, exclude, include = (
         state._PreserveDispatchKeyGuard,
         state._dispatch_tls_set_dispatch_key_excluded,
         state._dispatch_tls_set_dispatch_key_included,
     )
     modes, transforms = state._len_torch_dispatch_stack, state._functorch.peek_interpreter_stack
-    frame_of, recording, group_of, arity = sys._getframe, hook.recording, hook.group, method.arity
-    describe, write = _describer(hook, method, options), hook.writer(method.op, p2p=options is None)
+    frame_of, recording, group_of, arity = sys._getframe, log.recording, log.group, method.arity
+    describe, write = _describer(log, method, options), log.writer(method.op, p2p=options is None)
 
-    def begin(group: Any, arguments: tuple[Any, ...], caller: "FrameType") -> tuple[Any, int, int] | None:
-        """Record the issue of a call that may take the shorter way; None for every other."""
+    def begin(group: Any, arguments: tuple[Any, ...], caller: FrameType) -> tuple[Any, int, int] | None:
+        """Record the issue of a call that may take the fast path; None for every other."""
         issued = monotonic_ns()
         if modes() or transforms() is not None:
             return None
@@ -192,7 +186,7 @@ def _recorded(
             return original(self, *arguments, **named)
         memory, at, issued = event
         try:
-            with as_before():
+            with restore_keys():
                 exclude(key, True)
                 include(cpu, True)
                 work = original(self, *arguments)
@@ -214,7 +208,7 @@ def _recorded(
 
 
 def _hide_from_dynamo(function: Callable[..., Any]) -> None:
-    """Keep torch.compile from compiling this function, and what it calls, where a graph breaks before it."""
+    """Keep torch.compile from compiling this function and its callees after a graph break."""
     import torch
 
     dynamo = torch._C._dynamo.eval_frame

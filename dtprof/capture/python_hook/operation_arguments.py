@@ -1,4 +1,4 @@
-"""Read the arguments of c10d operators as a Python kernel is given them."""
+"""Read the arguments of c10d operators in a Python kernel."""
 
 from types import FrameType
 from typing import Any
@@ -9,12 +9,12 @@ FLAG = schema.FLAG
 
 
 class Call:
-    """What the arguments of one call say."""
+    """The fields of a record that the arguments of one call determine."""
 
     __slots__ = ("dtype", "flags", "group", "inputs", "meta", "numel", "outputs", "peer", "reduce_op", "tag", "uneven")
 
     def __init__(self) -> None:
-        """Start from what a call without arguments would say."""
+        """Start from the defaults of a call without arguments."""
         self.group: Any = None
         self.dtype = self.reduce_op = schema.NO_CODE
         self.flags = self.numel = self.tag = 0
@@ -25,7 +25,7 @@ class Call:
 
 
 class Arguments:
-    """Where an operator keeps what, found by the names in its schema; trailing defaults are not passed."""
+    """Positions of an operator's arguments, by the names in its schema; callers omit trailing defaults."""
 
     def __init__(self, op: str, schema_arguments: list[Any]) -> None:
         """Find the positions."""
@@ -83,7 +83,7 @@ class Arguments:
         for i, position in enumerate(self._splits):
             if 0 <= position < len(arguments) and arguments[position]:
                 sizes[i] = list(arguments[position])
-        if any(len(set(one)) > 1 for one in sizes):
+        if any(len(set(parts)) > 1 for parts in sizes):
             call.uneven, call.inputs, call.outputs = True, *sizes
 
     def _measure(self, call: Call, value: Any, sizes: list[int]) -> None:
@@ -107,8 +107,8 @@ class Arguments:
 def _reduce_op(boxed: Any, caller: FrameType | None) -> int:
     """Return the code of a reduction.
 
-    The frame of torch.distributed's own function that makes the call holds the options in `opts`, which is read in a
-    third of the time that the boxed object's method takes; calls from C++ have no such frame.
+    The calling function of torch.distributed holds the options in its local `opts`; reading that takes a third of the
+    time of the boxed object's method. Calls from C++ have no such frame.
     """
     if caller is not None and "opts" in caller.f_code.co_varnames:
         reduction = getattr(caller.f_locals.get("opts"), "reduceOp", None)

@@ -1,4 +1,4 @@
-"""What of a log is kept where its room is limited: the first and the newest segments, and sums of what lay between."""
+"""Retention of segments under a size limit: the first and the newest stay, of the dropped ones sums remain."""
 
 from pathlib import Path
 
@@ -9,23 +9,23 @@ Key = tuple[int, int, int, int, int]
 Sums = tuple[int, int, int, int, int]
 
 
-class Room:
-    """The segments of one rank that are not written to any more."""
+class SegmentRetention:
+    """The full segments of one rank."""
 
     def __init__(self, folder: Path, max_segments: int) -> None:
-        """Start empty."""
+        """Start without full segments; keep them, archived or not, within the size of `max_segments`."""
         self._folder = folder
         self._bytes = max_segments * schema.SEGMENT_SIZE
         self._full: list[Segment] = []
         self._archived: dict[int, int] = {}  # number -> bytes
         self._totals: dict[Key, Sums] | None = {}
         self.dropped = 0
-        """Events dropped."""
+        """Number of dropped events."""
 
     def retire(self, full: Segment) -> None:
-        """Take a segment that is full, and drop what leaves no room for the one after it.
+        """Take a full segment, and drop old ones until there is room for the next.
 
-        The newest full one stays open a while: handles of its operations may still be waited for.
+        The newest full segment is not sealed yet: the job may still wait for its operations.
 
         Raises:
             OSError: a file cannot be read or removed.
@@ -33,7 +33,7 @@ class Room:
         for segment in self._full:
             segment.mark(schema.MARK["sealed"])
         self._release_archived()
-        if full not in self._full:  # else an exception of a signal handler cut the first try short
+        if full not in self._full:  # else an exception from a signal handler interrupted the first try
             self._full.append(full)
         in_use = len(self._full) * schema.SEGMENT_SIZE + sum(self._archived.values())
         while in_use + schema.SEGMENT_SIZE > self._bytes:
@@ -43,7 +43,7 @@ class Room:
             in_use -= freed
 
     def _release_archived(self) -> None:
-        """Let go of segments that the launcher has compressed: their mapping alone still holds room on the disk."""
+        """Unmap the segments that the launcher has compressed: the mapping holds their disk blocks."""
         for segment in list(self._full):
             archive = paths.archive_of(segment.path)
             if not segment.path.exists() and archive.exists():
@@ -51,7 +51,7 @@ class Room:
                 self._full.remove(segment)
 
     def _drop_oldest(self) -> int:
-        """Drop the oldest segment behind the first quarter of the room and return the bytes freed; 0 for none."""
+        """Drop the oldest segment beyond the first quarter of the limit; return the bytes freed, 0 for none."""
         sizes = dict.fromkeys((segment.number for segment in self._full), schema.SEGMENT_SIZE) | self._archived
         room, expected = self._bytes // 4, 0
         for number in sorted(sizes):
@@ -74,11 +74,11 @@ class Room:
         self._add_up(data)
 
     def _add_up(self, data: bytes) -> None:
-        """Keep the sums of dropped events; without numpy in the job only their number is known."""
+        """Add dropped events to the sums in the run; without numpy in the job only their number is known."""
         if self._totals is None:
             return
         try:
-            from dtprof.records import dropped_totals
+            from dtprof.records.rank_log import dropped_totals
         except ImportError:
             self._totals = None
             return
@@ -88,10 +88,10 @@ class Room:
 
 
 def _read(path: Path) -> bytes:
-    """Return a segment as it was written."""
+    """Return the bytes of a segment, unpacked if archived."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        from dtprof.records import archive
+        from dtprof.records.rank_log import archive
 
         return archive.unpack(paths.archive_of(path).read_bytes())

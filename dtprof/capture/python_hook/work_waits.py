@@ -9,24 +9,23 @@ from typing import Any
 from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32, unpack_f32
 
 MAX_WATCHED = 64
-"""Operations in flight whose work is held; of more, the oldest are let go and stay `returned`."""
+"""Operations in flight whose Work is held; beyond these, the oldest are released and stay `returned`."""
 POLLED_AT_ONCE = 4
 
 _in_flight: dict[int, tuple[Any, mmap.mmap, int, int]] = {}
-"""Work, memory and offset of its record, time of issue; oldest first, by the id of the work.
+"""Work, memory and offset of its record, time of issue, by the id of the Work; oldest first.
 
-The work is held so that the job is handed this very object; it is let go at the wait, or at the first event of the rank
-after completion.
+Holding the Work keeps the id valid: the job gets this very object. It is released at the wait, or at the first event of
+the rank after completion.
 """
 
-
 _inherited: list[Any] = []
-"""What was in flight in the parent of this forked process: its records are none of ours, and to end its works here
-could wait for threads that were not forked."""
+"""Operations in flight in the parent of this forked process. They stay referenced: their destructors could wait for
+threads that do not exist here."""
 
 
 def watch(work: Any, memory: mmap.mmap, at: int, issued: int) -> None:
-    """Follow an operation until it completes."""
+    """Watch an operation until it completes."""
     _in_flight[id(work)] = (work, memory, at, issued)
     if len(_in_flight) > MAX_WATCHED:
         for oldest in list(islice(_in_flight, 1)):
@@ -34,18 +33,18 @@ def watch(work: Any, memory: mmap.mmap, at: int, issued: int) -> None:
 
 
 def poll() -> None:
-    """See which of the oldest operations in flight have completed.
+    """Complete the records of the oldest operations in flight that have completed.
 
-    A callback on the operation's future would tell at once, but it takes the GIL on gloo's thread and costs the
-    launching thread up to 100 us in handing it over. An operation that failed before anybody waited for it
-    reads as done: torch would warn on stderr when asked.
+    A callback on the operation's future would be immediate, but it takes the GIL on gloo's thread and costs the
+    launching thread up to 100 us to hand it over. An operation that failed before anything waited for it reads as done:
+    asking torch for its success would warn on stderr.
     """
     if not _in_flight:
         return
     for key in list(islice(_in_flight, POLLED_AT_ONCE)):
         held = _in_flight.get(key)
         if held is None:
-            continue  # another thread was faster
+            continue  # another thread removed it
         work, memory, at, issued = held
         if not work.is_completed():
             return
@@ -59,10 +58,10 @@ def _set_aside() -> None:
 
 
 def settle() -> None:
-    """See which operations have completed, and hold no work any more: the interpreter ends.
+    """Complete the records of all completed operations and release every Work: the interpreter exits.
 
-    All are looked at, and their futures too: gloo's thread completes the future, on which the job may have waited in
-    C++, a moment before the work. Gloo's threads shall not need the interpreter for what we hold.
+    A done future counts as well: gloo's thread completes the future, on which the job may have waited in C++, a moment
+    before the Work. Nothing stays held, so that gloo's threads never need the interpreter to destroy it.
     """
     for work, memory, at, issued in list(_in_flight.values()):
         if work.is_completed() or _is_future_done(work):

@@ -1,76 +1,59 @@
-"""What can be wrong with a job: one rule a file, which declares the kinds of findings it gives; here in order."""
+"""What can be wrong with a job: one rule a file, which declares its kinds of findings and when it applies.
 
-from typing import Protocol
+To add a rule, copy a file and name it here.
+"""
 
-from dtprof.diagnosis.rules import (
-    argument_mismatch,
-    backend_stall,
-    collective_in_except,
-    device_stall,
-    group_creation_mismatch,
-    group_order_inversion,
-    group_order_risk,
-    long_operation,
-    p2p_deadlock_cycle,
-    p2p_size_mismatch,
-    p2p_tag_mismatch,
-    p2p_unmatched,
-    pipeline_schedule_mismatch,
-    rank_crashed,
-    rank_exited,
-    rank_killed,
-    rank_never_came,
-    rank_never_joined,
-    rank_skipped_collective,
-    rank_stuck,
-    shared_group,
-    slow_rank,
-    step_mismatch,
-    thread_order,
-    unequal_timeouts,
-    uneven_inputs,
-    unwaited_async,
-    wrong_group,
+from importlib import import_module
+
+from dtprof.diagnosis.rule import Declared, Refinement, Rule
+
+ORDER = (
+    "reported_disagreement",
+    "reported_death",
+    "missed_barrier",
+    "nccl_call_order",
+    "watchdog_timeout",
+    "watchdog_count",
+    "store_timeout",
+    "network_failure",
+    "lost_peer",
+    "stuck_watchdog",
+    "rank_crashed",
+    "failed_setup",
+    "rank_killed",
+    "pipeline_schedule_mismatch",
+    "group_creation_mismatch",
+    "rank_skipped_collective",
+    "thread_order",
+    "step_mismatch",
+    "argument_mismatch",
+    "wrong_group",
+    "rank_exited",
+    "rank_stuck",
+    "rank_never_came",
+    "p2p_tag_mismatch",
+    "p2p_deadlock_cycle",
+    "p2p_size_mismatch",
+    "p2p_unmatched",
+    "group_order_inversion",
+    "rank_never_joined",
+    "device_stall",
+    "backend_stall",
+    "unwaited_async",
+    "group_order_risk",
+    "group_creation_risk",
+    "slow_rank",
+    "long_operation",
+    "unequal_timeouts",
+    "shared_group",
+    "collective_in_except",
+    "uneven_inputs",
 )
+"""The files of this folder. Of two rules of one stage the earlier is heard first: the cause before its effects."""
 
-
-class Rule(Protocol):
-    """A module of this folder."""
-
-    @property
-    def KINDS(self) -> tuple[str, ...]:  # noqa: N802
-        """Kinds of the findings it gives."""
-
-
-RULES: tuple[Rule, ...] = (
-    rank_crashed,
-    rank_killed,
-    rank_exited,
-    uneven_inputs,
-    pipeline_schedule_mismatch,
-    group_creation_mismatch,
-    rank_skipped_collective,
-    step_mismatch,
-    thread_order,
-    argument_mismatch,
-    wrong_group,
-    p2p_tag_mismatch,
-    p2p_deadlock_cycle,
-    p2p_size_mismatch,
-    p2p_unmatched,
-    group_order_inversion,
-    rank_stuck,
-    rank_never_came,
-    rank_never_joined,
-    device_stall,
-    backend_stall,
-    group_order_risk,
-    unwaited_async,
-    slow_rank,
-    long_operation,
-    unequal_timeouts,
-    shared_group,
-    collective_in_except,
-)
-KINDS = tuple(dict.fromkeys(kind for rule in RULES for kind in rule.KINDS))
+BY_FILE: dict[str, Declared] = {name: import_module(f"{__name__}.{name}").RULES for name in ORDER}
+_DECLARED = tuple(declared for rules in BY_FILE.values() for declared in rules)
+RULES = tuple(rule for rule in _DECLARED if isinstance(rule, Rule))
+REFINEMENTS = tuple(refinement for refinement in _DECLARED if isinstance(refinement, Refinement))
+KINDS = tuple(dict.fromkeys(kind for declared in _DECLARED for kind in declared.kinds))
 """Every kind of finding, each with its heading in docs/reference/diagnose.md."""

@@ -1,15 +1,16 @@
 """All members entered the same collective, and it does not complete."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
-from dtprof.diagnosis.job_state import JobState, Operation
-from dtprof.diagnosis.open_collectives import OpenCollective
-from dtprof.diagnosis.p2p_messages import partner_of
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import STOPPED
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import partner_of
 
-KINDS = ("backend-stall",)
 ADVICE = "Look at the network between the members' hosts and at the back end's own log."
 PASSING_NS = 1_000_000_000
 """An operation that all came to less than this before they were stopped is none that does not end."""
@@ -22,12 +23,13 @@ def _was_passing(job: JobState, members: Mapping[int, Operation]) -> bool:
     return len(ends) == len(members) and all(end is not None and end.t_ns < newest_ns + PASSING_NS for end in ends)
 
 
-def find_backend_stall(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
-    """Return the finding for an operation that every member came to, alike, and that does not end, or ended in errors.
+def find_backend_stalls(case: Case) -> Iterator[Finding]:
+    """Give findings for an operation that every member came to, alike, and that does not end, or ended in errors.
 
     The errors are those of connections, on ranks that all lived: nobody sent the job a signal, and nobody left.
     """
-    for collective in open_collectives:
+    job = case.job
+    for collective in case.open_collectives:
         members = {**collective.waiting, **collective.elsewhere}
         if len(members) < len(collective.group.ranks) or len(members) < 2 or collective.absent:
             continue
@@ -36,13 +38,14 @@ def find_backend_stall(job: JobState, open_collectives: list[OpenCollective]) ->
             job.manifest.exit_status in STOPPED or any(job.ranks[rank].transport_exception is None for rank in failed)
         ):
             continue
+        # A member that completed it, or issued another operation there, is another rule's.
         if not failed and (collective.elsewhere or _was_passing(job, members)):
             continue
         op = next(iter(collective.waiting.values()))
         group = job.group(collective.group)
         end = f"it failed on {rank_list(tuple(failed))}" if failed else "it does not complete"
         errors = [error for rank in failed if (error := job.ranks[rank].transport_exception) is not None]
-        return Finding(
+        yield Finding(
             kind="backend-stall",
             summary=f"All {len(members)} members of {group_words(group)} entered {op.op} #{op.seq}, and {end}.",
             culprit_ranks=(),
@@ -59,19 +62,19 @@ def find_backend_stall(job: JobState, open_collectives: list[OpenCollective]) ->
             ),
             advice=(ADVICE,),
         )
-    return _find_stalled_message(job)
+    yield from _find_stalled_messages(job)
 
 
-def _find_stalled_message(job: JobState) -> Finding | None:
-    """Return the finding for a message between devices that both sides issued, alike, and that does not end."""
+def _find_stalled_messages(job: JobState) -> Iterator[Finding]:
+    """Give the finding for each message between devices that both sides issued, alike, and that does not end."""
     for rank in job.ranks.values():
         for here in rank.open_operations:
-            other = partner_of(job, rank.rank, here) if here.p2p and here.on_device else None
+            other = partner_of(job.ranks, rank.rank, here) if here.p2p and here.on_device else None
             if other is None or not other.open:
                 continue
             source, target = (rank.rank, here.peer_rank) if here.op == "send" else (here.peer_rank, rank.rank)
             group = job.group(here.group)
-            return Finding(
+            yield Finding(
                 kind="backend-stall",
                 summary=f"The message from rank {source} to rank {target} ({group_words(group)}){at_line(here.site)} "
                 "does not end, though both sides issued it.",
@@ -86,4 +89,6 @@ def _find_stalled_message(job: JobState) -> Finding | None:
                 evidence=("sizes agree, and neither rank waits for anything older",),
                 advice=(ADVICE,),
             )
-    return None
+
+
+RULES: Declared = (Rule(kinds=("backend-stall",), stages=(Stage.STALL,), find=find_backend_stalls),)

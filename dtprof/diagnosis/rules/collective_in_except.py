@@ -3,36 +3,39 @@
 The records show the lines; the source, where it can still be read and is older than the job, what stands around them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from dtprof.diagnosis.argument_agreement import disagreement
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import Handler, JobState, Operation
-from dtprof.diagnosis.matched_collectives import at_position, group_tables
+from dtprof.diagnosis.job_state import Handler, JobState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.agreement import disagreement_at
+from dtprof.job.group_collectives import at_position, at_same_positions, group_tables
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Array, Site
 
-KINDS = ("collective-in-except",)
 MAX_PAIRS = 64
-"""Pairs of lines that meet in a group, of which the source is looked at."""
+"""Pairs of lines that meet in a group whose source is read."""
 
 
-def find_handled(job: JobState) -> Iterable[Finding]:
+def find_handled(case: Case) -> Iterator[Finding]:
     """Give a note for each call in a handler that was met by a call of other ranks that had nothing to handle.
 
     Where all members come to the handler together, the exception was that of all of them.
     """
+    job = case.job
     if job.find_handlers is None:
         return
     reported: set[Site] = set()
-    for group, tables in group_tables(job).items():
+    for group, tables in group_tables(job.ranks).items():
         for seq in _where_lines_differ(tables):
-            present = at_position(job, tables, seq)
+            present = at_position(job.ranks, tables, seq)
             handled = {rank: handler for rank, o in present.items() if (handler := _handler(job, o)) is not None}
-            if not handled or len(handled) == len(present) or disagreement(present) is not None:
+            if not handled or len(handled) == len(present) or disagreement_at(job.ranks, tables, seq) is not None:
                 continue
             first = present[min(handled)].site
             if first is not None and first not in reported:
@@ -45,10 +48,7 @@ def _where_lines_differ(tables: dict[int, Array]) -> Iterator[int]:
     reference, *others = tables.values()
     pairs: set[tuple[int, int]] = set()
     for other in others:
-        a, b = reference, other
-        if not np.array_equal(a["seq"], b["seq"]):
-            _, mine, theirs = np.intersect1d(a["seq"], b["seq"], return_indices=True)
-            a, b = a[mine], b[theirs]
+        a, b = at_same_positions(reference, other)
         at = np.flatnonzero((a["line"] != b["line"]) & (a["op"] == b["op"]))
         lines = np.stack([a["line"][at], b["line"][at]], axis=1)
         _, first = np.unique(lines, axis=0, return_index=True)
@@ -94,3 +94,6 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
             "one call behind the try statement, by which all ranks learn of the failure.",
         ),
     )
+
+
+RULES: Declared = (Rule(kinds=("collective-in-except",), stages=(Stage.NOTE,), find=find_handled),)

@@ -3,22 +3,24 @@
 from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
-from dtprof.diagnosis.wait_graph import is_met
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.wait_graph import is_met
 
-KINDS = ("rank-stuck",)
 ADVICE = "Look at the devices of these ranks (Xid errors, a kernel that never ends) and at their native stacks."
 
 
-def find_device_stall(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
-    """Return the finding for the members, no more than half, whose state in an operation differs from the others'."""
-    for collective in open_collectives:
+def find_device_stalls(case: Case) -> Iterator[Finding]:
+    """Give findings for the members, no more than half, whose state in an operation differs from the others'."""
+    job = case.job
+    for collective in case.open_collectives:
         on_device = all(operation.on_device for operation in collective.waiting.values())
         if on_device and not collective.absent and (finding := _find_one_sided(job, collective)) is not None:
-            return finding
-    return next(_messages_behind(job), None)
+            yield finding
+    yield from _messages_behind(job)
 
 
 def _find_one_sided(job: JobState, collective: OpenCollective) -> Finding | None:
@@ -64,7 +66,7 @@ def _messages_behind(job: JobState) -> Iterator[Finding]:
     """Yield a finding for each message that has completed at its other end only."""
     for rank in job.ranks.values():
         for here in rank.open_operations:
-            if not (here.p2p and here.on_device and is_met(job, rank.rank, here)):
+            if not (here.p2p and here.on_device and is_met(job.ranks, rank.rank, here)):
                 continue
             peer = job.ranks[here.peer_rank]
             place = (here.group, here.tag, here.nth, rank.rank)
@@ -87,3 +89,6 @@ def _messages_behind(job: JobState) -> Iterator[Finding]:
                 evidence=(f"rank {peer.rank} issued as many messages with it, and its end of this one has completed",),
                 advice=(ADVICE,),
             )
+
+
+RULES: Declared = (Rule(kinds=("rank-stuck",), stages=(Stage.STALL,), find=find_device_stalls),)

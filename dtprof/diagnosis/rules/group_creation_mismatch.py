@@ -1,26 +1,25 @@
 """Not all ranks call new_group or split_group, or not in the same order."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import fewest_steps
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.records.tables import Site
 
-KINDS = ("group-creation-mismatch",)
+ADVICE = "Every rank of the job must call new_group, members or not, in the same order."
 
 
-def all_complete(job: JobState) -> bool:
-    """Say whether no rank dropped events: else what they did can be compared, but not counted."""
-    return all(rank.complete for rank in job.ranks.values())
-
-
-def find_creation_mismatch(job: JobState) -> Finding | None:
-    """Return the finding for groups that some ranks are making and others are not, or make as their second, say."""
-    counted = all_complete(job)
+def find_creation_mismatch(case: Case) -> Iterator[Finding]:
+    """Give the finding for groups that some ranks are making and others are not, or make as their second, say."""
+    job, counted = case.job, case.job.is_complete
     number = max((r.groups_made for r in job.ranks.values() if r.making_group is not None), default=0)
     if counted and number and (others := _find_other_groups(job)) is not None:
-        return others
+        yield others
+        return
     making = {
         rank.rank: rank
         for rank in job.ranks.values()
@@ -34,13 +33,13 @@ def find_creation_mismatch(job: JobState) -> Finding | None:
         and (rank.blocking or rank.finished or rank.making_group is not None)
     ]
     if not making or not absent:
-        return None
+        return
     culprits = tuple(sorted(rank.rank for rank in absent))
     waiting = tuple(sorted(making))
     sites = {rank: own.making_group for rank, own in making.items() if own.making_group is not None}
     places: dict[int, Site] = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
     line = next(iter(sites.values()), None)
-    return Finding(
+    yield Finding(
         kind="group-creation-mismatch",
         summary=f"{capitalised(culprits)} did not call new_group{at_line(line)}; {wait_words(waiting)} in it.",
         culprit_ranks=culprits,
@@ -53,7 +52,7 @@ def find_creation_mismatch(job: JobState) -> Finding | None:
             *(f"rank {r.rank}: {_doing(r, counted=counted)}" for r in absent[:8]),
             *((f"{rank_list(waiting)} made {number} groups, this one included",) if counted else ()),
         ),
-        advice=("Every rank of the job must call new_group, members or not, in the same order.",),
+        advice=(ADVICE,),
     )
 
 
@@ -84,7 +83,7 @@ def _find_other_groups(job: JobState) -> Finding | None:
             f"their call number {place + 1} of new_group is at different lines",
             *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
         ),
-        advice=("Every rank of the job must call new_group, members or not, in the same order.",),
+        advice=(ADVICE,),
     )
 
 
@@ -100,38 +99,4 @@ def _doing(rank: RankState, *, counted: bool) -> str:
     return f"{made}{'has ended' if rank.finished else 'is elsewhere'}{at_line(rank.place)}"
 
 
-def find_creation_risk(job: JobState) -> list[Finding]:
-    """Return the finding for groups that went well though ranks called new_group a different number of times.
-
-    Groups are numbered by the calls of each rank: the next one has other names on other ranks. Groups whose name comes
-    from their members (`use_local_synchronization`) need no call of the others: where there are any, nothing is said.
-    """
-    named = {key for rank in job.ranks.values() for key in rank.groups}
-    made = {rank.rank: rank.groups_made for rank in job.ranks.values()}
-    countable = all_complete(job) and not job.missing and all(key.name.isdecimal() for key in named)
-    if len(set(made.values())) < 2 or not countable:
-        return []
-    most = max(made.values())
-    culprits = tuple(sorted(rank for rank, number in made.items() if number < most))
-    if any(job.goes_on(job.ranks[rank]) for rank in culprits):
-        return []  # it may be about to make them
-    fewer = Counter(job.ranks[culprits[0]].group_sites)
-    sites = {}
-    for rank in made:
-        left_out = Counter(job.ranks[rank].group_sites) - fewer
-        if rank not in culprits and (site := next(filter(None, left_out), None)):
-            sites[rank] = site
-    line = next(iter(sites.values()), None)
-    return [
-        Finding(
-            kind="group-creation-mismatch",
-            severity="warning",
-            summary=f"{capitalised(culprits)} did not make every call of new_group that the others made"
-            f"{at_line(line)}; it went well this time: the next group has other names on other ranks, and hangs.",
-            culprit_ranks=culprits,
-            confidence=0.85,
-            call_sites=sites,
-            evidence=tuple(f"rank {rank} called new_group {number} times" for rank, number in sorted(made.items())[:8]),
-            advice=("Every rank of the job must call new_group, members or not, in the same order.",),
-        )
-    ]
+RULES: Declared = (Rule(kinds=("group-creation-mismatch",), stages=(Stage.DIVERGENCE,), find=find_creation_mismatch),)

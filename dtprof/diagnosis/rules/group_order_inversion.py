@@ -1,31 +1,35 @@
 """Ranks wait for one another in collectives of groups that they entered in opposite orders."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import combinations
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.wrong_group import find_call_of_absent, find_wrong_call
-from dtprof.diagnosis.wait_graph import Wait
+from dtprof.job.issued_operations import Operation
 
-KINDS = ("group-order-inversion",)
 MAX_COMPARED = 50
 """Open collectives compared with each other for the order in which ranks issued them."""
 
 
-def find_group_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle: tuple[int, ...]) -> Finding | None:
-    """Return the finding for ranks that wait for one another in collectives of several groups."""
+def find_group_cycle(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that wait for one another in collectives of several groups."""
+    job, waits, cycle = case.job, case.job.waits, case.cycle
     operations = {rank: waits[rank][0].operation for rank in cycle}
     if len({operation.group for operation in operations.values()}) < 2 or any(
         operation.p2p for operation in operations.values()
     ):
-        return None
+        return
     everyone = {rank: own[0].operation for rank, own in waits.items() if not own[0].operation.p2p}
     wrong = find_wrong_call(job, operations, everyone) or find_call_of_absent(job, operations, everyone)
     if wrong is not None:
-        return wrong
+        yield wrong
+        return
     counted = Counter(operation.group for operation in everyone.values())
     least = min(counted[operation.group] for operation in operations.values())
     few = tuple(rank for rank, operation in sorted(operations.items()) if counted[operation.group] == least)
@@ -36,7 +40,7 @@ def find_group_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle: t
     if culprits == cycle:
         facts.append("which of them is in the wrong order is not known")
     names = " and ".join(sorted({group_words(job.group(operation.group)) for operation in operations.values()}))
-    return Finding(
+    yield Finding(
         kind="group-order-inversion",
         summary=f"{capitalised(cycle)} wait for one another in a cycle: {names} are entered in opposite order; "
         f"{rank_list(culprits)} {'is' if len(culprits) == 1 else 'are'} in {operation_words(job, first)}.",
@@ -54,12 +58,13 @@ def find_group_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle: t
     )
 
 
-def find_issue_inversion(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
-    """Return the finding for collectives of two groups that all members issued, in different orders.
+def find_issue_inversions(case: Case) -> Iterator[Finding]:
+    """Give findings for collectives of two groups that all members issued, in different orders.
 
     Devices take operations in the order of issue, so that none of the two begins on all members.
     """
-    chosen = [c for c in open_collectives if not c.absent and all(o.on_device for o in c.waiting.values())]
+    job = case.job
+    chosen = [c for c in case.open_collectives if not c.absent and all(o.on_device for o in c.waiting.values())]
     order = {
         rank.rank: {(o.group, o.seq): i for i, o in enumerate(rank.open_operations) if not o.p2p}
         for rank in job.ranks.values()
@@ -68,8 +73,7 @@ def find_issue_inversion(job: JobState, open_collectives: list[OpenCollective]) 
         both = sorted(set(a.waiting) & set(b.waiting)) if a.group != b.group else []
         is_first = {rank: order[rank][a.group, a.seq] < order[rank][b.group, b.seq] for rank in both}
         if len(set(is_first.values())) > 1:
-            return _inversion_finding(job, a, b, is_first)
-    return None
+            yield _inversion_finding(job, a, b, is_first)
 
 
 def _inversion_finding(job: JobState, a: OpenCollective, b: OpenCollective, is_first: dict[int, bool]) -> Finding:
@@ -100,3 +104,10 @@ def _inversion_finding(job: JobState, a: OpenCollective, b: OpenCollective, is_f
         ),
         advice=("Issue operations of different groups in the same order on every rank.",),
     )
+
+
+RULES: Declared = (
+    # A cycle may be a call on the wrong handle, which makes it a cycle of two groups.
+    Rule(kinds=("group-order-inversion", "wrong-group"), stages=(Stage.WAIT,), find=find_group_cycle),
+    Rule(kinds=("group-order-inversion",), stages=(Stage.STALL,), find=find_issue_inversions),
+)

@@ -6,20 +6,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.blocked_ranks import operation_words
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, group_words
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.matched_collectives import at_position, group_tables
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.group_collectives import at_position, find_common, group_tables
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
 
-KINDS = ("group-order-risk",)
 MAX_GROUPS = 64
 """Groups of which the order is compared, those with most members in common with others first."""
 
 
-def find_order_risk(job: JobState) -> list[Finding]:
+def find_order_risk(case: Case) -> list[Finding]:
     """Return findings for pairs of collectives that two ranks issued in opposite orders, and that went well."""
-    groups = group_tables(job)
+    job = case.job
+    groups = group_tables(job.ranks)
     chosen = sorted(groups, key=lambda group: (-len(group.ranks), group.name))[:MAX_GROUPS]
     found = []
     for a, b in combinations(chosen, 2):
@@ -38,6 +40,7 @@ def _first_inversion(
     for rank in shared:
         if len({*np.unique(a[rank]["thread"]).tolist(), *np.unique(b[rank]["thread"]).tolist()}) > 1:
             continue  # several threads: their order is nobody's program
+        # Of each call on `a`, which call on `b` comes next: two ranks that differ in it have opposite orders.
         before = np.searchsorted(b[rank]["issued_ns"], a[rank]["issued_ns"])
         following = np.r_[b[rank]["seq"], b[rank]["seq"][-1] + 1][before]
         known = (before > 0) | (b[rank]["seq"][0] == 0)
@@ -45,7 +48,7 @@ def _first_inversion(
         if reference is None:
             reference, first_rank = (seqs, nexts), rank
             continue
-        _, mine, theirs = np.intersect1d(reference[0], seqs, return_indices=True)
+        mine, theirs = find_common((reference[0], seqs))
         differs = np.flatnonzero(reference[1][mine] != nexts[theirs])
         for at in differs[:1].tolist():
             low = int(min(reference[1][mine][at], nexts[theirs][at]))
@@ -65,7 +68,7 @@ def _risk(
     firsts = []
     for rank in ranks:
         both = zip(tables, positions, strict=True)
-        pair = [at_position(job, {rank: table[rank]}, seq)[rank] for table, seq in both]
+        pair = [at_position(job.ranks, {rank: table[rank]}, seq)[rank] for table, seq in both]
         pair.sort(key=lambda operation: operation.issued_ns)
         facts.append(f"rank {rank}: " + ", then ".join(operation_words(job, operation) for operation in pair))
         firsts.append(pair[0])
@@ -86,3 +89,6 @@ def _risk(
         evidence=tuple(facts),
         advice=("Issue the operations of both groups in the same order on every rank that is a member of both.",),
     )
+
+
+RULES: Declared = (Rule(kinds=("group-order-risk",), stages=(Stage.RISK,), find=find_order_risk),)

@@ -1,15 +1,17 @@
 """Ranks wait for the messages of one another in a ring."""
 
+from collections.abc import Iterator
+
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
-from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.p2p_messages import message_finding, message_words, went_astray
-from dtprof.diagnosis.wait_graph import Wait
-
-KINDS = ("p2p-deadlock-cycle",)
+from dtprof.diagnosis.p2p_messages import message_finding, message_words
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.wait_graph import went_astray
 
 
-def find_message_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle: tuple[int, ...]) -> Finding | None:
-    """Return the finding for ranks that wait for one another's messages in a ring."""
+def find_message_cycle(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that wait for one another's messages in a ring."""
+    job, waits, cycle = case.job, case.job.waits, case.cycle
     inside = {
         rank: wait
         for rank in cycle
@@ -17,9 +19,9 @@ def find_message_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle:
         if wait.operation.p2p and any(r in cycle for r in wait.awaited)
     }
     if len(cycle) < 2 or len(inside) < len(cycle):
-        return None
-    if sum(went_astray(job, wait) for wait in inside.values()) == 1:
-        return None  # one turned to the wrong peer: the others wait as they always did
+        return
+    if sum(went_astray(job.ranks, wait) for wait in inside.values()) == 1:
+        return  # one turned to the wrong peer: the others wait as they always did
     facts = tuple(
         f"rank {r}: {message_words(w.operation)}{at_line(w.operation.site)}" for r, w in sorted(inside.items())[:8]
     )
@@ -27,7 +29,7 @@ def find_message_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle:
     both = "receives before it sends" if kinds == {"recv"} else "sends before it receives"
     middle = both if len(kinds) == 1 else "waits for the next"
     name = capitalised(cycle)
-    return message_finding(
+    yield message_finding(
         "p2p-deadlock-cycle",
         f"{name} wait for one another in a cycle of messages: each {middle}.",
         job=job,
@@ -37,3 +39,6 @@ def find_message_cycle(job: JobState, waits: dict[int, tuple[Wait, ...]], cycle:
         facts=facts,
         advice="Let every second rank take the other order, or post all of them with batch_isend_irecv before waiting.",
     )
+
+
+RULES: Declared = (Rule(kinds=("p2p-deadlock-cycle",), stages=(Stage.WAIT,), find=find_message_cycle),)

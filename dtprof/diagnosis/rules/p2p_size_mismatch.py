@@ -1,26 +1,29 @@
 """Both ends of a message have different sizes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line
-from dtprof.diagnosis.job_state import ChannelEnd, JobState, Operation
-from dtprof.diagnosis.p2p_messages import message_finding, partner_of
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.p2p_messages import message_finding
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import ChannelEnd, Operation
+from dtprof.job.wait_graph import partner_of
 from dtprof.records import codes
 from dtprof.records.tables import Array
 
-KINDS = ("p2p-size-mismatch",)
 
-
-def find_broken_message(job: JobState) -> Finding | None:
-    """Return the finding for a message that met, with another size at its other end, and did not end well."""
+def find_broken_messages(case: Case) -> Iterator[Finding]:
+    """Give the finding for each message that met, with another size at its other end, and did not end well."""
+    job = case.job
     for rank in job.ranks.values():
         for mine in rank.open_operations:
-            other = partner_of(job, rank.rank, mine) if mine.p2p else None
+            other = partner_of(job.ranks, rank.rank, mine) if mine.p2p else None
             if other is not None and (other.nbytes != mine.nbytes or _have_other_types(mine, other)):
-                return size_finding(job, rank.rank, mine, other, passed=False)
-    return None
+                yield _size_finding(job, rank.rank, mine, other, passed=False)
 
 
 def _have_other_types(mine: Operation, other: Operation) -> bool:
@@ -33,9 +36,9 @@ def _size_words(end: Operation, other: Operation) -> str:
     return f"{end.nbytes:,} bytes{types}"
 
 
-def find_odd_sizes(job: JobState) -> list[Finding]:
-    """Return findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
-    found = []
+def find_odd_sizes(case: Case) -> Iterator[Finding]:
+    """Give findings for messages that the back end let pass with other sizes at both ends, one a pair of ranks."""
+    job = case.job
     for rank, sender in sorted(job.ranks.items()):
         first: dict[int, tuple[int, int]] = {}  # by receiver: where its first such message is at both ends
         for channel, sent in sender.messages.items() if sender.complete else ():
@@ -43,19 +46,19 @@ def find_odd_sizes(job: JobState) -> list[Finding]:
             if not channel.sends or receiver is None or not receiver.complete:
                 continue
             if any(one.peer < 0 for one in receiver.channels):
-                continue  # a receive from any source takes what comes: order does not tell
+                continue  # a receive from any source takes what comes first: order pairs nothing
             taken = receiver.messages.get(ChannelEnd(channel.group, rank, channel.tag, sends=False))
             odd = _first_of_other_size(sent, taken) if taken is not None else None
             if odd is not None:
                 first[channel.peer] = min(odd, first.get(channel.peer, odd))
         for peer, (mine, theirs) in sorted(first.items(), key=lambda one: one[1]):
             ends = sender.operations[mine], job.ranks[peer].operations[theirs]
-            found.append(replace(size_finding(job, rank, *ends, passed=True), waiting_ranks=(), call_sites={}))
-    return found
+            yield replace(_size_finding(job, rank, *ends, passed=True), waiting_ranks=(), call_sites={})
 
 
 def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
     """Return where the first message of a channel that went well with two sizes is among the operations of its ends."""
+    # Messages of a channel arrive in order: those with one number are the two ends of one message.
     begin = max(sent["nth"][0], taken["nth"][0])
     size = max(0, min(sent["nth"][-1], taken["nth"][-1]) + 1 - begin)
     mine, theirs = (end[begin - end["nth"][0] :][:size] for end in (sent, taken))
@@ -64,7 +67,7 @@ def _first_of_other_size(sent: Array, taken: Array) -> tuple[int, int] | None:
     return (int(mine["at"][odd[0]]), int(theirs["at"][odd[0]])) if len(odd) else None
 
 
-def size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool) -> Finding:
+def _size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *, passed: bool) -> Finding:
     """Return the finding for two ends of a message of different sizes."""
     peer = mine.peer_rank
     operations = {rank: mine, peer: other}
@@ -82,3 +85,9 @@ def size_finding(job: JobState, rank: int, mine: Operation, other: Operation, *,
         facts=(f"both are message #{mine.nth} from rank {sender} to rank {receiver} of their group and tag",),
         advice="Give both ends buffers of the same shape and element type, or send the size first.",
     )
+
+
+RULES: Declared = (
+    Rule(kinds=("p2p-size-mismatch",), stages=(Stage.BROKEN_MESSAGE, Stage.WAIT), find=find_broken_messages),
+    Rule(kinds=("p2p-size-mismatch",), stages=(Stage.RISK,), find=find_odd_sizes),
+)

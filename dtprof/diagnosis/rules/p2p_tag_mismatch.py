@@ -1,13 +1,15 @@
 """Both ends of a message wait, with different tags."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
-from dtprof.diagnosis.job_state import JobState, Operation
+from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
-from dtprof.diagnosis.wait_graph import Wait, is_met
-
-KINDS = ("p2p-tag-mismatch",)
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import is_met
 
 
 def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]:
@@ -22,12 +24,14 @@ def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]
         and other.op != operation.op
         and other.peer_rank == rank
         and other.group == operation.group
-        and is_met(job, peer.rank, other) is False
+        and is_met(job.ranks, peer.rank, other) is False
     ]
 
 
-def find_other_tag(job: JobState, unmet: list[Wait]) -> Finding | None:
-    for wait in unmet:
+def find_other_tags(case: Case) -> Iterator[Finding]:
+    """Give findings for messages that meet nothing, whose peer waits for one of this rank with another tag."""
+    job = case.job
+    for wait in case.unmet_messages:
         mine = wait.operation
         for other in _opposite(job, wait.rank, mine):
             if other.tag == mine.tag:
@@ -41,7 +45,7 @@ def find_other_tag(job: JobState, unmet: list[Wait]) -> Finding | None:
             facts = [f"rank {r}: {message_words(o)}{at_line(o.site)}" for r, o in sorted(operations.items())]
             if len(guilty) == 1:
                 facts.append(f"rank {guilty[0]} does not go on as it had with its tags here before")
-            return message_finding(
+            yield message_finding(
                 "p2p-tag-mismatch",
                 f"{capitalised([wait.rank])} and {rank_list([peer])} wait for each other with different tags: "
                 f"{message_words(mine)}{at_line(mine.site)}, {message_words(other)}{at_line(other.site)}.",
@@ -52,7 +56,6 @@ def find_other_tag(job: JobState, unmet: list[Wait]) -> Finding | None:
                 facts=tuple(facts),
                 advice="Give both ends the same tag.",
             )
-    return None
 
 
 def _is_unheard_of(job: JobState, rank: int, operation: Operation) -> bool:
@@ -77,3 +80,6 @@ def _breaks_rhythm(job: JobState, rank: int, operation: Operation) -> bool:
     ]
     steps = {b - a for a, b in pairwise(before)}
     return len(before) > 2 and len(steps) == 1 and operation.tag - before[-1] not in steps
+
+
+RULES: Declared = (Rule(kinds=("p2p-tag-mismatch",), stages=(Stage.WAIT,), find=find_other_tags),)

@@ -1,21 +1,23 @@
 """A rank waits for a message of which the peer never posts the other end."""
 
+from collections.abc import Iterator
+
 from dtprof.diagnosis.blocked_ranks import operation_words
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
-from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.p2p_messages import find_expecting, message_finding, message_words, went_astray
-from dtprof.diagnosis.wait_graph import Wait
-
-KINDS = ("p2p-unmatched",)
+from dtprof.diagnosis.p2p_messages import message_finding, message_words
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
 
-def find_unmatched(job: JobState, unmet: list[Wait], waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
-    """Return the finding for a message whose other end its peer does not post: it waits elsewhere, or has ended.
+def find_unmatched(case: Case) -> Iterator[Finding]:
+    """Give findings for messages whose other end its peer does not post: it waits elsewhere, or has ended.
 
     A rank that turns to a peer as never before while another waits for it went astray itself: it is heard last, and
     those that wait for it first.
     """
-    astray = {wait.rank for wait in unmet if went_astray(job, wait)}
+    job, unmet, waits = case.job, case.unmet_messages, case.job.waits
+    astray = {wait.rank for wait in unmet if went_astray(job.ranks, wait)}
     for wait in sorted(unmet, key=lambda wait: (wait.rank in astray, not astray & set(wait.awaited))):
         mine = wait.operation
         peers = [job.ranks[r] for r in wait.awaited if r in job.ranks]
@@ -23,7 +25,7 @@ def find_unmatched(job: JobState, unmet: list[Wait], waits: dict[int, tuple[Wait
         if not peers or len(elsewhere) < len(peers) or wait.any_of_them:
             continue
         peer = elsewhere[0]
-        others = find_expecting(job, wait.rank, mine)
+        others = find_expecting(job.ranks, wait.rank, mine)
         operation = peer.first_blocking
         doing = (
             "has ended its program"
@@ -35,7 +37,7 @@ def find_unmatched(job: JobState, unmet: list[Wait], waits: dict[int, tuple[Wait
         facts = [f"rank {wait.rank}: {message_words(mine)}{at_line(mine.site)}", f"rank {peer.rank} {doing}"]
         facts += [f"rank {r} waits in {message_words(o)}{at_line(o.site)}" for r, o in others.items()]
         needed = "receive" if mine.op == "send" else "send"
-        return message_finding(
+        yield message_finding(
             "p2p-unmatched",
             f"{capitalised([wait.rank])} waits in {message_words(mine)}{at_line(mine.site)}, and rank {peer.rank} made "
             f"no {needed} for it: it {doing}.",
@@ -46,9 +48,11 @@ def find_unmatched(job: JobState, unmet: list[Wait], waits: dict[int, tuple[Wait
             facts=tuple(facts),
             advice=f"Make the {needed} on rank {peer.rank}, or leave out the call{at_line(mine.site)}.",
         )
-    return None
 
 
 def _comes_soon(rank: int, waits: dict[int, tuple[Wait, ...]]) -> bool:
-    """Say whether a rank waits for messages itself, of ranks that are not held up: it may come to this one."""
+    """Say whether a rank waits only for messages of ranks that are not blocked: it may yet post this one."""
     return all(wait.operation.p2p and not any(r in waits for r in wait.awaited) for wait in waits[rank])
+
+
+RULES: Declared = (Rule(kinds=("p2p-unmatched",), stages=(Stage.WAIT,), find=find_unmatched),)

@@ -1,13 +1,15 @@
 """Stages of a pipeline run different schedules or numbers of microbatches."""
 
+from collections.abc import Iterator
+
 from dtprof.diagnosis.blocked_ranks import call_sites, fewest_steps, victims
-from dtprof.diagnosis.findings import Finding, capitalised, wait_words
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.findings import Finding, capitalised, explain, wait_words
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
 
-KINDS = ("pipeline-schedule-mismatch",)
 
-
-def find_other_plans(job: JobState) -> Finding | None:
+def _find_other_plans(job: JobState) -> Finding | None:
     """Return the finding for ranks of a pipeline whose schedules are not those of the others."""
     plans = _plans(job)
     if len(plans) < 2 or len(plans) < len(job.ranks) or len(set(plans.values())) < 2:
@@ -24,14 +26,16 @@ def _plans(job: JobState) -> dict[int, tuple[str, int]]:
     }
 
 
-def find_pipeline_mismatch(job: JobState) -> Finding | None:
-    """Return the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
-    if (other := find_other_plans(job)) is not None:
-        return other
+def find_pipeline_mismatch(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks of a pipeline whose plans, or numbers of microbatches run, differ."""
+    job = case.job
+    if (other := _find_other_plans(job)) is not None:
+        yield other
+        return
     ranks = {rank.rank: rank for rank in job.ranks.values() if rank.passes}
     plans = _plans(job)
     if len(ranks) < 2 or len(ranks) < len(job.ranks):
-        return None
+        return
     ran = {}
     for rank, own in ranks.items():
         newest = next((one for one in reversed(own.passes) if one.ended), None)
@@ -41,12 +45,18 @@ def find_pipeline_mismatch(job: JobState) -> Finding | None:
         if any(number != wanted for number in newest.forwards.values()):
             ran[rank] = min(newest.forwards.values())
     if not ran or len(ran) == len(ranks):
-        return None
+        return
     words = {
         rank: f"{ran[rank]} microbatches" if rank in ran else f"{plans[rank][1]} microbatches" if rank in plans else "?"
         for rank in ranks
     }
-    return _pipeline_finding(job, words)
+    yield _pipeline_finding(job, words)
+
+
+def explain_death(case: Case, death: Finding) -> Iterator[Finding]:
+    """Give the finding for other plans where a rank died: what it received did not fit its plan."""
+    if (other := _find_other_plans(case.job)) is not None:
+        yield explain(other, death)
 
 
 def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
@@ -55,17 +65,17 @@ def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
     if all(counted.count(value) == counted.count(usual) for value in counted):
         usual = max(counted, key=lambda text: [int(part) for part in text.split() if part.isdigit()])
     culprits = tuple(sorted(rank for rank, value in words.items() if value != usual))
-    held_up = victims(job, set(culprits))
-    operations = {rank: operation for rank in held_up if (operation := job.ranks[rank].first_blocking) is not None}
+    blocked = victims(job, set(culprits))
+    operations = {rank: operation for rank in blocked if (operation := job.ranks[rank].first_blocking) is not None}
     operation = next(iter(operations.values()), None)
     places = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
     runs = "runs" if len(culprits) == 1 else "run"
     return Finding(
         kind="pipeline-schedule-mismatch",
         summary=f"{capitalised(culprits)} of the pipeline {runs} {words[culprits[0]]}, the others {usual}; "
-        f"{wait_words(held_up)} for messages that do not come.",
+        f"{wait_words(blocked)} for messages that do not come.",
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
+        waiting_ranks=blocked,
         confidence=0.9,
         group=job.group(operation.group) if operation is not None and operation.group.ranks else None,
         op=operation.op if operation else None,
@@ -76,3 +86,10 @@ def _pipeline_finding(job: JobState, words: dict[int, str]) -> Finding:
         evidence=tuple(f"rank {rank}: {value}" for rank, value in sorted(words.items())[:8]),
         advice=("Give every stage the same schedule and the same number of microbatches.",),
     )
+
+
+KINDS = ("pipeline-schedule-mismatch",)
+RULES: Declared = (
+    Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_pipeline_mismatch),
+    Refinement(kinds=KINDS, causes=("rank-crashed", "rank-killed"), stages=(Stage.DEATH,), refine=explain_death),
+)

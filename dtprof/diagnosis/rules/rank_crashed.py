@@ -1,21 +1,23 @@
 """A rank raised an exception, or left with a status other than 0, before the others did."""
 
+from collections.abc import Iterator
+
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.known_errors import find_advice, first_words
-from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed
+from dtprof.diagnosis.rank_failures import exit_finding, find_first_failed, has_crashed, oom_reports
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_bytes
 from dtprof.records.tables import ExceptionRecord
 
-KINDS = ("rank-crashed",)
 
-
-def find_crash(job: JobState) -> Finding | None:
-    """Return the finding for the rank that failed first, where it raised or left with a status above 0."""
+def find_crash(case: Case) -> Iterator[Finding]:
+    """Give the finding for the rank that failed first, where it raised or left with a status above 0."""
+    job = case.job
     first = find_first_failed(job)
-    if first is None or not has_crashed(first):
-        return None
-    return _crash_finding(first, [rank for rank in job.ranks.values() if has_crashed(rank)], job)
+    if first is not None and has_crashed(first):
+        yield _crash_finding(first, [rank for rank in (*job.ranks.values(), *job.unnamed) if has_crashed(rank)], job)
 
 
 def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) -> Finding:
@@ -33,6 +35,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
             evidence=(f"rank {first.rank}: its last record is{at_line(place) or ' at an unknown line'}",),
             advice=("Look for sys.exit or os._exit on that rank, and at what it printed last.",),
         )
+    # The same exception at the same line is one fault of the program: no rank infected the others.
     alike = [
         rank
         for rank in crashed
@@ -40,19 +43,24 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
         and rank.own_exception.type == error.type
         and (rank.own_exception.frame and rank.own_exception.frame.line) == (error.frame and error.frame.line)
     ]
-    culprits = tuple(sorted(rank.rank for rank in alike))
-    sites = {r.rank: r.own_exception.frame for r in alike if r.own_exception and r.own_exception.frame}
+    named = [rank for rank in alike if rank.rank in job.ranks]
+    culprits = tuple(sorted(rank.rank for rank in named))
+    sites = {r.rank: r.own_exception.frame for r in named if r.own_exception and r.own_exception.frame}
     message = first_words(error.message)
     text = f"{error.type}: {message}" if message else error.type
-    others = [r.rank for r in crashed if r not in alike]
-    facts = [f"rank {first.rank}: {text}{at_line(error.frame)}"]
+    others = [r.rank for r in crashed if r not in alike and r.rank in job.ranks]
+    facts = [f"{f'rank {first.rank}' if first in named else 'a rank'}: {text}{at_line(error.frame)}"]
     if others:
         facts.append(f"{rank_list(others)} raised later, with another exception or at another line")
     facts += _exhausted_words(first, error)
     lost = [r.rank for r in job.ranks.values() if r.transport_exception is not None]
     if lost:
-        facts.append(f"{rank_list(lost)} failed afterwards because the peer was gone: a consequence")
-    name = capitalised(culprits)
+        why = (
+            "failed afterwards because the peer was gone" if first.sees_program else "failed as a peer was gone or late"
+        )
+        facts.append(f"{rank_list(lost)} {why}: a consequence")
+    facts += [f"the log tells of the OOM killer: {said[:160]}" for said in oom_reports(job)[:1]]
+    name = capitalised(culprits) if culprits else "A rank that the log does not name"
     known = find_advice(error.type, error.message)
     return exit_finding(
         "rank-crashed",
@@ -60,9 +68,40 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
         culprits,
         sites,
         job,
-        confidence=0.97,
+        confidence=_confidence(named),
         evidence=tuple(facts),
-        advice=(known or f"Mend the {error.type} in {rank_list(culprits)}; errors on the other ranks follow from it.",),
+        advice=(known or _advice(error, culprits),),
+    )
+
+
+def _advice(error: ExceptionRecord, culprits: tuple[int, ...]) -> str:
+    where = f" in {rank_list(culprits)}" if culprits else ""
+    return f"Mend the {error.type}{where}; errors on the other ranks follow from it."
+
+
+def _confidence(named: list[RankState]) -> float:
+    """Return how sure it is that the exception ended its process, and of which rank."""
+    if any(rank.sees_program for rank in named):
+        return 0.97
+    return 0.9 if any(rank.exit is not None for rank in named) else 0.7
+
+
+def find_failed_exit(case: Case) -> Iterator[Finding]:
+    """Give the finding for the only rank that ended with a status above 0, where what it raised was not seen."""
+    job = case.job
+    failed = [r for r in job.ranks.values() if r.exit is not None and r.exit.status > 0 and not r.exceptions]
+    if len(failed) != 1 or failed[0].sees_program or job.unnamed or job.timed_out:
+        return
+    rank, status = failed[0].rank, failed[0].exit.status if failed[0].exit is not None else 0
+    yield exit_finding(
+        "rank-crashed",
+        f"Rank {rank} ended with exit status {status}, and its exception is not in the log",
+        (rank,),
+        {},
+        job,
+        confidence=0.5,
+        evidence=(f"rank {rank}: exit status {status}, as the launcher saw it",),
+        advice=("Keep every rank's output: torchrun --log-dir DIR --tee 3, or @record on main().",),
     )
 
 
@@ -74,3 +113,9 @@ def _exhausted_words(rank: RankState, error: ExceptionRecord) -> list[str]:
     held = sorted(((nbytes, name) for name, nbytes in found.held_bytes.items() if nbytes), reverse=True)
     words = ", ".join(f"{format_bytes(nbytes)} {name.replace('_', ' ')}" for nbytes, name in held)
     return [f"rank {rank.rank} held on {found.device}: {words}"]
+
+
+RULES: Declared = (
+    Rule(kinds=("rank-crashed",), stages=(Stage.DEATH,), find=find_crash),
+    Rule(kinds=("rank-crashed",), stages=(Stage.SUSPICION,), find=find_failed_exit),
+)

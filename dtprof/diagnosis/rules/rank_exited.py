@@ -1,34 +1,27 @@
 """A rank left its program with status 0 while others wait for it."""
 
+from collections.abc import Iterator
+
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
-from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
-from dtprof.diagnosis.wait_graph import absent_members
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.records.tables import UNKNOWN_NS
 
-KINDS = ("rank-exited",)
 TO_THE_END_NS = 1_000_000_000
 """Between the end of a program's connections and that of its interpreter."""
 
 
-def find_exited(job: JobState) -> Finding | None:
-    """Return the finding for ranks that left with status 0 while others wait for them."""
-    operations = [
-        operation for r in job.ranks.values() if not r.finished and (operation := r.first_blocking) is not None
-    ]
-    peers = {operation.peer_rank for operation in operations if operation.p2p}
-    places = {(operation.group, operation.seq) for operation in operations if not operation.p2p}
-    awaited = peers.union(*(absent_members(job, group, seq) for group, seq in places))
-    awaited = {rank for rank in awaited if rank in job.ranks and job.ranks[rank].finished}
-    if not awaited:
-        return None
-    culprits = tuple(sorted(awaited))
+def find_exited(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that left with status 0 while others wait for them."""
+    job, culprits = case.job, case.awaited_leavers
+    if not culprits or _were_never_to_send(case):
+        return
     sites = {rank: site for rank in culprits if (site := job.ranks[rank].last_site) is not None}
     steps = {rank: job.ranks[rank].steps for rank in culprits}
-    name = capitalised(culprits)
-    return exit_finding(
+    yield exit_finding(
         "rank-exited",
-        f"{name} left the program with status 0",
+        f"{capitalised(culprits)} left the program with status 0",
         culprits,
         sites,
         job,
@@ -44,12 +37,27 @@ def find_exited(job: JobState) -> Finding | None:
     )
 
 
-def find_left_alone(job: JobState) -> Finding | None:
-    """Return the finding for ranks that ended in order before others lost their connection to a peer.
+def _were_never_to_send(case: Case) -> bool:
+    """Say whether ranks wait for those that left only in messages such as had never gone between them before.
+
+    Then the program never was to send them, which is p2p-unmatched; after others, the rank left too early.
+    """
+    gone = set(case.awaited_leavers)
+    blocked = [wait for waits in case.job.waits.values() for wait in waits if gone.intersection(wait.awaited)]
+    # A receive from any source names no message in particular.
+    return any(not wait.any_of_them for wait in blocked) and all(
+        wait.operation.p2p and wait.operation.nth == 0 for wait in blocked
+    )
+
+
+def find_left_alone(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that ended in order before others lost their connection to a peer.
 
     For records that do not show in which operation those others were: the last thing to look for.
     """
-    lost = [error.t_ns for rank in job.ranks.values() if (error := rank.transport_exception) is not None]
+    job = case.job
+    errors = (rank.transport_exception for rank in job.ranks.values())
+    lost = [error.t_ns for error in errors if error is not None and error.t_ns != UNKNOWN_NS]
     gone = tuple(
         sorted(
             rank.rank
@@ -58,9 +66,9 @@ def find_left_alone(job: JobState) -> Finding | None:
         )
     )
     if not gone or job.manifest.exit_status in STOPPED:
-        return None
+        return
     sites = {rank: site for rank in gone if (site := job.ranks[rank].last_site) is not None}
-    return exit_finding(
+    yield exit_finding(
         "rank-exited",
         f"{capitalised(gone)} left the program with status 0, and others lost a peer then",
         gone,
@@ -74,3 +82,9 @@ def find_left_alone(job: JobState) -> Finding | None:
         ),
         advice=("Every rank must make the same collectives: look for an early return, break or exit on that rank.",),
     )
+
+
+RULES: Declared = (
+    Rule(kinds=("rank-exited",), stages=(Stage.WAIT,), find=find_exited),
+    Rule(kinds=("rank-exited",), stages=(Stage.LATE,), find=find_left_alone),
+)

@@ -1,20 +1,26 @@
 """A rank was killed by a signal that nobody sent to the whole job."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from dtprof.diagnosis.blocked_ranks import seen_at
-from dtprof.diagnosis.findings import Finding, at_line
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, rank_list
 from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.known_errors import HOST_MEMORY, SHARED_MEMORY
 from dtprof.diagnosis.rank_failures import (
     NATIVE_CRASHES,
     end_ns,
     exit_finding,
     find_first_failed,
     has_crashed,
+    oom_reports,
     was_killed,
 )
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.formatting import format_bytes
 from dtprof.records.tables import UNKNOWN_NS
 
-KINDS = ("rank-killed",)
 LATE_THREAD = (
     "Python ends a thread of the back end that asks for the GIL while the interpreter shuts down, and torch "
     "aborts at that"
@@ -26,29 +32,29 @@ END_IN_ORDER = (
 )
 
 
-def find_killed(job: JobState) -> Finding | None:
-    """Return the finding for the rank that failed first, where a signal killed it."""
-    first = find_first_failed(job)
-    return _killed_finding(first, job) if first is not None and not has_crashed(first) else None
+def find_killed(case: Case) -> Iterator[Finding]:
+    """Give the finding for the rank that failed first, where a signal killed it."""
+    first = find_first_failed(case.job)
+    if first is not None and not has_crashed(first) and not _aborted_in_operation(first):
+        yield _killed_finding(first, case.job) if first.sees_program else _reported_finding(case.job)
 
 
-def find_late_death(job: JobState) -> Finding | None:
-    """Return the finding of a rank that was killed after its program had ended, while the interpreter shut down."""
-    late = min((rank for rank in job.ranks.values() if was_killed(rank, job)), key=end_ns, default=None)
-    return _killed_finding(late, job) if late is not None else None
+def find_aborted(case: Case) -> Iterator[Finding]:
+    """Give the finding for the rank that failed first, where its native code crashed inside an operation."""
+    first = find_first_failed(case.job)
+    if first is not None and not has_crashed(first) and _aborted_in_operation(first):
+        yield _killed_finding(first, case.job)
 
 
-def is_late(job: JobState, finding: Finding) -> bool:
-    """Say whether the finding is of a rank that was killed after its program had ended."""
-    return finding.kind == "rank-killed" and all(
-        job.ranks[rank].ended_ns != UNKNOWN_NS for rank in finding.culprit_ranks
-    )
+def find_late_death(case: Case) -> Iterator[Finding]:
+    """Give the finding of a rank that was killed after its program had ended, while the interpreter shut down."""
+    late = min((rank for rank in case.job.ranks.values() if was_killed(rank, case.job)), key=end_ns, default=None)
+    if late is not None:
+        yield _killed_finding(late, case.job)
 
 
-def died_in_operation(job: JobState, finding: Finding) -> bool:
-    """Say whether the finding is of a rank whose native code crashed inside an operation."""
-    ranks = [job.ranks[rank] for rank in finding.culprit_ranks]
-    return finding.kind == "rank-killed" and all(r.signal_name in NATIVE_CRASHES and r.first_blocking for r in ranks)
+def _aborted_in_operation(rank: RankState) -> bool:
+    return rank.signal_name in NATIVE_CRASHES and rank.first_blocking is not None
 
 
 def _memory_words(rank: RankState, job: JobState) -> list[str]:
@@ -70,6 +76,8 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
     late = rank.ended_ns != UNKNOWN_NS
     facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{at_line(place)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
+    if name == "SIGKILL":
+        facts += [f"the log tells of the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
     if job.oom_kills and name == "SIGKILL":
         facts.append(f"the kernel's OOM killer struck {job.oom_kills} time(s) in this job's cgroup while it ran")
         facts += _memory_words(rank, job)
@@ -91,3 +99,45 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
         evidence=tuple(facts),
         advice=tuple(advice),
     )
+
+
+def _reported_finding(job: JobState) -> Finding:
+    """Return the finding for ranks whose signals only the launcher reports, without a time."""
+    killed = [rank for rank in job.ranks.values() if not rank.sees_program and was_killed(rank, job)]
+    by_kill = [rank for rank in killed if rank.signal_name == "SIGKILL"]
+    chosen = by_kill or killed
+    culprits, name = tuple(sorted(rank.rank for rank in chosen)), chosen[0].signal_name
+    everybody = len(culprits) > 1 and culprits == tuple(range(len(culprits))) and len(culprits) == len(job.ranks)
+    facts = [f"{rank_list(culprits)} ended by {name}, as the launcher saw it"]
+    facts += [f"the log tells of the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
+    if everybody:
+        facts.append("every rank that the log names ended so: what it began with is not told")
+    ended = job.log.notes("ended-thread") if job.log is not None else []
+    if name == "SIGKILL":
+        kernel = "Look for the OOM killer in the kernel log of the host (dmesg), and at who may kill."
+        advice = HOST_MEMORY if oom_reports(job) else kernel
+    elif name == "SIGBUS":
+        advice = SHARED_MEMORY
+    elif name == "SIGABRT" and ended:
+        facts.append(f"{ended[0].text!r} is what C++ says of a thread that was ended from outside: {LATE_THREAD}")
+        advice = END_IN_ORDER
+    else:
+        advice = "Native code crashed: take a core dump or set PYTHONFAULTHANDLER=1 for the stack."
+    finding = exit_finding(
+        "rank-killed",
+        f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} killed by {name}",
+        culprits,
+        {},
+        job,
+        confidence=0.4 if everybody else 0.85,
+        evidence=tuple(facts),
+        advice=(advice,),
+    )
+    return replace(finding, culprit_ranks=()) if everybody else finding
+
+
+RULES: Declared = (
+    Rule(kinds=("rank-killed",), stages=(Stage.DEATH,), find=find_killed),
+    Rule(kinds=("rank-killed",), stages=(Stage.ABORT,), find=find_aborted),
+    Rule(kinds=("rank-killed",), stages=(Stage.LATE,), find=find_late_death),
+)

@@ -1,12 +1,16 @@
-"""Others wait for ranks that no operation holds up, or that are lost, and nothing tells what these do instead."""
+"""Others wait for ranks that no operation blocks, or that are lost, and no source shows what these do instead."""
+
+from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import JobState, Operation
-from dtprof.diagnosis.wait_graph import Wait
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import Wait
 from dtprof.records.tables import Site
 
-KINDS = ("rank-skipped-collective", "collective-order-mismatch", "p2p-unmatched")
 TAKE_STACKS = (
     "Take the stacks of these ranks while the job hangs (py-spy dump, or record it with dtprof run): nothing here "
     "shows what they do instead - a lock, input, a file, other code."
@@ -14,19 +18,21 @@ TAKE_STACKS = (
 Waits = dict[int, tuple[Wait, ...]]
 
 
-def find_never_came(job: JobState, waits: Waits) -> Finding | None:
-    """Return the finding for ranks of which only operations are known, and that never came to one.
+def find_never_came(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks of which only operations are known, and that never came to one.
 
     Those that are there and wait for nothing are more probable than those lost; where most are lost, nobody is blamed.
     """
+    job, waits = case.job, case.job.waits
     awaited = {rank for own in waits.values() for wait in own if not wait.any_of_them for rank in wait.awaited}
-    idle = {r for r in awaited if r in job.ranks and r not in waits and not job.ranks[r].sees_program}
+    there = {r: job.ranks[r] for r in awaited if r in job.ranks and r not in waits}
+    idle = {r for r, rank in there.items() if not (rank.sees_program or rank.transport_exception)}
     if idle:
-        return _finding(job, waits, idle)
+        yield _finding(job, waits, idle)
+        return
     lost = awaited & set(job.lost)
-    if not lost or 2 * len(lost) > len(job.ranks) + len(job.missing) or _waits_for_unknown(job, waits):
-        return None
-    return _finding(job, waits, lost)
+    if lost and 2 * len(lost) <= len(job.ranks) + len(job.missing) and not _waits_for_unknown(job, waits):
+        yield _finding(job, waits, lost)
 
 
 def _waits_for_unknown(job: JobState, waits: Waits) -> bool:
@@ -167,3 +173,12 @@ def _unmatched(job: JobState, waits: Waits, wait: Wait, culprits: tuple[int, ...
         evidence=tuple(facts),
         advice=(TAKE_STACKS,),
     )
+
+
+RULES: Declared = (
+    Rule(
+        kinds=("rank-skipped-collective", "collective-order-mismatch", "p2p-unmatched"),
+        stages=(Stage.WAIT,),
+        find=find_never_came,
+    ),
+)

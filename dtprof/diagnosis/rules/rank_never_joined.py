@@ -1,35 +1,32 @@
 """Ranks wait in init_process_group for one that does not come."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.diagnosis.absent_ranks import absent_finding, frozen_words, is_working, observed_words
 from dtprof.diagnosis.blocked_ranks import seen_at
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
 from dtprof.diagnosis.job_state import JobState, RankState
-
-KINDS = (
-    "rank-never-joined",
-    "rank-exited",
-    "rank-stuck",
-    "rank-frozen",
-)
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 
 
-def find_never_joined(job: JobState) -> Finding | None:
-    """Return the finding for ranks that do not come while the others wait in init_process_group."""
+def find_never_joined(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that do not come while the others wait in init_process_group."""
+    job = case.job
     waiting = tuple(sorted(rank.rank for rank in job.ranks.values() if rank.in_init))
     if not waiting:
-        return None
+        return
     sites = {r: site for r in waiting if (site := job.ranks[r].last_site) is not None}
     if job.missing:
         found = _without_record(job, waiting)
     else:
         absent = [rank for rank in job.ranks.values() if not (rank.in_init or rank.blocking or rank.exceptions)]
         if not absent:
-            return None
+            return
         gone = [rank for rank in absent if rank.finished]
         found = _gone(gone, waiting) if gone else _elsewhere(absent, waiting)
-    return replace(found, call_sites=sites)
+    yield replace(found, call_sites=sites)
 
 
 def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
@@ -90,3 +87,12 @@ def _elsewhere(absent: list[RankState], waiting: tuple[int, ...]) -> Finding:
         "destroy_process_group."
     )
     return replace(found, advice=(*found.advice, held))
+
+
+RULES: Declared = (
+    Rule(
+        kinds=("rank-never-joined", "rank-exited", "rank-stuck", "rank-frozen", "long-operation"),
+        stages=(Stage.WAIT,),
+        find=find_never_joined,
+    ),
+)

@@ -1,30 +1,32 @@
 """A rank went on without a collective that its peers wait in."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtprof.diagnosis.argument_agreement import SIZES_AGREE
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
-from dtprof.diagnosis.matched_collectives import MAX_SHIFT, at_same_positions
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
+from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions
+from dtprof.job.issued_operations import Operation
 from dtprof.records import codes
 
-KINDS = ("rank-skipped-collective",)
 
+def find_skip(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that went on without a collective that the others wait in.
 
-def find_skip(job: JobState, open_collectives: list[OpenCollective]) -> Finding | None:
-    """Return the finding for ranks that went on without a collective that the others wait in.
-
-    In a loop each of two calls follows the other, and either rank may have left out its own: then the one that is as
+    In a loop each of two calls follows the other, and either rank may have skipped its own: then the one that is as
     many steps from the other's place as the program is there.
     """
+    job = case.job
     questionable: Finding | None = None
-    for collective, chosen in ((c, rank) for c in open_collectives for rank in _references(c)):
+    for collective, chosen in ((c, rank) for c in case.open_collectives for rank in _references(c)):
         reference = job.ranks[chosen]
         program = _Program(operations=reference.operations)
         others = [r for r in collective.group.ranks if r in job.ranks and r != reference.rank]
@@ -36,19 +38,22 @@ def find_skip(job: JobState, open_collectives: list[OpenCollective]) -> Finding 
             rank: skip
             for rank in others
             if (skip := _skipped(reference, program, job.ranks[rank], is_usual=usual)) is not None
-            and rank in skip.operation.group.ranks  # a call of another subgroup tells only that the two differ
+            and rank in skip.operation.group.ranks  # a call of another subgroup shows only that the two differ
         }
         if not skips:
             continue
         earliest = min((skip.operation for skip in skips.values()), key=lambda operation: operation.issued_ns)
         culprits = tuple(sorted(r for r, skip in skips.items() if skip.operation.label == earliest.label))
+        # Where more than half went on alike, the reference made a call too many: no skip.
         if len(culprits) <= (len(others) + 1) // 2:
             found = _skip_finding(job, earliest, culprits, confidence=0.95 if len(others) > 1 else 0.8)
             if all(skips[rank].fits_steps for rank in culprits):
-                return found
+                yield found
+                return
             if earliest.step is not None:  # without steps, too little speaks for it
                 questionable = questionable or found
-    return questionable
+    if questionable is not None:
+        yield questionable
 
 
 def _references(collective: OpenCollective) -> list[int]:
@@ -72,7 +77,7 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
 
     Both ranks' operations are compared in program order from the last collective that both completed alike. Where
     they part, the rank skipped what the reference did if it goes on with what follows that in the reference's
-    program: read from the reference itself, or from the round before where the reference is still held up. What was
+    program: read from the reference itself, or from the round before where the reference is still blocked. What was
     never made before, by most, was skipped by a rank that goes on as all did then.
     """
     start = _anchor(reference, rank)
@@ -99,7 +104,7 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """The operations of a rank, and what it does after them; each place is looked at once for all other ranks."""
+    """The operations of a rank, and what it does after them; each place is searched once for all other ranks."""
 
     operations: Sequence[Operation]
     _following: dict[int, list[tuple[Operation, Operation]]] = field(default_factory=dict)
@@ -173,12 +178,12 @@ def _fits_steps(
 
 
 def _alike(a: Operation, b: Operation) -> bool:
-    """Say whether two operations are the same place in the program; in a loop over tensors, sizes tell them apart."""
+    """Say whether two operations are the same place in the program; in a loop over tensors, sizes distinguish them."""
     return a.label == b.label and (a.op not in SIZES_AGREE or a.numel == b.numel)
 
 
 def _made(operations: Sequence[Operation], first: int, wanted: Operation, distance: int) -> bool:
-    """Say whether the rank is held up in the wanted operation after all, in the first of these or a later one.
+    """Say whether the wanted operation blocks the rank after all, in the first of these or a later one.
 
     For a device it may have issued the next round, too: there the operation comes again after some distance.
     """
@@ -202,7 +207,7 @@ def _anchor(a: RankState, b: RankState) -> tuple[int, int] | None:
             found = int(x["row"][newest]) + 1 - a.first_row, int(y["row"][newest]) + 1 - b.first_row
             best = found if best is None else max(best, found)
     if best is None and a.first_row == b.first_row == 0 and len(a.operations) < 1000 and len(b.operations) < 1000:
-        return 0, 0  # nothing was left out of the tail: compare from the start
+        return 0, 0  # the whole program is kept: compare from the start
     return best
 
 
@@ -237,13 +242,13 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
             if rank.rank not in culprits and any(o.group == skipped.group and not o.p2p for o in rank.open_operations)
         }
         words = f"{wait_words(tuple(sorted(waiting)))} in a later one"
-    held_up = tuple(sorted(waiting))
+    blocked = tuple(sorted(waiting))
     return Finding(
         kind="rank-skipped-collective",
         summary=f"{name} never entered {skipped.op} #{skipped.seq} of {group_words(group)}"
         f"{at_line(skipped.site)}; {words}.",
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
+        waiting_ranks=blocked,
         confidence=confidence,
         group=group,
         op=skipped.op,
@@ -257,3 +262,6 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
             "the data or an early continue around it.",
         ),
     )
+
+
+RULES: Declared = (Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skip),)

@@ -1,28 +1,26 @@
 """Others wait for a rank that no operation holds up: it works, is stuck, frozen, or in a long phase."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.diagnosis.absent_ranks import absent_finding
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
-from dtprof.diagnosis.wait_graph import Wait
-
-KINDS = (
-    "rank-stuck",
-    "rank-frozen",
-    "long-operation",
-)
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import Wait
 
 
-def find_absent(job: JobState, waits: dict[int, tuple[Wait, ...]]) -> Finding | None:
-    """Return the finding for a rank that others wait for and that nothing holds up."""
+def find_absent(case: Case) -> Iterator[Finding]:
+    """Give findings for ranks that others wait for and that nothing holds up."""
+    job, waits = case.job, case.job.waits
     for wait in sorted((w for own in waits.values() for w in own), key=lambda w: w.operation.issued_ns):
         awaited = (job.ranks[r] for r in wait.awaited if r in job.ranks and r not in waits)
         idle = [rank for rank in awaited if rank.sees_program and not rank.finished]
         if idle and not wait.any_of_them:
-            return _absent_in_operation(job, wait.operation, waits, idle)
-    return None
+            yield _absent_in_operation(job, wait.operation, waits, idle)
 
 
 def _absent_in_operation(
@@ -44,3 +42,6 @@ def _absent_in_operation(
         step=op.step,
         call_sites=call_sites({rank: own[0].operation for rank, own in waits.items()}),
     )
+
+
+RULES: Declared = (Rule(kinds=("rank-stuck", "rank-frozen", "long-operation"), stages=(Stage.WAIT,), find=find_absent),)

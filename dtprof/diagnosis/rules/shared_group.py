@@ -1,21 +1,22 @@
 """Several threads issue on one group by turns: a note."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import numpy as np
 
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
-from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.matched_collectives import group_tables, is_of_one_thread, program_calls
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.group_collectives import group_tables, is_of_one_thread, program_calls
 
-KINDS = ("shared-group",)
 MIN_TURNS = 3
 """Changes from thread to thread that are more than handing the group over."""
 
 
-def find_shared_groups(job: JobState) -> Iterable[Finding]:
+def find_shared_groups(case: Case) -> Iterator[Finding]:
     """Give a note for each group that threads of a rank issue on by turns."""
-    for group, tables in group_tables(job).items():
+    job = case.job
+    for group, tables in group_tables(job.ranks).items():
         calls = {r: program_calls(table)["thread"] for r, table in tables.items() if not is_of_one_thread(table)}
         ranks = tuple(r for r, threads in sorted(calls.items()) if int((np.diff(threads) != 0).sum()) >= MIN_TURNS)
         if ranks:
@@ -31,3 +32,6 @@ def find_shared_groups(job: JobState) -> Iterable[Finding]:
                 group=known,
                 advice=("Where nothing fixes their order, give each thread a group of its own.",),
             )
+
+
+RULES: Declared = (Rule(kinds=("shared-group",), stages=(Stage.NOTE,), find=find_shared_groups),)

@@ -1,13 +1,15 @@
 """A straggler: late in most steps, at a notable cost."""
 
 import math
+from collections.abc import Iterator
 
 from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.sound_records import list_ranks
 
-KINDS = ("slow-rank",)
 MIN_SLOWDOWN = 1.2
 """The job would be this much faster without the rank's lag."""
 MIN_LAST_SHARE = 0.6
@@ -20,12 +22,12 @@ MANY_STEPS = 500
 """From here on it is not probable, whatever the share."""
 
 
-def find_slow_ranks(job: JobState) -> list[Finding]:
-    """Return findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
+def find_slow_ranks(case: Case) -> Iterator[Finding]:
+    """Give findings for ranks that are most to blame in most of the steps waited in, at a notable cost."""
+    job = case.job
     if job.find_stragglers is None:
-        return []
+        return
     stragglers = job.find_stragglers()
-    found = []
     for straggler in stragglers.found:
         # Steps may gain little without this one where the next holds them up nearly as long: then all are slow.
         slow = (straggler,) if (straggler.slowdown or 0) >= MIN_SLOWDOWN else stragglers.found
@@ -41,23 +43,20 @@ def find_slow_ranks(job: JobState) -> list[Finding]:
         named = list_ranks(culprits)
         summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late again and again; steps would be "
         summary += f"{slowdown:.2f} times as fast without {'its' if alone else 'their'} lag."
-        found.append(
-            Finding(
-                kind="slow-rank",
-                severity="warning",
-                summary=summary,
-                culprit_ranks=culprits,
-                waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in culprits),
-                confidence=0.85,
-                step=rank.steps if rank else None,
-                evidence=tuple(_list_facts(straggler, stragglers.found)),
-                advice=(
-                    f"Look at what {named} {'does' if alone else 'do'} that the others do not: data, host, other work "
-                    "on its cores (dtprof report shows the steps of ranks beside each other).",
-                ),
-            )
+        yield Finding(
+            kind="slow-rank",
+            severity="warning",
+            summary=summary,
+            culprit_ranks=culprits,
+            waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in culprits),
+            confidence=0.85,
+            step=rank.steps if rank else None,
+            evidence=tuple(_list_facts(straggler, stragglers.found)),
+            advice=(
+                f"Look at what {named} {'does' if alone else 'do'} that the others do not: data, host, other work "
+                "on its cores (dtprof report shows the steps of ranks beside each other).",
+            ),
         )
-    return found
 
 
 def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...]) -> list[str]:
@@ -85,3 +84,6 @@ def _is_sure(job: JobState, last_share: float, lag_ns: int | None, steps: int) -
     share, times = 1 / job.world_size, math.ceil(last_share * steps)
     tail = (math.comb(steps, k) * share**k * (1 - share) ** (steps - k) for k in range(times, steps + 1))
     return steps > MANY_STEPS or job.world_size * math.fsum(tail) <= MAX_CHANCE
+
+
+RULES: Declared = (Rule(kinds=("slow-rank",), stages=(Stage.RISK,), find=find_slow_ranks),)

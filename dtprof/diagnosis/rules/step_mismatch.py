@@ -5,25 +5,30 @@ what one rank calls is what the others call a few positions later, or earlier.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
-from dtprof.diagnosis.job_state import JobState, Operation
-from dtprof.diagnosis.matched_collectives import MAX_SHIFT, at_position, group_tables
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.job.group_collectives import at_position, group_tables
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Array
 
-KINDS = ("step-mismatch", "rank-skipped-collective")
+MAX_SHIFT = 16
+"""Operations a rank may have skipped or added in a row to be recognised."""
 MIN_TAIL = 4
 """Calls that must fit when shifted."""
 MIN_MISFITS = 2
 """Calls that must not fit otherwise."""
 MIN_HISTORY = 2
-"""Times that all ranks must have made a call at the same position before one of them is said to have left it out."""
+"""Times that all ranks must have issued a call at the same position before one of them counts as having skipped it."""
 
 Codes = npt.NDArray[np.uint64]
 
@@ -36,27 +41,36 @@ class Shift:
     by: int  # calls skipped (negative) or added (positive) by the rank
 
 
-def find_shift(job: JobState, *, clock: str = "step") -> Finding | None:
-    """Return the finding for the earliest shift, None where every group is in step.
-
-    The clock is the column that counts rounds: `step` or `forwards`.
-    """
-    found = [
-        finding for group, tables in group_tables(job).items() if (finding := _of_group(job, group, tables, clock))
-    ]
-    return min(found, key=lambda finding: finding.step or 0, default=None)
+def find_shift(case: Case) -> list[Finding]:
+    """Return the finding for the earliest shift: a rank out of step in one group is so in others."""
+    return _earliest(shifts_by_group(case.job))
 
 
-def find_skipped_round(job: JobState) -> Finding | None:
-    """Return the finding for ranks of a job that hangs that skipped the calls of a round and its step, too.
+def shifts_by_group(job: JobState, *, clock: str = "step") -> dict[GroupId, Finding]:
+    """Return the finding for the first shift in each group, by the column that counts rounds: `step` or `forwards`."""
+    groups = group_tables(job.ranks).items()
+    return {group: finding for group, tables in groups if (finding := _of_group(job, group, tables, clock))}
+
+
+def _earliest(shifts: dict[GroupId, Finding]) -> list[Finding]:
+    return sorted(shifts.values(), key=lambda finding: finding.step or 0)[:1]
+
+
+def find_skipped_round(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks of a job that hangs that skipped the calls of a round and its step, too.
 
     Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
     counts where such a rank has come to its end, or to a call that the others have not come to.
     """
-    finding = find_shift(job, clock="forwards")
-    if finding is None or finding.kind != "rank-skipped-collective":
-        return None
-    return finding if all(_is_past_the_others(job, rank, finding) for rank in finding.culprit_ranks) else None
+    for finding in _earliest(shifts_by_group(case.job, clock="forwards")):
+        is_past = all(_is_past_the_others(case.job, rank, finding) for rank in finding.culprit_ranks)
+        if is_past and finding.kind == "rank-skipped-collective":
+            yield finding
+
+
+def explain_exit(case: Case, left: Finding) -> list[Finding]:
+    """Return the round that the ranks skipped that left before the others: then they were a round ahead."""
+    return [skip for skip in case.findings(find_skipped_round) if skip.culprit_ranks == left.culprit_ranks]
 
 
 def _is_past_the_others(job: JobState, rank: int, finding: Finding) -> bool:
@@ -68,6 +82,7 @@ def _is_past_the_others(job: JobState, rank: int, finding: Finding) -> bool:
 
 
 def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: str) -> Finding | None:
+    # The past of a rank may be lost: compare from the first position that all still have.
     start = max(int(table["seq"][0]) for table in tables.values())
     cut = {rank: table[np.searchsorted(table["seq"], start) :] for rank, table in tables.items()}
     if any(len(t) == 0 or int(t["seq"][-1]) != start + len(t) - 1 for t in cut.values()):
@@ -77,6 +92,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
         return None
     codes = {rank: _codes(table, clock) for rank, table in cut.items()}
     likeness = {rank: own[:shortest].tobytes() for rank, own in codes.items()}
+    # What most ranks did is what the program says: they are the reference, and the odd ones shifted against it.
     usual, _ = Counter(likeness.values()).most_common(1)[0]
     reference = next(rank for rank, own in likeness.items() if own == usual)
     shifts = {
@@ -102,7 +118,7 @@ def _of_group(job: JobState, group: GroupId, tables: dict[int, Array], clock: st
     elif tie and len(tables) == 2 and _has_steps(cut) and not _is_usual(cut[culprits[0]], first.at):
         tie = False
     seq = start + first.at
-    present = at_position(job, tables, seq)
+    present = at_position(job.ranks, tables, seq)
     if clock == "step" and not job.went_wrong and _call_alike(cut, shortest):
         return _optimizer_finding(job, group, present, culprits, seq=seq, tie=tie)
     return _finding(job, group, present, culprits, first, seq=seq, tie=tie)
@@ -115,7 +131,7 @@ def _call_alike(tables: dict[int, Array], shortest: int) -> bool:
 
 
 def _codes(table: Array, clock: str) -> Codes:
-    op, place = (table[name].astype(np.uint64) for name in ("op", "place"))
+    op, place = (table[name].astype(np.uint64) for name in ("op", "line"))
     time = np.where(table["in_step"], table[clock], 0).astype(np.uint64)  # other threads keep no pace with steps
     return np.asarray(op * np.uint64(1_000_003) + place * np.uint64(31) + (time << np.uint64(40)), np.uint64)
 
@@ -134,7 +150,7 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
     if len(differs) < (1 if surplus else MIN_MISFITS):
         return None
     at = int(differs[0])
-    same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "place"))
+    same_line = all(reference_table[name][at] == own_table[name][at] for name in ("op", "line"))
     if same_line and _history(reference_table, at) < MIN_HISTORY:
         return None  # only steps differ, from the first call on: a rank that made steps of its own before
     for by in range(1, MAX_SHIFT + 1):
@@ -143,7 +159,7 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
             overlap = min(len(a), len(b))
             few = len(differs) < MIN_MISFITS
             if few and (not added or by != surplus or np.isin(own[at : at + by], reference).any()):
-                continue  # then lines of its own tell which calls the rank made more than the others
+                continue  # then lines of its own must show which calls are extra
             if overlap >= MIN_TAIL and np.array_equal(a[:overlap], b[:overlap]):
                 return Shift(at=at, by=by if added else -by)
     return None
@@ -159,12 +175,12 @@ def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, 
     if len(differs) < MIN_MISFITS:
         return None
     at = int(differs[0])
-    places = np.r_[reference_table["place"], own_table["place"][:at]]
+    places = np.r_[reference_table["line"], own_table["line"][:at]]
     if _history(reference_table, at) < MIN_HISTORY:
         return None
     for by in range(1, MAX_SHIFT + 1):
         overlap = min(len(reference) - at, len(own) - at - by)
-        if overlap < 1 or np.isin(own_table["place"][at + by - 1], places):
+        if overlap < 1 or np.isin(own_table["line"][at + by - 1], places):
             return None
         theirs, mine = slice(at, at + overlap), slice(at + by, at + by + overlap)
         same_sizes = np.array_equal(reference_table["numel"][theirs], own_table["numel"][mine])
@@ -174,7 +190,7 @@ def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, 
 
 
 def _history(table: Array, at: int) -> int:
-    return int(((table["place"][:at] == table["place"][at]) & (table["op"][:at] == table["op"][at])).sum())
+    return int(((table["line"][:at] == table["line"][at]) & (table["op"][:at] == table["op"][at])).sum())
 
 
 def _is_usual(table: Array, at: int) -> bool:
@@ -282,3 +298,11 @@ def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:
     culprits = {rank: operation for rank, operation in present.items() if rank in finding.culprit_ranks}
     others = {rank: operation for rank, operation in present.items() if rank not in culprits}
     return replace(finding, call_sites=call_sites(others), culprit_call_sites=call_sites(culprits))
+
+
+KINDS = ("step-mismatch", "rank-skipped-collective")
+RULES: Declared = (
+    Rule(kinds=KINDS, stages=(Stage.DIVERGENCE, Stage.MISPAIRED), find=find_shift),
+    Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skipped_round),
+    Refinement(kinds=("rank-skipped-collective",), causes=("rank-exited",), stages=(Stage.LATE,), refine=explain_exit),
+)

@@ -3,19 +3,20 @@
 import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.matched_collectives import at_position, group_tables, is_of_one_thread, program_calls
+from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.group_collectives import at_position, at_same_positions, group_tables, is_of_one_thread, program_calls
 from dtprof.job.groups import GroupId
 from dtprof.records.tables import Array
 
-KINDS = ("step-mismatch",)
 
-
-def find_thread_order(job: JobState) -> Finding | None:
+def find_thread_order(case: Case) -> list[Finding]:
     """Return the finding for the first position that calls of different threads met at."""
-    found = [finding for group, tables in group_tables(job).items() if (finding := _crossed(job, group, tables))]
-    return min(found, key=lambda finding: finding.step or 0, default=None)
+    groups = group_tables(case.job.ranks).items()
+    found = [finding for group, tables in groups if (finding := _crossed(case.job, group, tables)) is not None]
+    return sorted(found, key=lambda finding: finding.step or 0)[:1]
 
 
 def _crossed(job: JobState, group: GroupId, tables: dict[int, Array]) -> Finding | None:
@@ -26,10 +27,9 @@ def _crossed(job: JobState, group: GroupId, tables: dict[int, Array]) -> Finding
         return None
     (first, reference), *others = calls.items()
     for rank, table in others:
-        _, mine, theirs = np.intersect1d(reference["seq"], table["seq"], return_indices=True)
-        a, b = reference[mine], table[theirs]
-        for at in np.flatnonzero((a["place"] != b["place"]) & (a["op"] == b["op"]))[:1].tolist():
-            places = (int(a["place"][at]), int(b["place"][at]))
+        a, b = at_same_positions(reference, table)
+        for at in np.flatnonzero((a["line"] != b["line"]) & (a["op"] == b["op"]))[:1].tolist():
+            places = (int(a["line"][at]), int(b["line"][at]))
             if _by_two_threads(reference, places) and _by_two_threads(table, places):
                 return _crossed_finding(job, group, tables, (first, rank), int(a["seq"][at]))
     return None
@@ -37,14 +37,14 @@ def _crossed(job: JobState, group: GroupId, tables: dict[int, Array]) -> Finding
 
 def _by_two_threads(table: Array, places: tuple[int, int]) -> bool:
     """Say whether a rank calls at both places, each from a thread of its own."""
-    one, other = (set(table["thread"][table["place"] == place].tolist()) for place in places)
+    one, other = (set(table["thread"][table["line"] == place].tolist()) for place in places)
     return bool(one) and bool(other) and not one & other
 
 
 def _crossed_finding(
     job: JobState, group: GroupId, tables: dict[int, Array], ranks: tuple[int, int], seq: int
 ) -> Finding:
-    present = at_position(job, {rank: tables[rank] for rank in ranks}, seq)
+    present = at_position(job.ranks, {rank: tables[rank] for rank in ranks}, seq)
     known = job.group(group)
     facts = [f"rank {r}: {o.op}{at_line(o.site)}, thread {o.thread}" for r, o in present.items()]
     return Finding(
@@ -61,3 +61,6 @@ def _crossed_finding(
         evidence=tuple(facts),
         advice=("Give each thread a group of its own, or let one thread make all calls of a group.",),
     )
+
+
+RULES: Declared = (Rule(kinds=("step-mismatch",), stages=(Stage.MISPAIRED,), find=find_thread_order),)

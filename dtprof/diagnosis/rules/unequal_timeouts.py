@@ -1,18 +1,19 @@
 """Members or groups give up after different times: a note."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.groups import GroupId
 
-KINDS = ("unequal-timeouts",)
 DEFAULT_TIMEOUTS_S = (600.0, 1800.0)
 """What torch gives groups made without a limit, on NCCL and elsewhere."""
 
 
-def find_unequal_timeouts(job: JobState) -> Iterable[Finding]:
+def find_unequal_timeouts(case: Case) -> Iterator[Finding]:
     """Give a note for each group whose members give up after different times."""
+    job = case.job
     limits: dict[GroupId, dict[int, float]] = {}
     for rank in job.ranks.values():
         for key, group in rank.groups.items():
@@ -35,9 +36,9 @@ def find_unequal_timeouts(job: JobState) -> Iterable[Finding]:
             )
 
 
-def find_short_timeouts(job: JobState) -> Iterable[Finding]:
+def find_short_timeouts(case: Case) -> Iterator[Finding]:
     """Give a note where groups have torch's own limit, and the default group a longer one: they do not inherit it."""
-    known = {key: group for rank in job.ranks.values() for key, group in rank.groups.items()}
+    known = {key: group for rank in case.job.ranks.values() for key, group in rank.groups.items()}
     limits = [g.timeout_s for g in known.values() if g.description == "default_pg" and g.timeout_s is not None]
     if not limits:
         return
@@ -58,3 +59,9 @@ def find_short_timeouts(job: JobState) -> Iterable[Finding]:
             group=short[0],
             advice=("Pass timeout to new_group, too.",),
         )
+
+
+RULES: Declared = tuple(
+    Rule(kinds=("unequal-timeouts",), stages=(Stage.RISK,), find=find)
+    for find in (find_unequal_timeouts, find_short_timeouts)
+)

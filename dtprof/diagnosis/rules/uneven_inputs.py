@@ -1,14 +1,15 @@
 """A rank ran out of batches while the others go on."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
-from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.rules.group_creation_mismatch import all_complete
+from dtprof.diagnosis.rank_failures import find_first_failed
+from dtprof.diagnosis.rule import Declared, Refinement, Stage
 
-KINDS = ("uneven-inputs",)
-FOLLOWS_FROM_UNEVEN_INPUTS = {
+CONSEQUENCES = (
     "rank-exited",
     "rank-skipped-collective",
     "collective-order-mismatch",
@@ -21,14 +22,15 @@ FOLLOWS_FROM_UNEVEN_INPUTS = {
     "p2p-unmatched",
     "backend-stall",
     "rank-stuck",
-}
+)
+"""What a rank without batches does to the others, by what these wait in."""
 
 
-def find_uneven_inputs(job: JobState, cause: Finding) -> Finding:
-    """Return the finding for ranks that ran out of batches where that explains another cause, else that cause."""
-    if cause.kind not in FOLLOWS_FROM_UNEVEN_INPUTS:
-        return cause
-    counted = all_complete(job)
+def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
+    """Give the finding for ranks that ran out of batches where that explains another cause."""
+    job, counted = case.job, case.job.is_complete
+    if find_first_failed(job) is not None:
+        return  # a back end aborted in what did not fit: that says more than batches
     least = min(rank.exhausted for rank in job.ranks.values())
     out = {
         rank.rank: rank
@@ -36,24 +38,25 @@ def find_uneven_inputs(job: JobState, cause: Finding) -> Finding:
         if rank.newest_is_exhaustion and (rank.exhausted > least or not counted)
     }
     going_on = [rank for rank in job.ranks.values() if rank.rank not in out]
+    # Where most have none left, the epoch is over: then the others took too many.
     if not out or 2 * len(out) > len(job.ranks) or any(rank.batches < 1 for rank in going_on):
-        return cause
+        return
     most = max(rank.batches for rank in going_on)
     culprits = tuple(sorted(rank for rank, own in out.items() if own.batches < most or not counted))
     if not culprits:
-        return cause
-    held_up = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
-    operations = {rank: operation for rank in held_up if (operation := job.ranks[rank].first_blocking) is not None}
+        return
+    blocked = tuple(sorted(set(victims(job, set(culprits))) | set(cause.waiting_ranks) - set(culprits)))
+    operations = {rank: operation for rank in blocked if (operation := job.ranks[rank].first_blocking) is not None}
     places = {rank: place for rank in culprits if (place := job.ranks[rank].place) is not None}
     first = out[culprits[0]]
     after = f" after {first.batches}" if counted else ""
-    return replace(
+    yield replace(
         cause,
         kind="uneven-inputs",
         summary=f"{capitalised(culprits)} ran out of batches{after}, and left the loop; "
-        f"{wait_words(held_up)} for {'it' if len(culprits) == 1 else 'them'} in the next step.",
+        f"{wait_words(blocked)} for {'it' if len(culprits) == 1 else 'them'} in the next step.",
         culprit_ranks=culprits,
-        waiting_ranks=held_up,
+        waiting_ranks=blocked,
         confidence=0.9 if counted else 0.75,
         call_sites=call_sites(operations) or cause.call_sites,
         culprit_call_sites=places or cause.culprit_call_sites,
@@ -69,3 +72,13 @@ def find_uneven_inputs(job: JobState, cause: Finding) -> Finding:
             "torch.distributed.algorithms.Join.",
         ),
     )
+
+
+RULES: Declared = (
+    Refinement(
+        kinds=("uneven-inputs",),
+        causes=CONSEQUENCES,
+        stages=(Stage.DIVERGENCE, Stage.WAIT, Stage.STALL, Stage.LATE),
+        refine=explain_by_inputs,
+    ),
+)

@@ -4,21 +4,24 @@ gloo completes operations in any order, and only a barrier of the group waits fo
 may wait for what no record shows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from zlib import crc32
 
 import numpy as np
 
 from dtprof.diagnosis.blocked_ranks import call_sites
-from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list, wait_words
-from dtprof.diagnosis.job_state import JobState, Operation, RankState
-from dtprof.diagnosis.matched_collectives import group_tables
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.findings import Finding, at_line, explain, group_words, rank_list, wait_words
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.diagnosis.rule import Declared, Refinement, Rule, Stage
+from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
 from dtprof.records import codes
 from dtprof.records.tables import Array, Group, Site, join, select
 
-KINDS = ("unwaited-async",)
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
 _BARRIER = crc32(b"barrier")
@@ -26,10 +29,11 @@ MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
 
 
-def find_unwaited(job: JobState) -> list[Finding]:
+def find_unwaited(case: Case) -> list[Finding]:
     """Return a finding for each line at which a rank dropped handles that other ranks wait for at that line."""
+    job = case.job
     found: dict[tuple[object, int], Finding] = {}
-    for group, tables in group_tables(job).items():
+    for group, tables in group_tables(job.ranks).items():
         for rank, table in tables.items():
             others = dict(islice(((r, other) for r, other in tables.items() if r != rank), MAX_PEERS))
             for operation, count, waiting in _dropped(job, rank, table, others):
@@ -40,7 +44,24 @@ def find_unwaited(job: JobState) -> list[Finding]:
     return [*found.values(), *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
 
 
-def find_dropped_receives(job: JobState) -> list[Finding]:
+def explain_late_death(case: Case, late: Finding) -> list[Finding]:
+    """Return why a rank died when its program had ended: back ends abort where operations are still going on."""
+    dropped = [f for f in case.findings(find_unwaited) if set(late.culprit_ranks) <= set(f.culprit_ranks)]
+    return [explain(dropped[0], late), *dropped[1:]] if dropped else []
+
+
+def find_dropped_receives(case: Case) -> Iterator[Finding]:
+    """Give the findings of ranks that have ended: others may wait for their receives yet."""
+    return (f for f in _find_dropped_receives(case.job) if case.job.ranks[f.culprit_ranks[0]].finished)
+
+
+def explain_stall(case: Case, stall: Finding) -> Iterator[Finding]:
+    """Give why an operation does not complete that all entered: receives were dropped on its connections before."""
+    for dropped in _find_dropped_receives(case.job)[:1]:
+        yield explain(replace(dropped, waiting_ranks=stall.waiting_ranks), stall)
+
+
+def _find_dropped_receives(job: JobState) -> list[Finding]:
     """Return a finding for each line at which a rank received message after message and never waited for one.
 
     Where gloo's handle of a receive is dropped, the message may be lost, and what follows on that connection with it.
@@ -91,7 +112,7 @@ def _sites(finding: Finding) -> set[object]:
 
 def _find_dropped_by_all(job: JobState) -> Iterable[Finding]:
     """Give a finding for each line at which no rank did anything with the handles."""
-    for group, tables in group_tables(job).items():
+    for group, tables in group_tables(job.ranks).items():
         if "gloo" not in (job.group(group).backend or "") or len(tables) < len(group.ranks):
             continue
         lines: dict[int, dict[int, tuple[Operation, int]]] = {}
@@ -109,12 +130,12 @@ def _left_alone(job: JobState, rank: int, table: Array) -> dict[int, tuple[Opera
     """
     collectives = job.ranks[rank].collectives
     unused = (table["flags"] & (codes.ASYNC | codes.ASKED | codes.DEVICE)) == codes.ASYNC
-    unused &= (table["waits"] == 0) & (table["place"] != 0) & (table["state"] != codes.FAILED)
+    unused &= (table["waits"] == 0) & (table["line"] != 0) & (table["state"] != codes.FAILED)
     barriers = np.flatnonzero(table["op"] == _BARRIER)
     found = {}
-    for place in np.unique(table["place"][unused]).tolist() if collectives is not None else ():
-        here = np.flatnonzero(table["place"] == place)
-        if not unused[here].all() or collectives is None:
+    for place in np.unique(table["line"][unused]).tolist():
+        here = np.flatnonzero(table["line"] == place)
+        if not unused[here].all():
             continue
         ends = np.searchsorted(table["step"], table["step"][here], side="right")
         covered = np.searchsorted(barriers, here) < np.searchsorted(barriers, ends)
@@ -162,25 +183,24 @@ def _dropped(
 ) -> list[tuple[Operation, int, tuple[int, ...]]]:
     """Return operations never waited for, the first of each line, how often, and who waits there."""
     collectives = job.ranks[rank].collectives
-    if collectives is None:
-        return []
     is_async = (table["flags"] & codes.ASYNC) != 0
     # The newest may be waited for yet; in a job that goes on, all of its step.
     open_ended = table["row"] >= table["row"][-1]
     if job.goes_on(job.ranks[rank]):
         open_ended |= table["step"] >= table["step"][-1]
     asked = (table["flags"] & codes.ASKED) != 0
-    mine = table[is_async & ~asked & (table["waits"] == 0) & (table["place"] != 0) & ~open_ended]
+    mine = table[is_async & ~asked & (table["waits"] == 0) & (table["line"] != 0) & ~open_ended]
     results = []
-    for place in np.unique(mine["place"]):
-        here = mine[mine["place"] == place]
+    for place in np.unique(mine["line"]):
+        here = mine[mine["line"] == place]
         # A line at which this rank waits sometimes may wait by other means (is_completed) at other times.
-        if ((table["place"] == place) & (table["waits"] > 0)).any():
+        if ((table["line"] == place) & (table["waits"] > 0)).any():
             continue
         operation = collectives.operation(int(here["row"][0]))
         if operation.op not in RECEIVE_ALL or operation.site is None or operation.site.label is not None:
             continue
         waiting = tuple(sorted(r for r, other in others.items() if _waits_there(other, here)))
+        # A line that few ranks wait at may be right without a wait, which these make for reasons of their own.
         if 2 * len(waiting) >= len(others) and waiting:
             results.append((operation, len(here), waiting))
     return results
@@ -188,7 +208,7 @@ def _dropped(
 
 def _waits_there(other: Array, here: Array) -> bool:
     """Say whether another rank made the same calls at the same line, and waited for all of them."""
-    rows = other[np.isin(other["seq"], here["seq"]) & (other["place"] == here["place"][0])]
+    rows = other[np.isin(other["seq"], here["seq"]) & (other["line"] == here["line"][0])]
     return len(rows) == len(here) and bool((rows["waits"] > 0).all())
 
 
@@ -210,3 +230,12 @@ def _finding(
         evidence=(f"{wait_words(waiting)} for the handle at the same line, rank {rank} never did",),
         advice=("Call wait() on the handle on every rank before the buffer is used.",),
     )
+
+
+KINDS = ("unwaited-async",)
+RULES: Declared = (
+    Rule(kinds=KINDS, stages=(Stage.RISK,), find=find_unwaited),
+    Rule(kinds=KINDS, stages=(Stage.RISK,), find=find_dropped_receives),
+    Refinement(kinds=KINDS, causes=("rank-killed",), stages=(Stage.LATE,), refine=explain_late_death),
+    Refinement(kinds=KINDS, causes=("backend-stall",), stages=(Stage.STALL,), refine=explain_stall),
+)

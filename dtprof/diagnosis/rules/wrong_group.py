@@ -1,14 +1,16 @@
 """A rank made the call of its peers on the handle of another group."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
-from dtprof.diagnosis.findings import Finding, group_words, wait_words
-from dtprof.diagnosis.job_state import JobState, Operation
-from dtprof.diagnosis.wait_graph import find_waits
+from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.findings import Finding, explain, group_words, wait_words
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rule import Declared, Refinement, Stage
+from dtprof.diagnosis.rules import argument_mismatch
 from dtprof.job.groups import GroupId
-
-KINDS = ("wrong-group",)
+from dtprof.job.issued_operations import Operation
 
 
 def find_wrong_call(job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]) -> Finding | None:
@@ -40,10 +42,11 @@ def _comes_next(job: JobState, rank: int, operation: Operation) -> bool:
     return bool(following) and following.count(operation.group) * 2 > len(following)
 
 
-def find_wrong_handle(job: JobState) -> Finding | None:
-    """Return the finding for a rank whose peers wait for it in a call that it made on another group."""
-    everyone = {rank: own[0].operation for rank, own in find_waits(job).items() if not own[0].operation.p2p}
-    return find_call_of_absent(job, everyone, everyone)
+def explain_mismatch(case: Case, mismatch: Finding) -> Iterator[Finding]:
+    """Give the finding for a rank whose peers wait for it in a call that it made on another group, where it misfits."""
+    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
+    if (wrong := find_call_of_absent(case.job, everyone, everyone)) is not None:
+        yield explain(wrong, mismatch)
 
 
 def find_call_of_absent(
@@ -113,3 +116,10 @@ def _used_before(job: JobState, operation: Operation, group: GroupId) -> bool:
         for rank in job.ranks.values()
         for o in rank.operations
     )
+
+
+RULES: Declared = (
+    Refinement(
+        kinds=("wrong-group",), causes=argument_mismatch.KINDS, stages=(Stage.DIVERGENCE,), refine=explain_mismatch
+    ),
+)

@@ -9,26 +9,18 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.diagnosis.collective_columns import ONE_TENSOR, index_collectives
-from dtprof.diagnosis.job_state import (
-    MESSAGE,
-    ChannelEnd,
-    LazyOperations,
-    LongPhase,
-    Operation,
-    PipelinePass,
-    RankState,
-    Stack,
-)
+from dtprof.diagnosis.job_state import LongPhase, PipelinePass, RankState, Stack
 from dtprof.diagnosis.stop_detection import longest_gap_ns, newest_moments
+from dtprof.job.group_collectives import index_collectives
 from dtprof.job.groups import UNKNOWN_GROUP, GroupId, identify_groups
+from dtprof.job.issued_operations import MESSAGE, ChannelEnd, LazyOperations, Operation
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.job.stalls import INTERVAL_NS, MAX_PAUSES
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, Past, ProcessExit, RankTables, Site, ids_named, join, select
 
 MAX_OPERATIONS = 400_000
-"""Operations of all ranks together that are looked at one by one, the newest of each: memory and time stay bounded."""
+"""Operations of all ranks together that rules read one by one, the newest of each: memory and time stay bounded."""
 MAX_TAIL, MIN_TAIL = 4096, 256
 MAX_COLLECTIVES = 2_000_000
 """Operations of all ranks together that are compared in columns: 240 bytes each."""
@@ -56,7 +48,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRead:
-    """What the files of one rank tell."""
+    """What the files of one rank hold."""
 
     evidence: RankState
     world_size: int  # as it declares
@@ -115,13 +107,21 @@ def rank_state(
     """Reduce the tables of one rank to what the rules need."""
     keys = identify_groups(tables.groups)
     past = tables.past or NO_PAST
+    tables, started = _with_device_progress(tables)
     rows = without_refused(_named_ones(tables, tables.operations))
     world_size = max(1, tables.world_size)
     tail = min(MAX_TAIL, max(MIN_TAIL, MAX_OPERATIONS // world_size))
     first = max(0, len(rows) - tail)
     swept = max(0, len(rows) - max(MAX_TAIL, MAX_COLLECTIVES // world_size))
     messages = _count_messages(rows, tables, keys, first, past)
-    maker = _Maker(tables=_without_records(tables), keys=keys, rows=rows, nth=messages.nth, first=min(first, swept))
+    maker = _Maker(
+        tables=_without_records(tables),
+        keys=keys,
+        rows=rows,
+        nth=messages.nth,
+        first=min(first, swept),
+        started=started,
+    )
     operations = LazyOperations(maker.operation, first=first, end=len(rows))
     spans = _named_ones(tables, tables.spans)
     is_open = spans["end_ns"] == UNKNOWN_NS
@@ -176,6 +176,27 @@ def rank_state(
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
+
+
+def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int]]:
+    """Return the tables with operations as far as devices have come with them, and when those were issued that run.
+
+    Of an operation whose device is followed, completion is observed: there. The program waits for it where its stream
+    does, as it does in one that was issued without a handle.
+    """
+    followed = (tables.operations["flags"] & (codes.DEVICE | codes.FOLLOWED)) == codes.DEVICE | codes.FOLLOWED
+    if not followed.any():
+        return tables, frozenset()
+    rows = tables.operations.copy()
+    rows["flags"][followed] |= codes.COMPLETION_SEEN
+    rows["waits"][followed & ((rows["flags"] & codes.NO_WORK) != 0)] |= 1
+    intervals = tables.device_intervals
+    intervals = intervals[(intervals["kind"] == codes.DEVICE_OPERATION) & (intervals["row"] >= 0)]
+    intervals = intervals[followed[intervals["row"]]]  # of others nothing more would have been learnt
+    ended = intervals[intervals["end_ns"] != UNKNOWN_NS]
+    rows["done_ns"][ended["row"]], rows["state"][ended["row"]] = ended["end_ns"], ended["state"]
+    running = intervals[intervals["end_ns"] == UNKNOWN_NS]
+    return replace(tables, operations=rows), frozenset(rows["issued_ns"][running["row"]].tolist())
 
 
 def _first_error(tables: RankTables) -> int:
@@ -334,15 +355,22 @@ class _Maker:
     """Makes operations of rows, from the row `first` on: it holds on to no others."""
 
     def __init__(
-        self, *, tables: RankTables, keys: dict[int, GroupId], rows: Array, nth: npt.NDArray[np.int64], first: int
+        self,
+        *,
+        tables: RankTables,
+        keys: dict[int, GroupId],
+        rows: Array,
+        nth: npt.NDArray[np.int64],
+        first: int,
+        started: frozenset[int],
     ) -> None:
         self._first = first
+        self._started = started
         self._tables = tables
         self._keys = keys
         self._rows = rows[first:].copy() if first else rows
         self._nth = nth[first:].copy() if first else nth
         self._names = rows.dtype.names or ()
-        self._one_tensor = {i for i, name in enumerate(tables.raw_ops) if name == ONE_TENSOR}
 
     def operation(self, i: int) -> Operation:
         """Return the operation of one row."""
@@ -356,7 +384,6 @@ class _Maker:
         return Operation(
             group=self._keys.get(row["group"], UNKNOWN_GROUP),
             op=tables.ops[row["op"]],
-            api=site.api if site else "",
             seq=row["seq"],
             p2p=p2p,
             peer=row["peer"],
@@ -372,14 +399,12 @@ class _Maker:
             issued_ns=row["issued_ns"],
             done_ns=row["done_ns"],
             observed=bool(flags & codes.COMPLETION_SEEN),
+            started=row["issued_ns"] in self._started if flags & codes.DEVICE and flags & codes.FOLLOWED else None,
             waited=row["waits"] > 0,
-            asked=bool(flags & codes.ASKED),
             nbytes=row["nbytes"],
             thread=row["thread"],
-            is_async=bool(flags & codes.ASYNC),
             sizes=None if p2p else tables.sizes.get(row["tag"]),
             on_device=bool(flags & codes.DEVICE),
-            even_sizes=row["op"] in self._one_tensor,
             nth=int(self._nth[at]),
         )
 

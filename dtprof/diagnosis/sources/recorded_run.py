@@ -4,14 +4,10 @@ Reads the files of the run alone. What only the caller can know, which processes
 """
 
 import functools
-import site
-import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import dtprof
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
@@ -32,7 +28,7 @@ from dtprof.job.stalls import (
 )
 from dtprof.job.world_size import newest_attempt, resolve_world_size
 from dtprof.records import reader
-from dtprof.records.node_reader import newest_resident, newest_samples
+from dtprof.records.nodes.node_reader import newest_resident, newest_samples
 from dtprof.records.tables import ProcessExit
 
 if TYPE_CHECKING:
@@ -65,7 +61,7 @@ def collect_attempt(run: reader.Run, reads: Iterable[RankRead]) -> facts.JobStat
         ranks,
         world_size=resolve_world_size(declared.values(), declared),
         manifest=replace(run.manifest, exit_status=1),
-        stalled=any(map(_is_held_up, ranks)),
+        stalled=any(map(_is_blocked, ranks)),
         stopped_on_hang_ns=None,
     )
 
@@ -81,9 +77,9 @@ def collect(
     """Return the evidence of the newest attempt of a run.
 
     Parameters:
-        reads: what the files of each rank tell.
+        reads: what the files of each rank hold.
         host: what this host knows of the processes.
-        summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
+        summarise: gives the summary, where a rule needs it; None: stragglers are not searched for.
         find_handlers: gives the exception handlers around collectives of a source file, by line.
     """
     document = run.job_facts
@@ -95,7 +91,7 @@ def collect(
     for read in reads:
         recorded = read.evidence
         stacks = [
-            main_stack(sampled, is_user=_is_user_file)
+            main_stack(sampled)
             for sampled in read_stacks(run.endings.stacks_of(recorded.host), {recorded.pid: recorded.rank})
         ]
         ranks.append(
@@ -136,9 +132,8 @@ def collect(
             run.endings.stacks.values(),
             known={rank.rank for rank in ranks},
             world_size=world_size,
-            is_user=_is_user_file,
         ),
-        at_rest_s=_time_at_rest(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
+        asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
 
 
@@ -178,7 +173,7 @@ def _find_stop(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, s
         last_seen = {rank.host: sampled[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in sampled}
     stop = find_stop(ranks, last_seen)
     if stop is not None and stop.by_kill:
-        hung = any(map(_is_held_up, ranks)) and (stop.had_stalled or _was_reported_hung(run, ranks))
+        hung = any(map(_is_blocked, ranks)) and (stop.had_stalled or _was_reported_hung(run, ranks))
         return stop if hung and not run.job_facts.get("oom_kills") else None
     return stop
 
@@ -194,7 +189,7 @@ def _assess(run: reader.Run, ranks: Iterable[facts.RankState], boots: Mapping[in
             rank.rank: RankProgress(
                 quiet_s=max(0, now_ns - rank.last_ns) / 1e9,
                 phase=_phase(rank),
-                waits=_is_held_up(rank) or not rank.alive,
+                waits=_is_blocked(rank) or not rank.alive,
             )
             for rank in ranks
         },
@@ -215,8 +210,8 @@ def _phase(rank: facts.RankState) -> Phase:
 def _is_stalled(
     run: reader.Run, ranks: list[facts.RankState], stop: facts.Stop | None, progress: JobProgress | None
 ) -> bool:
-    """Say whether ranks are, or were at their end, held up: then open operations mean something."""
-    if not any(map(_is_held_up, ranks)):
+    """Say whether ranks are, or were at their end, blocked: then open operations mean something."""
+    if not any(map(_is_blocked, ranks)):
         return False
     if stop is not None:
         return stop.had_stalled or _was_reported_hung(run, ranks)
@@ -232,12 +227,12 @@ def _was_reported_hung(run: reader.Run, ranks: list[facts.RankState]) -> bool:
     return isinstance(detected_ns, int) and all(rank.moments[-1:] <= (detected_ns,) for rank in ranks)
 
 
-def _is_held_up(rank: facts.RankState) -> bool:
+def _is_blocked(rank: facts.RankState) -> bool:
     """Say whether a rank is, or was at its end, in a call that others must make too."""
     return rank.first_blocking is not None or rank.in_init or rank.making_group is not None
 
 
-def _time_at_rest(
+def _time_asleep(
     run: reader.Run, ranks: list[facts.RankState], stop: facts.Stop | None, *, last_ns: int, same_boot: bool
 ) -> float | None:
     """Return for how long all ranks had slept outside any operation when their stacks were taken, or None."""
@@ -258,16 +253,4 @@ def _sleeps(rank: facts.RankState) -> bool:
         and stack is not None
         and stack.cpu_share is not None
         and not stack.is_busy
-    )
-
-
-def _is_user_file(path: str) -> bool:
-    """Say whether a frame of a stack lies in the user's own code."""
-    installed = {*sysconfig.get_paths().values(), *site.getsitepackages(), str(Path(dtprof.__file__).parent)}
-    return (
-        Path(path).is_absolute()
-        and "/site-packages/" not in path
-        and "/dist-packages/" not in path
-        and "/lib/python3" not in path
-        and not path.startswith(tuple(f"{folder}/" for folder in installed if folder))
     )

@@ -1,7 +1,7 @@
 """Ranks that were started and left no record: their processes were seen when the job made no progress."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dtprof.diagnosis.job_state import RankState, main_stack
@@ -15,15 +15,13 @@ def find_starting(
     *,
     known: Collection[int],
     world_size: int,
-    is_user: Callable[[str], bool],
 ) -> dict[int, RankState]:
     """Return the ranks without a record whose processes were seen, with their stacks.
 
     Parameters:
-        documents: the stacks that were taken on each node, as `launch.stacks` writes them; what is damaged is left out.
+        documents: the stacks that were taken on each node, as `launch.stacks` writes them; what is damaged is skipped.
         known: ranks that left records.
         world_size: ranks of the job.
-        is_user: says whether a file holds code of the program, and not of what it uses.
     """
     found: dict[int, RankState] = {}
     for document in documents:
@@ -34,7 +32,7 @@ def find_starting(
         for one in read_stacks(document, ranks):
             if one.rank in known or not 0 <= one.rank < world_size or one.state == "gone":
                 continue
-            stack = main_stack(one, is_user=is_user)
+            stack = main_stack(one)
             found[one.rank] = RankState(rank=one.rank, attempt=0, pid=one.pid, host="", last_ns=t_ns, stack=stack)
     return found
 

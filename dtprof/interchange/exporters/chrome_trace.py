@@ -13,7 +13,8 @@ import numpy as np
 from dtprof.analysis.timeline.operation_detail import BETWEEN, FIRST, RankDetail, RunDetail, map_ranks
 from dtprof.interchange.exporters.exported_steps import Window, choose_window
 from dtprof.interchange.exporters.gzip_parts import Part, pack, write_parts
-from dtprof.interchange.exporters.json_rows import SEPARATOR, Choice, Piece, Whole, join_rows, microseconds
+from dtprof.interchange.exporters.json_rows import SEPARATOR, Choice, Whole, join_rows, microseconds
+from dtprof.interchange.exporters.protobuf_wire import Piece
 from dtprof.interchange.exporters.trace_tracks import OPEN, Argument, Counter, RankTracks, Track, build_tracks
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 

@@ -50,9 +50,9 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
     apart = ""
     if not run.surveys.one_clock:
         apart = "the clocks of the hosts are not aligned: times of ranks of different hosts cannot be compared"
-    numbers = [own.numbers for own in run.steps.values() if len(own.numbers)]
-    first = min((int(own[0]) for own in numbers), default=0)
-    last = max((int(own[-1]) for own in numbers), default=0)
+    numbers = [steps_of_rank.numbers for steps_of_rank in run.steps.values() if len(steps_of_rank.numbers)]
+    first = min((int(rank_numbers[0]) for rank_numbers in numbers), default=0)
+    last = max((int(rank_numbers[-1]) for rank_numbers in numbers), default=0)
     if steps is not None:
         if not numbers or steps[0] > last or steps[1] < first:
             has = f"its steps are {first} to {last}" if numbers else "it has no step with a begin and an end"
@@ -66,8 +66,8 @@ def choose_window(run: RunDetail, *, steps: tuple[int, int] | None, max_events: 
     of = f"of {format_count(run.events)} events a file of this format should hold {format_count(max_events)} at most"
     if not numbers:
         return Window(share=share, reduced=f"{of}: the last {share:.1%} of the time are in it", apart=apart)
-    kept = max(1, int(share * (last - first + 1)))
-    since = last - kept + 1
+    num_steps = max(1, int(share * (last - first + 1)))
+    since = last - num_steps + 1
     return Window(
         first=since,
         apart=apart,

@@ -77,8 +77,8 @@ def draw_picture(figure: Figure) -> Picture:
 class _Canvas:
     def __init__(self, figure: Figure) -> None:
         self._layout, self._traces = figure.layout, list(figure.data)
-        self._bars = [one for one in self._traces if one.type == "bar"]
-        self._lines = [one for one in self._traces if one.type == "scatter"]
+        self._bars = [trace for trace in self._traces if trace.type == "bar"]
+        self._lines = [trace for trace in self._traces if trace.type == "scatter"]
         self._upright = bool(self._bars) and self._bars[0].orientation != "h"
         self._height = min(MAX_HEIGHT, max(MIN_HEIGHT, int(self._layout.height or 0)))
         self._image = Image.new("RGB", (WIDTH * SCALE, self._height * SCALE), PAPER)
@@ -116,7 +116,7 @@ class _Canvas:
         return [(value, f"{value:g}") for value in round_values(first, last)]
 
     def _categories(self) -> dict[str, int]:
-        names = dict.fromkeys(str(name) for one in self._bars for name in self._sides(one)[0])
+        names = dict.fromkeys(str(name) for trace in self._bars for name in self._sides(trace)[0])
         return {name: place for place, name in enumerate(names)}
 
     def _range(self, axis: Any, reach: tuple[float, float]) -> dict[str, float]:
@@ -131,33 +131,35 @@ class _Canvas:
         for _, at, _, ends in self._stacks():
             places += [float(at.min()) - 0.5, float(at.max()) + 0.5] if len(at) else []
             lengths += ends.tolist()
-        for one in self._lines:
-            x, y = (np.asarray(values, np.float64) for values in (one.x, one.y))
+        for trace in self._lines:
+            x, y = (np.asarray(values, np.float64) for values in (trace.x, trace.y))
             places += x[np.isfinite(x)].tolist()
             lengths += y[np.isfinite(y)].tolist()
         first = min(places[1:], default=0.0)
         return (first, max(places[1:], default=1.0)), (0.0, 1.03 * max(lengths) or 1.0)
 
-    def _sides(self, one: Any) -> tuple[Any, Any]:
+    def _sides(self, trace: Any) -> tuple[Any, Any]:
         """Return where bars stand, and how long they are."""
-        return (one.x, one.y) if self._upright else (one.y, one.x)
+        return (trace.x, trace.y) if self._upright else (trace.y, trace.x)
 
     def _stacks(self) -> Iterator[tuple[Any, Floats, Floats, Floats]]:
         """Yield each trace of bars with its rows, and where its bars begin and end."""
         categories = self._categories()
         reached: dict[float, float] = {}
-        for one in self._bars:
-            at, length = self._sides(one)
+        for trace in self._bars:
+            at, length = self._sides(trace)
             if isinstance(at[0] if len(at) else "", str):
                 places = np.array([categories[name] for name in at], np.float64)
             else:
                 places = np.asarray(at, np.float64)
             lengths = np.nan_to_num(np.asarray(length, np.float64))
-            begins: Floats = np.zeros(len(lengths)) + (0.0 if one.base is None else np.asarray(one.base, np.float64))
-            if self._layout.barmode in ("stack", "relative") and one.base is None:
+            begins: Floats = np.zeros(len(lengths)) + (
+                0.0 if trace.base is None else np.asarray(trace.base, np.float64)
+            )
+            if self._layout.barmode in ("stack", "relative") and trace.base is None:
                 begins = np.array([reached.get(place, 0.0) for place in places.tolist()])
                 reached |= dict(zip(places.tolist(), (begins + lengths).tolist(), strict=True))
-            yield one, places, begins, begins + lengths
+            yield trace, places, begins, begins + lengths
 
     def _draw_bars(self, across: Axis, down: Axis) -> None:
         gap = 1.0 - float(self._layout.bargap or 0)
@@ -166,9 +168,9 @@ class _Canvas:
         if unit * SCALE < MIN_GAPPED:
             gap = 1.0
         low, high = sorted((ahead.begin, ahead.end))
-        for one, places, begins, ends in self._stacks():
-            half = unit * (float(one.width) if isinstance(one.width, int | float) else gap) / 2
-            colour, pattern = mixed(one.marker.color), one.marker.pattern.shape
+        for trace, places, begins, ends in self._stacks():
+            half = unit * (float(trace.width) if isinstance(trace.width, int | float) else gap) / 2
+            colour, pattern = mixed(trace.marker.color), trace.marker.pattern.shape
             for place, begin, end in zip(places.tolist(), begins.tolist(), ends.tolist(), strict=True):
                 along = sorted(round(min(max(ahead.at(value), low), high) * SCALE) for value in (begin, end))
                 aside = sorted(round((side.at(place) + off) * SCALE) for off in (-half, half))
@@ -197,20 +199,20 @@ class _Canvas:
 
     def _draw_lines(self, across: Axis, down: Axis) -> None:
         before: list[tuple[float, float]] = []
-        for one in self._lines:
-            x, y = (np.asarray(values, np.float64) for values in (one.x, one.y))
+        for trace in self._lines:
+            x, y = (np.asarray(values, np.float64) for values in (trace.x, trace.y))
             known = np.isfinite(x) & np.isfinite(y)
             right = across.at(x[known]) * SCALE
             below = np.minimum(np.maximum(down.at(y[known]), down.end), down.begin) * SCALE
             points = list(zip(right.tolist(), below.tolist(), strict=True))
-            if one.fill == "tonexty" and len(points) + len(before) > 2:
-                self._pen.polygon(points + before[::-1], fill=mixed(one.fillcolor))
-            width = one.line.width if one.line.width is not None else 2
+            if trace.fill == "tonexty" and len(points) + len(before) > 2:
+                self._pen.polygon(points + before[::-1], fill=mixed(trace.fillcolor))
+            width = trace.line.width if trace.line.width is not None else 2
             if width and len(points) > 1:
-                self._pen.line(points, fill=mixed(one.line.color, one.opacity), width=max(1, round(width * SCALE)))
-            if one.mode and "markers" in one.mode:
+                self._pen.line(points, fill=mixed(trace.line.color, trace.opacity), width=max(1, round(width * SCALE)))
+            if trace.mode and "markers" in trace.mode:
                 for left, top in points:
-                    self._pen.ellipse((left - 4, top - 4, left + 4, top + 4), fill=mixed(one.marker.color))
+                    self._pen.ellipse((left - 4, top - 4, left + 4, top + 4), fill=mixed(trace.marker.color))
             before = points
 
     def _draw_shapes(self, across: Axis, top: float, bottom: float) -> None:
@@ -250,18 +252,18 @@ class _Canvas:
     def _draw_legend(self, top: float) -> float:
         """Write what the colours stand for; return where the picture can go on."""
         at = float(EDGE)
-        named = [one for one in self._traces if one.name and one.showlegend is not False]
-        for one in named:
-            name = plain(one.name)
+        named = [trace for trace in self._traces if trace.name and trace.showlegend is not False]
+        for trace in named:
+            name = plain(trace.name)
             length = 18 + self._length(name) + 14
             if at + length > WIDTH - EDGE:
                 at, top = EDGE, top + LINE
-            if one.type == "bar":
+            if trace.type == "bar":
                 box = [round(value * SCALE) for value in (at, top + 2, at + 12, top + 14)]
-                self._fill((box[0], box[1], box[2], box[3]), mixed(one.marker.color), one.marker.pattern.shape)
+                self._fill((box[0], box[1], box[2], box[3]), mixed(trace.marker.color), trace.marker.pattern.shape)
             else:
-                colour = mixed(one.fillcolor) if one.fill else mixed(one.line.color, one.opacity)
-                self._line(at, top + 8, at + 12, top + 8, colour, 6 if one.fill else 2)
+                colour = mixed(trace.fillcolor) if trace.fill else mixed(trace.line.color, trace.opacity)
+                self._line(at, top + 8, at + 12, top + 8, colour, 6 if trace.fill else 2)
             self._write(at + 18, top + 8, name, self._small, "lm")
             at += length
         notes = any(not note.textangle for note in self._layout.annotations)
@@ -300,9 +302,9 @@ def plain(text: str | None) -> str:
 
 def mixed(colour: str | None, opacity: float | None = None) -> Colour:
     """Return a colour as it looks on paper, however much of that shines through."""
-    found = re.fullmatch(r"rgba\((\d+), ?(\d+), ?(\d+), ?([\d.]+)\)", colour or INK)
-    values = [int(part) for part in found.groups()[:3]] if found else ImageColor.getrgb(colour or INK)[:3]
-    share = float(found[4]) if found else 1.0 if opacity is None else float(opacity)
+    parts = re.fullmatch(r"rgba\((\d+), ?(\d+), ?(\d+), ?([\d.]+)\)", colour or INK)
+    values = [int(part) for part in parts.groups()[:3]] if parts else ImageColor.getrgb(colour or INK)[:3]
+    share = float(parts[4]) if parts else 1.0 if opacity is None else float(opacity)
     red, green, blue = (round(255 + (value - 255) * share) for value in values)
     return red, green, blue
 

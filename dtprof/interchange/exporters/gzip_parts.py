@@ -61,12 +61,12 @@ def join_checksums(first: int, second: int, size: int) -> int:
     return first ^ second
 
 
-def _multiply(one: int, other: int) -> int:
+def _multiply(first: int, second: int) -> int:
     """Return the product of two polynomials modulo that of CRC-32."""
     product = 0
-    while one:
-        if one & ONE:
-            product ^= other
-        one = one << 1 & 0xFFFFFFFF
-        other = other >> 1 ^ (POLYNOMIAL if other & 1 else 0)
+    while first:
+        if first & ONE:
+            product ^= second
+        first = first << 1 & 0xFFFFFFFF
+        second = second >> 1 ^ (POLYNOMIAL if second & 1 else 0)
     return product

@@ -7,31 +7,19 @@ value, empty places as zero bytes, which no JSON holds; these are left out at th
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dtprof.interchange.exporters.protobuf_wire import Bytes
+from dtprof.interchange.exporters import protobuf_wire
+from dtprof.interchange.exporters.protobuf_wire import Bytes, Piece, fill_all, size_of
 from dtprof.intervals import Column
 
-BYTES_AT_ONCE = 1 << 20
-"""Of objects that are filled in piece by piece: what stays in a core's own cache."""
 GROUP = 4
 """Digits that are looked up at once."""
 SEPARATOR = b",\n"
 Digits = npt.NDArray[np.uint32]
-
-
-class Piece(Protocol):
-    """A part of every object that differs from object to object."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that it takes at most."""
-
-    def fill(self, out: Bytes, rows: slice) -> None:
-        """Write it for some objects, one a row, where all is zero."""
 
 
 def _list_digits(pattern: str, count: int) -> Digits:
@@ -111,34 +99,21 @@ class Choice:
             out.view(f"V{self.size}")[:, 0] = self.table[self.position[rows]]
 
 
-Pieces = Sequence[Piece | bytes]
-
-
 def microseconds(times: Column) -> Piece:
     """Return times in ns as us; those before the first event of a run one by one."""
     if not len(times) or times.min() >= 0:
         return Microseconds(values=times)
-    return Choice(position=np.arange(len(times)), texts=[b"%.3f" % (one / 1000) for one in times.tolist()])
+    return Choice(position=np.arange(len(times)), texts=[b"%.3f" % (time / 1000) for time in times.tolist()])
 
 
-def join_rows(pieces: Pieces, count: int) -> Iterator[bytes]:
+def join_rows(pieces: Sequence[Piece | bytes], count: int) -> Iterator[bytes]:
     """Yield so many objects of one shape, one after the other."""
-    sizes = [len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces]
-    blank = b"".join(
-        piece if isinstance(piece, bytes) else bytes(size) for piece, size in zip(pieces, sizes, strict=True)
-    )
-    shared = np.frombuffer(blank, np.uint8)
-    at_once = max(1, BYTES_AT_ONCE // len(blank))
-    matrix = np.empty((min(count, at_once), len(blank)), np.uint8)
-    for first in range(0, count, at_once):
-        rows = slice(first, min(count, first + at_once))
-        out = matrix[: rows.stop - rows.start]
-        out[:] = shared
-        at = 0
-        for piece, size in zip(pieces, sizes, strict=True):
-            if not isinstance(piece, bytes):
-                piece.fill(out[:, at : at + size], rows)
-            at += size
+    size = size_of(pieces)
+    at_once = max(1, protobuf_wire.BYTES_AT_ONCE // size)
+    matrix = np.empty((min(count, at_once), size), np.uint8)
+    for begin in range(0, count, at_once):
+        out = matrix[: min(at_once, count - begin)]
+        fill_all(out, pieces, begin=begin)
         flat = out.reshape(-1)
         yield flat[flat != 0].tobytes()
 

@@ -144,7 +144,7 @@ def _collect_trace(window: Window, origin: int, backend: str, world_size: int, r
     ]
     memory = [json.dumps(event) for event, _ in zip(_memory(rank, since, end, origin), ids, strict=False)]
     lists = (named, steps, *work, memory, _counted(operations, pid, origin, backend, ids))
-    events = pack([head.encode(), *((SEPARATOR + SEPARATOR.join(one)).encode() for one in lists if one)])
+    events = pack([head.encode(), *((SEPARATOR + SEPARATOR.join(texts)).encode() for texts in lists if texts)])
     last = dict(zip(operations.step.tolist(), operations.name, strict=True))
     return RankTrace(
         rank=pid,
@@ -177,12 +177,12 @@ def _work(rank: RankDetail, since: int, end: int) -> list[tuple[str, Intervals]]
     )
     by_phase = {name: phase_times[phase == PHASES.index(name)] for name in PHASES}
     if rank.parts is None:
-        found = {name: by_phase[name] for name in (*WORK, events.OPTIMIZER, events.CHECKPOINT)}
-        return [*found.items(), (DATA_LOADER, by_phase[events.DATA])]
+        work = {name: by_phase[name] for name in (*WORK, events.OPTIMIZER, events.CHECKPOINT)}
+        return [*work.items(), (DATA_LOADER, by_phase[events.DATA])]
     by_part = {name: part_times[part == PARTS.index(name)] for name in PARTS}
-    found = {name: intersect(by_part["compute"], by_phase[name]) for name in WORK}
-    found |= {name: by_part[name] for name in (events.OPTIMIZER, events.CHECKPOINT)}
-    return [*found.items(), (DATA_LOADER, by_part[events.DATA])]
+    work = {name: intersect(by_part["compute"], by_phase[name]) for name in WORK}
+    work |= {name: by_part[name] for name in (events.OPTIMIZER, events.CHECKPOINT)}
+    return [*work.items(), (DATA_LOADER, by_part[events.DATA])]
 
 
 def _operations(rank: RankDetail, numbers: Column, windows: Intervals) -> Operations:
@@ -199,7 +199,7 @@ def _operations(rank: RankDetail, numbers: Column, windows: Intervals) -> Operat
     describe = {number: json.dumps(group)[1:-1] for number, group in groups.items()}
     quoted = {name: json.dumps(name) for name in set(names)}
     columns = (names, *(rows[name][chosen].tolist() for name in ("group", "seq", "nbytes")))
-    wait = [one if one != UNKNOWN_NS else "null" for one in rank.timing.wait[chosen].tolist()]
+    wait = [ns if ns != UNKNOWN_NS else "null" for ns in rank.timing.wait[chosen].tolist()]
     return Operations(
         step=numbers[at[chosen]] if len(numbers) else np.zeros(0, np.int64),
         begin=begin[chosen],
@@ -241,24 +241,24 @@ def _shortest(traces: Sequence[RankTrace], counts: dict[int, int]) -> dict[int, 
     return shortest
 
 
-def _counted(own: Operations, pid: int, origin: int, backend: str, ids: Iterator[int]) -> list[str]:
+def _counted(operations: Operations, pid: int, origin: int, backend: str, ids: Iterator[int]) -> list[str]:
     """Return the operations of a rank, JSON: as they are called, and as they are counted."""
-    begin = _microseconds(own.begin - origin)
-    length = _microseconds(own.end - origin) - begin
-    names = set(own.name)
+    begin = _microseconds(operations.begin - origin)
+    length = _microseconds(operations.end - origin) - begin
+    names = set(operations.name)
     head = f'{{"ph": "X", "cat": "user_annotation", "name": %s, "pid": {pid}, "tid": '
     called = {name: head % json.dumps(name) for name in names if name not in COUNTED}
     counted = {name: head % json.dumps(f"{backend}:{_counted_as(name)}") for name in names}
-    found = []
-    columns = (own.name, begin.tolist(), length.tolist(), own.lane.tolist(), own.arguments)
+    slices = []
+    columns = (operations.name, begin.tolist(), length.tolist(), operations.lane.tolist(), operations.arguments)
     for name, ts, dur, lane, arguments in zip(*columns, strict=True):
         rest = f', "ts": {ts!r}, "dur": {dur!r}, "args": {{{arguments}, "External id": '
         tid = FIRST_LANE + lane
         if name in called:
-            found.append(f"{called[name]}{tid}{rest}{next(ids)}}}}}")
+            slices.append(f"{called[name]}{tid}{rest}{next(ids)}}}}}")
             tid = FIRST_COUNTED_LANE + lane
-        found.append(f"{counted[name]}{tid}{rest}{next(ids)}}}}}")
-    return found
+        slices.append(f"{counted[name]}{tid}{rest}{next(ids)}}}}}")
+    return slices
 
 
 def _counted_as(name: str) -> str:
@@ -297,11 +297,11 @@ def _memory(rank: RankDetail, since: int, end: int, origin: int) -> list[Event]:
     samples, ops = rank.tables.samples, rank.tables.ops
 
     def series(name: str) -> tuple[Column, Column]:
-        own = samples[np.isin(samples["op"], [i for i, op in enumerate(ops) if op == name])]
-        inside = (own["t_ns"] >= since) & (own["t_ns"] <= end)
-        return own["t_ns"][inside].astype(np.int64), own["value"][inside].astype(np.int64)
+        rows = samples[np.isin(samples["op"], [i for i, op in enumerate(ops) if op == name])]
+        inside = (rows["t_ns"] >= since) & (rows["t_ns"] <= end)
+        return rows["t_ns"][inside].astype(np.int64), rows["value"][inside].astype(np.int64)
 
-    found: list[Event] = []
+    events_of_memory: list[Event] = []
     device = max(0, rank.tables.local_rank)
     host = max((events.HEAP_BYTES, events.RSS_BYTES, events.PEAK_RSS_BYTES), key=lambda name: len(series(name)[0]))
     kinds = ((host, events.RSS_BYTES, CPU), (events.CUDA_ALLOCATED_BYTES, events.CUDA_RESERVED_BYTES, GPU))
@@ -319,8 +319,8 @@ def _memory(rank: RankDetail, since: int, end: int, origin: int) -> list[Event]:
                 "Total Reserved": int(reserved[at[i]]) if len(reserved) else value,
             }
             event = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": rank.tables.rank}
-            found.append(event | {"tid": MAIN, "ts": _microsecond(t_ns - origin), "args": arguments})
-    return found
+            events_of_memory.append(event | {"tid": MAIN, "ts": _microsecond(t_ns - origin), "args": arguments})
+    return events_of_memory
 
 
 def _microsecond(ns: int) -> float:

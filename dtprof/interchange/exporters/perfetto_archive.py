@@ -50,7 +50,7 @@ def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int]
         for rank in read_ranks(run):
             boot = rank.boot_id
             if boot not in hosts:
-                hosts[boot] = _find_host(run, rank, boot, taken=[one.name for one in hosts.values()])
+                hosts[boot] = _find_host(run, rank, boot, taken=[host.name for host in hosts.values()])
             since, until = window.bounds(rank)
             tracks = build_tracks(rank, since_ns=since, until_ns=until)
             left_out += tracks.left_out
@@ -68,7 +68,7 @@ def write_perfetto_archive(run: RunDetail, path: Path, *, steps: tuple[int, int]
     said = window.describe(left_out)
     if len(hosts) > 1:
         said.append(ARROWS)
-    return [*said, BY_WALL_CLOCK] if any(one.offset_ns is None for one in hosts.values()) else said
+    return [*said, BY_WALL_CLOCK] if any(host.offset_ns is None for host in hosts.values()) else said
 
 
 def describe_hosts(run: str, hosts: Sequence[HostFile]) -> dict[str, object]:
@@ -105,6 +105,6 @@ def _find_host(run: RunDetail, rank: RankDetail, boot: str, *, taken: Sequence[s
         offset_ns = None
     stem = re.sub(r"[^A-Za-z0-9._-]", "_", tables.host)[:MAX_NAME].lstrip(".") or "host"
     names = (f"{stem}{suffix}.pftrace" for suffix in ("", *(f"-{count}" for count in range(2, len(taken) + 2))))
-    name = next(one for one in names if one not in taken)
+    name = next(candidate for candidate in names if candidate not in taken)
     host = tables.host or name.removesuffix(".pftrace")
     return HostFile(name=name, host=host, offset_ns=offset_ns, to_wall_ns=tables.monotonic_to_realtime_ns)

@@ -110,7 +110,7 @@ def rank_packets(rank: RankTracks, *, has_clocks: bool = True) -> bytearray:
         shapes.append((_values(counter, following, sequence), len(counter.t_ns)))
         following += 1
     parts = [_clocks(rank, sequence)] if has_clocks else []
-    parts += [one_message(PACKET, one_number(SEQUENCE, sequence), one) for one in descriptors]
+    parts += [one_message(PACKET, one_number(SEQUENCE, sequence), descriptor) for descriptor in descriptors]
     head = b"".join((*parts, texts.packet(sequence)))
     tail = b"".join(_moment(moment, uuid, sequence) for moment in rank.moments)
     packets = bytearray(len(head) + sum(size_of(pieces) * count for pieces, count in shapes) + len(tail))
@@ -155,22 +155,22 @@ def _slices(track: Track, uuid: int, sequence: int, texts: _Texts) -> list[tuple
     for rows, has_end in ((closed, True), (np.flatnonzero(track.end == OPEN), False)):
         if not len(rows):
             continue
-        own = track.rows(rows)
-        iids = np.array([texts.events.setdefault(label, len(texts.events) + 1) for label in own.labels])
-        event = [one_number(TYPE, BEGIN) + one_number(TRACK, uuid), *number(NAME, iids[own.label])]
+        part = track.rows(rows)
+        iids = np.array([texts.events.setdefault(label, len(texts.events) + 1) for label in part.labels])
+        event = [one_number(TYPE, BEGIN) + one_number(TRACK, uuid), *number(NAME, iids[part.label])]
         ending: Pieces = [one_number(TYPE, END) + one_number(TRACK, uuid)]
-        if own.flow is not None:
+        if part.flow is not None:
             alone = NOBODY + uuid * (1 << 32) + np.arange(len(rows))
-            flow = fixed64(FLOW, np.where(own.flow > 0, own.flow, alone))
-            if own.flow_at_end and has_end:
+            flow = fixed64(FLOW, np.where(part.flow > 0, part.flow, alone))
+            if part.flow_at_end and has_end:
                 ending += flow
             else:
                 event += flow
-        for argument in own.arguments:
+        for argument in part.arguments:
             event += message(ANNOTATION, _annotation(argument, texts))
-        pieces = _packet(own.begin, event, sequence)
+        pieces = _packet(part.begin, event, sequence)
         if has_end:
-            pieces += _packet(own.end, ending, sequence)
+            pieces += _packet(part.end, ending, sequence)
         shapes.append((pieces, len(rows)))
     return shapes
 

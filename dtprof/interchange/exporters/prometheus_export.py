@@ -52,7 +52,9 @@ def list_families(summary: Summary) -> Iterator[Metric]:
     if summary.pipeline is not None:
         parts = summary.pipeline.parts or {}
         yield _table("bubble_part_ratio", "What bubbles come from; the parts sum to them.", "part", parts)
-    yield from _rows(metric_registry.STRAGGLER, {(str(one.rank),): one for one in summary.stragglers}, "rank")
+    yield from _rows(
+        metric_registry.STRAGGLER, {(str(straggler.rank),): straggler for straggler in summary.stragglers}, "rank"
+    )
 
 
 def _rows(

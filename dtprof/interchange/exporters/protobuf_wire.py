@@ -22,7 +22,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class Piece(Protocol):
-    """A part of every message that differs from message to message."""
+    """A part of every message, or JSON object, that differs from one to the next."""
 
     @property
     def size(self) -> int:
@@ -130,8 +130,8 @@ def write_all(pieces: Sequence[Piece | bytes], count: int) -> Bytes:
     return out
 
 
-def fill_all(out: Bytes, pieces: Sequence[Piece | bytes]) -> None:
-    """Write messages of one shape, one a row: what they share as a whole, then what differs."""
+def fill_all(out: Bytes, pieces: Sequence[Piece | bytes], *, begin: int = 0) -> None:
+    """Write messages of one shape, one a row, from number `begin` on: what they share as a whole, then what differs."""
     blank = b"".join(piece if isinstance(piece, bytes) else bytes(piece.size) for piece in pieces)
     shared = np.frombuffer(blank, np.uint8)
     at_once = max(1, BYTES_AT_ONCE // len(blank))
@@ -143,7 +143,7 @@ def fill_all(out: Bytes, pieces: Sequence[Piece | bytes]) -> None:
             if isinstance(piece, bytes):
                 at += len(piece)
             else:
-                piece.fill(part[:, at : at + piece.size], slice(first, first + len(part)))
+                piece.fill(part[:, at : at + piece.size], slice(begin + first, begin + first + len(part)))
                 at += piece.size
 
 

@@ -42,8 +42,8 @@ def write_tables(pieces: Iterable[tuple[str, Table]], folder: Path, kind: str) -
             if name not in append:
                 append[name] = files.enter_context(writer(piece, folder / f"{name}.{kind}"))
                 schema[name] = [
-                    {"name": one.name, "type": one.dtype, "unit": one.unit, "meaning": one.meaning}
-                    for one in piece.columns
+                    {"name": column.name, "type": column.dtype, "unit": column.unit, "meaning": column.meaning}
+                    for column in piece.columns
                 ]
             append[name](piece)
     document = {"schema": 1, "tables": schema}

@@ -124,9 +124,9 @@ class EventLog:
                 records[rows] = b""
                 continue
             known_tags = {tags[at]: table[:, at] for at in np.flatnonzero(known).tolist()}
-            told = {tag: self._describe(tag, descriptions.get(tag, "")) for tag in known_tags}
+            metadata_of = {tag: self._describe(tag, descriptions.get(tag, "")) for tag in known_tags}
             # The first point of a tag is in the first row of its pattern.
-            for chosen, metadata in ((rows[:1], told), (rows[1:], dict.fromkeys(told, b""))):
+            for chosen, metadata in ((rows[:1], metadata_of), (rows[1:], dict.fromkeys(metadata_of, b""))):
                 values = [
                     piece
                     for tag, column in known_tags.items()

@@ -100,13 +100,13 @@ class ScalarLogs:
 
     def append(self, run: RunDetail, series: Sequence[RankSeries]) -> list[str]:
         """Add the steps that every rank has ended since the last time; return what is said of what is left out."""
-        last = min((int(one.numbers[-1]) for one in series if len(one.numbers)), default=0)
-        first = min((int(one.numbers[0]) for one in series if len(one.numbers)), default=1)
+        last = min((int(rank.numbers[-1]) for rank in series if len(rank.numbers)), default=0)
+        first = min((int(rank.numbers[0]) for rank in series if len(rank.numbers)), default=1)
         stride = max(1, -(-(last - max(first, self.written + 1) + 1) // MAX_POINTS))
-        shown = _spread_over([one.rank for one in series], MAX_RANKS)
-        for one in series:
-            if one.rank in shown:
-                self._append_rank(one, last, stride)
+        shown = _spread_over([rank.rank for rank in series], MAX_RANKS)
+        for rank in series:
+            if rank.rank in shown:
+                self._append_rank(rank, last, stride)
         self._append_all(series, last, stride, consumption(run))
         self.written = max(self.written, last)
         for log in self.logs.values():
@@ -136,12 +136,12 @@ class ScalarLogs:
         for log in self.logs.values():
             log.__exit__(None, None, None)
 
-    def _append_rank(self, one: RankSeries, last: int, stride: int) -> None:
-        chosen = _chosen(one.numbers, self.written, last, stride)
-        columns = {tag: values[chosen] for tag, values in one.columns.items()}
+    def _append_rank(self, rank: RankSeries, last: int, stride: int) -> None:
+        chosen = _chosen(rank.numbers, self.written, last, stride)
+        columns = {tag: values[chosen] for tag, values in rank.columns.items()}
         descriptions = {tag: self._describe(tag) for tag in columns}
-        log = self.log(f"rank {one.rank:05}")
-        log.scalars(one.numbers[chosen], one.ended_s[chosen], columns, descriptions=descriptions)
+        log = self.log(f"rank {rank.rank:05}")
+        log.scalars(rank.numbers[chosen], rank.ended_s[chosen], columns, descriptions=descriptions)
 
     def _describe(self, tag: str) -> str:
         """Return what a tag means; empty: nobody said."""
@@ -150,22 +150,24 @@ class ScalarLogs:
     def _append_all(
         self, series: Sequence[RankSeries], last: int, stride: int, consumed: Mapping[str, Mapping[int, float]]
     ) -> None:
-        longest = max(series, key=lambda one: len(one.numbers), default=None)
+        longest = max(series, key=lambda rank: len(rank.numbers), default=None)
         if longest is None or not len(longest.numbers):
             return
         chosen = _chosen(longest.numbers, self.written, last, stride)
         numbers = longest.numbers[chosen]
         tables = {
-            tag: np.stack([_at(one, tag, numbers) for one in series if tag in one.columns])
-            for tag in {tag: None for one in series for tag in one.columns}
+            tag: np.stack([_at(rank, tag, numbers) for rank in series if tag in rank.columns])
+            for tag in {tag: None for rank in series for tag in rank.columns}
         }
         durations, walls_s = tables["step_ms"], longest.ended_s[chosen]
         known = ~np.isnan(durations).all(axis=0)
         extremes = {"step_slowest_ms": np.fmax.reduce(durations), "step_fastest_ms": np.fmin.reduce(durations)}
         log = self.log(ALL_RANKS)
-        of_job = {tag: np.array([own.get(step, np.nan) for step in numbers.tolist()]) for tag, own in consumed.items()}
+        of_job = {
+            tag: np.array([text.get(step, np.nan) for step in numbers.tolist()]) for tag, text in consumed.items()
+        }
         medians = {tag: _median(table) for tag, table in tables.items()}
-        descriptions = {tag: OF_RANKS + own for tag in medians if (own := self._describe(tag))}
+        descriptions = {tag: OF_RANKS + text for tag in medians if (text := self._describe(tag))}
         descriptions |= {tag: self._describe(tag) for tag in extremes | of_job}
         log.scalars(numbers, walls_s, medians | extremes | of_job, descriptions=descriptions)
         every = -(-len(numbers) // MAX_SPREADS) if len(numbers) else 1
@@ -193,7 +195,7 @@ def write_tensorboard(
     collect = trace_collector(detail, window) if is_traced else None
     look_at = partial(_look_at, collect)
     seen = list(map(look_at, read_ranks(detail))) if look is None else look(look_at)
-    series = [one for one, _ in seen]
+    series = [columns for columns, _ in seen]
     if is_traced:
         write_traces([trace for _, trace in seen if trace is not None], folder / TRACES)
         said = window.describe()
@@ -238,24 +240,26 @@ def consumption(run: RunDetail) -> dict[str, dict[int, float]]:
     if found is None:
         return {}
     rates = {"tokens_per_s": found.tokens_per_s_of_steps, "samples_per_s": found.samples_per_s_of_steps}
-    return {tag: dict(enumerate(own, found.first_step)) for tag, own in rates.items() if own}
+    return {tag: dict(enumerate(values, found.first_step)) for tag, values in rates.items() if values}
 
 
 def _memory(rank: RankDetail) -> dict[str, Floats]:
     """Return the largest value of each sample of memory within each step; nan where there is none."""
     samples, windows = rank.tables.samples, rank.steps.windows
-    found: dict[str, Floats] = {}
+    largest_in_step: dict[str, Floats] = {}
     for op, name in enumerate(rank.tables.ops):
-        own = samples[samples["op"] == op]
-        if not name.endswith("_bytes") or not len(own) or not len(windows):
+        rows = samples[samples["op"] == op]
+        if not name.endswith("_bytes") or not len(rows) or not len(windows):
             continue
-        at = np.searchsorted(windows[:, 1], own["t_ns"], "left")
-        inside = (at < len(windows)) & (own["t_ns"] >= windows[np.minimum(at, len(windows) - 1), 0])
+        at = np.searchsorted(windows[:, 1], rows["t_ns"], "left")
+        inside = (at < len(windows)) & (rows["t_ns"] >= windows[np.minimum(at, len(windows) - 1), 0])
         largest = np.full(len(windows), -np.inf)
-        np.maximum.at(largest, at[inside], own["value"][inside].astype(np.float64))
+        np.maximum.at(largest, at[inside], rows["value"][inside].astype(np.float64))
         if inside.any():
-            found[f"{MEMORY_BYTES}/{name.removesuffix('_bytes')}"] = np.where(np.isinf(largest), np.nan, largest)
-    return found
+            largest_in_step[f"{MEMORY_BYTES}/{name.removesuffix('_bytes')}"] = np.where(
+                np.isinf(largest), np.nan, largest
+            )
+    return largest_in_step
 
 
 def describe_layout(run: RunDetail) -> dict[str, str | float]:
@@ -280,12 +284,12 @@ def _chosen(numbers: Column, written: int, last: int, stride: int) -> Column:
     return np.flatnonzero((numbers > written) & (numbers <= last) & ((last - numbers) % stride == 0))
 
 
-def _at(one: RankSeries, tag: str, numbers: Column) -> Floats:
+def _at(rank: RankSeries, tag: str, numbers: Column) -> Floats:
     """Return the values of these steps; nan where there is none."""
-    if not len(one.numbers):
+    if not len(rank.numbers):
         return np.full(len(numbers), np.nan)
-    at = np.minimum(np.searchsorted(one.numbers, numbers), len(one.numbers) - 1)
-    return np.where(one.numbers[at] == numbers, one.columns[tag][at], np.nan)
+    at = np.minimum(np.searchsorted(rank.numbers, numbers), len(rank.numbers) - 1)
+    return np.where(rank.numbers[at] == numbers, rank.columns[tag][at], np.nan)
 
 
 def _median(table: Floats) -> Floats:
@@ -303,5 +307,7 @@ def _spread_over(ranks: Sequence[int], limit: int) -> set[int]:
 
 
 def _wall_times(series: Sequence[RankSeries]) -> tuple[float, float]:
-    ended = [one.ended_s for one in series if len(one.ended_s)]
-    return min((float(own[0]) for own in ended), default=0.0), max((float(own[-1]) for own in ended), default=0.0)
+    ended = [rank.ended_s for rank in series if len(rank.ended_s)]
+    return min((float(times[0]) for times in ended), default=0.0), max(
+        (float(times[-1]) for times in ended), default=0.0
+    )

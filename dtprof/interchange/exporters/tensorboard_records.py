@@ -42,20 +42,20 @@ def frame_all(contents: Bytes) -> Bytes:
     framed = np.empty((count, len(head) + size + 4), np.uint8)
     framed[:, : len(head)] = head
     framed[:, len(head) : -4] = contents
-    found = np.full(count, ALL_ONES, np.uint32)
+    checksums = np.full(count, ALL_ONES, np.uint32)
     for column in np.ascontiguousarray(contents.T):
-        found = TABLE[(found ^ column) & 0xFF] ^ (found >> np.uint32(8))
-    found = ~found
-    mixed = (found >> np.uint32(MASK_SHIFT)) | (found << np.uint32(32 - MASK_SHIFT))
+        checksums = TABLE[(checksums ^ column) & 0xFF] ^ (checksums >> np.uint32(8))
+    checksums = ~checksums
+    mixed = (checksums >> np.uint32(MASK_SHIFT)) | (checksums << np.uint32(32 - MASK_SHIFT))
     framed[:, -4:] = (mixed + np.uint32(MASK_ADDED)).astype("<u4").view(np.uint8).reshape(-1, 4)
     return framed
 
 
 def _crc32c(content: bytes) -> int:
-    found = ALL_ONES
+    checksum = ALL_ONES
     for byte in content:
-        found = STEPS[(found ^ byte) & 0xFF] ^ (found >> 8)
-    return found ^ ALL_ONES
+        checksum = STEPS[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+    return checksum ^ ALL_ONES
 
 
 def _masked(checksum: int) -> bytes:

@@ -57,7 +57,7 @@ class Track:
             begin=self.begin[chosen],
             end=self.end[chosen],
             label=self.label[chosen],
-            arguments=tuple(replace(one, values=one.values[chosen]) for one in self.arguments),
+            arguments=tuple(replace(argument, values=argument.values[chosen]) for argument in self.arguments),
             flow=None if self.flow is None else self.flow[chosen],
             place=None if self.place is None else self.place[chosen],
         )
@@ -101,14 +101,14 @@ class RankTracks:
         if not by_ns:
             return self
         tracks = (
-            replace(one, begin=one.begin + by_ns, end=np.where(one.end == OPEN, OPEN, one.end + by_ns))
-            for one in self.tracks
+            replace(track, begin=track.begin + by_ns, end=np.where(track.end == OPEN, OPEN, track.end + by_ns))
+            for track in self.tracks
         )
         return replace(
             self,
             tracks=tuple(tracks),
-            counters=tuple(replace(one, t_ns=one.t_ns + by_ns) for one in self.counters),
-            moments=tuple(replace(one, t_ns=one.t_ns + by_ns) for one in self.moments),
+            counters=tuple(replace(counter, t_ns=counter.t_ns + by_ns) for counter in self.counters),
+            moments=tuple(replace(moment, t_ns=moment.t_ns + by_ns) for moment in self.moments),
             first_ns=self.first_ns + by_ns,
             last_ns=self.last_ns + by_ns,
             monotonic_to_realtime_ns=self.monotonic_to_realtime_ns - by_ns,
@@ -139,7 +139,7 @@ def build_tracks(rank: RankDetail, *, since_ns: int = 0, until_ns: int | None = 
         name=name_rank(tables),
         tracks=tuple(lane for lane in lanes if len(lane)),
         counters=tuple(_counters(tables, since_ns, until_ns)),
-        moments=tuple(one for one in _exceptions(rank) if one.t_ns >= since_ns),
+        moments=tuple(moment for moment in _exceptions(rank) if moment.t_ns >= since_ns),
         first_ns=tables.first_ns,
         last_ns=tables.last_ns,
         monotonic_to_realtime_ns=tables.monotonic_to_realtime_ns,
@@ -220,8 +220,8 @@ def _steps(rank: RankDetail) -> Track:
 
 def _windows(rank: RankDetail) -> Track:
     """Return the windows of torch.profiler, and after each the time in which the rank wrote its trace."""
-    known = [one for one in rank.tables.windows if one.begin_ns != UNKNOWN_NS]
-    times = np.array([(one.begin_ns, one.end_ns, one.ready_ns) for one in known], np.int64).reshape(-1, 3)
+    known = [window for window in rank.tables.windows if window.begin_ns != UNKNOWN_NS]
+    times = np.array([(window.begin_ns, window.end_ns, window.ready_ns) for window in known], np.int64).reshape(-1, 3)
     began, ended, ready = rank.on_clock_of_run(times).T
     written = np.flatnonzero((ended != UNKNOWN_NS) & (ready != UNKNOWN_NS))
     of = np.concatenate((np.arange(len(known)), written))
@@ -230,10 +230,10 @@ def _windows(rank: RankDetail) -> Track:
         begin=np.concatenate((began, ended[written])),
         end=np.concatenate((ended, ready[written])),
         label=np.concatenate((np.arange(len(known)), np.full(len(written), len(known)))),
-        labels=(*(f"steps {one.first} to {one.last}" for one in known), WRITING),
+        labels=(*(f"steps {window.first} to {window.last}" for window in known), WRITING),
         arguments=(
             Argument(name="state", values=of, texts=tuple(": ".join(filter(None, (w.state, w.reason))) for w in known)),
-            Argument(name="file", values=of, texts=tuple(one.file or UNKNOWN for one in known)),
+            Argument(name="file", values=of, texts=tuple(window.file or UNKNOWN for window in known)),
         ),
     )
 
@@ -261,18 +261,18 @@ def _actions(tables: RankTables, spans: Array) -> list[Track]:
     chosen = select(spans, np.isin(spans["op"], list(names)) & (spans["stage"] >= 0))
     tracks = []
     for stage in np.unique(chosen["stage"]).tolist():
-        own = select(chosen, chosen["stage"] == stage)
+        acts = select(chosen, chosen["stage"] == stage)
         known = sorted(names)
         tracks.append(
             Track(
                 name=f"stage {stage}",
-                begin=own["begin_ns"].astype(np.int64),
-                end=own["end_ns"].astype(np.int64),
-                label=np.searchsorted(known, own["op"]),
+                begin=acts["begin_ns"].astype(np.int64),
+                end=acts["end_ns"].astype(np.int64),
+                label=np.searchsorted(known, acts["op"]),
                 labels=tuple(names[number].removeprefix("pp_").replace("_", " ") for number in known),
                 arguments=(
-                    Argument(name="microbatch", values=own["microbatch"].astype(np.int64)),
-                    Argument(name="step", values=own["step"].astype(np.int64)),
+                    Argument(name="microbatch", values=acts["microbatch"].astype(np.int64)),
+                    Argument(name="step", values=acts["step"].astype(np.int64)),
                 ),
             )
         )
@@ -315,8 +315,8 @@ def _operations(
         peer = np.where((peer >= 0) & (peer < len(members)), np.array(members)[np.clip(peer, 0, len(members) - 1)], -1)
     site, where = np.unique(rows["site"], return_inverse=True)
     known = [tables.sites.get(number) for number in site.tolist()]
-    lines = tuple(f"{one.file}:{one.line} in {one.function}" if one is not None else "not known" for one in known)
-    labels = tuple(one.label.text if one is not None and one.label is not None else "-" for one in known)
+    lines = tuple(f"{site.file}:{site.line} in {site.function}" if site is not None else "not known" for site in known)
+    labels = tuple(site.label.text if site is not None and site.label is not None else "-" for site in known)
     text = f"{group.name} ({group.description})" if group is not None and group.description else name
     arguments = [
         Argument(name="group", values=np.zeros(len(at), np.int64), texts=(text,)),
@@ -356,12 +356,12 @@ def _counters(tables: RankTables, since_ns: int, until_ns: int | None) -> list[C
     counters = []
     for op in np.unique(samples["op"][inside]).tolist():
         if op < len(tables.ops) and tables.ops[op].endswith("_bytes"):
-            own = inside & (samples["op"] == op)
+            of_quantity = inside & (samples["op"] == op)
             counters.append(
                 Counter(
                     name=tables.ops[op].removesuffix("_bytes").replace("_", " "),
-                    t_ns=samples["t_ns"][own].astype(np.int64),
-                    value=samples["value"][own].astype(np.int64),
+                    t_ns=samples["t_ns"][of_quantity].astype(np.int64),
+                    value=samples["value"][of_quantity].astype(np.int64),
                 )
             )
     return counters

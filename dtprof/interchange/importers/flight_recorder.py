@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dtprof.diagnosis.sources.flight_recorder.dump_entries import is_user_file
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
     MAX_TEXT,
     dtype_code,
@@ -34,7 +33,8 @@ from dtprof.interchange.importers.imported_records import (
     number_in_group,
 )
 from dtprof.records import events, schema
-from dtprof.records.archive import RECORD_DTYPE
+from dtprof.records.rank_log.archive import RECORD_DTYPE
+from dtprof.records.user_files import is_user_file
 
 FORMAT = "Flight Recorder"
 MAX_SITES = 60_000

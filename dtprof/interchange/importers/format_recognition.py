@@ -39,7 +39,7 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
     Raises:
         NotATraceError: a path does not exist, is of no known format, or two are of different ones.
     """
-    found: dict[str, list[Path]] = {}
+    by_format: dict[str, list[Path]] = {}
     left_out: list[str] = []
     for path in dict.fromkeys(map(remote.plain, paths)):
         if remote.url_of(path) is not None:
@@ -51,23 +51,23 @@ def sort_inputs(paths: Iterable[Path]) -> Inputs:
         for file in _files(path) if path.is_dir() else (path,):
             name, begins = recognise(file)
             if name is not None:
-                found.setdefault(name, []).append(file)
+                by_format.setdefault(name, []).append(file)
             elif path.is_dir():
                 left_out.append(file.name)
             else:
                 raise NotATraceError(f"{file} is of no format that can be imported: {begins}. Expected {_wanted()}.")
-    if not found:
+    if not by_format:
         if runs := [str(path) for path in paths if (path / run_paths.MANIFEST).is_file()]:
             raise NotATraceError(f"{runs[0]} is a run, which needs no import: dtprof summary {shlex.quote(runs[0])}")
         held = f"{len(left_out)} files of no known format" if left_out else "no file"
         raise NotATraceError(f"{', '.join(map(str, paths))} holds {held}. Expected {_wanted()}.")
-    if len(found) > 1:
-        (a, of_a), (b, of_b) = list(found.items())[:2]
+    if len(by_format) > 1:
+        (a, of_a), (b, of_b) = list(by_format.items())[:2]
         raise NotATraceError(
             f"{of_a[0]} looks like {a}, {of_b[0]} like {b}; expected files of one format. "
             "Import each into a run of its own."
         )
-    ((name, files),) = found.items()
+    ((name, files),) = by_format.items()
     return Inputs(format=name, files=tuple(files), left_out=tuple(left_out))
 
 
@@ -76,8 +76,8 @@ def _wanted() -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    found = (one for one in sorted(path.rglob("*")) if one.is_file() and not one.name.startswith("."))
-    yield from (one for one, _ in zip(found, range(MAX_FILES), strict=False))
+    files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith("."))
+    yield from (file for file, _ in zip(files, range(MAX_FILES), strict=False))
 
 
 def recognise(file: Path) -> tuple[str | None, str]:

@@ -16,11 +16,11 @@ import numpy as np
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
-    COLLECTIVE,
     LAST_NS,
     MAX_WORLD_SIZE,
     ImportedRank,
     ImportedRun,
+    Operation,
     RecordBuilder,
     begins,
 )
@@ -154,8 +154,8 @@ class _Timeline:
                     self._finish(tensor, at, event.args)
 
     def _finish(self, tensor: _Tensor, at: int, arguments: object) -> None:
-        told = arguments if isinstance(arguments, dict) else {}
-        shape = told.get("shape")
+        details = arguments if isinstance(arguments, dict) else {}
+        shape = details.get("shape")
         elements = 0
         if isinstance(shape, str) and len(shape) < 1000:
             elements = int(np.prod([float(extent) for extent in _EXTENT.findall(shape)]))
@@ -166,7 +166,7 @@ class _Timeline:
                 end=max(at, tensor.begin),
                 ready=tensor.ready,
                 elements=elements if 0 <= elements < LAST_NS else 0,
-                dtype=dtype_code(told.get("dtype")),
+                dtype=dtype_code(details.get("dtype")),
             )
         )
         tensor.ready = {}
@@ -175,20 +175,23 @@ class _Timeline:
 def _rank(rank: int, size: int, operations: Sequence[_Done], problems: Sequence[str]) -> ImportedRank:
     ordered = sorted(operations, key=lambda done: (done.begin, done.end))
     builder = RecordBuilder()
-    # Without a negotiation nothing tells when the ranks came; no two of them shall seem to have met.
-    known = np.array([len(done.ready) == size for done in ordered])
-    issued = np.array([done.ready.get(rank, done.begin) for done in ordered], np.int64)
-    position = np.arange(len(ordered))
-    builder.operations(
-        np.array([builder.op(done.op) for done in ordered], np.int64),
-        COLLECTIVE,
-        issued,
-        np.array([done.end for done in ordered], np.int64),
+    # Without a negotiation nothing tells when the ranks came: that is group 1, whose operations match none.
+    builder.add(
+        [
+            Operation(
+                op=done.op,
+                begin=done.ready.get(rank, done.begin),
+                end=done.end,
+                group=int(len(done.ready) != size),
+                numel=done.elements,
+                dtype=done.dtype,
+            )
+            for done in ordered
+        ],
+        rank=rank,
+        world_size=size,
+        unknown_groups=(1,),
         observed=False,
-        group=np.where(known, 0, 1),
-        seq=np.where(known, np.cumsum(known) - 1, position * size + rank),
-        numel=np.array([done.elements for done in ordered], np.int64),
-        dtype=np.array([done.dtype for done in ordered], np.int64),
     )
     groups: list[dict[str, Any]] = [
         {"name": "0", "description": "global", "ranks": list(range(size)), "size": size},

@@ -50,11 +50,11 @@ def read_all(read: Callable[[Path], ImportedRank], files: Sequence[Path]) -> lis
     if processes < 2 or "fork" not in multiprocessing.get_all_start_methods() or size < MANY_BYTES:
         return [read(file) for file in files]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        found = pool.map(_Reading(read), files, chunksize=1)
-    for one in found:
-        if isinstance(one, str):
-            raise NotATraceError(one)
-    return [one for one in found if isinstance(one, ImportedRank)]
+        results = pool.map(_Reading(read), files, chunksize=1)
+    for result in results:
+        if isinstance(result, str):
+            raise NotATraceError(result)
+    return [result for result in results if isinstance(result, ImportedRank)]
 
 
 class _Reading:

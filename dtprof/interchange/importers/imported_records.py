@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.records import events, schema
-from dtprof.records.archive import RECORD_DTYPE
+from dtprof.records.rank_log.archive import RECORD_DTYPE
 from dtprof.records.tables import Array
 
 MAX_WORLD_SIZE = 1 << 20
@@ -51,6 +51,27 @@ class ImportedRun:
     starts_at_epoch: bool = False  # times count from 1970
 
 
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of a rank; fields not named here are those of its record."""
+
+    op: str
+    begin: int
+    end: int  # before `begin`: not known
+    group: int
+    numel: int = 0
+    dtype: int = schema.NO_CODE
+    reduce_op: int = schema.NO_CODE
+    peer: int = -1
+    tag: int = 0
+    returned_after: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        """Say whether it is a send or receive."""
+        return self.op in events.POINT_TO_POINT or self.op in ("sendrecv", "coalesced")
+
+
 @dataclass
 class RecordBuilder:
     """Collects the records of one rank, column by column."""
@@ -65,6 +86,46 @@ class RecordBuilder:
                 return self.op("unknown")
             self.ops.append(name)
         return self.ops.index(name)
+
+    def add(
+        self,
+        operations: Sequence[Operation],
+        *,
+        rank: int,
+        world_size: int,
+        unknown_groups: Sequence[int] = (),
+        observed: bool = True,
+        device: bool = False,
+        base_ns: int = 0,
+    ) -> None:
+        """Add operations, given in the order in which they were issued; each counts in its group.
+
+        Parameters:
+            rank, world_size: number operations of `unknown_groups`, of which no two ranks shall seem to meet.
+            observed: see `operations`.
+            base_ns: where their times count from.
+        """
+        if not operations:
+            return
+        columns = {
+            name: np.array([getattr(operation, name) for operation in operations], np.int64)
+            for name in ("begin", "end", "group", "numel", "dtype", "reduce_op", "peer", "tag", "returned_after")
+        }
+        begin, end, group = (columns.pop(name) for name in ("begin", "end", "group"))
+        kind = np.array([POINT_TO_POINT if operation.is_message else COLLECTIVE for operation in operations], np.int64)
+        seq = number_in_group(group, kind)
+        seq = np.where(np.isin(group, unknown_groups), seq * world_size + rank, seq)
+        self.operations(
+            np.array([self.op(operation.op) for operation in operations], np.int64),
+            kind,
+            begin + base_ns,
+            np.where(end >= begin, end + base_ns, -1),
+            observed=observed,
+            device=device,
+            group=group,
+            seq=seq & 0xFFFFFFFF,
+            **columns,
+        )
 
     def operations(
         self,
@@ -83,29 +144,21 @@ class RecordBuilder:
         Parameters:
             observed: the end is that of the operation itself, so that it is known when it kept the rank from working.
         """
-        rows = np.zeros(len(begin), RECORD_DTYPE)
+        rows = self._append(kind, op, begin)
         done = end >= begin
         rows["state"] = np.where(done, schema.STATE["done"], schema.STATE["returned"])
-        rows["kind"], rows["op"], rows["issued_ns"], rows["thread"] = kind, op, begin, MAIN_THREAD
         rows["flags"] = np.where(done & observed, schema.FLAG["completion"], 0) | device * schema.FLAG["device"]
-        rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
-        rows["peer"] = -1
         rows["returned_after"] = returned_after
         rows["done_after"] = np.where(done, end - begin, 0)
         for name, values in fields.items():
             rows[name] = values
-        self.parts.append(rows)
 
     def spans(
         self, name: str, begin: Column, end: Column, *, stage: Column | int = -1, microbatch: Column | int = 0
     ) -> None:
         """Add spans of one phase."""
-        rows = np.zeros(len(begin), RECORD_DTYPE)
-        rows["state"], rows["kind"], rows["thread"] = schema.STATE["done"], schema.KIND["span"], MAIN_THREAD
-        rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
-        rows["op"], rows["issued_ns"], rows["done_after"] = self.op(name), begin, np.maximum(end - begin, 0)
-        rows["peer"], rows["tag"] = stage, microbatch
-        self.parts.append(rows)
+        rows = self._append(schema.KIND["span"], self.op(name), begin)
+        rows["done_after"], rows["peer"], rows["tag"] = np.maximum(end - begin, 0), stage, microbatch
 
     def marks(self, ends: Column) -> None:
         """Add the ends of steps."""
@@ -113,11 +166,16 @@ class RecordBuilder:
 
     def samples(self, name: str, times: Column, values: Column) -> None:
         """Add samples of one quantity."""
-        rows = np.zeros(len(times), RECORD_DTYPE)
-        rows["state"], rows["kind"], rows["thread"] = schema.STATE["done"], schema.KIND["sample"], MAIN_THREAD
+        self._append(schema.KIND["sample"], self.op(name), times)["numel"] = values
+
+    def _append(self, kind: Column | int, op: Column | int, begin: Column) -> Array:
+        """Add records of what is done, and return them to be filled in further."""
+        rows: Array = np.zeros(len(begin), RECORD_DTYPE)
+        rows["state"], rows["thread"], rows["peer"] = schema.STATE["done"], MAIN_THREAD, -1
+        rows["kind"], rows["op"], rows["issued_ns"] = kind, op, begin
         rows["dtype"] = rows["reduce_op"] = schema.NO_CODE
-        rows["op"], rows["issued_ns"], rows["numel"], rows["peer"] = self.op(name), times, values, -1
         self.parts.append(rows)
+        return rows
 
     def records(self) -> Array:
         """Return all records in order of time; of one moment the end of a step first."""
@@ -182,8 +240,8 @@ def _from_step(rank: ImportedRank, step: int) -> ImportedRank:
     records = records.copy()
     for number in known:
         for kind in (COLLECTIVE, POINT_TO_POINT):
-            own = (records["group"] == number) & (records["kind"] == kind)
-            records["seq"][own & ~early] -= np.uint32((own & early).sum())
+            of_kind = (records["group"] == number) & (records["kind"] == kind)
+            records["seq"][of_kind & ~early] -= np.uint32((of_kind & early).sum())
     gone = early.copy()
     gone[marks[:surplus]] = True
     return replace(rank, records=records[~gone], first_step=step)

@@ -66,11 +66,11 @@ def _write_rank(run: Path, rank: ImportedRank, shift: int, epoch: int) -> None:
     is_mark = (records["kind"] == schema.KIND["span"]) & np.isin(records["op"], steps)
     records["step"] = np.cumsum(is_mark) - is_mark
     for number in range(max(1, -(-len(records) // schema.SEGMENT_CAPACITY))):
-        own = records[number * schema.SEGMENT_CAPACITY : (number + 1) * schema.SEGMENT_CAPACITY]
+        part = records[number * schema.SEGMENT_CAPACITY : (number + 1) * schema.SEGMENT_CAPACITY]
         with (folder / paths.segment_name(number)).open("wb") as file:
-            file.write(_header(rank, number, len(own), int(issued[0]) if len(issued) else FIRST_NS, epoch))
+            file.write(_header(rank, number, len(part), int(issued[0]) if len(issued) else FIRST_NS, epoch))
             file.seek(schema.HEADER_SIZE)
-            file.write(own.tobytes())
+            file.write(part.tobytes())
             file.truncate(schema.SEGMENT_SIZE)
     last = int(issued[-1]) if len(issued) else FIRST_NS
     entries: list[Mapping[str, Any]] = [

@@ -6,17 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import MAX_RANK, dtype_code, numel, rank_numbers
 from dtprof.interchange.importers.collective_names import of_kernel, operation_name
-from dtprof.interchange.importers.imported_records import (
-    COLLECTIVE,
-    LAST_NS,
-    POINT_TO_POINT,
-    RecordBuilder,
-    number_in_group,
-)
+from dtprof.interchange.importers.imported_records import LAST_NS, Operation
 from dtprof.interchange.importers.kineto_events import Arguments, Call, KinetoTrace
 from dtprof.records import events, schema
 
@@ -27,27 +19,6 @@ PLACE_OF_TAG = 3
 NOT_RECORDED = "?"
 MAX_GROUPS = 60_000
 _WHOLE = re.compile(r"-?\d{1,9}$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One operation of the rank, as it will be recorded."""
-
-    op: str
-    begin: int
-    end: int  # before `begin`: not known
-    group: int
-    elements: int = 0
-    dtype: int = schema.NO_CODE
-    reduction: int = schema.NO_CODE
-    peer: int = -1
-    tag: int = 0
-    returned_after: int = 0
-
-    @property
-    def is_message(self) -> bool:
-        """Say whether it is a send or receive."""
-        return self.op in events.POINT_TO_POINT or self.op in ("sendrecv", "coalesced")
 
 
 @dataclass(kw_only=True)
@@ -84,6 +55,11 @@ class Groups:
             )
         return number
 
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """Return the ids of the groups whose members are not recorded."""
+        return tuple(i for i, entry in enumerate(self.entries) if entry["name"] == NOT_RECORDED)
+
     def only(self) -> int | None:
         """Return the id of the group that an operation must be of where none is named; None where it is not sure.
 
@@ -110,7 +86,7 @@ def _progression(ranks: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
     """Return the operations whose kernels ran on the device."""
-    found = []
+    operations = []
     for call in trace.collectives:
         arguments = call.arguments
         if arguments.collective is None:
@@ -121,19 +97,19 @@ def device_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
         peer = _peer(arguments, op)
         group = _group_of(arguments, groups)
         members = groups.entries[group]["ranks"]
-        found.append(
+        operations.append(
             Operation(
                 op=op,
                 begin=call.begin,
                 end=call.end,
                 group=group,
-                elements=_count(arguments.elements_in),
+                numel=_count(arguments.elements_in),
                 dtype=code if (code := dtype_code(arguments.dtype)) != schema.NO_CODE else dtype,
-                reduction=reduction,
+                reduce_op=reduction,
                 peer=members.index(peer) if peer in members else -1,
             )
         )
-    return found
+    return operations
 
 
 def _peer(arguments: Arguments, op: str) -> int:
@@ -160,32 +136,32 @@ def host_operations(trace: KinetoTrace, groups: Groups) -> list[Operation]:
     group = groups.only()
     if group is None and calls:
         group = groups.of(NOT_RECORDED, "not recorded", (), groups.world_size)
-    found = []
+    operations = []
     for position, (call, op) in enumerate(zip(calls, named, strict=True)):
         work = done.get(position)
         elements, dtype = _payload(call, work, op)
         values = call.inputs()[2]
-        found.append(
+        operations.append(
             Operation(
                 op=op,
                 begin=call.begin,
                 end=max(work.end, call.begin) if work is not None else -1,
                 group=group or 0,
-                elements=elements,
+                numel=elements,
                 dtype=dtype,
                 peer=_whole(values, PLACE_OF_ROOT[op]) if op in PLACE_OF_ROOT else -1,
                 tag=max(0, _whole(values, PLACE_OF_TAG)) if op in events.POINT_TO_POINT else 0,
                 returned_after=call.end - call.begin,
             )
         )
-    return found
+    return operations
 
 
 def _work_alone(work: Call, groups: Groups) -> Operation:
     op = operation_name(work.name)
     elements, dtype = _payload(work, work, op)
     return Operation(
-        op=op, begin=work.begin, end=work.end, group=_group_of(work.arguments, groups), elements=elements, dtype=dtype
+        op=op, begin=work.begin, end=work.end, group=_group_of(work.arguments, groups), numel=elements, dtype=dtype
     )
 
 
@@ -207,18 +183,18 @@ def _pair_up(calls: Sequence[Call], named: Sequence[str], works: Sequence[Call])
     # What is more than calls was issued before the trace began, and so begins first.
     for work in works[max(0, len(works) - len(calls)) :]:
         by_op[operation_name(work.name)].append(work)
-    found: dict[int, Call] = {}
+    work_of_call: dict[int, Call] = {}
     left: list[Call] = []
-    for op, own in by_op.items():
-        left += _in_order(calls, waiting.get(op, []), own, found)
+    for op, op_works in by_op.items():
+        left += _in_order(calls, waiting.get(op, []), op_works, work_of_call)
     # gloo does some operations as others: what is left over belongs together in order.
-    rest = [position for position in range(len(calls)) if position not in found]
-    _in_order(calls, rest, sorted(left, key=lambda work: work.begin), found)
-    return found
+    rest = [position for position in range(len(calls)) if position not in work_of_call]
+    _in_order(calls, rest, sorted(left, key=lambda work: work.begin), work_of_call)
+    return work_of_call
 
 
 def _in_order(
-    calls: Sequence[Call], positions: Sequence[int], works: Sequence[Call], found: dict[int, Call]
+    calls: Sequence[Call], positions: Sequence[int], works: Sequence[Call], work_of_call: dict[int, Call]
 ) -> list[Call]:
     """Pair calls and works one after the other; return the works that begin before any call that is left."""
     left, at = [], 0
@@ -226,7 +202,7 @@ def _in_order(
         if at >= len(positions) or calls[positions[at]].begin > work.begin:
             left.append(work)  # of what was issued before the trace began, or of another operation
             continue
-        found[positions[at]] = work
+        work_of_call[positions[at]] = work
         at += 1
     return left
 
@@ -236,9 +212,9 @@ def _payload(call: Call, work: Call | None, op: str) -> tuple[int, int]:
     dims, types, _ = call.inputs()
     place = 1 if op in SECOND_INPUT and len(dims) > 1 and dims[1] else 0
     elements, dtype = -1, schema.NO_CODE
-    own = dims[place] if place < len(dims) else None
-    if isinstance(own, list) and own:
-        elements = numel(own if isinstance(own[0], list) else [own])
+    shape = dims[place] if place < len(dims) else None
+    if isinstance(shape, list) and shape:
+        elements = numel(shape if isinstance(shape[0], list) else [shape])
         dtype = dtype_code(types[place]) if place < len(types) else schema.NO_CODE
     if work is not None and (elements < 0 or dtype == schema.NO_CODE):
         dims, types, _ = work.inputs()
@@ -252,36 +228,3 @@ def _payload(call: Call, work: Call | None, op: str) -> tuple[int, int]:
 def _whole(values: Sequence[object], place: int) -> int:
     value = values[place] if place < len(values) else None
     return int(value) if isinstance(value, str) and _WHOLE.match(value) else -1
-
-
-def add_operations(
-    builder: RecordBuilder, operations: Sequence[Operation], groups: Groups, *, base_ns: int, on_device: bool
-) -> None:
-    """Add the operations to the records of the rank."""
-    operations = sorted(operations, key=lambda one: one.begin)
-    if not operations:
-        return
-    kind = np.array([POINT_TO_POINT if one.is_message else COLLECTIVE for one in operations], np.int64)
-    group = np.array([one.group for one in operations], np.int64)
-    seq = number_in_group(group, kind)
-    unknown = [i for i, entry in enumerate(groups.entries) if entry["name"] == NOT_RECORDED]
-    # Which group these belong to is not known: no two ranks shall seem to meet in one.
-    seq = np.where(np.isin(group, unknown), seq * groups.world_size + groups.rank, seq)
-    begin = np.array([one.begin for one in operations], np.int64) + base_ns
-    ended = np.array([one.end >= one.begin for one in operations])
-    builder.operations(
-        np.array([builder.op(one.op) for one in operations], np.int64),
-        kind,
-        begin,
-        np.where(ended, np.array([one.end for one in operations], np.int64) + base_ns, -1),
-        observed=True,
-        device=on_device,
-        group=group,
-        seq=seq & 0xFFFFFFFF,
-        numel=np.array([one.elements for one in operations], np.int64),
-        dtype=np.array([one.dtype for one in operations], np.int64),
-        reduce_op=np.array([one.reduction for one in operations], np.int64),
-        peer=np.array([one.peer for one in operations], np.int64),
-        tag=np.array([one.tag for one in operations], np.int64),
-        returned_after=np.array([one.returned_after for one in operations], np.int64),
-    )

@@ -97,10 +97,10 @@ class Call:
 
 def _unpack(raw: msgspec.Raw) -> list[Any]:
     try:
-        found = _PACKED.decode(raw)
+        values = _PACKED.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return values if isinstance(values, list) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +131,8 @@ class Times:
 
 
 def _whole_ns(us: Any) -> Column:
-    found: Column = np.round(np.clip(np.nan_to_num(us), -MAX_US, MAX_US) * 1000.0).astype(np.int64)
-    return found
+    ns: Column = np.round(np.clip(np.nan_to_num(us), -MAX_US, MAX_US) * 1000.0).astype(np.int64)
+    return ns
 
 
 @dataclass(kw_only=True)
@@ -196,7 +196,7 @@ def read_events(path: Path, also: Callable[[list[list[Event]]], object] | None =
 
 def _sort(events: list[Event], classes: dict[str, dict[str, int]]) -> list[list[Event]]:
     """Return the events of each class. `classes` keeps the class of each category and name: there are millions."""
-    found: list[list[Event]] = [[] for _ in range(NUM_CLASSES)]
+    by_class: list[list[Event]] = [[] for _ in range(NUM_CLASSES)]
     for event in events:
         try:
             number = classes[event.cat][event.name]
@@ -205,8 +205,8 @@ def _sort(events: list[Event], classes: dict[str, dict[str, int]]) -> list[list[
             known = classes.setdefault(event.cat, {})
             if len(known) < MAX_NAMES:
                 known[event.name] = number
-        found[number].append(event)
-    return found
+        by_class[number].append(event)
+    return by_class
 
 
 def _take_piece(trace: KinetoTrace, events: list[list[Event]], numbers: dict[object, int]) -> None:
@@ -219,10 +219,10 @@ def _take_piece(trace: KinetoTrace, events: list[list[Event]], numbers: dict[obj
     ):
         into.add(events[number], [numbers.setdefault(event.tid, len(numbers)) for event in events[number]])
     for number, into in ((KERNEL, trace.kernels), (LAUNCH, trace.launches)):
-        told = [_correlated(event) for event in events[number]]
-        into.add(events[number], [correlation_of(one) for one in told])
+        arguments_of = [_correlated(event) for event in events[number]]
+        into.add(events[number], [correlation_of(arguments) for arguments in arguments_of])
         if number == KERNEL:
-            trace.devices.update(_devices_of(told))
+            trace.devices.update(_devices_of(arguments_of))
     trace.annotations += map(_call, events[NOTE])
     collectives = [_call(event) for event in events[COLLECTIVE]]
     trace.devices.update(_devices_of([call.arguments for call in collectives]))
@@ -248,9 +248,11 @@ def _correlated(event: Event) -> Correlated | None:
         return None
 
 
-def _devices_of(told: Sequence[Correlated | Arguments | None]) -> set[int]:
-    found = {one.device for one in told if one is not None and type(one.device) is int}
-    return {device for device in found if 0 <= device < MAX_DEVICES}
+def _devices_of(all_arguments: Sequence[Correlated | Arguments | None]) -> set[int]:
+    devices = {
+        arguments.device for arguments in all_arguments if arguments is not None and type(arguments.device) is int
+    }
+    return {device for device in devices if 0 <= device < MAX_DEVICES}
 
 
 def _classify(category: str, name: str) -> int:

@@ -35,18 +35,18 @@ def host_steps(trace: KinetoTrace) -> tuple[int | None, Column]:
 
 def host_phases(trace: KinetoTrace) -> list[tuple[str, Column, Column]]:
     """Return the phases on the host, each as begins and ends."""
-    found: dict[str, list[Call]] = {}
+    calls_of: dict[str, list[Call]] = {}
     for call in trace.annotations:
         for pattern, phase in _PHASES:
             if pattern.match(call.name):
-                found.setdefault(phase, []).append(call)
+                calls_of.setdefault(phase, []).append(call)
                 break
     spans = []
-    for phase, calls in found.items():
+    for phase, calls in calls_of.items():
         times = np.array([(call.begin, call.end) for call in calls], np.int64).reshape(-1, 2) + trace.base_ns
         spans.append((phase, *merge_intervals(times[:, 0], times[:, 1])))
-    if not (events.FORWARD in found and events.BACKWARD in found):
-        spans += [span for span in _passes(trace) if span[0] not in found]
+    if not (events.FORWARD in calls_of and events.BACKWARD in calls_of):
+        spans += [span for span in _passes(trace) if span[0] not in calls_of]
     return spans
 
 

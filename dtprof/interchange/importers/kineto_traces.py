@@ -25,7 +25,6 @@ from dtprof.interchange.importers.imported_records import (
 from dtprof.interchange.importers.kineto_communication import (
     NOT_RECORDED,
     Groups,
-    add_operations,
     device_operations,
     host_operations,
 )
@@ -61,7 +60,14 @@ def read_kineto(path: Path) -> ImportedRank:
         ends = steps[1]
         _add_busy(builder, events.HOST_BUSY, *_host_busy(trace))
     operations = device_operations(trace, groups) if trace.uses_device else host_operations(trace, groups)
-    add_operations(builder, operations, groups, base_ns=trace.base_ns, on_device=trace.uses_device)
+    builder.add(
+        sorted(operations, key=lambda operation: operation.begin),
+        rank=groups.rank,
+        world_size=world_size,
+        unknown_groups=groups.unknown,
+        device=trace.uses_device,
+        base_ns=trace.base_ns,
+    )
     for name, begin, end in phases:
         builder.spans(name, begin, end)
     _add_memory(builder, trace, ends)
@@ -126,8 +132,8 @@ def _launch_of(trace: KinetoTrace, correlation: Column, begin: Column) -> Column
         return begin
     order = np.argsort(known, kind="stable")
     place = np.minimum(np.searchsorted(known[order], correlation), len(known) - 1)
-    found = known[order][place] == correlation
-    return np.where(found, at[order][place], begin)
+    is_known = known[order][place] == correlation
+    return np.where(is_known, at[order][place], begin)
 
 
 def _add_device(builder: RecordBuilder, trace: KinetoTrace, launched: Column, steps: Column) -> Column:
@@ -178,9 +184,9 @@ def _host_busy(trace: KinetoTrace) -> tuple[Column, Column]:
     at, _, waiting = trace.communicating.columns(base)
     keep = np.ones(len(begin), np.bool_)
     for number in np.unique(waiting).tolist():
-        own = np.flatnonzero(thread == number)
+        rows = np.flatnonzero(thread == number)
         times = np.sort(at[waiting == number])
-        keep[own] = np.searchsorted(times, begin[own], "left") == np.searchsorted(times, end[own], "left")
+        keep[rows] = np.searchsorted(times, begin[rows], "left") == np.searchsorted(times, end[rows], "left")
     return begin[keep], end[keep]
 
 
@@ -212,7 +218,7 @@ def _add_memory(builder: RecordBuilder, trace: KinetoTrace, ends: Column) -> Non
 
 def _notes(trace: KinetoTrace, operations: Sequence[Any]) -> tuple[str, ...]:
     notes = [f"{trace.path.name}: {problem}" for problem in trace.problems]
-    unfinished = sum(one.end < one.begin for one in operations)
+    unfinished = sum(operation.end < operation.begin for operation in operations)
     if unfinished:
         notes.append(f"{trace.path.name}: the end of {unfinished:,} operations is not in the trace")
     return tuple(notes)
@@ -246,9 +252,9 @@ def join_ranks(ranks: Sequence[tuple[Path, ImportedRank]]) -> tuple[list[Importe
             f"{path_a} is of a job of {a} ranks and {path_b} of one of {b}; expected traces of one job. "
             "Import each job into a run of its own."
         )
-    found = align_steps([rank for _, rank in ranks])
-    found, lacks = _on_clocks(found)
-    return found, [*lacks, *_lacks(found)]
+    aligned = align_steps([rank for _, rank in ranks])
+    aligned, lacks = _on_clocks(aligned)
+    return aligned, [*lacks, *_lacks(aligned)]
 
 
 def _on_clocks(ranks: Sequence[ImportedRank]) -> tuple[list[ImportedRank], list[str]]:

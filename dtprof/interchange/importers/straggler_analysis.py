@@ -148,19 +148,25 @@ def _layout(path: Path, rows: Rows) -> tuple[int, int]:
         text = meta.read_text(encoding="utf-8", errors="replace")[:10_000] if meta != path else ""
     except OSError:
         text = ""
-    told = {name: int(value) for name, value in re.findall(r"^(\w+): *(\d{1,7})\s*$", text, re.MULTILINE)}
-    size = told.get("world_size", seen)
-    return (size if seen <= size <= MAX_WORLD_SIZE else seen), max(1, told.get("tp_size", 1))
+    sizes = {name: int(value) for name, value in re.findall(r"^(\w+): *(\d{1,7})\s*$", text, re.MULTILINE)}
+    size = sizes.get("world_size", seen)
+    return (size if seen <= size <= MAX_WORLD_SIZE else seen), max(1, sizes.get("tp_size", 1))
 
 
 def _step_lengths(rows: Rows) -> tuple[Column, Column, Column]:
     """Return the steps in the table, where each begins in the run, and its first time in the table."""
-    steps, place = np.unique(rows["step"], return_inverse=True)
-    first = np.full(len(steps), np.iinfo(np.int64).max)
-    last = np.zeros(len(steps), np.int64)
-    np.minimum.at(first, place, rows["start_ts"])
-    np.maximum.at(last, place, rows["start_ts"] + rows["duration"])
+    steps, first, last = _extents(rows["step"], rows["start_ts"], rows["start_ts"] + rows["duration"])
     return steps, np.r_[0, np.cumsum(last - first)], first
+
+
+def _extents(keys: Column, begin: Column, end: Column) -> tuple[Column, Column, Column]:
+    """Return the keys, and of each the first begin and the last end."""
+    known, place = np.unique(keys, return_inverse=True)
+    first = np.full(len(known), np.iinfo(np.int64).max)
+    last = np.zeros(len(known), np.int64)
+    np.minimum.at(first, place, begin)
+    np.maximum.at(last, place, end)
+    return known, first, last
 
 
 def _rank(rows: Rows, rank: int, lengths: tuple[Column, Column, Column], size: int, tp_size: int) -> ImportedRank:
@@ -184,7 +190,8 @@ def _rank(rows: Rows, rank: int, lengths: tuple[Column, Column, Column], size: i
         builder.spans(name, begin[chosen], end[chosen])
     busy = np.isin(optypes, (*COMPUTE, *OPTIMIZER))
     builder.spans(events.DEVICE_BUSY, *merge_intervals(begin[busy], end[busy]))
-    _add_pipeline_steps(builder, begin, end, place, np.isin(optypes, list(COMPUTE)))
+    acts = np.isin(optypes, list(COMPUTE))
+    builder.spans(events.PP_STEP, *_extents(place[acts], begin[acts], end[acts])[1:], microbatch=1)
     _add_communication(builder, own, begin, end, groups, stage)
     chunks = sorted({int(chunk) for chunk in own["gmc"] if chunk >= 0})
     microbatches = int(own["mb_id"].max()) + 1
@@ -235,22 +242,13 @@ def _groups(rows: Rows, rank: int, stage: int, replica: int, tp_size: int) -> li
     return [*listed, alone | ({"ranks": [rank]} if tp_size == 1 else {})]
 
 
-def _add_pipeline_steps(builder: RecordBuilder, begin: Column, end: Column, place: Column, acts: Any) -> None:
-    found, at = np.unique(place[acts], return_inverse=True)
-    first = np.full(len(found), np.iinfo(np.int64).max)
-    last = np.zeros(len(found), np.int64)
-    np.minimum.at(first, at, begin[acts])
-    np.maximum.at(last, at, end[acts])
-    builder.spans(events.PP_STEP, first, last, microbatch=1)
-
-
 def _add_communication(
-    builder: RecordBuilder, own: Rows, begin: Column, end: Column, groups: Sequence[dict[str, Any]], stage: int
+    builder: RecordBuilder, rank_rows: Rows, begin: Column, end: Column, groups: Sequence[dict[str, Any]], stage: int
 ) -> None:
     rows: list[tuple[int, int, int, int, int, int]] = []
     size = groups[1]["size"]
     number = {"dp": 0, "pp": 1, "embedding": 2, "tp": 3}
-    for i, optype in enumerate(own["optype"].tolist()):
+    for i, optype in enumerate(rank_rows["optype"].tolist()):
         if optype in MESSAGES:
             name, step, direction = MESSAGES[optype]
             rows.append((i, builder.op(name), POINT_TO_POINT, 1, (stage + step) % size, direction))
@@ -275,10 +273,10 @@ def _add_communication(
     )
 
 
-def _schedule(own: Rows, stage: int, stages: int, chunks: int, microbatches: int) -> str:
+def _schedule(rank_rows: Rows, stage: int, stages: int, chunks: int, microbatches: int) -> str:
     """Return the schedule that the order of computation in the first step is that of; else "unknown"."""
-    computes = (own["step"] == own["step"][0]) & np.isin(own["optype"], list(COMPUTE))
-    order = [name[0] for name in own["optype"][computes].tolist()]
+    computes = (rank_rows["step"] == rank_rows["step"][0]) & np.isin(rank_rows["optype"], list(COMPUTE))
+    order = [name[0] for name in rank_rows["optype"][computes].tolist()]
     if chunks != 1 or not order:
         return "ScheduleInterleaved1F1B" if chunks > 1 else "unknown"
     ahead = min(stages - stage, microbatches)

@@ -69,10 +69,10 @@ class TraceFile(Generic[Event]):
             rest += piece
             if not ended and len(rest) < PIECE_BYTES:
                 continue
-            found, rest, sound = self._split(rest, ended=ended)
-            self.count += len(found)
-            if found:
-                yield found
+            events, rest, sound = self._split(rest, ended=ended)
+            self.count += len(events)
+            if events:
+                yield events
             if not sound:
                 return
 
@@ -106,19 +106,19 @@ class TraceFile(Generic[Event]):
                 return [], b"", False
             return [], data, True
         boundary = boundaries[-1]
-        found = self._decode(data[: boundary.start() + 1])
-        if found is not None:
-            return found, data[boundary.end() :], True
+        events = self._decode(data[: boundary.start() + 1])
+        if events is not None:
+            return events, data[boundary.end() :], True
         # The last boundary may lie inside an event, or the array may have ended within this piece, or there is damage.
-        found, at = self._longest(data)
+        events, at = self._longest(data)
         if at:
             rest = data[at:]
             if rest.lstrip()[:1] == b",":
-                return found, rest.lstrip()[1:], True
+                return events, rest.lstrip()[1:], True
             if rest.lstrip()[:1] == b"]":
-                return found, b"", False
+                return events, b"", False
         self._lost("what follows is no JSON")
-        return found, b"", False
+        return events, b"", False
 
     def _last(self, data: bytes) -> tuple[list[Event], bytes, bool]:
         """Return the events of the last piece, and take the facts after them."""
@@ -128,13 +128,13 @@ class TraceFile(Generic[Event]):
             return [], b"", False
         ends = [match.start(1) for match in _LAST.finditer(text)][-MAX_LISTS_AFTER:]
         for end in [*reversed(ends), *([0] if text[:1] == b"]" else [])]:
-            found = self._decode(text[:end].rstrip().rstrip(b","))
-            if found is not None:
+            events = self._decode(text[:end].rstrip().rstrip(b","))
+            if events is not None:
                 self._take_facts(b"{" + text[end + 1 :].strip().lstrip(b","))
-                return found, b"", False
-        found, _ = self._longest(text)
-        self._lost("the file ends inside an event" if found or self.count else "the first event is cut or damaged")
-        return found, b"", False
+                return events, b"", False
+        events, _ = self._longest(text)
+        self._lost("the file ends inside an event" if events or self.count else "the first event is cut or damaged")
+        return events, b"", False
 
     def _longest(self, data: bytes) -> tuple[list[Event], int]:
         """Return the events before the first damage, and where they end."""
@@ -162,13 +162,13 @@ class TraceFile(Generic[Event]):
             rows = msgspec.json.decode(b"[" + data + b"]", type=list[Any])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return None
-        found: list[Event] = []
+        events: list[Event] = []
         for row in rows:
             try:
-                found.append(msgspec.convert(row, self._event, strict=False))
+                events.append(msgspec.convert(row, self._event, strict=False))
             except (msgspec.ValidationError, RecursionError):
                 self._refuse()
-        return found
+        return events
 
     def _refuse(self) -> None:
         text = "events with values of an unexpected type were left out"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dtprof.errors import NotATraceError
-from dtprof.interchange.importers.kineto_communication import Groups, Operation, device_operations, host_operations
+from dtprof.interchange.importers.imported_records import Operation
+from dtprof.interchange.importers.kineto_communication import Groups, device_operations, host_operations
 from dtprof.interchange.importers.kineto_events import (
     COLLECTIVE,
     COMMUNICATION,
@@ -60,15 +61,15 @@ class _Sums:
         rows: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         for calls in self.calls.values():
             _add_self_times(calls, rows)
-        found = [
-            Share(name=name, on_device=False, count=int(n), total_ns=round(total * 1000), self_ns=round(own * 1000))
-            for name, (n, total, own) in rows.items()
+        all_shares = [
+            Share(name=name, on_device=False, count=int(n), total_ns=round(total * 1000), self_ns=round(self_us * 1000))
+            for name, (n, total, self_us) in rows.items()
         ]
-        found += [
+        all_shares += [
             Share(name=name, on_device=True, count=int(n), total_ns=round(total * 1000), self_ns=round(total * 1000))
             for name, (n, total) in self.kernels.items()
         ]
-        return tuple(sorted(found, key=lambda share: -share.self_ns)[:MOST_SHARES])
+        return tuple(sorted(all_shares, key=lambda share: -share.self_ns)[:MOST_SHARES])
 
 
 def _add_self_times(calls: Iterable[_Piece], rows: dict[str, list[float]]) -> None:
@@ -98,15 +99,15 @@ def read_window(path: Path, window: Window) -> WindowTrace:
         raise NotATraceError(f"{path} holds no event; expected the trace of a window. Take it again.")
     groups = Groups(rank=0, world_size=1, configured={})
     if trace.uses_device:
-        found = list(zip(device_operations(trace, groups), _launches(trace), strict=True))
+        issued_operations = list(zip(device_operations(trace, groups), _launches(trace), strict=True))
     else:
-        found = [(one, one.begin) for one in host_operations(trace, groups)]
-    ops = sorted({one.op for one, _ in found})
+        issued_operations = [(operation, operation.begin) for operation in host_operations(trace, groups)]
+    ops = sorted({operation.op for operation, _ in issued_operations})
     offset = window.begin_ns - window.realtime_ns
     return WindowTrace(
         window=window,
         ops=tuple(ops),
-        operations=_rows(found, ops, trace, offset),
+        operations=_rows(issued_operations, ops, trace, offset),
         shares=sums.shares(),
         events=trace.count,
         has_device=trace.uses_device,
@@ -122,19 +123,19 @@ def _launches(trace: KinetoTrace) -> list[int]:
     return [int(at.get(correlation_of(call.arguments), call.begin)) for call in trace.collectives]
 
 
-def _rows(found: list[tuple[Operation, int]], ops: list[str], trace: KinetoTrace, offset: int) -> Array:
+def _rows(issued_operations: list[tuple[Operation, int]], ops: list[str], trace: KinetoTrace, offset: int) -> Array:
     base = trace.base_ns + offset
-    rows = np.zeros(len(found), TRACED)
+    rows = np.zeros(len(issued_operations), TRACED)
     rows["on_device"] = trace.uses_device
     rows["returned_ns"] = rows["begin_ns"] = UNKNOWN_NS
-    for row, (one, issued) in zip(rows, found, strict=True):
-        row["op"] = ops.index(one.op)
+    for row, (operation, issued) in zip(rows, issued_operations, strict=True):
+        row["op"] = ops.index(operation.op)
         row["issued_ns"] = issued + base
-        row["end_ns"] = one.end + base if one.end >= one.begin else UNKNOWN_NS
+        row["end_ns"] = operation.end + base if operation.end >= operation.begin else UNKNOWN_NS
         if trace.uses_device:
-            row["begin_ns"] = one.begin + base
+            row["begin_ns"] = operation.begin + base
         else:
-            row["returned_ns"] = one.begin + one.returned_after + base
+            row["returned_ns"] = operation.begin + operation.returned_after + base
     ordered: Array = rows[np.argsort(rows["issued_ns"], kind="stable")]
     return ordered
 

@@ -16,16 +16,15 @@ import numpy as np
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
-    COLLECTIVE,
     LAST_NS,
     MAX_WORLD_SIZE,
     Column,
     ImportedRank,
     ImportedRun,
+    Operation,
     RecordBuilder,
     align_steps,
     merge_intervals,
-    number_in_group,
 )
 from dtprof.interchange.importers.trace_stream import TraceFile
 from dtprof.records import events, schema
@@ -40,7 +39,7 @@ _DEVICE = re.compile(r"/device:(\w+):(\d{1,6})")
 _GROUPS = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
 _RESULT = re.compile(r"=\s*\(?(\w+)\[([\d,]*)\]")
 NAMES = {"collective-broadcast": "broadcast", "ragged-all-to-all": "all_to_all"}
-NOT_TOLD = "?"
+NOT_RECORDED = "?"
 
 
 class Event(msgspec.Struct, gc=False):
@@ -109,8 +108,8 @@ def import_xla(files: Sequence[Path]) -> ImportedRun:
 def _read(path: Path) -> _Host:
     file = TraceFile(path, Event)
     host = _Host(path=path, problems=file.problems)
-    for found in file.events():
-        for event in found:
+    for events_of_piece in file.events():
+        for event in events_of_piece:
             arguments = event.args if isinstance(event.args, dict) else {}
             if event.ph == "M":
                 _take_name(host, event, arguments)
@@ -158,10 +157,10 @@ def _take(host: _Host, event: Event, arguments: Mapping[str, Any]) -> None:
     if half == "-done" and pair in device.started:
         device.started.pop(pair).end = times[1]
         return
-    one = _Collective(op=NAMES.get(kind, kind.replace("-", "_")), begin=times[0], end=times[1], text=text)
-    device.collectives.append(one)
+    collective = _Collective(op=NAMES.get(kind, kind.replace("-", "_")), begin=times[0], end=times[1], text=text)
+    device.collectives.append(collective)
     if half == "-start":
-        device.started[pair] = one
+        device.started[pair] = collective
 
 
 def _rank(host: _Host, number: int, ordinal: int, rank: int, size: int) -> ImportedRank:
@@ -192,44 +191,30 @@ def _rank(host: _Host, number: int, ordinal: int, rank: int, size: int) -> Impor
 
 
 def _whole_ns(times: Sequence[tuple[float, float]]) -> Column:
-    found: Column = np.round(np.array(times, np.float64).reshape(-1, 2) * 1000.0).astype(np.int64)
-    return found
+    ns: Column = np.round(np.array(times, np.float64).reshape(-1, 2) * 1000.0).astype(np.int64)
+    return ns
 
 
 def _add_collectives(
     builder: RecordBuilder, collectives: Sequence[_Collective], groups: list[dict[str, Any]], rank: int, size: int
 ) -> None:
-    if not collectives:
-        return
-    ordered = sorted(collectives, key=lambda one: one.begin)
     ids: dict[tuple[int, ...], int] = {}
-    group = []
-    for one in ordered:
-        members = _members(one.text, rank, size)
+    operations = []
+    for collective in sorted(collectives, key=lambda collective: collective.begin):
+        members = _members(collective.text, rank, size)
         if members not in ids:
             ids[members] = len(groups)
-            name = ",".join(map(str, members[:8])) if members else NOT_TOLD
+            name = ",".join(map(str, members[:8])) if members else NOT_RECORDED
             groups.append({"name": name, "description": "" if members else "not told", "size": len(members) or size})
             if members:
                 groups[-1]["ranks"] = list(members)
-        group.append(ids[members])
-    numbers = np.array(group, np.int64)
-    seq = number_in_group(numbers, np.zeros(len(numbers), np.int64))
-    unknown = np.isin(numbers, [number for members, number in ids.items() if not members])
-    times = _whole_ns([(one.begin, one.end) for one in ordered])
-    sizes = [_size(one.text) for one in ordered]
-    builder.operations(
-        np.array([builder.op(one.op) for one in ordered], np.int64),
-        COLLECTIVE,
-        times[:, 0],
-        times[:, 1],
-        observed=True,
-        device=True,
-        group=numbers,
-        seq=np.where(unknown, seq * size + rank, seq) & 0xFFFFFFFF,
-        numel=np.array([elements for elements, _ in sizes], np.int64),
-        dtype=np.array([dtype for _, dtype in sizes], np.int64),
-    )
+        ((begin, end),) = _whole_ns([(collective.begin, collective.end)]).tolist()
+        numel, dtype = _size(collective.text)
+        operations.append(
+            Operation(op=collective.op, begin=begin, end=end, group=ids[members], numel=numel, dtype=dtype)
+        )
+    unknown = [number for members, number in ids.items() if not members]
+    builder.add(operations, rank=rank, world_size=size, unknown_groups=unknown, device=True)
 
 
 def _members(text: str, rank: int, size: int) -> tuple[int, ...]:
@@ -240,7 +225,7 @@ def _members(text: str, rank: int, size: int) -> tuple[int, ...]:
     if not match[1]:
         return tuple(range(size))
     for listed in re.findall(r"\{([\d,]+)\}", match[1]):
-        members = tuple(int(one) for one in listed.split(",") if one and len(one) < 8)
+        members = tuple(int(device) for device in listed.split(",") if device and len(device) < 8)
         if rank in members and max(members) < size:
             return members
     return ()
@@ -264,7 +249,7 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
         "memory: not in the trace",
         "overhead: not in the trace",
     ]
-    if any(group["name"] == NOT_TOLD for group in groups):
+    if any(group["name"] == NOT_RECORDED for group in groups):
         lacks += [
             "wait_ns: which devices take part in a collective is not in the trace; waits and bandwidths are not known",
             "bytes: sizes are not in the trace; bytes are given as 0",

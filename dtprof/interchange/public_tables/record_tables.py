@@ -37,7 +37,7 @@ OPERATIONS = (
     Column(name="file", dtype="str", meaning="file of the user's line that called it; empty: not known"),
     Column(name="line", dtype="int64", meaning="that line; 0: not known"),
     Column(name="api", dtype="str", meaning="what that line called"),
-    Column(name="label", dtype="str", meaning="on whose behalf a framework made it, in words"),
+    Column(name="label", dtype="str", meaning="the framework component that issued it, in words"),
 )
 SPANS = (RANK, *_columns(tables.SPANS))
 SAMPLES = (RANK, *_columns(tables.SAMPLES))
@@ -89,9 +89,9 @@ def _samples(rank: RankTables) -> Values:
 def _look_up(numbers: npt.NDArray[Any], names: dict[int, Any], default: object) -> npt.NDArray[Any]:
     """Return the name of each number; names are shared, not copied."""
     known, place = np.unique(numbers, return_inverse=True)
-    found = np.empty(len(known), object)
-    found[:] = [names.get(number, default) for number in known.tolist()]
-    looked_up: npt.NDArray[Any] = found[place.reshape(-1)]
+    texts = np.empty(len(known), object)
+    texts[:] = [names.get(number, default) for number in known.tolist()]
+    looked_up: npt.NDArray[Any] = texts[place.reshape(-1)]
     return looked_up
 
 
@@ -106,10 +106,10 @@ def read_records(name: str, ranks: Iterable[RankTables]) -> Table:
     """Return the records of these ranks in one table, rank by rank."""
     columns, read = RECORDS[name]
     parts = []
-    for one in ranks:
-        values = read(one)
+    for rank in ranks:
+        values = read(rank)
         length = len(next(iter(values.values())))
-        parts.append(values | {"rank": np.full(length, one.rank, np.int64)})
+        parts.append(values | {"rank": np.full(length, rank.rank, np.int64)})
     joined = {column.name: _join([part[column.name] for part in parts]) for column in columns}
     return build_table(name, columns, joined)
 

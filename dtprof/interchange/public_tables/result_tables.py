@@ -96,7 +96,8 @@ def _ranks(summary: Summary) -> list[tuple[Any, ...]]:
 
 def _groups(summary: Summary) -> list[tuple[Any, ...]]:
     return [
-        (one.name, one.description, one.axis, len(one.ranks), " ".join(map(str, one.ranks))) for one in summary.groups
+        (group.name, group.description, group.axis, len(group.ranks), " ".join(map(str, group.ranks)))
+        for group in summary.groups
     ]
 
 

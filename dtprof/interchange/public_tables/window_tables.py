@@ -4,9 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dtprof.analysis.timeline.window_joining import match_records, recorded_duration_ns
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.window_trace import read_window
@@ -54,7 +51,7 @@ def read_traces(name: str, run: Run, ranks: Iterable[int]) -> Table:
         for window in tables.windows:
             rows += [_window(rank, window, folder)] if name == "windows" else _operations(tables, window, folder)
     columns = TRACES[name]
-    return build_table(name, columns, {column.name: _column([row[column.name] for row in rows]) for column in columns})
+    return build_table(name, columns, {column.name: [row[column.name] for row in rows] for column in columns})
 
 
 def _window(rank: int, window: Window, folder: Path) -> dict[str, Any]:
@@ -103,11 +100,3 @@ def _operations(tables: RankTables, window: Window, folder: Path) -> Values:
 
 def _known(t_ns: int) -> int | None:
     return t_ns if t_ns >= 0 else None
-
-
-def _column(values: list[Any]) -> npt.NDArray[Any]:
-    """Return the values as a column, masked where one is None."""
-    missing = [value is None for value in values]
-    if not any(missing):
-        return np.array(values, object if values and isinstance(values[0], str) else None)
-    return np.ma.array([0 if value is None else value for value in values], mask=missing)

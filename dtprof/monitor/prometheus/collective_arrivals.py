@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dtprof.intervals import Column, Mask
+from dtprof.job.group_collectives import find_common
 from dtprof.job.groups import GroupId
 
 MAX_HELD = 16_384
@@ -82,13 +83,9 @@ def _judge(own: dict[int, Column], rooted: Mask) -> Judged | None:
 
 def _take_common(own: dict[int, Column], ranks: list[int]) -> list[Column]:
     """Take out the operations that all ranks hold, each once, by position."""
-    seqs = own[ranks[0]][SEQ]
-    for rank in ranks[1:]:
-        seqs = np.intersect1d(seqs, own[rank][SEQ])
     taken = []
-    for rank in ranks:
-        is_common = np.isin(own[rank][SEQ], seqs)
-        common = own[rank][:, is_common]
-        taken.append(common[:, np.unique(common[SEQ], return_index=True)[1]])
-        own[rank] = own[rank][:, ~is_common]
+    for rank, at in zip(ranks, find_common([own[rank][SEQ] for rank in ranks]), strict=True):
+        held, common = own[rank], own[rank][:, at]
+        own[rank] = held[:, ~np.isin(held[SEQ], common[SEQ])]
+        taken.append(common)
     return taken

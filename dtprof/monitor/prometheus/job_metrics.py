@@ -11,7 +11,7 @@ from dtprof.job.world_size import resolve_world_size
 from dtprof.monitor.prometheus import metric_catalogue as c
 from dtprof.monitor.prometheus.node_metrics import list_node_metrics
 from dtprof.monitor.prometheus.node_state import NodeState
-from dtprof.monitor.prometheus.node_tally import NodeTally, RankTally
+from dtprof.monitor.prometheus.node_tally import KNOWN_OF, NodeTally, RankTally
 from dtprof.monitor.prometheus.step_counts import no_counts
 from dtprof.records import events
 
@@ -74,20 +74,20 @@ def choose_ranks(tally: NodeTally, shown: Sequence[int]) -> tuple[int, ...]:
     """Return the ranks to have series of their own: all, or those shown before and those most waited for now."""
     if len(tally.ranks) <= c.MAX_RANKS:
         return tuple(sorted(tally.ranks))
-    foremost = sorted(tally.ranks, key=lambda rank: (-tally.ranks[rank].waited_for_ns, rank))[:FOREMOST]
+    foremost = sorted(tally.ranks, key=lambda rank: (-(tally.ranks[rank].waited_for_ns or 0), rank))[:FOREMOST]
     return (*shown, *(rank for rank in foremost if rank not in shown))[: c.MAX_RANKS]
 
 
 def _operations(tally: NodeTally) -> Iterable[Metric]:
-    def table(metric: DeclaredMetric, name: str, scale: float | None = None, *, least: int = 0) -> Metric:
+    def table(metric: DeclaredMetric, name: str, scale: float | None = None) -> Metric:
         values = tally.sums[name]
-        counted = tally.sums["count"] if name != "open" else values
+        counted = values if name == "open" else tally.sums[KNOWN_OF.get(name, "count")]
         return metric.family(
             {
                 (group, op): int(values[i, j]) if scale is None else float(values[i, j]) / scale
                 for i, group in enumerate(tally.groups)
                 for j, op in enumerate(tally.ops)
-                if counted[i, j] > 0 and values[i, j] >= least
+                if counted[i, j] > 0
             }
         )
 
@@ -110,15 +110,16 @@ def _durations(ranks: Iterable[RankTally]) -> Histogram:
 
 
 def _ranks(ranks: Mapping[int, RankTally], shown: Sequence[int]) -> Iterable[Metric]:
-    figures: tuple[tuple[DeclaredMetric, Callable[[RankTally], float]], ...] = (
-        (c.RANK_STEPS, lambda own: own.steps.num_ended),
-        (c.RANK_STEP, lambda own: own.steps.durations()[1] / 1e9),
-        (c.RANK_BLOCKED, lambda own: own.blocked_ns / 1e9),
-        (c.RANK_WAIT, lambda own: own.wait_ns / 1e9),
-        (c.RANK_WAITED_FOR, lambda own: own.waited_for_ns / 1e9),
+    figures: tuple[tuple[DeclaredMetric, float, Callable[[RankTally], int | None]], ...] = (
+        (c.RANK_STEPS, 1, lambda own: own.steps.num_ended),
+        (c.RANK_STEP, 1e9, lambda own: own.steps.durations()[1]),
+        (c.RANK_BLOCKED, 1e9, lambda own: own.blocked_ns),
+        (c.RANK_WAIT, 1e9, lambda own: own.wait_ns),
+        (c.RANK_WAITED_FOR, 1e9, lambda own: own.waited_for_ns),
     )
-    for metric, figure in figures:
-        yield metric.family({(str(rank),): figure(ranks[rank]) for rank in shown})
+    for metric, scale, figure in figures:
+        known = {rank: value for rank in shown if (value := figure(ranks[rank])) is not None}
+        yield metric.family({(str(rank),): value / scale for rank, value in known.items()})
     yield c.RANK_MEMORY.family(
         {
             (str(rank), kind): ranks[rank].memory[name]

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 
 from dtprof.monitor.prometheus import metric_catalogue as c
 from dtprof.monitor.prometheus.node_state import NodeState
-from dtprof.records.node_samples import GPU, HOST, Value
+from dtprof.records.nodes.node_samples import GPU, HOST, Value
 
 THROTTLES = {"power": 4, "heat": 8 | 32 | 64 | 128}
 """Bits of NVML's reasons for clocks that are held down."""

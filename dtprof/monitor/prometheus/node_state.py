@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dtprof.records.node_samples import Sample
+from dtprof.records.nodes.node_samples import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

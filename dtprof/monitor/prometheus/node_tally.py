@@ -23,7 +23,9 @@ from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
-SUMS = ("count", "nbytes", "failed", "duration_ns", "blocked_ns", "wait_ns", "open")
+KNOWN_OF = {"duration_ns": "timed", "blocked_ns": "seen", "wait_ns": "judged"}
+"""Times by group and operation, and of how many operations each is known: where that is 0, the time is not 0."""
+SUMS = ("count", "nbytes", "failed", *KNOWN_OF, *KNOWN_OF.values(), "open")
 """What is summed by group and operation; `open` is the level at the newest poll."""
 KEPT_BACKWARD = 64
 """Backward passes that are remembered: an operation settles after its own has ended."""
@@ -63,9 +65,9 @@ class RankTally:
     group_numbers: Numbers = field(default_factory=_no_numbers)
     num_events: int = 0
     lost: int = 0
-    blocked_ns: int = 0
-    wait_ns: int = 0
-    waited_for_ns: int = 0
+    blocked_ns: int | None = None  # None: of no operation is known how long it blocked
+    wait_ns: int | None = None  # None: no collective has ended on all its members here
+    waited_for_ns: int | None = None
     memory: dict[str, int] = field(default_factory=dict)
     oldest_open_ns: int | None = None
     last_ns: int = 0
@@ -159,15 +161,19 @@ class NodeTally:
         rows = tables.operations
         key = self._keys(rows, own)
         done = (rows["done_ns"] != UNKNOWN_NS) & ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
+        on_device = rows["device_ns"] >= 0
         duration = np.where(done, rows["done_ns"] - rows["issued_ns"], 0)
-        duration = np.where(rows["device_ns"] >= 0, rows["device_ns"], duration)
-        blocked = _blocked_ns(own, tables)
-        own.blocked_ns += int(blocked.sum())
+        duration = np.where(on_device, rows["device_ns"], duration)
+        blocked, seen = _blocked_ns(own, tables)
+        if seen.any():
+            own.blocked_ns = (own.blocked_ns or 0) + int(blocked.sum())
         self._add("count", key, np.ones(len(rows), np.int64))
         self._add("nbytes", key, rows["nbytes"])
         self._add("failed", key, (rows["state"] == codes.FAILED).astype(np.int64))
         self._add("duration_ns", key, np.maximum(duration, 0))
+        self._add("timed", key, (done | on_device).astype(np.int64))
         self._add("blocked_ns", key, blocked)
+        self._add("seen", key, seen.astype(np.int64))
         self._take_arrivals(rank, own, rows, key % (MAX_NAMES + 1), done)
 
     def _take_arrivals(self, rank: int, own: RankTally, rows: Array, ops: Column, done: Mask) -> None:
@@ -194,11 +200,14 @@ class NodeTally:
         holder = self.ranks[ranks[0]]
         number = next(number for number, known in holder.groups.items() if known == group)
         label = number_label(self.groups, group_label(holder.tables.groups.get(number)))
-        self._add("wait_ns", label * (MAX_NAMES + 1) + ops, waited.sum(axis=0))
+        key = label * (MAX_NAMES + 1) + ops
+        self._add("wait_ns", key, waited.sum(axis=0))
+        self._add("judged", key, np.ones(len(ops), np.int64))
         caused = np.bincount(last, waited.sum(axis=0), len(ranks))
         for row, rank in enumerate(ranks):
-            self.ranks[rank].wait_ns += int(waited[row].sum())
-            self.ranks[rank].waited_for_ns += int(caused[row])
+            own = self.ranks[rank]
+            own.wait_ns = (own.wait_ns or 0) + int(waited[row].sum())
+            own.waited_for_ns = (own.waited_for_ns or 0) + int(caused[row])
 
     def _keys(self, rows: Array, own: RankTally) -> Column:
         """Return for each operation its group and name as one number."""
@@ -225,8 +234,8 @@ def _take_samples(own: RankTally, tables: RankTables) -> None:
             own.memory[tables.ops[op]] = value
 
 
-def _blocked_ns(own: RankTally, tables: RankTables) -> Column:
-    """Return how long each operation kept the program from going on."""
+def _blocked_ns(own: RankTally, tables: RankTables) -> tuple[Column, Mask]:
+    """Return how long each operation kept the program from going on, and of which that is known."""
     phases = dict.fromkeys((*BUSY, events.FORWARD), NONE) | {events.BACKWARD: own.backward}
     threads = own.steps.threads or set(np.unique(tables.operations["thread"]).tolist())
     steps = RankSteps(
@@ -234,4 +243,4 @@ def _blocked_ns(own: RankTally, tables: RankTables) -> Column:
     )
     blocked = find_blocked(tables, tables.operations, phases, steps)
     both = blocked.call[:, 1] - blocked.call[:, 0] + blocked.wait[:, 1] - blocked.wait[:, 0]
-    return np.where(blocked.known & blocked.counts, np.maximum(both, 0), 0)
+    return np.where(blocked.known & blocked.counts, np.maximum(both, 0), 0), blocked.known

@@ -49,9 +49,9 @@ def render_screen(snapshot: JobSnapshot, run: Path, *, height: int, width: int =
     rest = len(snapshot.ranks) - len(shown)
     foot = f"{format_count(rest)} more ranks, none of them in worse state" if rest else ""
     foot = "  ".join(filter(None, (foot, keys)))
-    return Group(
-        *head, _table(shown, snapshot.summary, width), Text(foot, style="dim", no_wrap=True, overflow="ellipsis")
-    )
+    table = [_table(shown, snapshot.summary, width)] if shown else []
+    hints = [Text(foot, style="dim", no_wrap=True, overflow="ellipsis")] if foot else []
+    return Group(*head, *table, *hints)
 
 
 def _head(snapshot: JobSnapshot, run: Path) -> list[Text]:
@@ -97,7 +97,14 @@ def _alarms(snapshot: JobSnapshot, run: Path, width: int) -> list[Text]:
 
 
 def _wrap(alarm: str, width: int) -> list[str]:
-    return textwrap.wrap(alarm, width, max_lines=MAX_ALARM_LINES, placeholder=" ...", subsequent_indent="  ")
+    return textwrap.wrap(
+        alarm,
+        width,
+        max_lines=MAX_ALARM_LINES,
+        placeholder=" ...",
+        subsequent_indent="  ",
+        break_on_hyphens=False,  # names of options stay whole
+    )
 
 
 def choose_ranks(ranks: Sequence[RankActivity], summary: Summary | None, room: int) -> list[RankActivity]:

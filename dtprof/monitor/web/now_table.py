@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns
-from dtprof.monitor.newest_step import NewestStep
 from dtprof.monitor.rank_activity import RankActivity
 from dtprof.monitor.run_monitor import JobSnapshot
+from dtprof.monitor.step_aggregates import NewestStep
 from dtprof.monitor.terminal.top_screen import choose_ranks
 from dtprof.report.figures.palette import HUES
 from dtprof.report.pages.page_markup import Markup, element, join
@@ -44,9 +44,10 @@ def _tell_step(snapshot: JobSnapshot, newest: NewestStep | None) -> str:
         return "No step has a begin and an end on every rank yet, or their newest records hold none."
     slowest = max(newest.duration_ns, key=lambda rank: newest.duration_ns[rank])
     behind = snapshot.step - newest.number
-    took = f"Step {format_count(newest.number)}, the newest that every rank has ended, took "
-    took += f"{format_ns(newest.duration_ns[slowest])} on the slowest (rank {slowest})."
-    return took if behind <= 1 else f"{took} {format_count(behind)} more have ended since."
+    which = ", the newest that every rank has ended," if behind <= 1 else ""
+    took = f"{format_ns(newest.duration_ns[slowest])} on the slowest (rank {slowest})"
+    since = f"; {format_count(behind)} more have ended since" if behind > 1 else ""
+    return f"Step {format_count(newest.number)}{which} took {took}{since}."
 
 
 def _head(name: str) -> Markup:

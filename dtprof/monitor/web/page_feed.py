@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -14,39 +14,33 @@ from dtprof.analysis.memory.device_series import follow_devices, samples_each
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.run_closeup import Closeup, examine
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.reported_mismatches import list_told
+from dtprof.diagnosis.reported_mismatches import list_reported
 from dtprof.errors import DtprofError, NotARunError
 from dtprof.formatting import format_age, format_count
 from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.job.stalls import Progress
-from dtprof.job.world_size import newest_attempt
 from dtprof.monitor.live_run import LiveWindow
-from dtprof.monitor.newest_step import STEPS_READ, NewestStep, measure_newest_step
 from dtprof.monitor.polling_interval import PollingInterval
 from dtprof.monitor.run_monitor import JobSnapshot, Monitor
-from dtprof.monitor.step_time_series import ENDS, STEPS_BEFORE, find_ends, follow_course
+from dtprof.monitor.step_aggregates import NewestStep, StepAggregates
 from dtprof.monitor.web.now_table import render_now
 from dtprof.records.reader import Run, open_run
 from dtprof.report.figures.figure_source import Source
-from dtprof.report.figures.step_times_figure import continue_step_times
 from dtprof.report.pages.page_dashboard import Dashboard
 from dtprof.report.pages.page_documents import Document, render_page
 
 POLL_EVERY_S = 0.5
-DRAW_SHARE = 0.0025
-"""Of the time, that drawing may take; the panels are drawn as often as that allows, once a second at most."""
-DRAW_EVERY_S = 1.0
+REFRESH_EVERY_S, REFRESH_SHARE = 3.5, 0.015
+"""How often the figures of the page that is open are renewed, and the share of the time that may take."""
+DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
+"""The same of what is drawn from single operations: timelines, schedules, the critical path, traffic, memory."""
 TURN_SHARE = 0.1
 """Of the time, that drawing may take while the job takes one turn after the other."""
+TURN_EVERY_S = 1.0
 DIAGNOSE_SHARE = 0.007
-"""Of the time, that the verdict may take between two turns of the job: 50 ms for 8 ranks, every 8 s or so."""
-DIAGNOSE_EVERY_S = 8.0
-NEWEST_SHARE = 0.006
-"""Of the time, that the parts of the newest step may take: 12 ms for 8 ranks, every 2 s or so."""
-NEWEST_EVERY_S = 0.9
-MAX_COURSE = 1000
-"""Newest steps with which the chart of step times is continued between two drawings."""
-AT_ONCE_S = 0.1
+"""Of the time, that the verdict may take between two turns of the job: 40 ms for 8 ranks."""
+DIAGNOSE_EVERY_S = 7.0
+AT_ONCE_S = 0.2
 """For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
 WATCHED_S = 5.0
 """Since it was asked for, in which a page is drawn ahead of being asked for again."""
@@ -85,20 +79,11 @@ class _Drawing:
     source: Source
     pages: Sequence[Dashboard]
     documents: Mapping[str, Mapping[str, Document]]  # by page that is drawn already, by anchor
+    newest: NewestStep | None
+    has_details: bool
     verdict: Verdict | None  # None: nobody asked for one
     taken_s: float  # processor time, without that for the verdict
     diagnosed_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Measured:
-    """What is measured of the newest steps each time that one has ended."""
-
-    newest: NewestStep | None
-    course: list[dict[str, Any]]  # of figures.step_times.continue_step_times
-    is_all: bool  # all that is kept was gone through for it, else the newest steps
-    attempt: int
-    taken_s: float  # processor time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +139,11 @@ class Feed:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="dtprof-feed")
         self._begin: Begin = begin or self._threads.submit
-        self._draw_interval = PollingInterval(every_s=DRAW_EVERY_S, share=DRAW_SHARE, clock=clock)
-        self._turn_interval = PollingInterval(every_s=DRAW_EVERY_S, share=TURN_SHARE, clock=clock)
+        self._aggregates = StepAggregates()
+        self._refresh_interval = PollingInterval(every_s=REFRESH_EVERY_S, share=REFRESH_SHARE, clock=clock)
+        self._detail_interval = PollingInterval(every_s=DETAIL_EVERY_S, share=DETAIL_SHARE, clock=clock)
+        self._turn_interval = PollingInterval(every_s=TURN_EVERY_S, share=TURN_SHARE, clock=clock)
         self._diagnose_interval = PollingInterval(every_s=DIAGNOSE_EVERY_S, share=DIAGNOSE_SHARE, clock=clock)
-        self._newest_interval = PollingInterval(every_s=NEWEST_EVERY_S, share=NEWEST_SHARE, clock=clock)
         self._polled = float("-inf")
         self._snapshot: JobSnapshot | None = None
         self._verdict: Verdict | None = None
@@ -167,12 +153,8 @@ class Feed:
         self._pages_drawn: dict[str, int] = {}  # by page, of which version it is
         self._version = 0
         self._has_news = self._has_turned = True
-        self._has_moved = False
         self._how: tuple[object, ...] = ()
         self._drawing: Future[_Drawing] | None = None
-        self._measuring: Future[_Measured] | None = None
-        self._course: list[dict[str, Any]] = []
-        self._attempt = 0  # that the course is of
         self._diagnosing: Future[_Diagnosed] | None = None
         self._diagnosis_begun = self._begun = _AsOf(step=0, at=0.0)
         self._drawn: _AsOf | None = None
@@ -182,13 +164,12 @@ class Feed:
         self.pages: Sequence[Dashboard] = ()
         self.asked = clock()
 
-    def since(self, version: int, page: str = "", *, after: int | None = None) -> dict[str, Any]:
+    def since(self, version: int, page: str = "") -> dict[str, Any]:
         """Return what changed on a page after a version, the newest version, and how the job stands.
 
         Parameters:
             version: of the page.
             page: its name; the first one where there is none of that name.
-            after: the step to which its chart of step times goes, which is continued from there; None: it has none.
         """
         with self._lock:
             self.asked = self._clock()
@@ -207,7 +188,6 @@ class Feed:
                 "pages": [page.name for page in self.pages],
                 "status": self._status(),
                 "now": self._now(),
-                "course": self._continue(after, is_drawn_anew=bool(changed)),
                 "documents": {
                     anchor: {"markup": found.markup, "drawing": found.drawing} for anchor, found in changed.items()
                 },
@@ -254,14 +234,12 @@ class Feed:
             self._gone = error
             return
         ends = self._snapshot.has_ended and not had_ended
-        self._has_moved |= self._snapshot.has_moved
         self._has_turned |= self._turns(self._snapshot)
         self._has_news |= self._snapshot.has_moved or self._has_turned
-        is_due = self._draw_interval.is_due or (self._has_turned and self._turn_interval.is_due) or ends
+        is_due = self._refresh_interval.is_due or (self._has_turned and self._turn_interval.is_due) or ends
         if self._has_news and is_due and self._drawing is None:
             self._begin_drawing()
-            self._take_drawing(wait_s=0)
-        self._measure_newest_step(self._snapshot)
+            self._take_drawing(wait_s=AT_ONCE_S)
         self._renew_verdict(self._snapshot)
 
     def _turns(self, snapshot: JobSnapshot) -> bool:
@@ -269,75 +247,6 @@ class Feed:
         before, ends = self._how, [rank.end for rank in snapshot.ranks]
         self._how = (snapshot.has_ended, snapshot.is_stalled, len(snapshot.mismatches), *ends)
         return self._how != before
-
-    # ---- the newest step -----------------------------------------------------------------------------------------
-
-    def _measure_newest_step(self, snapshot: JobSnapshot) -> None:
-        """Begin to measure it where that is due and would say something new; take what has been measured."""
-        is_newest = self._newest is not None and self._newest.number == snapshot.step
-        is_new = self._has_moved and not is_newest and not snapshot.has_ended
-        if self._measuring is None and is_new and self._newest_interval.is_due:
-            self._has_moved = False
-            self._measuring = self._begin(self._to_measure(snapshot))
-        if self._measuring is None:
-            return
-        wait([self._measuring], AT_ONCE_S)
-        if self._measuring.done():
-            finished, self._measuring = self._measuring, None
-            found = finished.result()
-            self._newest = found.newest
-            self._newest_interval.charge(found.taken_s)
-            self._take_course(found)
-
-    def _to_measure(self, snapshot: JobSnapshot) -> Callable[[], _Measured]:
-        """Return the measurement of what is known now."""
-        window = self._monitor.window
-        records, attempt = window.frozen(num_steps=STEPS_READ), newest_attempt(window.folders)
-        first = self._continued_to() if attempt == self._attempt else 0
-        # The newest steps are in the records that are read anyway; those before them where several have ended.
-        has_missed = snapshot.step - first >= STEPS_READ
-        spans = window.spans_since(first - STEPS_BEFORE, ENDS) if has_missed else []
-        of_attempt = [one for one in spans if one.attempt == attempt]
-
-        def measure() -> _Measured:
-            began = self._cpu()
-            newest = measure_newest_step(records)
-            steps = find_ends(of_attempt) if has_missed else newest.steps if newest is not None else {}
-            course = continue_step_times(follow_course(steps, first=first))
-            taken_s = self._cpu() - began
-            return _Measured(newest=newest, course=course, is_all=has_missed, attempt=attempt, taken_s=taken_s)
-
-        return measure
-
-    def _take_course(self, found: _Measured) -> None:
-        """Go on with the steps that have ended; the last of those known may have been longer than it was then."""
-        if found.attempt != self._attempt:
-            self._course, self._attempt = [], found.attempt
-        if not found.course:
-            return
-        first = found.course[0]["step"]
-        # The first step of a job has no begin, and is none of these.
-        if first > max(1, self._continued_to()) + 1 and not found.is_all:
-            return  # steps between are missing: they are measured next time
-        known = [point for point in self._course if point["step"] < first]
-        known = known if known and known[-1]["step"] == first - 1 else []
-        self._course = (known + found.course)[-MAX_COURSE:]
-
-    def _continued_to(self) -> int:
-        """Return the last step that is drawn, or that the drawing is continued with."""
-        return max(self._last_drawn(), self._course[-1]["step"] if self._course else 0)
-
-    def _continue(self, after: int | None, *, is_drawn_anew: bool) -> list[dict[str, Any]]:
-        """Return the steps with which a chart that goes to a step is continued, that step included."""
-        if after is None:
-            return []
-        first = min(after, self._last_drawn()) if is_drawn_anew else after
-        return [point for point in self._course if point["step"] >= first]
-
-    def _last_drawn(self) -> int:
-        """Return the last step of all ranks that is drawn; 0 where there is none."""
-        series = self.source.summary.step_series if self.source is not None else ()
-        return min((one.steps[-1] for one in series if len(one.steps)), default=0)
 
     # ---- the verdict ---------------------------------------------------------------------------------------------
 
@@ -356,7 +265,7 @@ class Feed:
         except DtprofError as error:
             self._gone = error
             return
-        self._diagnose_interval.charge(found.taken_s)
+        self._diagnose_interval.charge(found.taken_s, since=self._diagnosis_begun.at)
         self._has_turned |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
         self._verdict, self._diagnosed = found.verdict, self._diagnosis_begun
 
@@ -370,7 +279,7 @@ class Feed:
     # ---- the pages -----------------------------------------------------------------------------------------------
 
     def _begin_drawing(self) -> None:
-        """Begin to analyse and draw the newest steps, of a job that has ended all."""
+        """Begin to draw the newest steps, of a job that has ended all."""
         snapshot = self._snapshot
         diagnoses = self._has_turned
         self._has_news = self._has_turned = False
@@ -383,7 +292,15 @@ class Feed:
     def _draw(self, window: LiveWindow | None, watched: Collection[str], *, diagnoses: bool) -> _Drawing:
         began = self._cpu()
         on_disk = open_run(self._monitor.run)
-        summary, closeup = examine(window or on_disk, THIS_PROCESS)
+        shown = self.source
+        has_details = shown is None or window is None or diagnoses or self._detail_interval.is_due
+        figures = self._aggregates.take(window) if window is not None else None
+        detailed, closeup = (
+            examine(window or on_disk, THIS_PROCESS) if shown is None or has_details else (shown.summary, shown.closeup)
+        )
+        summary = detailed
+        if figures is not None:
+            summary = replace(figures.summary, timeline=detailed.timeline, critical_path=detailed.critical_path)
         examined = self._cpu()
         verdict = self._diagnose(self._monitor.run, summary if window is not None else None) if diagnoses else None
         diagnosed = self._cpu()
@@ -393,6 +310,8 @@ class Feed:
             source=source,
             pages=pages,
             documents={page.name: render_page(page, source, pages) for page in pages if page.name in watched},
+            newest=figures.newest if figures is not None else None,
+            has_details=has_details,
             verdict=verdict,
             taken_s=examined - began + self._cpu() - diagnosed,
             diagnosed_s=diagnosed - examined,
@@ -411,7 +330,7 @@ class Feed:
         except DtprofError as error:
             self._gone = error
             return
-        self.source, self.pages, self._drawn = found.source, found.pages, self._begun
+        self.source, self.pages, self._drawn, self._newest = found.source, found.pages, self._begun, found.newest
         self._monitor.summary = found.source.summary
         if found.verdict is not None:
             self._verdict, self._diagnosed = found.verdict, self._begun
@@ -421,7 +340,10 @@ class Feed:
         self._shown = {anchor: shown for anchor, shown in self._shown.items() if anchor in there}
         for page, documents in found.documents.items():
             self._show(page, documents)
-        self._draw_interval.charge(found.taken_s)
+        # What details take on top is charged to them alone, or the figures would be renewed less often for it.
+        if found.has_details:
+            self._detail_interval.charge(found.taken_s)
+        self._refresh_interval.charge(0.0 if found.has_details else found.taken_s, since=self._begun.at)
         self._turn_interval.charge(found.taken_s + found.diagnosed_s)
 
     def _draw_pages(self, pages: Sequence[Dashboard]) -> None:
@@ -440,14 +362,14 @@ class Feed:
             if known is None or known.digest != digest:
                 self._shown[anchor] = _Shown(version=self._version, digest=digest, document=document)
 
-    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup, verdict: Verdict | None) -> Source:
+    def _gather(self, on_disk: Run, summary: Summary, closeup: Closeup | None, verdict: Verdict | None) -> Source:
         nodes = on_disk.node_samples(max_samples=min(MAX_NODE_SAMPLES, samples_each(len(summary.hosts))))
         return Source(
             summary=summary,
             closeup=closeup,
             verdict=verdict,
             nodes=follow_devices(nodes.values()),
-            told=list_told(on_disk.mismatches, verdict, started_ns=on_disk.manifest.started_realtime_ns),
+            reported=list_reported(on_disk.mismatches, verdict, started_ns=on_disk.manifest.started_realtime_ns),
         )
 
     # ---- how the job stands --------------------------------------------------------------------------------------

@@ -137,16 +137,10 @@ def make_app(runs: Runs, *, token: str | None) -> Starlette:
         feed = runs.feed(request.path_params["name"])
         if feed is None:
             return PlainTextResponse(_no_run(request), 404)
-        numbers = {}
-        for name, what in (("since", "version"), ("after", "step")):
-            given = request.query_params.get(name)
-            if given is None:
-                continue
-            if not given.isascii() or not given.isdigit() or len(given) > 15:
-                return PlainTextResponse(f"{name}={given!r}: expected the number of a {what}", 400)
-            numbers[name] = int(given)
-        page = request.query_params.get("page", "")
-        return JSONResponse(feed.since(numbers.get("since", 0), page, after=numbers.get("after")))
+        given = request.query_params.get("since", "0")
+        if not given.isascii() or not given.isdigit() or len(given) > 15:
+            return PlainTextResponse(f"since={given!r}: expected the number of a version", 400)
+        return JSONResponse(feed.since(int(given), request.query_params.get("page", "")))
 
     def trouble(request: Request, sentence: str, status: int) -> Response:
         title = Path(request.path_params["name"]).name

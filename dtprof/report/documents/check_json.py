@@ -1,14 +1,14 @@
-"""What came of limits on a run as JSON, schema 1: times in ns, sizes in bytes, fractions from 0 to 1."""
+"""The check of a run against thresholds as JSON, schema 1: times in ns, sizes in bytes, fractions from 0 to 1."""
 
 from collections.abc import Sequence
 
-from dtprof.analysis.comparison.thresholds import LimitResult
+from dtprof.analysis.comparison.thresholds import ThresholdResult
 from dtprof.formatting import round_figure
 
 SCHEMA = 1
 
 
-def check_json(run: str, results: Sequence[LimitResult], *, passed: bool, allow_unknown: bool) -> dict[str, object]:
+def check_json(run: str, results: Sequence[ThresholdResult], *, passed: bool, allow_unknown: bool) -> dict[str, object]:
     """Return the document; what is not known is null, with its reason."""
     return {
         "schema": SCHEMA,
@@ -16,18 +16,12 @@ def check_json(run: str, results: Sequence[LimitResult], *, passed: bool, allow_
         "passed": passed,
         "allow_unknown": allow_unknown,
         "limits": [
-            {
-                "option": result.option,
-                "figure": result.figure,
-                "unit": result.unit,
-                "limit": result.limit,
-                "outcome": result.outcome,
-                "measured": round_figure(result.measured),
-                "low": round_figure(result.low),
-                "high": round_figure(result.high),
-                "sure": round_figure(result.sure),
-                "reason": result.reason or None,
-            }
+            {name: _plain(value) for name, value in vars(result).items()}
+            | {"limit": result.limit, "reason": result.reason or None}
             for result in results
         ],
     }
+
+
+def _plain(value: str | float | None) -> str | float | None:
+    return value if isinstance(value, str) else round_figure(value)

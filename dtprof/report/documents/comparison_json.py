@@ -4,6 +4,7 @@ from dtprof.analysis.comparison.run_comparison import Change, Comparison, RunSid
 from dtprof.formatting import round_figure
 
 SCHEMA = 1
+_FIGURES = ("a", "b", "difference", "share", "low", "high", "detectable")
 
 
 def comparison_json(result: Comparison) -> dict[str, object]:
@@ -35,17 +36,8 @@ def _change(change: Change) -> dict[str, object]:
         "name": figure.name,
         "unit": figure.unit,
         "rank": figure.rank if figure.rank >= 0 else None,
-        "group": figure.group or None,
-        "members": figure.members or None,
-        "op": figure.op or None,
-        "api": figure.api or None,
-        "a": round_figure(change.a),
-        "b": round_figure(change.b),
-        "difference": round_figure(change.difference),
-        "share": round_figure(change.share),
-        "low": round_figure(change.low),
-        "high": round_figure(change.high),
-        "detectable": round_figure(change.detectable),
+        **{name: getattr(figure, name) or None for name in ("group", "members", "op", "api")},
+        **{name: round_figure(getattr(change, name)) for name in _FIGURES},
         "verdict": change.verdict,
         "reason": change.reason or None,
     }

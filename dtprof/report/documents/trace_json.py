@@ -16,9 +16,9 @@ def trace_json(ranks: Sequence[RankWindows], *, top: int, cannot_tell: Sequence[
         "schema": SCHEMA,
         "windows": [_window(rank, joined, top) for rank in ranks for joined in rank.windows],
         "snapshots": [
-            {"rank": rank.rank, **asdict(one), "file": rank.path_of(one.file)}
+            {"rank": rank.rank, **asdict(snapshot), "file": rank.path_of(snapshot.file)}
             for rank in ranks
-            for one in rank.snapshots
+            for snapshot in rank.snapshots
         ],
         "cannot_tell": list(cannot_tell),
     }

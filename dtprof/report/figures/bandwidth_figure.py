@@ -17,7 +17,7 @@ HANDED_OVER = "send"
 
 def draw_bandwidth(source: Source) -> Drawing | Nothing:
     """Draw bus bandwidth over bytes, both on logarithmic axes."""
-    known = [one for one in source.summary.collectives if one.busbw_gb_per_s and one.bytes > 0]
+    known = [row for row in source.summary.collectives if row.busbw_gb_per_s and row.bytes > 0]
     if not known:
         return Nothing(
             why="No bandwidth is known.",
@@ -27,35 +27,37 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         title="Bandwidth against size", x_title="bytes of one rank in one operation", y_title="bus bandwidth",
         height=330,
     )  # fmt: skip
-    for op in dict.fromkeys(one.op for one in known):
-        some = [one for one in known if one.op == op]
+    for op in dict.fromkeys(row.op for row in known):
+        some = [row for row in known if row.op == op]
         figure.add_trace(
             go.Scatter(
                 name=as_label(op),
                 meta=f"series {list(dict.fromkeys(one.op for one in known)).index(op) % 6}",
                 mode="markers",
-                x=[one.bytes for one in some],
-                y=[one.busbw_gb_per_s for one in some],
+                x=[row.bytes for row in some],
+                y=[row.busbw_gb_per_s for row in some],
                 marker={
-                    "size": [_size(one, known) for one in some],
+                    "size": [_size(row, known) for row in some],
                     "symbol": SYMBOLS.get(op, "circle"),
                     "opacity": 0.85,
                 },
                 hoverinfo="text",
-                hovertext=[as_label(_describe(one)) for one in some],
+                hovertext=[as_label(_describe(row)) for row in some],
             )
         )
-    ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [one.bytes for one in known])]
+    ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [row.bytes for row in known])]
     figure.update_xaxes(type="log")
     if len(ticks) > 1:
         names = [format_bytes(tick).replace(".00", "").replace(".0", "") for tick in ticks]
         figure.update_xaxes(tickmode="array", tickvals=ticks, ticktext=names, tickangle=0)
-    speeds = [one.busbw_gb_per_s or 1 for one in known]
+    speeds = [row.busbw_gb_per_s or 1 for row in known]
     decades = [10.0**power for power in range(-9, 5) if min(speeds) / 10 <= 10.0**power <= max(speeds) * 10]
-    figure.update_yaxes(type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(one) for one in decades])
-    sends = any(one.op == HANDED_OVER for one in known)
-    arriving = [one for one in known if one.op != HANDED_OVER] or known
-    fastest = max(arriving, key=lambda one: one.busbw_gb_per_s or 0)
+    figure.update_yaxes(
+        type="log", tickmode="array", tickvals=decades, ticktext=[_name_speed(speed) for speed in decades]
+    )
+    sends = any(row.op == HANDED_OVER for row in known)
+    arriving = [row for row in known if row.op != HANDED_OVER] or known
+    fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
     return Drawing(
         figure=figure,
         sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of {format_bytes(fastest.bytes)} with "
@@ -65,14 +67,14 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         columns=("operation", "group", "called by", "size", "bus bandwidth (GB/s)", "transfer"),
         rows=tuple(
             (
-                one.op,
-                one.group,
-                one.api or "\u2013",
-                format_bytes(one.bytes),
-                format_number(one.busbw_gb_per_s or 0, 2),
-                format_duration(one.transfer_ns) if one.transfer_ns is not None else "\u2013",
+                row.op,
+                row.group,
+                row.api or "\u2013",
+                format_bytes(row.bytes),
+                format_number(row.busbw_gb_per_s or 0, 2),
+                format_duration(row.transfer_ns) if row.transfer_ns is not None else "\u2013",
             )
-            for one in known
+            for row in known
         ),
     )
 
@@ -87,16 +89,16 @@ def _name_speed(gb_per_s: float) -> str:
     return f"{gb_per_s / size:g} {unit}"
 
 
-def _size(one: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
+def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
     """Return the diameter whose area stands for the time in flight."""
     longest = max((other.duration_ns or 0) * other.count for other in known) or 1
-    return 8 + 20 * float(((one.duration_ns or 0) * one.count / longest) ** 0.5)
+    return 8 + 20 * float(((row.duration_ns or 0) * row.count / longest) ** 0.5)
 
 
-def _describe(one: CollectiveResult) -> str:
+def _describe(row: CollectiveResult) -> str:
     lines = [
-        f"{one.op} of group {one.group}" + (f", called by {one.api}" if one.api else ""),
-        f"{format_bytes(one.bytes)} at {format_number(one.busbw_gb_per_s or 0, 2)} GB/s",
-        f"{one.count:,} operations of {format_duration(one.duration_ns or 0)} each",
+        f"{row.op} of group {row.group}" + (f", called by {row.api}" if row.api else ""),
+        f"{format_bytes(row.bytes)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
+        f"{row.count:,} operations of {format_duration(row.duration_ns or 0)} each",
     ]
     return "\n".join(lines)

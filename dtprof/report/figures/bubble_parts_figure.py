@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import plotly.graph_objects as go
-
-from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure
 from dtprof.report.figures.figure_numbers import NBSP, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
@@ -62,14 +60,5 @@ def draw_bubble_parts(source: Source) -> Drawing | Nothing:
 
 def _bar(name: str, part: str, percent: float) -> Any:
     hue = hue_of(part)
-    return go.Bar(
-        name=as_label(hue.label),
-        meta=part,
-        orientation="h",
-        x=[percent],
-        y=[name],
-        marker=marker(part),
-        hoverinfo="text",
-        hovertext=[f"<b>{hue.label}</b>: {percent:.1f}{NBSP}% of the window<br>{hue.meaning}"],
-        textposition="none",
-    )
+    hover = f"<b>{hue.label}</b>: {percent:.1f}{NBSP}% of the window<br>{hue.meaning}"
+    return bars(as_label(hue.label), part, [name], [percent], [hover])

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dtprof.analysis.memory.device_series import DeviceCourse, Floats, NodeCourses
+from dtprof.analysis.memory.device_series import DeviceSeries, Floats, NodeSeries
+from dtprof.formatting import plural
 from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source
@@ -41,7 +42,7 @@ class _Line:
 
 def draw_devices(source: Source) -> Drawing | Nothing:
     """Draw one row a quantity, one line a device."""
-    nodes = source.nodes or NodeCourses()
+    nodes = source.nodes or NodeSeries()
     shown = [device for device in nodes.devices if device.values]
     if not shown:
         return Nothing(why="The nodes were not sampled.", remedy=HOW_TO_GET)
@@ -82,7 +83,7 @@ def draw_devices(source: Source) -> Drawing | Nothing:
     )
 
 
-def _own_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
+def _own_lines(devices: Sequence[DeviceSeries]) -> list[_Line]:
     several = len({device.host for device in devices}) > 1
     return [
         _Line(
@@ -95,9 +96,9 @@ def _own_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
     ]
 
 
-def _shared_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
+def _shared_lines(devices: Sequence[DeviceSeries]) -> list[_Line]:
     """Return the least, the median and the most of all hosts, and of all GPUs, on one axis of time."""
-    found = []
+    lines = []
     for kind, position in (("hosts", 0), ("GPUs", 3)):
         some = [device for device in devices if (device.device == "host") == (kind == "hosts")]
         if not some:
@@ -111,7 +112,7 @@ def _shared_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
                 at = device.t_ns[known] / 1e9
                 values.setdefault(name, []).append(np.interp(t_s, at, column[known], left=np.nan, right=np.nan))
         for offset, (word, reduce) in enumerate((("least", np.fmin), ("median", None), ("most", np.fmax))):
-            found.append(
+            lines.append(
                 _Line(
                     name=f"{word} of {len(some)} {kind}",
                     meta=f"series {position + offset}",
@@ -122,15 +123,15 @@ def _shared_lines(devices: Sequence[DeviceCourse]) -> list[_Line]:
                     },
                 )
             )
-    return found
+    return lines
 
 
 def _median(columns: Floats) -> Floats:
     """Return the median of the values that are known, NaN where none is."""
     known = np.isfinite(columns).any(axis=0)
-    found = np.full(columns.shape[1], np.nan)
-    found[known] = np.nanmedian(columns[:, known], axis=0)
-    return found
+    medians = np.full(columns.shape[1], np.nan)
+    medians[known] = np.nanmedian(columns[:, known], axis=0)
+    return medians
 
 
 def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
@@ -178,7 +179,7 @@ def _word(quantity: str, value: float) -> str:
     return f"{value:.0f} W" if quantity == "power" else f"{value:.0f} \u00b0C"
 
 
-def _describe(shown: Sequence[DeviceCourse], nodes: NodeCourses) -> str:
+def _describe(shown: Sequence[DeviceSeries], nodes: NodeSeries) -> str:
     hosts = [device for device in shown if device.device == "host"]
     gpus = [device for device in shown if device.device != "host"]
     said = []
@@ -187,14 +188,10 @@ def _describe(shown: Sequence[DeviceCourse], nodes: NodeCourses) -> str:
         if busy:
             mean = sum(float(np.nanmean(column)) for column in busy) / len(busy)
             said.append(f"{word} are busy for {format_share(mean)} of the time")
-    sentence = f"{_count(len(hosts), 'host')}, {_count(len(gpus), 'GPU')}"
+    sentence = f"{plural(len(hosts), 'host')}, {plural(len(gpus), 'GPU')}"
     sentence += f": on average {' and '.join(said)}." if said else "."
     if nodes.no_gpus:
         reason = next(iter(nodes.no_gpus.values())).rstrip(".")
-        where = "" if len(nodes.no_gpus) == len(hosts) else f" on {_count(len(nodes.no_gpus), 'host')}"
+        where = "" if len(nodes.no_gpus) == len(hosts) else f" on {plural(len(nodes.no_gpus), 'host')}"
         sentence += f" There are no samples of GPUs{where} ({reason}): they take NVIDIA's driver and a visible GPU."
     return sentence
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -67,6 +67,42 @@ def marker(name: str) -> dict[str, Any]:
     return look
 
 
+def bars(
+    name: str,
+    hue: str,
+    places: Sequence[Any],
+    lengths: Sequence[float] | Any,
+    hover: Sequence[str],
+    *,
+    lying: bool = True,
+    **more: Any,
+) -> Any:
+    """Return the bars of a part, phase or kind, which lie or stand at their places; `more` is of plotly's Bar."""
+    return go.Bar(
+        name=name,
+        meta=hue,
+        orientation="h" if lying else "v",
+        x=lengths if lying else places,
+        y=places if lying else lengths,
+        marker=more.pop("marker", None) or marker(hue),
+        hoverinfo="text",
+        hovertext=hover,
+        textposition=more.pop("textposition", "none"),
+        **more,
+    )
+
+
+def stack_bars(figure: Any, *, gap: float, lying: bool = True) -> None:
+    """Stack the bars of a figure: those that lie from the top row on, those that stand with a rank a place."""
+    figure.update_layout(barmode="stack", bargap=gap)
+    if lying:
+        figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
+        figure.update_xaxes(rangemode="tozero")
+    else:
+        figure.update_yaxes(rangemode="tozero")
+        figure.update_xaxes(showgrid=False, nticks=33)
+
+
 def rank_names(ranks: Sequence[int]) -> list[str]:
     """Return the names of ranks on an axis."""
     return [f"rank {rank}" for rank in ranks]

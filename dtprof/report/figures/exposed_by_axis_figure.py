@@ -1,10 +1,8 @@
 """What communication costs, by axis of parallelism: hidden, wait, transfer."""
 
-import plotly.graph_objects as go
-
 from dtprof.analysis.communication.axis_collectives import AxisTime, sum_by_axis
 from dtprof.analysis.results import PARTS
-from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
@@ -29,46 +27,37 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     for part in (part for part in PARTS if part in COLUMNS):
         values = [getattr(row, COLUMNS[part]) for row in rows]
         figure.add_trace(
-            go.Bar(
-                name="wait" if part == "exposed_wait" else "transfer",
-                meta=part,
-                orientation="h",
+            bars(
+                "wait" if part == "exposed_wait" else "transfer",
+                part,
+                names,
+                [(value or 0) / unit.size for value in values],
+                [_hover(row, part, value) for row, value in zip(rows, values, strict=True)],
                 offsetgroup="flight",
-                x=[(value or 0) / unit.size for value in values],
-                y=names,
-                marker=marker(part),
-                hoverinfo="text",
-                hovertext=[_hover(row, part, value) for row, value in zip(rows, values, strict=True)],
-                textposition="none",
             )
         )
     figure.add_trace(
-        go.Bar(
-            name="exposed",
-            meta="other",
-            orientation="h",
-            offsetgroup="exposed",
-            x=[(row.exposed_ns or 0) / unit.size for row in rows],
-            y=names,
-            marker=marker("other"),
-            hoverinfo="text",
-            hovertext=[
-                f"<b>{as_label(row.axis)}: exposed</b><br>{_tell(row.exposed_ns)} a rank and step "
+        bars(
+            "exposed",
+            "other",
+            names,
+            [(row.exposed_ns or 0) / unit.size for row in rows],
+            [
+                f"<b>{as_label(row.axis)}: exposed</b><br>{_duration(row.exposed_ns)} a rank and step "
                 "in which it does nothing else"
                 for row in rows
             ],
-            textposition="none",
+            offsetgroup="exposed",
         )
     )
-    figure.update_layout(barmode="stack", bargap=0.35, bargroupgap=0.08)
-    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    figure.update_xaxes(rangemode="tozero")
+    stack_bars(figure, gap=0.35)
+    figure.update_layout(bargroupgap=0.08)
     top = rows[0]
     return Drawing(
         figure=figure,
-        sentence=f"Most time goes to {top.axis}: {_tell(top.wait_ns)} of wait and "
-        f"{_tell(top.transfer_ns)} of transfer a rank and step, "
-        f"{_tell(top.exposed_ns)} in which the rank did nothing else.",
+        sentence=f"Most time goes to {top.axis}: {_duration(top.wait_ns)} of wait and "
+        f"{_duration(top.transfer_ns)} of transfer a rank and step, "
+        f"{_duration(top.exposed_ns)} in which the rank did nothing else.",
         columns=(
             "axis",
             "groups",
@@ -90,9 +79,9 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     )
 
 
-def _tell(ns: float | None) -> str:
+def _duration(ns: float | None) -> str:
     return "an unknown time" if ns is None else format_duration(ns)
 
 
 def _hover(row: AxisTime, part: str, value: float | None) -> str:
-    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{_tell(value)} a rank and step"
+    return f"<b>{as_label(row.axis)}: {hue_of(part).label.split()[-1]}</b><br>{_duration(value)} a rank and step"

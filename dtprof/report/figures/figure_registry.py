@@ -11,12 +11,11 @@ from dtprof.report.figures.exposed_by_axis_figure import draw_exposed_by_axis
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.lateness_figure import draw_lateness
 from dtprof.report.figures.memory_categories_figure import draw_memory_categories
-from dtprof.report.figures.memory_series_figure import draw_memory_course
+from dtprof.report.figures.memory_series_figure import draw_memory_series
 from dtprof.report.figures.pipeline_changes_figure import draw_pipeline_changes
 from dtprof.report.figures.pipeline_figure import draw_pipeline
+from dtprof.report.figures.stacked_step_figure import draw_step_parts, draw_step_phases
 from dtprof.report.figures.stage_times_figure import draw_stage_times
-from dtprof.report.figures.step_parts_figure import draw_step_parts
-from dtprof.report.figures.step_phases_figure import draw_step_phases
 from dtprof.report.figures.step_times_figure import draw_step_times
 from dtprof.report.figures.timeline_figure import draw_timeline
 from dtprof.report.figures.traffic_matrix_figure import draw_traffic_matrix
@@ -37,7 +36,7 @@ FIGURES: Mapping[str, Callable[[Source], Drawing | Nothing]] = {
     "traffic_matrix": draw_traffic_matrix,
     "lateness": draw_lateness,
     "memory_categories": draw_memory_categories,
-    "memory_course": draw_memory_course,
+    "memory_course": draw_memory_series,
     "devices": draw_devices,
     "blame": draw_blame,
 }

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from dtprof.analysis.comparison.run_comparison import Comparison
-from dtprof.analysis.memory.device_series import NodeCourses
+from dtprof.analysis.memory.device_series import NodeSeries
 from dtprof.analysis.results import Summary
 from dtprof.analysis.timeline.run_closeup import Closeup
 from dtprof.diagnosis.findings import Verdict
-from dtprof.diagnosis.reported_mismatches import ToldMismatch
+from dtprof.diagnosis.reported_mismatches import ReportedMismatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +18,13 @@ class Source:
     closeup: Closeup | None = None
     verdict: Verdict | None = None
     comparison: Comparison | None = None
-    nodes: NodeCourses | None = None
-    told: tuple[ToldMismatch, ...] = ()  # while the job ran, beyond what the verdict says
+    nodes: NodeSeries | None = None
+    reported: tuple[ReportedMismatch, ...] = ()  # while the job ran, beyond what the verdict says
 
     @property
     def available(self) -> tuple[str, ...]:
         """What pages may be about that not every report has."""
-        has_finding = (self.verdict is not None and bool(self.verdict.findings)) or bool(self.told)
+        has_finding = (self.verdict is not None and bool(self.verdict.findings)) or bool(self.reported)
         return tuple(
             name for name, there in (("finding", has_finding), ("comparison", self.comparison is not None)) if there
         )

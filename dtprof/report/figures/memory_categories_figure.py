@@ -1,9 +1,7 @@
-"""What the memory of each rank is held for, at its most, with the formula of the model's state."""
-
-import plotly.graph_objects as go
+"""What each rank holds at its peak memory, by purpose."""
 
 from dtprof.analysis.memory.rank_memory import CATEGORIES
-from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure, rank_names
+from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, rank_names, stack_bars
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
@@ -22,7 +20,7 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
     unit = choose_unit([rank.peak_bytes for rank in ranks], SIZES)
     lying = len(ranks) <= MAX_LYING_BARS
     names = rank_names([rank.rank for rank in ranks])
-    title = f"memory at its most ({unit.name})"
+    title = f"peak memory ({unit.name})"
     figure = new_figure(
         title="Memory of each rank",
         x_title=title if lying else "rank",
@@ -43,32 +41,23 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
         lengths = [(value or 0) / unit.size for value in values]
         hue = hue_of(f"memory {category}")
         figure.add_trace(
-            go.Bar(
-                name=hue.label,
-                meta=f"memory {category}",
-                orientation="h" if lying else "v",
-                x=lengths if lying else [rank.rank for rank in ranks],
-                y=names if lying else lengths,
-                customdata=[rank.rank for rank in ranks],
-                marker=marker(f"memory {category}"),
-                hoverinfo="text",
-                hovertext=[
+            bars(
+                hue.label,
+                f"memory {category}",
+                names if lying else [rank.rank for rank in ranks],
+                lengths,
+                [
                     f"<b>rank {rank.rank}: {hue.label}</b><br>{_share(value, rank.peak_bytes or 0)} of a peak of "
                     f"{format_bytes(rank.peak_bytes or 0)}<br>{hue.meaning}"
                     for rank, value in zip(ranks, values, strict=True)
                 ],
-                textposition="none",
+                lying=lying,
+                customdata=[rank.rank for rank in ranks],
             )
         )
-    figure.update_layout(barmode="stack", bargap=0.28 if lying else 0.12)
-    if lying:
-        figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-        figure.update_xaxes(rangemode="tozero")
-    else:
-        figure.update_yaxes(rangemode="tozero")
-        figure.update_xaxes(showgrid=False, nticks=33)
+    stack_bars(figure, gap=0.28 if lying else 0.12, lying=lying)
     worst = max(ranks, key=lambda rank: rank.peak_bytes or 0)
-    split = "" if known else " What it is held for was not recorded."
+    split = "" if known else " Its purposes were not recorded."
     return Drawing(
         figure=figure,
         sentence=f"Rank {worst.rank} holds most: {format_bytes(worst.peak_bytes or 0)} at its peak.{split}",

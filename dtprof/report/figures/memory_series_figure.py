@@ -4,7 +4,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dtprof.analysis.memory.memory_series import Course, MemoryCourse
+from dtprof.analysis.memory.memory_series import MemorySeries, SampleSeries
 from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
 from dtprof.analysis.steps.phase_series import StepPhases
 from dtprof.records import events
@@ -22,30 +22,34 @@ _ABOVE, _BELOW = (0.36, 1.0), (0.0, 0.26)
 """Where memory and phases lie, from bottom to top."""
 
 
-def draw_memory_course(source: Source) -> Drawing | Nothing:
+def draw_memory_series(source: Source) -> Drawing | Nothing:
     """Draw the samples of the rank with the highest peak over the steps, and what those steps are made of."""
-    memory = source.closeup.memory if source.closeup else MemoryCourse()
+    memory = source.closeup.memory if source.closeup else MemorySeries()
     worst = memory.worst
-    own = memory.ranks.get(worst) if worst is not None else None
+    worst_rank = memory.ranks.get(worst) if worst is not None else None
     result = next((rank for rank in source.summary.ranks if rank.rank == worst), None)
-    if own is None or own.total is None or result is None:
+    if worst_rank is None or worst_rank.total is None or result is None:
         return Nothing(
             why="Memory was not sampled.",
             remedy="Samples are taken at each step: let the job end one, with an optimizer of torch or dtprof.step().",
         )
     formulas = _formulas(result.memory_formula)
-    largest = [float(course.value.max()) for course in own.courses.values()]
+    largest = [float(series.value.max()) for series in worst_rank.samples.values()]
     unit = choose_unit([*largest, *formulas.values()], SIZES)
     phases = memory.phases
     figure = new_figure(
         title=f"Memory of rank {worst} over the run", x_title="step", y_title=f"memory ({unit.name})",
         height=330 if phases is None else 440,
     )  # fmt: skip
-    others = [name for name in own.courses if name != own.total and name not in _CATEGORIES]
-    for name, course in own.courses.items():
-        meta = "ink" if name == own.total else _CATEGORIES.get(name) or f"memory sample {others.index(name) % NUM_HUES}"
-        _add_course(figure, name, course, unit, meta=meta)
-    steps = own.courses[own.total].step
+    others = [name for name in worst_rank.samples if name != worst_rank.total and name not in _CATEGORIES]
+    for name, series in worst_rank.samples.items():
+        meta = (
+            "ink"
+            if name == worst_rank.total
+            else _CATEGORIES.get(name) or f"memory sample {others.index(name) % NUM_HUES}"
+        )
+        _add_series(figure, name, series, unit, meta=meta)
+    steps = worst_rank.samples[worst_rank.total].step
     for name, nbytes in formulas.items():
         _add_formula(figure, name, nbytes, unit, (int(steps[0]), int(steps[-1])))
     figure.update_yaxes(rangemode="tozero")
@@ -59,15 +63,15 @@ def draw_memory_course(source: Source) -> Drawing | Nothing:
         figure=figure,
         sentence=f"Rank {worst} has the highest peak, {format_bytes(result.peak_bytes or max(largest))}."
         f"{_describe_growth(result.memory_growth)}{beside}",
-        columns=("sample", "samples kept", "least", "most", "last"),
+        columns=("sample", "samples", "least", "most", "last"),
         rows=(
             *(
                 (
                     name,
-                    str(len(course.value)),
-                    *(format_bytes(value) for value in (course.value.min(), course.value.max(), course.value[-1])),
+                    str(len(series.value)),
+                    *(format_bytes(value) for value in (series.value.min(), series.value.max(), series.value[-1])),
                 )
-                for name, course in own.courses.items()
+                for name, series in worst_rank.samples.items()
             ),
             *((f"{name}, by formula", "", *[format_bytes(nbytes)] * 3) for name, nbytes in formulas.items()),
         ),
@@ -79,27 +83,27 @@ def _formulas(formula: MemoryFormula | None) -> dict[str, int]:
     """Return what a rank should hold, by what it is of."""
     if formula is None:
         return {}
-    found = {"model state": formula.state_formula_bytes}
+    formulas = {"model state": formula.state_formula_bytes}
     if formula.activation_formula_bytes is not None:
-        found["model state and activations"] = formula.state_formula_bytes + formula.activation_formula_bytes
-    return found
+        formulas["model state and activations"] = formula.state_formula_bytes + formula.activation_formula_bytes
+    return formulas
 
 
-def _add_course(figure: Any, name: str, course: Course, unit: Unit, *, meta: str) -> None:
+def _add_series(figure: Any, name: str, series: SampleSeries, unit: Unit, *, meta: str) -> None:
     word = as_label(name.removesuffix("_bytes").replace("_", " "))
     figure.add_trace(
         go.Scatter(
             name=word,
             meta=meta,
-            mode="lines+markers" if len(course.step) <= FEW_SAMPLES else "lines",
+            mode="lines+markers" if len(series.step) <= FEW_SAMPLES else "lines",
             line={"width": 2.4 if meta == "ink" else 1.4, "shape": "hv"},
             marker={"size": 4},
-            x=course.step,
-            y=course.value / unit.size,
+            x=series.step,
+            y=series.value / unit.size,
             hoverinfo="text",
             hovertext=[
                 f"<b>{word}</b><br>{format_bytes(value)} at step {step}"
-                for step, value in zip(course.step.tolist(), course.value.tolist(), strict=True)
+                for step, value in zip(series.step.tolist(), series.value.tolist(), strict=True)
             ],
         )
     )

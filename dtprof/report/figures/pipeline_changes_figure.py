@@ -1,9 +1,7 @@
 """What more microbatches, interleaving or an even split would make of the bubble, by replay or by formula."""
 
-import plotly.graph_objects as go
-
 from dtprof.analysis.pipeline.schedule_changes import Changes
-from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.pipeline_figure import NO_PIPELINE
@@ -37,25 +35,19 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
     }
     for part, values in parts:
         figure.add_trace(
-            go.Bar(
-                name=legend[part],
-                meta=part,
-                orientation="h",
-                x=values,
-                y=names,
-                marker=marker(part),
-                hoverinfo="text",
-                hovertext=[
+            bars(
+                legend[part],
+                part,
+                names,
+                values,
+                [
                     f"<b>{change.what}</b><br>bubble {format_share(change.bubble_fraction)}, of it "
                     f"{format_share(change.schedule_fraction)} for the schedule"
                     for change in changes
                 ],
-                textposition="none",
             )
         )
-    figure.update_layout(barmode="stack", bargap=0.3)
-    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    figure.update_xaxes(rangemode="tozero")
+    stack_bars(figure, gap=0.3)
     return Drawing(
         figure=figure,
         sentence=_describe(chart.changes),

@@ -55,8 +55,8 @@ def draw_matrix(
             texttemplate="%{text}" if is_printed else None,
             hoverinfo="text",
             hovertext=[
-                [describe(own, other, write(value)) for other, value in zip(ranks, row, strict=True)]
-                for own, row in zip(ranks, rows, strict=True)
+                [describe(row_rank, other, write(value)) for other, value in zip(ranks, row, strict=True)]
+                for row_rank, row in zip(ranks, rows, strict=True)
             ],
         )
     )

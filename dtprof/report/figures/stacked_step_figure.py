@@ -1,11 +1,10 @@
-"""Stacked bars, one a rank: shared by the parts and the phases of a step."""
+"""The step of every rank as a stacked bar: by its exact parts, which sum to the step, or by phases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
-from dtprof.report.figures.drawing import Drawing, marker, new_figure, rank_names
+from dtprof.analysis.results import PARTS, PHASES, Summary
+from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, rank_names, stack_bars
 from dtprof.report.figures.figure_numbers import (
     DURATIONS,
     Unit,
@@ -20,18 +19,50 @@ MAX_LYING_BARS = 16
 """Up to here bars lie, one line a rank; more ranks stand side by side."""
 
 
+def draw_step_parts(summary: Summary) -> Drawing | Nothing:
+    """Draw the parts of the mean step of every rank."""
+    return draw_stacks(
+        title="Step time of each rank by part",
+        names=PARTS,
+        stacks={rank.rank: rank.partition_ns for rank in summary.ranks if rank.partition_ns and rank.step_ns},
+        steps={rank.rank: rank.step_ns for rank in summary.ranks if rank.step_ns},
+        nothing=Nothing(
+            why="No step could be split into its parts.",
+            remedy="Let the job end at least two optimizer steps on every rank.",
+        ),
+    )
+
+
+def draw_step_phases(summary: Summary) -> Drawing | Nothing:
+    """Draw the phases of the mean step of every rank, communication inside them."""
+    return draw_stacks(
+        title="Step time of each rank by phase",
+        names=PHASES,
+        stacks={rank.rank: rank.phases_ns for rank in summary.ranks if rank.phases_ns and rank.step_ns},
+        steps={rank.rank: rank.step_ns for rank in summary.ranks if rank.step_ns},
+        nothing=Nothing(
+            why="No phases were recorded.",
+            remedy="Phases come from torch.optim, torch.utils.data and backward(): use them in the training loop.",
+        ),
+    )
+
+
 def draw_stacks(
     *,
     title: str,
     names: Sequence[str],
     stacks: Mapping[int, Mapping[str, int | None]],
     steps: Mapping[int, int],
-) -> Drawing:
+    nothing: Nothing,
+) -> Drawing | Nothing:
     """Draw one stacked bar a rank; `stacks` gives nanoseconds by rank and name, `steps` the whole step.
 
-    What is None is not known: it has no length, and its text says so.
+    What is None is not known: it has no length, and its text says so. Without ranks, there is `nothing` to draw.
     """
     ranks = sorted(stacks)
+    if not ranks:
+        return nothing
+    steps = {rank: steps[rank] for rank in ranks}
     shown = [name for name in names if any(stacks[rank].get(name, 0) for rank in ranks)]
     unit = choose_unit(steps.values(), DURATIONS)
     lying = len(ranks) <= MAX_LYING_BARS
@@ -44,13 +75,7 @@ def draw_stacks(
     )
     for name in shown:
         figure.add_trace(_bars(name, ranks, stacks, steps, unit, lying))
-    figure.update_layout(barmode="stack", bargap=0.28 if lying else 0.12)
-    if lying:
-        figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-        figure.update_xaxes(rangemode="tozero")
-    else:
-        figure.update_yaxes(rangemode="tozero")
-        figure.update_xaxes(showgrid=False, tickmode="auto", nticks=33)
+    stack_bars(figure, gap=0.28 if lying else 0.12, lying=lying)
     return Drawing(
         figure=figure,
         sentence=" ".join((f"{title}: {_describe_extremes(steps)}", *_describe_unknown(names, stacks, ranks))),
@@ -69,22 +94,17 @@ def _bars(
 ) -> Any:
     hue = hue_of(name)
     spent = [stacks[rank].get(name, 0) for rank in ranks]
-    lengths = [(ns or 0) / unit.size for ns in spent]
-    where: list[Any] = rank_names(ranks) if lying else list(ranks)
-    return go.Bar(
-        name=hue.label,
-        meta=name,
-        orientation="h" if lying else "v",
-        x=lengths if lying else where,
-        y=where if lying else lengths,
-        customdata=list(ranks),
-        marker=marker(name),
-        hoverinfo="text",
-        hovertext=[
+    return bars(
+        hue.label,
+        name,
+        rank_names(ranks) if lying else list(ranks),
+        [(ns or 0) / unit.size for ns in spent],
+        [
             f"<b>rank {rank}: {hue.label}</b><br>{_tell_length(ns, steps[rank])}<br>{hue.meaning}"
             for rank, ns in zip(ranks, spent, strict=True)
         ],
-        textposition="none",
+        lying=lying,
+        customdata=list(ranks),
     )
 
 
@@ -110,11 +130,11 @@ def _tell_length(ns: int | None, step_ns: int) -> str:
 def _describe_unknown(
     names: Sequence[str], stacks: Mapping[int, Mapping[str, int | None]], ranks: Sequence[int]
 ) -> list[str]:
-    found = {name: [rank for rank in ranks if stacks[rank].get(name, 0) is None] for name in names}
+    unknown = {name: [rank for rank in ranks if stacks[rank].get(name, 0) is None] for name in names}
     return [
         f"Not known on {'every rank' if len(some) == len(ranks) else f'{len(some):,} of {len(ranks):,} ranks'}: "
         f"{hue_of(name).label}."
-        for name, some in found.items()
+        for name, some in unknown.items()
         if some
     ]
 

@@ -1,8 +1,6 @@
 """How long each stage of the pipeline takes for one microbatch: stages that differ make bubbles."""
 
-import plotly.graph_objects as go
-
-from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure
+from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.pipeline_figure import KINDS, NO_PIPELINE
@@ -27,25 +25,19 @@ def draw_stage_times(source: Source) -> Drawing | Nothing:
         if not any(kind in stage.mean_ns for stage in stages):
             continue
         figure.add_trace(
-            go.Bar(
-                name=meaning,
-                meta=hue,
-                orientation="h",
-                x=[stage.mean_ns.get(kind, 0) / unit.size for stage in stages],
-                y=names,
-                marker=marker(hue),
-                hoverinfo="text",
-                hovertext=[
+            bars(
+                meaning,
+                hue,
+                names,
+                [stage.mean_ns.get(kind, 0) / unit.size for stage in stages],
+                [
                     f"<b>{name}: {meaning}</b><br>{format_duration(stage.mean_ns.get(kind, 0))} a microbatch"
                     f"<br>ranks {', '.join(map(str, stage.ranks))}"
                     for name, stage in zip(names, stages, strict=True)
                 ],
-                textposition="none",
             )
         )
-    figure.update_layout(barmode="stack", bargap=0.28)
-    figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    figure.update_xaxes(rangemode="tozero")
+    stack_bars(figure, gap=0.28)
     slowest, fastest = totals.index(max(totals)), totals.index(min(totals))
     return Drawing(
         figure=figure,

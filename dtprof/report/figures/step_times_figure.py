@@ -22,11 +22,6 @@ from dtprof.report.figures.figure_numbers import (
 MAX_POINTS = 1500
 """More steps than this share points: a screen shows no more."""
 MAX_RANK_LINES = 8
-CONTINUES = "continues"
-"""In the figure's meta: live pages go on with it, step by step, until it is drawn anew.
-
-`unit_ns`: its unit; `after`: the last step that all ranks have ended: what comes takes the place of what is behind it.
-"""
 
 Floats = npt.NDArray[np.float64]
 
@@ -71,7 +66,6 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     _add_middle(figure, points, unit, len(series))
     _mark_left_out(figure, summary, lanes)
     _set_scale(figure, summary, lanes, unit)
-    figure.update_layout(meta={CONTINUES: {"unit_ns": unit.size, "after": min(one.steps[-1] for one in series)}})
     return Drawing(
         figure=figure,
         sentence=_describe(summary, lanes),
@@ -79,36 +73,6 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
         rows=_rows(points, unit),
         zooms=True,
     )
-
-
-def continue_step_times(series: Sequence[StepSeries]) -> list[dict[str, Any]]:
-    """Return what the figure is continued with while the job goes on, a point a step: durations in ns.
-
-    `step`; `edge`, `band` and `ink`: the fastest, the slowest and the middle rank, as traces are named in their meta;
-    `text`: what hovering tells; `ranks`: (rank, duration) of each where there is a line for each.
-
-    Parameters:
-        series: of the same steps of every rank.
-    """
-    if not series:
-        return []
-    lanes = _align(series)
-    points = _reduce(lanes)
-    has_lines = len(series) <= MAX_RANK_LINES
-    columns = (points.last, points.low, points.high, points.middle)
-    return [
-        {
-            "step": step,
-            "edge": low,
-            "band": high,
-            "ink": middle,
-            "text": text,
-            "ranks": list(zip(lanes.ranks, own, strict=True)) if has_lines else [],
-        }
-        for step, low, high, middle, text, own in zip(
-            *(column.tolist() for column in columns), _explain(points), lanes.durations.T.tolist(), strict=True
-        )
-    ]
 
 
 def _align(series: Sequence[StepSeries]) -> _Lanes:

@@ -28,7 +28,7 @@ def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
         titles=("Bytes sent from rank to rank", "to rank", "from rank"),
         units=SIZES,
         write=format_bytes,
-        describe=lambda own, other, sent: f"<b>rank {own} to rank {other}</b><br>{sent} in the whole run",
+        describe=lambda sender, receiver, sent: f"<b>rank {sender} to rank {receiver}</b><br>{sent} in the whole run",
     )
     pairs = largest_pairs(traffic.sent, traffic.ranks)
     most, sender, receiver = pairs[0]
@@ -37,5 +37,8 @@ def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
         sentence=f"{len(pairs)} pairs of ranks exchange messages; rank {sender} sends most to rank {receiver}, "
         f"{format_bytes(most)} in the whole run.",
         columns=("from rank", "to rank", "sent"),
-        rows=tuple((str(own), str(other), format_bytes(nbytes)) for nbytes, own, other in pairs[:MAX_ROWS]),
+        rows=tuple(
+            (str(source_rank), str(target_rank), format_bytes(nbytes))
+            for nbytes, source_rank, target_rank in pairs[:MAX_ROWS]
+        ),
     )

@@ -40,7 +40,7 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
         titles=("Exposed wait of a step, by who came last", "waits for rank", "rank"),
         units=DURATIONS,
         write=format_duration,
-        describe=lambda own, other, time: f"<b>rank {own} waits for rank {other}</b><br>{time} a step",
+        describe=lambda waiter, culprit, time: f"<b>rank {waiter} waits for rank {culprit}</b><br>{time} a step",
     )
     pairs = largest_pairs(waited, ranks)
     most, waiter, culprit = pairs[0]
@@ -52,5 +52,5 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
         f"comes last in {format_share(float(of_all[worst] / of_all.sum()))} of the time that ranks wait. "
         "Who comes last may itself have waited before: the page Stragglers follows waits back to their origin.",
         columns=("rank", "waits for rank", "a step"),
-        rows=tuple((str(own), str(other), format_duration(time)) for time, own, other in pairs[:MAX_ROWS]),
+        rows=tuple((str(waiting), str(late), format_duration(time)) for time, waiting, late in pairs[:MAX_ROWS]),
     )

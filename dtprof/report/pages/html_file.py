@@ -27,7 +27,7 @@ from dtprof.report.pages.page_markup import Markup, element, join
 GENERATOR = "dtprof report"
 SCRIPTS = ("plots.js", "mosaic.js", "grid.js", "tracks.js", "tables.js", "page.js")
 """In the order in which they run; the last one starts the page."""
-LIVE_SCRIPTS = ("course.js", "live.js")
+LIVE_SCRIPTS = ("live.js",)
 BUNDLE_LEVEL = 6
 """9 makes it 1 % smaller in twice the time; it is compressed while the rest is worked out."""
 DATA_LEVEL = 4

@@ -58,13 +58,13 @@ def dashboard_names() -> list[str]:
 @functools.cache
 def defined_names() -> dict[str, frozenset[str]]:
     """Return the names that definitions of each panel may have: its figures, and what a shipped page defines."""
-    found: dict[str, set[str]] = {}
+    names_of: dict[str, set[str]] = {}
     for name in dashboard_names():
         document = tomllib.loads((dashboards_folder() / f"{name}.toml").read_text(encoding="utf-8"))
         for table in document["panels"]:
             panel = table["panel"]
-            found.setdefault(panel, set(tooltips_of(panel))).update(table.get("definitions", {}))
-    return {panel: frozenset(names) for panel, names in found.items()}
+            names_of.setdefault(panel, set(tooltips_of(panel))).update(table.get("definitions", {}))
+    return {panel: frozenset(names) for panel, names in names_of.items()}
 
 
 def load_report(valid_panels: Collection[str], *, available: Collection[str] = ()) -> tuple[Dashboard, ...]:
@@ -81,14 +81,17 @@ def name_apart(pages: Iterable[Dashboard]) -> tuple[Dashboard, ...]:
     for given in pages:
         names = {page.name for page in named}
         page = replace(
-            given, name=next(one for n in count(1) if (one := f"{given.name}{f'-{n}' * (n > 1)}") not in names)
+            given,
+            name=next(candidate for n in count(1) if (candidate := f"{given.name}{f'-{n}' * (n > 1)}") not in names),
         )
         panels = []
         for panel in page.panels:
             anchor = panel.anchor
             if anchor in taken:
                 anchor = next(
-                    one for n in count(1) if (one := f"{given.name}-{panel.anchor}{f'-{n}' * (n > 1)}") not in taken
+                    candidate
+                    for n in count(1)
+                    if (candidate := f"{given.name}-{panel.anchor}{f'-{n}' * (n > 1)}") not in taken
                 )
             taken.add(anchor)
             panels.append(replace(panel, anchor=anchor))

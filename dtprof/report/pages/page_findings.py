@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from dtprof.diagnosis.findings import Finding, group_words, rank_list
-from dtprof.diagnosis.reported_mismatches import ToldMismatch
+from dtprof.diagnosis.reported_mismatches import ReportedMismatch
+from dtprof.formatting import plural
 from dtprof.job.axes import purpose_of
 from dtprof.records.tables import Site
 from dtprof.report.figures.drawing import Nothing
@@ -21,7 +22,7 @@ Pages = Sequence[Dashboard]
 def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
     """List the findings, the most probable first, each with who, where, what shows it and what to do."""
     findings = source.verdict.findings if source.verdict is not None else ()
-    if not findings and not source.told:
+    if not findings and not source.reported:
         return render_nothing(
             Nothing(
                 why="There is no finding.",
@@ -30,26 +31,26 @@ def render_findings(_panel: Panel, source: Source, _: Pages) -> Markup:
         )
     return join(
         *(_render_finding(finding, first=not position) for position, finding in enumerate(findings)),
-        *map(_render_told, source.told),
+        *map(_render_reported, source.reported),
     )
 
 
-def _render_told(told: ToldMismatch) -> Markup:
+def _render_reported(mismatch: ReportedMismatch) -> Markup:
     """Return what `dtprof run` reported while the job ran and the records no longer hold."""
-    when = "while the job ran" if told.after_s is None else f"{told.after_s:.0f} s after the start of the job"
+    when = "while the job ran" if mismatch.after_s is None else f"{mismatch.after_s:.0f} s after the start of the job"
     return element(
         "article",
         element(
             "p",
-            element("span", "told live", class_="severity warning"),
-            element("code", told.kind),
+            element("span", "reported live", class_="severity warning"),
+            element("code", mismatch.kind),
             class_="kind",
         ),
-        element("p", told.summary, class_="finding-summary"),
+        element("p", mismatch.summary, class_="finding-summary"),
         element(
             "dl",
-            element("div", element("dt", "group"), element("dd", element("bdi", told.group))),
-            element("div", element("dt", "position"), element("dd", f"#{told.seq}")),
+            element("div", element("dt", "group"), element("dd", element("bdi", mismatch.group))),
+            element("div", element("dt", "position"), element("dd", f"#{mismatch.seq}")),
             class_="facts",
         ),
         _list(
@@ -125,10 +126,14 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
     kinds = [
         [(f"work: {hue_of(phase).label or phase}", "", time) for phase, time in path.phases_ns.items()],
         [
-            (f"transfer: {one.op}", f"{groups.get(one.group) or ''} group {one.group}".strip(), one.transfer_ns)
-            for one in path.operations
+            (
+                f"transfer: {operation.op}",
+                f"{groups.get(operation.group) or ''} group {operation.group}".strip(),
+                operation.transfer_ns,
+            )
+            for operation in path.operations
         ],
-        [(f"work of rank {one.rank}", "", one.work_ns) for one in path.ranks],
+        [(f"work of rank {rank.rank}", "", rank.work_ns) for rank in path.ranks],
     ]
     table = [
         (what, where, format_duration(time), format_share(time / path.step_ns))
@@ -139,7 +144,7 @@ def render_critical_path(panel: Panel, source: Source, _: Pages) -> Markup:
     return join(
         element(
             "p",
-            f"Mean of {path.steps} step{'' if path.steps == 1 else 's'} of {format_duration(path.step_ns)}. "
+            f"Mean of {plural(path.steps, 'step')} of {format_duration(path.step_ns)}. "
             "Work by phase and all transfers sum to the step; work by rank is the same work, divided otherwise.",
             class_="label",
         ),

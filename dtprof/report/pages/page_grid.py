@@ -98,9 +98,9 @@ def _place(
 
 
 def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -> list[dict[str, Any]]:
-    blame = {one.rank: one.blame_ns_per_step for one in summary.stragglers}
+    blame = {straggler.rank: straggler.blame_ns_per_step for straggler in summary.stragglers}
 
-    found = [
+    metrics = [
         _metric("step", "step time", [rank.step_ns for rank in ranks], format_duration),
         *(_metric(name, hue_of(name).label, [_part(rank, name) for rank in ranks], format_duration) for name in PARTS),
         _metric("exposed", "exposed communication", [_exposed(rank) for rank in ranks], format_share, top=1.0),
@@ -108,8 +108,10 @@ def _metrics(summary: Summary, ranks: Sequence[RankResult], *, is_dense: bool) -
         _metric("blame", "cost to others", [_as_float(blame.get(rank.rank, 0)) for rank in ranks], format_duration),
     ]
     if is_dense:
-        found = [{**metric, **_in_one_unit(metric["values"], _UNITS.get(metric["key"], DURATIONS))} for metric in found]
-    return [metric for metric in found if metric["top"] > 0]
+        metrics = [
+            {**metric, **_in_one_unit(metric["values"], _UNITS.get(metric["key"], DURATIONS))} for metric in metrics
+        ]
+    return [metric for metric in metrics if metric["top"] > 0]
 
 
 def _part(rank: RankResult, name: str) -> float | None:

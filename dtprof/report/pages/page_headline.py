@@ -181,8 +181,8 @@ def _describe_communication(summary: Summary, shares: Mapping[str, float]) -> He
 
 
 def _name_busiest(summary: Summary) -> str:
-    known = [one for one in summary.collectives if one.exposed_ns]
+    known = [row for row in summary.collectives if row.exposed_ns]
     if not known:
         return ""
-    busiest = max(known, key=lambda one: (one.exposed_ns or 0) * one.count)
+    busiest = max(known, key=lambda row: (row.exposed_ns or 0) * row.count)
     return f"; most of it is {busiest.op} of group {busiest.group}"

@@ -1,11 +1,11 @@
 """The figures that matter, as cards, and the mean step as one bar."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dtprof.analysis.communication.traffic import measure_overlap
 from dtprof.analysis.results import BUBBLE, Summary
-from dtprof.formatting import format_count, format_rate
+from dtprof.formatting import format_count, format_rate, plural
 from dtprof.job.sound_records import list_ranks
 from dtprof.report.figures.figure_numbers import NBSP, format_bytes, format_duration, format_share
 from dtprof.report.figures.palette import hue_of
@@ -15,30 +15,28 @@ from dtprof.report.pages.page_markup import Markup, element, join
 NOT_KNOWN = "not known"
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeyFigure:
-    """One card: the key of its definition, its name, the figure, and what stands beside it."""
+class KeyFigure(NamedTuple):
+    """One card: its name, the figure, and what stands beside it."""
 
-    key: str
     name: str
     value: str
     beside: str
 
 
-def key_figures(summary: Summary) -> list[KeyFigure]:
-    """Return the cards of the overview, in order; what is not known says so."""
-    return [
-        _step_time(summary),
-        _throughput(summary),
-        _exposed_communication(summary),
-        _overlap(summary),
-        _bubble(summary),
-        _peak_memory(summary),
-        _slowdown(summary),
-        _clock_error(summary),
-        _overhead(summary),
-        _events(summary),
-    ]
+def key_figures(summary: Summary) -> dict[str, KeyFigure]:
+    """Return the cards of the overview by the keys of their definitions, in order; what is not known says so."""
+    return {
+        "step_time": _step_time(summary),
+        "throughput": _throughput(summary),
+        "exposed_communication": _exposed_communication(summary),
+        "overlap": _overlap(summary),
+        "bubble": _bubble(summary),
+        "peak_memory": _peak_memory(summary),
+        "slowdown": _slowdown(summary),
+        "clock_error": _clock_error(summary),
+        "overhead": _overhead(summary),
+        "events": _events(summary),
+    }
 
 
 def render_key_figures(summary: Summary, definitions: Mapping[str, str]) -> Markup:
@@ -50,9 +48,9 @@ def render_key_figures(summary: Summary, definitions: Mapping[str, str]) -> Mark
             element("dd", card.value, class_="value" if card.value != NOT_KNOWN else "value unknown"),
             element("dd", card.beside, class_="beside"),
             class_="card",
-            title=definitions.get(card.key),
+            title=definitions.get(key),
         )
-        for card in key_figures(summary)
+        for key, card in key_figures(summary).items()
     ]
     return join(_render_mean_step(summary), element("dl", *cards, class_="cards"))
 
@@ -93,33 +91,27 @@ def _render_mean_step(summary: Summary) -> Markup:
 def _step_time(summary: Summary) -> KeyFigure:
     spread, used = summary.steps.duration_ns, summary.steps.used
     if spread is None or used is None:
-        return KeyFigure(key="step_time", name="Step time", value=NOT_KNOWN, beside=f"{summary.steps.count} steps")
+        return KeyFigure("Step time", NOT_KNOWN, f"{summary.steps.count} steps")
     low, high = format_duration(spread.p10), format_duration(spread.p90)
     return KeyFigure(
-        key="step_time",
-        name="Step time",
-        value=format_duration(spread.median),
-        beside=f"p10\u2013p90 {low} \u2013 {high}; steps {used[0]}\u2013{used[1]} of {summary.steps.count}",
+        "Step time",
+        format_duration(spread.median),
+        f"p10\u2013p90 {low} \u2013 {high}; steps {used[0]}\u2013{used[1]} of {summary.steps.count}",
     )
 
 
 def _throughput(summary: Summary) -> KeyFigure:
     """Tokens where they are known, else samples: of the whole job."""
-    found = summary.throughput
-    tokens, samples = (found.tokens_per_s, found.samples_per_s) if found is not None else (None, None)
-    per_step = found and (found.samples_per_step if tokens is None else found.tokens_per_step)
+    rates = summary.throughput
+    tokens, samples = (rates.tokens_per_s, rates.samples_per_s) if rates is not None else (None, None)
+    per_step = rates and (rates.samples_per_step if tokens is None else rates.tokens_per_step)
     if tokens is None and samples is None:
-        return KeyFigure(key="throughput", name="Tokens per second", value=NOT_KNOWN, beside="no batch was recognised")
+        return KeyFigure("Tokens per second", NOT_KNOWN, "no batch was recognised")
     what, rate = ("Samples", samples) if tokens is None else ("Tokens", tokens)
     beside = [f"{per_step:,.0f} a step, all ranks" if per_step else ""]
     if tokens is not None and samples is not None:
         beside.append(f"{format_rate(samples)} samples/s")
-    return KeyFigure(
-        key="throughput",
-        name=f"{what} per second",
-        value=format_rate(rate or 0),
-        beside="; ".join(filter(None, beside)),
-    )
+    return KeyFigure(f"{what} per second", format_rate(rate or 0), "; ".join(filter(None, beside)))
 
 
 def _exposed_communication(summary: Summary) -> KeyFigure:
@@ -127,12 +119,11 @@ def _exposed_communication(summary: Summary) -> KeyFigure:
     shares = summary.part_shares or {}
     transfer, wait = shares.get("exposed_transfer"), shares.get("exposed_wait")
     if transfer is None or wait is None:
-        return KeyFigure(key="exposed_communication", name=name, value=NOT_KNOWN, beside="no step could be split")
+        return KeyFigure(name, NOT_KNOWN, "no step could be split")
     return KeyFigure(
-        key="exposed_communication",
-        name=name,
-        value=format_share(transfer + wait),
-        beside=f"of the step: {format_share(wait)} wait, {format_share(transfer)} transfer",
+        name,
+        format_share(transfer + wait),
+        f"of the step: {format_share(wait)} wait, {format_share(transfer)} transfer",
     )
 
 
@@ -140,37 +131,35 @@ def _overlap(summary: Summary) -> KeyFigure:
     overlap = measure_overlap(summary)
     if overlap is None:
         beside = "no collectives" if not summary.collectives else "completion times are missing"
-        return KeyFigure(key="overlap", name="Overlap", value=NOT_KNOWN, beside=beside)
-    return KeyFigure(
-        key="overlap", name="Overlap", value=format_share(overlap), beside="of communication is hidden behind work"
-    )
+        return KeyFigure("Overlap", NOT_KNOWN, beside)
+    return KeyFigure("Overlap", format_share(overlap), "of communication is hidden behind work")
 
 
 def _bubble(summary: Summary) -> KeyFigure:
     pipeline = summary.pipeline
     name = "Pipeline bubble"
     if pipeline is None and (summary.part_shares or {}).get(BUBBLE, 0) is None:
-        return KeyFigure(key="bubble", name=name, value=NOT_KNOWN, beside="what cannot be told says why")
+        return KeyFigure(name, NOT_KNOWN, "the caveats say why")
     if pipeline is None:
-        return KeyFigure(key="bubble", name=name, value="none", beside="no pipeline ran")
+        return KeyFigure(name, "none", "no pipeline ran")
     theory = "no formula" if pipeline.theory_fraction is None else f"theory {format_share(pipeline.theory_fraction)}"
     beside = (
         f"of its window; {theory}; {pipeline.schedule}, {pipeline.stages} stages, {pipeline.microbatches} microbatches"
     )
-    return KeyFigure(key="bubble", name=name, value=format_share(pipeline.bubble_fraction), beside=beside)
+    return KeyFigure(name, format_share(pipeline.bubble_fraction), beside)
 
 
 def _peak_memory(summary: Summary) -> KeyFigure:
     peaks = {rank.rank: rank.peak_bytes for rank in summary.ranks if rank.peak_bytes is not None}
     if not peaks:
-        return KeyFigure(key="peak_memory", name="Peak memory", value=NOT_KNOWN, beside="no memory samples")
+        return KeyFigure("Peak memory", NOT_KNOWN, "no memory samples")
     worst, least = max(peaks, key=peaks.__getitem__), min(peaks, key=peaks.__getitem__)
     beside = f"rank {worst}" if worst == least else f"rank {worst}; least {format_bytes(peaks[least])}, rank {least}"
     formula = next(rank.memory_formula for rank in summary.ranks if rank.rank == worst)
     if formula is not None:
         held, expected = format_bytes(formula.state_bytes), format_bytes(formula.state_formula_bytes)
         beside += f"; model state {held}, by formula {expected}"
-    return KeyFigure(key="peak_memory", name="Peak memory", value=format_bytes(peaks[worst]), beside=beside)
+    return KeyFigure("Peak memory", format_bytes(peaks[worst]), beside)
 
 
 def _slowdown(summary: Summary) -> KeyFigure:
@@ -181,27 +170,25 @@ def _slowdown(summary: Summary) -> KeyFigure:
             value, beside = "none", "one rank waits for nobody"
         elif knows_stragglers(summary):
             value, beside = "none", "no rank holds the others up"
-        return KeyFigure(key="slowdown", name=name, value=value, beside=beside)
-    worst = max(summary.stragglers, key=lambda one: (one.slowdown or 0, one.blame_ns_per_step or 0))
+        return KeyFigure(name, value, beside)
+    worst = max(summary.stragglers, key=lambda straggler: (straggler.slowdown or 0, straggler.blame_ns_per_step or 0))
     blame = worst.blame_ns_per_step
     costs = f", costs others {format_duration(blame)} a step" if blame is not None else ""
     if worst.slowdown is None:
-        return KeyFigure(key="slowdown", name=name, value=NOT_KNOWN, beside=f"rank {worst.rank}{costs}")
+        return KeyFigure(name, NOT_KNOWN, f"rank {worst.rank}{costs}")
     together = summary.stragglers[-1].slowdown_together
     if len(summary.stragglers) > 1 and together is not None:
-        beside = f"{list_ranks(one.rank for one in summary.stragglers)} together"
-        return KeyFigure(key="slowdown", name=name, value=f"{together:.2f}\u00d7", beside=beside)
-    return KeyFigure(key="slowdown", name=name, value=f"{worst.slowdown:.2f}\u00d7", beside=f"rank {worst.rank}{costs}")
+        beside = f"{list_ranks(straggler.rank for straggler in summary.stragglers)} together"
+        return KeyFigure(name, f"{together:.2f}\u00d7", beside)
+    return KeyFigure(name, f"{worst.slowdown:.2f}\u00d7", f"rank {worst.rank}{costs}")
 
 
 def _clock_error(summary: Summary) -> KeyFigure:
     error, num_hosts = summary.clock_error_ns, len(summary.hosts)
     beside = "one host, one clock" if num_hosts == 1 else f"{num_hosts} hosts" if num_hosts else "hosts not known"
     if error is None:
-        return KeyFigure(key="clock_error", name="Clock error", value=NOT_KNOWN, beside=beside)
-    return KeyFigure(
-        key="clock_error", name="Clock error", value=f"\u00b1{NBSP}{format_duration(error)}", beside=beside
-    )
+        return KeyFigure("Clock error", NOT_KNOWN, beside)
+    return KeyFigure("Clock error", f"\u00b1{NBSP}{format_duration(error)}", beside)
 
 
 def _overhead(summary: Summary) -> KeyFigure:
@@ -209,24 +196,21 @@ def _overhead(summary: Summary) -> KeyFigure:
     per_event = overhead.capture_ns_per_event
     beside = f"{format_duration(per_event)} an event" if per_event is not None else "no events"
     if overhead.share_of_step is None:
-        return KeyFigure(key="overhead", name="Own overhead", value=NOT_KNOWN, beside=beside)
+        return KeyFigure("Own overhead", NOT_KNOWN, beside)
     return KeyFigure(
-        key="overhead",
-        name="Own overhead",
-        value=format_share(overhead.share_of_step),
-        beside=f"of the step; {beside}" + (f", {summary.hook} hook" if summary.hook else ""),
+        "Own overhead",
+        format_share(overhead.share_of_step),
+        f"of the step; {beside}" + (f", {summary.hook} hook" if summary.hook else ""),
     )
 
 
 def _events(summary: Summary) -> KeyFigure:
     lost = [f"{format_count(summary.dropped_events)} dropped"] if summary.dropped_events else []
     if summary.missing_ranks:
-        lost.append(f"{len(summary.missing_ranks)} rank{'' if len(summary.missing_ranks) == 1 else 's'} missing")
-    num_ranks = len(summary.ranks)
+        lost.append(f"{plural(len(summary.missing_ranks), 'rank')} missing")
     return KeyFigure(
-        key="events",
-        name="Events",
-        value=format_count(summary.events),
-        beside=f"{num_ranks} rank{'' if num_ranks == 1 else 's'} of {summary.world_size}; "
+        "Events",
+        format_count(summary.events),
+        f"{plural(len(summary.ranks), 'rank')} of {summary.world_size}; "
         + (", ".join(lost) or "none dropped, none missing"),
     )

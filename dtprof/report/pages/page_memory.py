@@ -14,13 +14,13 @@ from dtprof.report.pages.page_tables import number_column, render_plain_table, r
 
 Pages = Sequence[Dashboard]
 SCHEMES = {
-    "none": "the whole of it on every rank",
-    "zero1": "optimizer state spread (ZeRO 1)",
-    "zero2": "gradients and optimizer state spread (ZeRO 2)",
-    "zero3": "all of it spread (ZeRO 3, FSDP)",
+    "none": "replicated: all of it on every rank",
+    "zero1": "optimizer state sharded (ZeRO 1)",
+    "zero2": "gradients and optimizer state sharded (ZeRO 2)",
+    "zero3": "all of it sharded (ZeRO 3, FSDP)",
 }
 HOLDS = {True: "holds", False: "does not hold", None: "not known"}
-LEAKS = {True: "goes on growing", False: "does not", None: "too few samples"}
+LEAKS = {True: "keeps growing", False: "no leak", None: "too few samples"}
 NOT_SAMPLED = Nothing(
     why="Memory was not sampled.",
     remedy="Samples are taken at each step: let the job end one, with an optimizer or dtprof.step().",
@@ -33,21 +33,30 @@ def render_memory_table(panel: Panel, source: Source, _: Pages) -> Markup:
     if not ranks:
         return render_nothing(NOT_SAMPLED)
     memory = source.closeup.memory.ranks if source.closeup else {}
-    courses = [memory.get(rank.rank, RankMemory(total=None)) for rank in ranks]
+    sampled = [memory.get(rank.rank, RankMemory(total=None)) for rank in ranks]
     formulas = [rank.memory_formula for rank in ranks]
     growths = [rank.memory_growth for rank in ranks]
     columns = [
         number_column("rank", "rank", [rank.rank for rank in ranks], lambda rank: str(round(rank))),
         unit_column("peak", "peak", [rank.peak_bytes for rank in ranks], SIZES),
-        unit_column("state", "model state", [one.state_bytes if one else None for one in formulas], SIZES),
-        unit_column("formula", "by formula", [one.state_formula_bytes if one else None for one in formulas], SIZES),
-        unit_column("activations", "activations", [one.activation_bytes if one else None for one in formulas], SIZES),
+        unit_column("state", "model state", [formula.state_bytes if formula else None for formula in formulas], SIZES),
         unit_column(
-            "formula", "by formula", [one.activation_formula_bytes if one else None for one in formulas], SIZES
+            "formula", "by formula", [formula.state_formula_bytes if formula else None for formula in formulas], SIZES
         ),
-        unit_column("growth", "growth a step", [one.bytes_per_step if one else None for one in growths], SIZES),
-        text_column("leak", "leak", [_leak(one) for one in growths]),
-        number_column("fragmentation", "fragmentation", [course.fragmentation for course in courses], format_share),
+        unit_column(
+            "activations", "activations", [formula.activation_bytes if formula else None for formula in formulas], SIZES
+        ),
+        unit_column(
+            "formula",
+            "by formula",
+            [formula.activation_formula_bytes if formula else None for formula in formulas],
+            SIZES,
+        ),
+        unit_column(
+            "growth", "growth a step", [growth.bytes_per_step if growth else None for growth in growths], SIZES
+        ),
+        text_column("leak", "leak", [_leak(growth) for growth in growths]),
+        number_column("fragmentation", "fragmentation", [rank.fragmentation for rank in sampled], format_share),
         number_column("oom", "out of memory", [len(rank.out_of_memory) for rank in ranks], lambda n: str(round(n))),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
@@ -58,7 +67,7 @@ def _leak(growth: MemoryGrowth | None) -> str:
 
 
 def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
-    """Say what the rank that holds most would hold by formula, the model spread otherwise too, and what is assumed."""
+    """Say what the rank that holds most would hold by formula, under each sharding scheme, and what is assumed."""
     worst = _find_worst(source.summary)
     formula = worst.memory_formula if worst is not None else None
     if worst is None or formula is None:
@@ -69,16 +78,16 @@ def render_memory_formula(panel: Panel, source: Source, _: Pages) -> Markup:
             )
         )
     rows = [(text, format_bytes(nbytes), "as it is" if here else "") for text, nbytes, here in _list_schemes(formula)]
-    assumptions = [(one.text, HOLDS[one.holds]) for one in source.summary.memory_assumptions]
-    spread = f"over {formula.shards} ranks" if formula.shards > 1 else "on one rank"
+    assumptions = [(assumption.text, HOLDS[assumption.holds]) for assumption in source.summary.memory_assumptions]
+    sharding = f"sharded over {formula.shards} ranks" if formula.shards > 1 else "on one rank"
     return join(
         element(
             "p",
             f"Rank {worst.rank} holds {format_bytes(formula.state_bytes)} of model state; by formula it is "
-            f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state {spread}:",
+            f"{format_bytes(formula.state_formula_bytes)}. Parameters, gradients and optimizer state {sharding}:",
             class_="label",
         ),
-        render_plain_table(("spread", "model state of a rank", ""), rows, caption=panel.title),
+        render_plain_table(("sharding", "model state of a rank", ""), rows, caption=panel.title),
         element("p", "What the formulas assume:", class_="label"),
         render_plain_table(("assumption", "in this run"), assumptions, caption=f"{panel.title}: assumptions"),
     )
@@ -90,7 +99,7 @@ def _find_worst(summary: Summary) -> RankResult | None:
 
 
 def _list_schemes(formula: MemoryFormula) -> list[tuple[str, int, bool]]:
-    """Return in words, in bytes and whether it is so in this run; one only where there is nobody to spread it over."""
+    """Return each scheme in words, its bytes, and whether this run uses it; without ranks to shard over that alone."""
     return [
         (SCHEMES.get(name, name), nbytes, name == formula.scheme)
         for name, nbytes in formula.by_scheme_bytes.items()
@@ -100,8 +109,8 @@ def _list_schemes(formula: MemoryFormula) -> list[tuple[str, int, bool]]:
 
 def render_headroom(panel: Panel, source: Source, _: Pages) -> Markup:
     """List what was left of each memory, the scarcest first."""
-    found = source.summary.headroom
-    if not found:
+    headrooms = source.summary.headroom
+    if not headrooms:
         return render_nothing(
             Nothing(
                 why="The sizes of the memories are not known.",
@@ -109,11 +118,16 @@ def render_headroom(panel: Panel, source: Source, _: Pages) -> Markup:
             )
         )
     columns = [
-        text_column("host", "host", [one.host for one in found]),
-        text_column("device", "memory of", [one.device for one in found]),
-        unit_column("capacity", "size", [one.capacity_bytes for one in found], SIZES),
-        unit_column("most", "most in use", [one.most_used_bytes for one in found], SIZES),
-        unit_column("headroom", "left", [one.headroom_bytes for one in found], SIZES),
-        number_column("share", "left of it", [one.headroom_bytes / one.capacity_bytes for one in found], format_share),
+        text_column("host", "host", [headroom.host for headroom in headrooms]),
+        text_column("device", "memory of", [headroom.device for headroom in headrooms]),
+        unit_column("capacity", "size", [headroom.capacity_bytes for headroom in headrooms], SIZES),
+        unit_column("most", "most in use", [headroom.most_used_bytes for headroom in headrooms], SIZES),
+        unit_column("headroom", "left", [headroom.headroom_bytes for headroom in headrooms], SIZES),
+        number_column(
+            "share",
+            "left of it",
+            [headroom.headroom_bytes / headroom.capacity_bytes for headroom in headrooms],
+            format_share,
+        ),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)

@@ -54,20 +54,20 @@ def render_collectives(panel: Panel, source: Source, _: Pages) -> Markup:
             )
         )
     described = {group.name: group for group in summary.groups}
-    groups = [described.get(one.group) for one in rows]
+    groups = [described.get(row.group) for row in rows]
     columns = [
-        text_column("op", "operation", [one.op for one in rows]),
-        text_column("group", "group", [_name_group(one.group, summary.groups) for one in rows]),
+        text_column("op", "operation", [row.op for row in rows]),
+        text_column("group", "group", [_name_group(row.group, summary.groups) for row in rows]),
         number_column("ranks", "ranks", [len(group.ranks) if group else None for group in groups], _as_count),
-        text_column("api", "called by", [one.api or "\u2013" for one in rows]),
-        number_column("count", "count", [one.count for one in rows], _as_count),
-        number_column("bytes", "size", [one.bytes for one in rows], format_bytes),
-        unit_column("duration", "duration", [one.duration_ns for one in rows], DURATIONS),
-        unit_column("wait", "wait", [one.wait_ns for one in rows], DURATIONS),
-        unit_column("transfer", "transfer", [one.transfer_ns for one in rows], DURATIONS),
-        unit_column("exposed", "exposed", [one.exposed_ns for one in rows], DURATIONS),
-        number_column("overlap", "overlap", [one.overlap for one in rows], format_share),
-        number_column("busbw", "bus bandwidth\u00a0(GB/s)", [one.busbw_gb_per_s for one in rows]),
+        text_column("api", "called by", [row.api or "\u2013" for row in rows]),
+        number_column("count", "count", [row.count for row in rows], _as_count),
+        number_column("bytes", "size", [row.bytes for row in rows], format_bytes),
+        unit_column("duration", "duration", [row.duration_ns for row in rows], DURATIONS),
+        unit_column("wait", "wait", [row.wait_ns for row in rows], DURATIONS),
+        unit_column("transfer", "transfer", [row.transfer_ns for row in rows], DURATIONS),
+        unit_column("exposed", "exposed", [row.exposed_ns for row in rows], DURATIONS),
+        number_column("overlap", "overlap", [row.overlap for row in rows], format_share),
+        number_column("busbw", "bus bandwidth\u00a0(GB/s)", [row.busbw_gb_per_s for row in rows]),
     ]
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 
@@ -88,13 +88,13 @@ def render_stragglers(panel: Panel, source: Source, _: Pages) -> Markup:
     if not rows:
         return render_nothing(_explain_no_straggler(summary))
     columns = [
-        number_column("rank", "rank", [one.rank for one in rows], _as_count),
-        number_column("arrives_last", "to blame in", [one.last_share for one in rows], format_share),
-        unit_column("costs_others", "costs others per step", [one.blame_ns_per_step for one in rows], DURATIONS),
-        number_column("slowdown", "slowdown of the job", [one.slowdown for one in rows], lambda x: f"{x:.2f}\u00d7"),
+        number_column("rank", "rank", [row.rank for row in rows], _as_count),
+        number_column("arrives_last", "to blame in", [row.last_share for row in rows], format_share),
+        unit_column("costs_others", "costs others per step", [row.blame_ns_per_step for row in rows], DURATIONS),
+        number_column("slowdown", "slowdown of the job", [row.slowdown for row in rows], lambda x: f"{x:.2f}\u00d7"),
     ]
     if len(rows) > 1:
-        together = [one.slowdown_together for one in rows]
+        together = [row.slowdown_together for row in rows]
         columns.append(number_column("together", "with those above", together, lambda x: f"{x:.2f}\u00d7"))
     return render_table(columns, caption=panel.title, definitions=panel.definitions)
 

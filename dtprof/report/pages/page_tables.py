@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtprof.formatting import format_count
+from dtprof.formatting import format_count, plural
 from dtprof.report.figures.figure_numbers import Unit, choose_decimals, choose_unit, format_number
 from dtprof.report.pages.page_markup import Markup, element, join
 
@@ -120,7 +120,7 @@ def render_numbers(title: str, header: Sequence[str], rows: Sequence[Sequence[st
     """Return what a figure shows in numbers, to be opened."""
     return element(
         "details",
-        element("summary", f"Numbers of this figure ({format_count(len(rows))} row{'' if len(rows) == 1 else 's'})"),
+        element("summary", f"Numbers of this figure ({plural(len(rows), 'row')})"),
         render_plain_table(header, rows, caption=f"{title}: the numbers"),
         class_="numbers",
     )

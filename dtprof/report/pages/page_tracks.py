@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtprof.analysis.timeline.run_closeup import Tracks
-from dtprof.formatting import format_count
+from dtprof.formatting import format_count, plural
 from dtprof.report.figures.drawing import Nothing
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.figure_source import Source
@@ -45,7 +45,7 @@ def _describe(tracks: Tracks, source: Source) -> str:
     clock = "" if num == 1 else f" on one clock with {'an unknown error' if error is None else _error(error)}"
     left = f" {format_count(tracks.left_out)} of the shortest are left out." if tracks.left_out else ""
     return (
-        f"{format_duration(tracks.end_ns)} of {num} rank{'' if num == 1 else 's'}{clock}, "
+        f"{format_duration(tracks.end_ns)} of {plural(num, 'rank')}{clock}, "
         f"{format_count(bars)} bars.{left} Where bars are narrower than a pixel, the colour is that of the longest "
         "and its strength the share of the time that is covered."
     )

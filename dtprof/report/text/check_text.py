@@ -3,14 +3,14 @@
 import textwrap
 from collections.abc import Sequence
 
-from dtprof.analysis.comparison.thresholds import CONFIDENCE, FINDINGS, SLOWDOWN, LimitResult
+from dtprof.analysis.comparison.thresholds import CONFIDENCE, FINDINGS, SLOWDOWN, ThresholdResult
 from dtprof.formatting import format_bytes, format_ns, format_rate, join_lines
 
 WIDTH = 80
 _ORDER = ("failed", "unknown", "passed")
 
 
-def check_text(run: str, results: Sequence[LimitResult], *, passed: bool, allow_unknown: bool) -> str:
+def check_text(run: str, results: Sequence[ThresholdResult], *, passed: bool, allow_unknown: bool) -> str:
     """Return the text."""
     lines: list[str] = []
     for result in sorted(results, key=lambda result: _ORDER.index(result.outcome)):
@@ -32,14 +32,14 @@ def check_text(run: str, results: Sequence[LimitResult], *, passed: bool, allow_
     return join_lines(lines)
 
 
-def _describe(result: LimitResult) -> str:
-    if result.measured is None:
-        return result.reason
-    if result.figure == FINDINGS:
+def _describe(result: ThresholdResult) -> str:
+    if result.measured is None or result.figure == FINDINGS:
         return result.reason
     text = f"{'step time' if result.figure == SLOWDOWN else 'measured'} {_format(result.measured, result)}"
     if result.low is not None and result.high is not None:
-        text += f" ({_format(result.low, result)} to {_format(result.high, result)})"
+        low, high = _format(result.low, result), _format(result.high, result)
+        same_unit = low.partition(" ")[2] == high.partition(" ")[2]  # said once: 231 to 272 ms
+        text += f" ({low.partition(' ')[0] if same_unit else low} to {high})"
     text += f", threshold {_format(result.limit, result).removeprefix('+')}"
     if result.sure is not None:
         sure = f"more than {100 * result.sure:.0f}" if result.figure == SLOWDOWN else _sure(result.sure)
@@ -55,7 +55,7 @@ def _sure(sure: float) -> str:
     return f"{100 * sure:.0f}" if sure < 0.99 else f"{100 * sure:.1f}"
 
 
-def _format(value: float, result: LimitResult) -> str:
+def _format(value: float, result: ThresholdResult) -> str:
     if result.unit == "ns":
         return format_ns(value)
     if result.unit == "bytes":

@@ -14,7 +14,6 @@ LABEL = 13
 MAX_ROWS = 8
 NO_DIFFERENCE = "no difference beyond the noise"
 _HEAD = ("A", "B", "B - A", "between", "detectable")
-NAME_WIDTH = 26
 _TABLE_NAMES = {JOB: "the job", COLLECTIVES: "collectives", RANKS: "ranks"}
 _BETWEEN_RUNS = (
     "two runs do not show how much runs of one job vary (another node, another hour): to measure that, compare two "
@@ -90,11 +89,13 @@ def _table_lines(result: Comparison, table: str) -> list[str]:
         shown = [change for change in changes if not _is_small(change, result.step)]
     else:
         shown = sorted((c for c in changes if c.differs), key=lambda change: _weight(change, result.step))[:MAX_ROWS]
+        order = list(dict.fromkeys(map(_collective, shown)))  # figures of a collective stand under its name
+        shown.sort(key=lambda change: order.index(_collective(change)))
     num_columns = (
         len(_HEAD) + 1 if table == JOB else len(_HEAD)
     )  # differences were detected: the last column adds nothing
     rows = [row[:num_columns] for row in [(_TABLE_NAMES[table], *_HEAD), *map(_cells, shown)]]
-    lines = ["", *format_table(rows)] if shown else [""]
+    lines = ["", *_under_collectives(shown, format_table(rows))] if shown else [""]
     left = [change for change in changes if change not in shown]
     differing = sum(change.differs for change in left)
     if differing:
@@ -131,12 +132,8 @@ def _weight(change: Change, step: Change | None) -> tuple[int, float]:
     return (0 if is_time else 1), -abs(change.difference or 0.0) if is_time or step is None else 0.0
 
 
-def describe_change(change: Change, *, name_width: int | None = None) -> tuple[str, str, str, str, str, str]:
-    """Return name, A, B, difference, its interval, and the smallest difference that would be detected.
-
-    Parameters:
-        name_width: maximum characters of the name; None: no maximum.
-    """
+def describe_change(change: Change) -> tuple[str, str, str, str, str, str]:
+    """Return name, A, B, difference, its interval, and the smallest difference that would be detected."""
     between, seen = "", ""
     if change.low is not None and change.high is not None:
         low, high = _signed(change.low, change), _signed(change.high, change)
@@ -146,26 +143,46 @@ def describe_change(change: Change, *, name_width: int | None = None) -> tuple[s
         seen = _format(change.detectable, change.figure)
     difference = UNKNOWN if change.difference is None else _signed(change.difference, change)
     a, b = (UNKNOWN if value is None else _format(value, change.figure) for value in (change.a, change.b))
-    return _name(change.figure, name_width), a, b, difference, between, seen
+    return _name(change), a, b, difference, between, seen
 
 
 def _cells(change: Change) -> tuple[str, ...]:
-    name, *rest = describe_change(change, name_width=NAME_WIDTH)
-    return (("* " if change.differs else "  ") + name, *rest)
+    name, *rest = describe_change(change)
+    mark = "* " if change.differs else "  "
+    return (mark + (_plain_name(change.figure) if _collective(change) else name), *rest)
 
 
-def _name(figure: Figure, width: int | None) -> str:
-    plain = figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
+def _under_collectives(shown: Sequence[Change], table: Sequence[str]) -> list[str]:
+    """Return the lines of a table, the name of each collective on a line of its own: beside numbers it has no room."""
+    lines = [table[0]]
+    for previous, change, line in zip([None, *shown], shown, table[1:], strict=False):
+        name = _collective(change)
+        if name and (previous is None or name != _collective(previous)):
+            lines.append(shorten(name, WIDTH))
+        lines.append(line)
+    return lines
+
+
+def _collective(change: Change) -> str:
+    """Return operation, component and group of a collective; nothing of other figures."""
+    figure = change.figure
+    if figure.table != COLLECTIVES:
+        return ""
+    called = f" ({figure.api})" if figure.api and figure.api not in figure.op else ""
+    return f"{figure.op}{called} {'world' if figure.group == 'default_pg' else figure.group}"
+
+
+def _name(change: Change) -> str:
+    plain = _plain_name(change.figure)
+    if change.figure.table == RANKS:
+        return f"rank {change.figure.rank} {plain}"
+    return f"{_collective(change)}: {plain}" if change.figure.table == COLLECTIVES else plain
+
+
+def _plain_name(figure: Figure) -> str:
     if figure.name == PEAK:
-        plain = "peak memory"
-    if figure.table == RANKS:
-        return f"rank {figure.rank} {plain}"
-    if figure.table == COLLECTIVES:
-        called = f" ({figure.api})" if figure.api and figure.api not in figure.op else ""
-        group = "world" if figure.group == "default_pg" else figure.group
-        whole = f"{figure.op}{called} {group}"
-        return (shorten(whole, width - len(plain) - 2) if width is not None else whole) + f": {plain}"
-    return plain
+        return "peak memory"
+    return figure.name.removesuffix("_ns").removesuffix("_bytes").removesuffix("_fraction").replace("_", " ")
 
 
 def _format(value: float, figure: Figure) -> str:

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from dtprof.formatting import join_lines
+from dtprof.formatting import join_lines, plural
 from dtprof.lint.lint_findings import LintFinding, LintResult
 
 WIDTH = 110
@@ -13,11 +13,11 @@ def lint_text(result: LintResult) -> str:
     lines = [line for finding in result.findings for line in _lines(finding)]
     lines += [line for problem in result.problems for line in _wrapped("cannot tell: ", problem)]
     counted = [finding for finding in result.findings if finding.severity in ("error", "warning")]
-    total = f"{len(counted)} finding{'' if len(counted) == 1 else 's'}" if counted else "nothing found"
+    total = plural(len(counted), "finding") if counted else "nothing found"
     acquitted = len(result.findings) - len(counted)
     more = [f"{acquitted} acquitted by the run"] if acquitted else []
     more += [f"{result.ignored} ignored by comments"] if result.ignored else []
-    where = f"{result.files} file{'' if result.files == 1 else 's'}"
+    where = plural(result.files, "file")
     return join_lines([*lines, ", ".join([f"{total} in {where}", *more])])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.stack_groups import Frame, RankStack, StackGroup, group_stacks
-from dtprof.formatting import join_lines
+from dtprof.formatting import join_lines, plural
 
 MOST_GROUPS = 8
 MOST_FRAMES = 40
@@ -36,16 +36,16 @@ def stacks_text(stacks: Sequence[RankStack], *, all_threads: bool, notes: Sequen
 def _headline(stacks: Sequence[RankStack], groups: Sequence[StackGroup]) -> str:
     read = sum(len(group.ranks) for group in groups)
     if not read:
-        return f"no stack of {len(stacks)} rank{'s' if len(stacks) > 1 else ''} can be read"
+        return f"no stack of {plural(len(stacks), 'rank')} can be read"
     if len(groups) == 1:
         return f"{rank_list(groups[0].ranks)}: the main thread is at the same line"
     return f"{read} ranks, {len(groups)} different stacks of the main thread; those with the fewest ranks first"
 
 
 def _state_of(group: StackGroup, stacks: Sequence[RankStack]) -> str:
-    own = [stack for stack in stacks if stack.rank in set(group.ranks)]
-    states = sorted({stack.state for stack in own if stack.state})
-    shares = [stack.cpu_share for stack in own if stack.cpu_share is not None]
+    members = [stack for stack in stacks if stack.rank in set(group.ranks)]
+    states = sorted({stack.state for stack in members if stack.state})
+    shares = [stack.cpu_share for stack in members if stack.cpu_share is not None]
     parts = [" or ".join(states)] if states else []
     if shares:
         low, high = round(100 * min(shares)), round(100 * max(shares))

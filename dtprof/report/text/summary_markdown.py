@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
-from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
 from dtprof.analysis.results import PARTS, Summary
 from dtprof.formatting import UNKNOWN, format_bytes, format_count, format_fraction, format_ns, plural, shorten
@@ -26,7 +26,7 @@ def summary_markdown(summary: Summary) -> str:
         _rank_table(summary),
         _collective_table(collectives_by_axis(summary)),
         _notes(summary),
-        _caveats(tell_shortly(summary.cannot_tell)),
+        _caveats(condense_caveats(summary.cannot_tell)),
     ]
     return "\n\n".join(section for section in sections if section)
 

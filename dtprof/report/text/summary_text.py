@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from statistics import median
 
-from dtprof.analysis.caveats import tell_shortly
+from dtprof.analysis.caveats import condense_caveats
 from dtprof.analysis.communication.axis_collectives import AxisCollectives, collectives_by_axis
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD
 from dtprof.analysis.results import (
@@ -66,7 +66,7 @@ def summary_text(summary: Summary) -> str:
     following = [f"{'next':<{LABEL}}{_next_command(summary)}"]  # never wrapped: it is there to be copied
     room = MAX_LINES - sum(map(len, (body, quality, following))) - 1  # the line of what is not shown
     hidden = [plural(len(by_axis) - MAX_COLLECTIVES, "operation")] if len(by_axis) > MAX_COLLECTIVES else []
-    caveats = tell_shortly(summary.cannot_tell)
+    caveats = condense_caveats(summary.cannot_tell)
     # What weighs most is never dropped; then figures go before further caveats.
     caveat_lines = [line for caveat in caveats[:1] for line in labelled("caveat", caveat)]
     room -= len(caveat_lines)
@@ -168,7 +168,7 @@ def _rank_lines(summary: Summary) -> list[str]:
 def share_cells(summary: Summary, columns: Sequence[str]) -> list[str]:
     """Return what the parts have of the steps of all ranks, the step itself before them."""
     shares = summary.part_shares or dict.fromkeys(columns, 0.0)
-    return ["100 %", *(UNKNOWN if (own := shares[part]) is None else _percent(own) for part in columns)]
+    return ["100 %", *(UNKNOWN if (share := shares[part]) is None else _percent(share) for part in columns)]
 
 
 def _percent(fraction: float) -> str:
@@ -279,7 +279,7 @@ def _straggler(straggler: StragglerResult) -> str:
     where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
-    share = f"to blame in {straggler.last_share:.0%}"
+    share = f"to blame in {straggler.last_share:.0%} of steps with waits"
     return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 
 
@@ -288,7 +288,7 @@ def _path_lines(path: CriticalPathResult | None) -> list[str]:
     if path is None or path.step_ns <= 0 or (len(path.ranks) < 2 and not path.transfer_ns):
         return []
     pieces = [(ns, phase.replace("_", " ")) for phase, ns in path.phases_ns.items()]
-    pieces += [(one.transfer_ns, one.op) for one in path.operations]
+    pieces += [(operation.transfer_ns, operation.op) for operation in path.operations]
     shown = [f"{name} {ns / path.step_ns:.0%}" for ns, name in sorted(pieces, reverse=True)[:4] if ns]
     most = f"; work of rank {path.ranks[0].rank} {path.ranks[0].work_ns / path.step_ns:.0%}" if path.ranks else ""
     while len(shown) > 1 and len(", ".join(shown) + most) > WIDTH - LABEL:
@@ -326,7 +326,8 @@ def _quality_lines(summary: Summary) -> list[str]:
     overhead = summary.overhead
     clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
     share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
-    text = f"{format_ns(overhead.capture_ns_per_event)} an event{share}"
+    per_event = overhead.capture_ns_per_event
+    text = f"{format_ns(per_event)} an event{share}" if per_event is not None else "not known"
     return labelled("own cost", f"{text}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
 
 

@@ -12,7 +12,7 @@ MOST_CHARACTERS = 60
 def trace_text(ranks: Sequence[RankWindows], *, top: int, cannot_tell: Sequence[str]) -> str:
     """Return the text that `dtprof trace` prints."""
     blocks = [_window(rank, joined, top) for rank in ranks for joined in rank.windows]
-    blocks += [[_snapshot(rank, one) for one in rank.snapshots] for rank in ranks if rank.snapshots]
+    blocks += [[_snapshot(rank, snapshot) for snapshot in rank.snapshots] for rank in ranks if rank.snapshots]
     blocks += [[f"cannot tell: {reason}" for reason in cannot_tell]] if cannot_tell else []
     return "\n\n".join(map(join_lines, blocks))
 
@@ -26,8 +26,8 @@ def _window(rank: RankWindows, joined: JoinedWindow, top: int) -> list[str]:
     window = joined.window
     what = f"rank {rank.rank}, {steps_text(window.first, window.last)}"
     if window.state != "written":
-        told = window.reason or "it was begun and not written: the job runs, or was killed"
-        return [f"{what}: no window: {told}"]
+        reason = window.reason or "it was begun and not written: the job runs, or was killed"
+        return [f"{what}: no window: {reason}"]
     lines = [
         f"{what}: {rank.path_of(window.file)}",
         f"  {format_count(joined.events)} events, {format_bytes(window.size_bytes)}; the rank was paused for "
@@ -77,9 +77,11 @@ def _shares(joined: JoinedWindow, top: int) -> list[str]:
     return format_table([head, *rows], left=2) if rows else []
 
 
-def _snapshot(rank: RankWindows, one: Snapshot) -> str:
-    what = f"rank {rank.rank}, after step {one.step}, memory"
-    if one.state != "written":
-        return f"{what}: no snapshot: {one.reason}"
-    held = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in one.held_bytes.items() if size)
-    return f"{what} ({one.why}): {rank.path_of(one.file)}" + (f"; {held}" if held else "")
+def _snapshot(rank: RankWindows, snapshot: Snapshot) -> str:
+    what = f"rank {rank.rank}, after step {snapshot.step}, memory"
+    if snapshot.state != "written":
+        return f"{what}: no snapshot: {snapshot.reason}"
+    held = ", ".join(
+        f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in snapshot.held_bytes.items() if size
+    )
+    return f"{what} ({snapshot.why}): {rank.path_of(snapshot.file)}" + (f"; {held}" if held else "")

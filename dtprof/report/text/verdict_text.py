@@ -3,7 +3,7 @@
 import textwrap
 
 from dtprof.diagnosis.findings import Finding, Verdict, rank_list
-from dtprof.formatting import join_lines
+from dtprof.formatting import join_lines, plural
 from dtprof.records.tables import Site
 
 WIDTH = 100
@@ -22,8 +22,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 def _scope(verdict: Verdict) -> str:
     missing = f", {rank_list(verdict.ranks_missing)} left no record" if verdict.ranks_missing else ""
-    seen = len(verdict.ranks_seen)
-    return f" ({seen} rank{'' if seen == 1 else 's'} seen{missing})"
+    return f" ({plural(len(verdict.ranks_seen), 'rank')} seen{missing})"
 
 
 def _finding_lines(finding: Finding) -> list[str]:

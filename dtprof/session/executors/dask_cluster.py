@@ -140,13 +140,13 @@ class DaskWorkers:
         security = self._distributed.Security().get_connection_args("client")
         scheduler = self._distributed.rpc(address, connection_args=security, timeout=CONNECT_S)
         try:
-            found = (await asyncio.wait_for(scheduler.identity(), 1.5 * CONNECT_S))["type"]
+            kind = (await asyncio.wait_for(scheduler.identity(), 1.5 * CONNECT_S))["type"]
         except TimeoutError:
             raise TimeoutError("what listens there does not answer as Dask does") from None
         finally:
             await scheduler.close_rpc()
-        if found != "Scheduler":
-            raise ValueError(f"what answers is a {found}")
+        if kind != "Scheduler":
+            raise ValueError(f"what answers is a {kind}")
 
     def _start(self, started: ExitStack) -> Any:
         scratch = started.enter_context(TemporaryDirectory(prefix="dtprof-dask-"))

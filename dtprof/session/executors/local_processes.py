@@ -112,15 +112,15 @@ class LocalProcesses:
     ) -> None:
         """End them; at once where the work was cut short."""
         if kind is not None:
-            for one in self._workers:
-                one.process.kill()
+            for worker in self._workers:
+                worker.process.kill()
         self._threads.shutdown(cancel_futures=True)
-        for one in self._workers:
-            for pipe in (one.tasks, one.results):
+        for worker in self._workers:
+            for pipe in (worker.tasks, worker.results):
                 with suppress(OSError):  # what it did not take
                     pipe.close()
-        for one in self._workers:
-            one.process.wait()
+        for worker in self._workers:
+            worker.process.wait()
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Future[Result]:
         """Hand over one task."""
@@ -148,7 +148,7 @@ class LocalProcesses:
     def _fork(self) -> _Worker:
         taken, tasks = os.pipe()
         results, given = os.pipe()
-        others = [pipe.fileno() for one in self._workers for pipe in (one.tasks, one.results)]
+        others = [pipe.fileno() for worker in self._workers for pipe in (worker.tasks, worker.results)]
         process = _Forked(taken, given, [tasks, results, *others])
         os.close(taken)
         os.close(given)

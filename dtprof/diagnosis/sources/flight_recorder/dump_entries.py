@@ -1,7 +1,5 @@
 """The entries of one Flight Recorder dump: what was made where, how far each group came, what has not ended."""
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -18,15 +16,12 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
 )
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Labels, Pending, Rows
 from dtprof.records.tables import Site
+from dtprof.records.user_files import is_user_file
 
 MAX_NAMES = 10_000
 
 DONE_WHEN_RETIRED = {"gloo", "mpi", "ucc"}
 """Back ends that give no events: their entries stay scheduled, and are retired when they end."""
-_NOT_USERS = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python\d|^<|/dtprof/(capture|marks|auto)|"
-    r"(^|/)torch/(_|autograd|csrc|distributed|fx|multiprocessing|nn|optim|utils)"
-)
 _FIELDS = (
     "profiling_name",
     "process_group",
@@ -53,11 +48,6 @@ _Operation = tuple[str, bool, Peers | None, dict[int, tuple[Any, Any, Any, int]]
 """Of a name: operation, whether its sizes must agree, peers; by line the sizes last seen there, and their label."""
 
 
-def is_user_file(path: str) -> bool:
-    """Say whether a frame lies in the user's own code: Python, not torch, not dtprof, not installed."""
-    return path.endswith(".py") and _NOT_USERS.search(path) is None
-
-
 @dataclass(slots=True)
 class GroupProgress:
     """How far one group came, as far as the entries have been read."""
@@ -73,7 +63,7 @@ class GroupProgress:
 class Entries:
     """What the entries of a dump add up to. Their document lives as long as this: frames are known by identity."""
 
-    def __init__(self, labels: Labels, is_user: Callable[[str], bool]) -> None:
+    def __init__(self, labels: Labels) -> None:
         """Begin with none."""
         self.groups: dict[str, GroupProgress] = {}
         self.groups_by_id: dict[int, GroupProgress] = {}
@@ -89,7 +79,6 @@ class Entries:
         self.last_done_ns = 0
         self.last_site: Site | None = None
         self._labels = labels
-        self._is_user = is_user
         self._user_files: dict[str, bool] = {}
         self._ops: dict[str, _Operation] = {}
         self._sites: dict[int, Site | None] = {}
@@ -277,7 +266,7 @@ class Entries:
             return None
         is_user = self._user_files.get(file)
         if is_user is None:
-            is_user = self._user_files[file] = self._is_user(file[:MAX_TEXT])
+            is_user = self._user_files[file] = is_user_file(file[:MAX_TEXT])
         if not is_user:
             return None
         key = (file[:MAX_TEXT], integer(frame.get("line")), text(frame.get("name")) or "?")

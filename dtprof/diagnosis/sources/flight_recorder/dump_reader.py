@@ -6,11 +6,10 @@ The dumps come from elsewhere: nothing of them is executed, and of every field o
 import gc
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtprof.diagnosis.sources.flight_recorder.dump_entries import Entries, is_user_file
+from dtprof.diagnosis.sources.flight_recorder.dump_entries import Entries
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import integer, rank_numbers, text
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, DumpGroup, Labels, Pending
 from dtprof.diagnosis.sources.flight_recorder.plain_pickle import PlainPickleError, read_plain_pickle
@@ -27,7 +26,7 @@ def looks_like_dump(head: bytes) -> bool:
     return is_json and any(key in head for key in (b'"entries"', b'"pg_config"', b'"pg_status"', b'"profiling_name"'))
 
 
-def read_dump(path: Path, labels: Labels, *, is_user: Callable[[str], bool] | None = None) -> Dump:
+def read_dump(path: Path, labels: Labels) -> Dump:
     """Read one rank's dump.
 
     Raises:
@@ -43,12 +42,10 @@ def read_dump(path: Path, labels: Labels, *, is_user: Callable[[str], bool] | No
         data = path.read_bytes()
     except OSError as error:
         raise NotADumpError(f"{path} cannot be read: {error.strerror}. Give a file that you may read.") from None
-    return dump_from(data, path, labels, written_ns=status.st_mtime_ns, is_user=is_user)
+    return dump_from(data, path, labels, written_ns=status.st_mtime_ns)
 
 
-def dump_from(
-    data: bytes, path: Path, labels: Labels, *, written_ns: int, is_user: Callable[[str], bool] | None = None
-) -> Dump:
+def dump_from(data: bytes, path: Path, labels: Labels, *, written_ns: int) -> Dump:
     """Read what a file holds.
 
     Raises:
@@ -57,7 +54,7 @@ def dump_from(
     was_enabled = gc.isenabled()
     gc.disable()  # millions of small containers that live until the end: looking at them again and again is in vain
     try:
-        return _dump(read_document(path, data), path, Entries(labels, is_user or is_user_file), written_ns)
+        return _dump(read_document(path, data), path, Entries(labels), written_ns)
     finally:
         if was_enabled:
             gc.enable()

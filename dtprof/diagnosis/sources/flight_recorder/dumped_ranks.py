@@ -9,21 +9,20 @@ that left no dump is evidence (`JobState.lost`); one whose dump cannot be used i
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from zlib import crc32
 
 import numpy as np
 
-from dtprof.diagnosis.collective_columns import COLLECTIVE
 from dtprof.diagnosis.findings import rank_list
-from dtprof.diagnosis.job_state import ChannelEnd, JobState, LazyOperations, Operation, RankCollectives, RankState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.sources.flight_recorder.dump_fields import dtype_code
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import NO_LABEL, Dump, Labels, Pending
 from dtprof.errors import NotADumpError
+from dtprof.job.group_collectives import COLLECTIVE, checksum, line_of, split_by_group
 from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import ChannelEnd, LazyOperations, Operation, RankCollectives
 from dtprof.records import codes
 from dtprof.records.schema import DTYPES
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, Manifest, select
+from dtprof.records.tables import Array, Group, Manifest, select
 
 STALE_NS = 3600 * 10**9
 MOVING_NS = 10 * 10**9
@@ -60,8 +59,8 @@ def gather_dumps(dumps: Iterable[Dump], problems: Iterable[str], unreadable: Ite
     reader = _Reader(
         dumps=kept, keys=keys, groups=groups, labels=labels, columns=_columns(labels), mixed=mixed, on_device=on_device
     )
-    held_up = any(dump.pending for dump in kept.values())
-    moving = held_up and _is_moving(kept)
+    blocked = any(dump.pending for dump in kept.values())
+    moving = blocked and _is_moving(kept)
     moment = "operations still ended when the dumps were written: they show a moment of a job that goes on"
     if silent:
         they = "they" if len(silent) > 1 else "it"
@@ -70,7 +69,7 @@ def gather_dumps(dumps: Iterable[Dump], problems: Iterable[str], unreadable: Ite
         ranks={rank: reader.rank_state(rank) for rank in kept},
         world_size=max(members, default=-1) + 1,
         manifest=Manifest(),
-        stalled=held_up and not moving,
+        stalled=blocked and not moving,
         stopped_on_hang_ns=None,
         problems=(
             *([moment] if moving else []),
@@ -81,6 +80,7 @@ def gather_dumps(dumps: Iterable[Dump], problems: Iterable[str], unreadable: Ite
         ),
         members=members,
         lost=tuple(rank for rank in missing if rank not in silent),
+        sources=("flight_recorder",),
         evidence_name="dump",
         how_to_complete=f"give {_dumps_of(missing)} too, or take the stacks of all ranks while it hangs (py-spy dump)"
         if missing
@@ -140,24 +140,15 @@ class _Reader:
         return Operation(
             group=key,
             op=label.op,
-            api="",
             seq=rows.seqs[row],
             p2p=False,
-            peer=-1,
-            tag=0,
             numel=label.numel_in,
             dtype=dtype_code(label.dtype),
-            reduce_op=codes.NONE,
             site=label.site,
-            step=None,
-            inside_call=False,
-            failed=False,
             done=True,
             issued_ns=rows.issued_ns[row],
-            done_ns=UNKNOWN_NS,
             observed=True,
             on_device=self.on_device,
-            even_sizes=label.op == "all_gather" and label.numel_in >= 0,
         )
 
     def _open_operation(self, rank: int, key: GroupId, pending: Pending, nth: int) -> Operation:
@@ -169,26 +160,19 @@ class _Reader:
         return Operation(
             group=key,
             op=pending.op,
-            api="",
             seq=pending.seq,
             p2p=pending.p2p,
             peer=peer,
-            tag=0,
             numel=agreed,
             dtype=dtype,
-            reduce_op=codes.NONE,
             site=pending.site,
-            step=None,
             inside_call=self._is_inside_call(rank, key, pending),
-            failed=False,
             done=False,
             issued_ns=pending.created_ns,
-            done_ns=UNKNOWN_NS,
             observed=True,
             started=pending.started,
             on_device=self.on_device,
             nbytes=max(0, pending.numel_in) * width,
-            even_sizes=pending.op == "all_gather" and agreed >= 0,
             nth=nth,
         )
 
@@ -251,27 +235,25 @@ class _Reader:
         table["seq"] = seq
         table["issued_ns"] = np.asarray(dump.rows.issued_ns)[chosen]
         table["row"] = chosen + first_row
-        table["state"][np.isin(chosen, list(pending))] = codes.RETURNED
-        bounds = np.flatnonzero(np.diff(group_ids, prepend=-1, append=-1)).tolist()
-        return {keys[int(group_ids[begin])]: table[begin:end] for begin, end in pairwise(bounds)}
+        is_open = np.flatnonzero(np.isin(chosen, list(pending)))
+        table["state"][is_open] = codes.RETURNED
+        for at in is_open.tolist():
+            one = pending[int(chosen[at])]
+            table["dtype"][at] = dtype_code(one.dtype) if one.op != "barrier" else codes.NONE
+        return split_by_group(table, group_ids, dict(enumerate(keys)))
 
 
 def _columns(labels: Labels) -> Array:
     """Return what columns tell of each label, as of a collective that has ended."""
     known = list(labels)
     table = np.zeros(len(known), COLLECTIVE)
-    lines = [f"{one.site.file}:{one.site.line}" if one.site is not None else "" for one in known]
-    table["op"] = [crc32(one.op.encode()) for one in known]
-    table["line"] = [crc32(line.encode()) for line in lines]
-    table["place"] = [
-        crc32(f"{line}:{one.site.function}".encode()) if one.site is not None else 0
-        for one, line in zip(known, lines, strict=True)
-    ]
+    table["op"] = [checksum(one.op) for one in known]
+    table["line"] = [line_of(one.site) for one in known]
     table["dtype"] = [dtype_code(one.dtype) for one in known]
     table["reduce_op"] = codes.NONE
     table["peer"] = -1
     table["numel"] = [one.numel_in for one in known]
-    table["even"] = [one.op == "all_gather" and one.numel_in >= 0 for one in known]
+    table["sized"] = True  # of others the label has no size
     table["state"] = codes.DONE
     return table
 

@@ -2,8 +2,8 @@
 
 import re
 
+from dtprof.diagnosis.log_facts import Exit, Facts, Fingerprint, Note, Order, Progress, Timeout
 from dtprof.diagnosis.sources.logs.line_prefixes import Line, rank_before
-from dtprof.diagnosis.sources.logs.log_facts import Exit, Facts, Fingerprint, Note, Order, Progress, Timeout
 
 MAX_TEXT = 400
 MAX_RANKS = 100_000

@@ -5,19 +5,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.log_facts import Facts, Order
 from dtprof.diagnosis.sources.logs import nccl_calls
 from dtprof.diagnosis.sources.logs.line_prefixes import RANK, Line, parse_line, rank_of_file
-from dtprof.diagnosis.sources.logs.log_facts import Facts, Order
 from dtprof.diagnosis.sources.logs.log_files import files_of, opened
 from dtprof.diagnosis.sources.logs.log_grammar import BYTE_WORDS, NEW_ATTEMPT, NEW_JOB, read_sentences
-from dtprof.diagnosis.sources.logs.log_verdict import decide_from_logs
+from dtprof.diagnosis.sources.logs.logged_ranks import gather_attempt
 from dtprof.diagnosis.sources.logs.tracebacks import Tracebacks
 from dtprof.errors import NotARunError
 
 CHUNK_BYTES = 1 << 18
 MAX_LINE_BYTES = 1 << 15
 MAX_ATTEMPTS = 1000
+MAX_COMPARED = 20
+"""Attempts that are compared with the newest."""
 LINE_ENDS = re.compile(rb"[\r\n]+")
 TORN = ("WorkNCCL(", "CollectiveFingerPrint(")
 MAX_TORN_LINES = 5
@@ -29,8 +31,8 @@ ATTENTIVE_BYTES = 1 << 16
 """A block of more bytes in which nothing tells anything ends that attention; less may be the rest of a traceback."""
 
 
-def diagnose_logs(paths: Iterable[Path]) -> Verdict:
-    """Return the verdict on the plain logs of one job: one file, or several of the same job.
+def read_logs(paths: Iterable[Path]) -> list[JobState]:
+    """Return what the plain logs of one job tell of each attempt, oldest first: one file, or several of the same job.
 
     Raises:
         NotARunError: a file cannot be read, or there is none.
@@ -44,11 +46,12 @@ def diagnose_logs(paths: Iterable[Path]) -> Verdict:
         reader = LogReader(path, number)
         attempts.append(reader.read())
         problems += reader.problems
-    # The newest attempt of each file is the job's newest; an older one counts where the newest tells nothing.
+    # The newest attempt of each file is the job's newest; earlier ones are those of the file that has most.
     newest = Facts()
     for each in attempts:
         newest.merge(each[-1])
-    return decide_from_logs(newest, earlier=max(attempts, key=len)[:-1], problems=tuple(problems))
+    earlier = max(attempts, key=len)[:-1]
+    return [*map(gather_attempt, earlier[-MAX_COMPARED:]), gather_attempt(newest, tuple(problems))]
 
 
 class LogReader:

@@ -1,12 +1,9 @@
 """What NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL prints of every call: read as a stream, the newest calls kept."""
 
 import re
-from collections import deque
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-MOST_CALLS = 256
-"""Of one communicator: what ranks have called differently lies among the last."""
+from dtprof.diagnosis.log_facts import Call, Communicator, Communicators
+
 MOST_COMMUNICATORS = 20_000
 
 CALL = re.compile(
@@ -22,52 +19,6 @@ NUMBER = re.compile(rb"commId (0x[0-9a-f]{1,16})")
 TELLING = (b"opCount", b" - Init ")
 """Lines of NCCL without any of these say nothing here."""
 BETWEEN_TWO = ("Send", "Recv")
-TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
-REDUCTIONS = ("sum", "prod", "max", "min", "avg")
-
-
-class Call(NamedTuple):
-    """What all members of a communicator must agree on."""
-
-    op: str
-    numel: int
-    dtype: int
-    reduction: int
-    root: int
-
-    def __str__(self) -> str:
-        """Return the call in words."""
-        dtype = TYPES[self.dtype] if self.dtype < len(TYPES) else f"type {self.dtype}"
-        words = [f"{self.op} of {self.numel} {dtype}"]
-        if self.op.startswith(("AllReduce", "Reduce")):
-            words.append(REDUCTIONS[self.reduction] if self.reduction < len(REDUCTIONS) else f"op {self.reduction}")
-        if self.op in ("Broadcast", "Reduce"):
-            words.append(f"root {self.root}")
-        return ", ".join(words)
-
-
-@dataclass
-class Communicator:
-    """The calls of one process on one communicator."""
-
-    process: str
-    """Host and process id."""
-    size: int
-    rank: int | None = None
-    """In the communicator, where the line of its creation is in the log."""
-    number: str = ""
-    """The same on all members, where NCCL prints it (2.18 and later)."""
-    device: int = 0
-    file_rank: int | None = None
-    calls: deque[tuple[int, Call]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
-    """With NCCL's own count."""
-    total: int = 0
-    """Calls so far, those not kept too."""
-    counts_rise: bool = True
-
-
-Communicators = dict[tuple[str, str, int], Communicator]
-"""By process, address, and how many had this address before."""
 
 
 def read(raw: bytes, file_rank: int | None, found: Communicators) -> None:

@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass, field
 
+from dtprof.diagnosis.log_facts import Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import Line
-from dtprof.diagnosis.sources.logs.log_facts import Exit, Facts, Order, Trace
 from dtprof.records.tables import Site
 
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')

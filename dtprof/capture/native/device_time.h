@@ -1,0 +1,575 @@
+// Time on devices: when the device began and ended an operation, a wait of a stream, a phase.
+//
+// An interval is a pair of timing events that the issuing thread records through torch's device-generic interface. A
+// thread without the GIL reads events that have completed and writes records. Nothing here waits for a device,
+// synchronises it, or adds to a stream that captures a graph; a job without a device never comes here.
+#pragma once
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "kernel_events.h"
+#include "names.h"
+
+namespace dtprof {
+namespace {
+
+using DeviceImpl = c10::impl::DeviceGuardImplInterface;
+
+constexpr size_t kMostIntervals = 8192;  // begun by the host and not ended on the device; what comes then is skipped
+constexpr int kMostDevices = 64;
+constexpr uint64_t kAnchorEvery = 1'000'000'000, kAnchorAgain = 20'000'000, kPatience = 200'000;
+constexpr double kGoodAnchor = 20e3;  // ns: one that may be off by more is followed by another soon
+constexpr double kDrift = 100e-6;  // of a device's clock against the host's, before it is measured
+
+template <class Impl>
+constexpr bool kTellsCapture = requires(const Impl* impl, const c10::Stream& stream) { impl->isStreamCapturing(stream); };
+
+std::atomic<FindKernelEvents> g_find_kernel_events{nullptr};  // of NCCL; from a library that needs the headers of CUDA
+
+struct DeviceInterval {
+  // Written by the thread that begins it, before the reader has it.
+  uint8_t kind = 0, flags = 0;
+  uint16_t op = 0, group = 0;
+  uint32_t seq = 0, site = 0, step = 0;
+  uint64_t host_begin = 0;
+  c10::StreamId stream = 0;
+  void* begin = nullptr;  // event of its own
+  Event operation;        // of which it is
+  // Written by whoever ends it, before `ended`.
+  void* end = nullptr;  // event of its own
+  uint64_t host_end = 0;
+  KernelEvents kernel;                      // in place of its own events
+  c10::intrusive_ptr<c10d::Work> work;      // in place of an event for its end: asked whether it is complete
+  std::atomic<bool> ended{false};
+  std::atomic<uint32_t> lost{0};            // the generation of which the end will never be known
+  std::atomic<uint32_t> generation{1};      // counts its uses
+  // The reader's.
+  bool begun = false;
+  uint64_t begin_ns = 0, error_ns = 0;
+  Event record;
+};
+
+// One use of an interval: the interval itself may be that of something else by the time it is ended.
+struct IntervalRef {
+  DeviceInterval* interval = nullptr;
+  uint32_t generation = 0;
+  explicit operator bool() const { return interval != nullptr; }
+  void lose() {
+    if (interval) interval->lost.store(generation, std::memory_order_release);
+    interval = nullptr;
+  }
+};
+
+// Of CUDA's driver, which the job has loaded; null where it has not.
+void* driver_function(const char* name) {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  return driver ? dlsym(driver, name) : nullptr;
+}
+
+// While a thread of the job captures a graph in CUDA's default mode, what other threads ask of events ruins it, unless they
+// say that they have nothing to do with it. Throws where they cannot say so.
+void allow_captures_elsewhere() {
+  constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const auto exchange = reinterpret_cast<int (*)(int*)>(driver_function("cuThreadExchangeStreamCaptureMode"));
+  int mode = kRelaxed;
+  if (!exchange || exchange(&mode) != 0) throw std::runtime_error("graphs that the job captures might be harmed");
+}
+
+// From the times of a device's events to the host's clock, by events on a stream that nobody else uses: the device
+// reaches one between the moment the host records it and the moment the host finds it complete.
+class DeviceClock {
+ public:
+  void start(const DeviceImpl* impl, c10::Device device) {
+    impl_ = impl;
+    device_ = device;
+    stream_.emplace(impl->getNewStream(device, 0));
+  }
+  bool known() const { return count_ > 0; }
+  bool due(uint64_t at) const { return pending_ ? true : at >= next_; }
+
+  // Take one anchor, or go on with one that took longer than we had patience for.
+  void anchor() {
+    const uint64_t from = now();
+    Anchor& anchor = anchors_[count_ % anchors_.size()];
+    if (!pending_) {
+      impl_->record(&anchor.event, *stream_, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
+      recorded_ = from;
+      pending_ = true;
+    }
+    while (!impl_->queryEvent(anchor.event))
+      if (now() - from > kPatience) return;
+    const uint64_t to = now();
+    pending_ = false;
+    anchor.host = (recorded_ + to) / 2;
+    anchor.error = static_cast<double>(to - recorded_) / 2;
+    next_ = to + (anchor.error > kGoodAnchor ? kAnchorAgain : kAnchorEvery);
+    // One that says less than what the one before it foretells is left out.
+    if (count_ && anchor.error > error_of(elapsed(newest().event, anchor.event))) return;
+    count_++;
+    measure_drift();
+  }
+
+  // Host time of a completed event, and how far that may be off.
+  std::pair<uint64_t, uint64_t> time_of(void* event) const {
+    const double ns = elapsed(newest().event, event);
+    const double at = static_cast<double>(ns) * (1.0 + drift_);
+    return {newest().host + std::llround(at), static_cast<uint64_t>(std::llround(error_of(ns)))};
+  }
+
+  // In ns of the device.
+  double elapsed(void* from, void* to) const { return impl_->elapsedTime(from, to, device_.index()) * 1e6; }
+
+ private:
+  struct Anchor {
+    void* event = nullptr;
+    uint64_t host = 0;
+    double error = 0;
+  };
+  const Anchor& newest() const { return anchors_[(count_ - 1) % anchors_.size()]; }
+  // CUDA tells elapsed times as float, in ms.
+  double error_of(double ns) const { return newest().error + std::abs(ns) * (drift_error_ + 6e-8); }
+
+  void measure_drift() {
+    if (count_ < 2) return;
+    const size_t kept = std::min(count_, anchors_.size() - 1);  // the oldest place is the next to be written
+    const Anchor& oldest = anchors_[(count_ - kept) % anchors_.size()];
+    const double device = elapsed(oldest.event, newest().event);
+    if (device <= 0) return;
+    const double error = (oldest.error + newest().error) / device;
+    if (error >= kDrift) return;
+    drift_ = static_cast<double>(newest().host - oldest.host) / device - 1.0;
+    drift_error_ = error;
+  }
+
+  const DeviceImpl* impl_ = nullptr;
+  c10::Device device_{c10::DeviceType::CPU};
+  std::optional<c10::Stream> stream_;
+  std::array<Anchor, 17> anchors_;
+  size_t count_ = 0;
+  bool pending_ = false;
+  uint64_t recorded_ = 0, next_ = 0;
+  double drift_ = 0, drift_error_ = kDrift;
+};
+
+class FollowedDevice {
+ public:
+  // Called by a thread of the job that uses the device: it is initialised.
+  FollowedDevice(const DeviceImpl* impl, c10::Device device) : impl_(impl), device_(device) {
+    skipped_ = names().id("device_marks_skipped");
+    captured_ = names().id("device_marks_captured");
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);  // the job's signals are not ours to take
+    reader_ = std::thread([this] { follow(); });
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+
+  // Mark the current stream of this thread as the begin of something; empty where that cannot be.
+  IntervalRef begin(uint8_t kind, uint16_t op, uint32_t site, uint64_t at, const Event& operation = {}) {
+    const c10::Stream stream = impl_->getStream(device_);
+    if (is_capturing(stream)) {
+      num_captured_.fetch_add(1, std::memory_order_relaxed);
+      return {};
+    }
+    DeviceInterval* interval = take();
+    if (!interval) return {};
+    interval->kind = kind;
+    interval->flags = 0;
+    interval->op = op;
+    interval->site = site;
+    interval->step = g_step.load(std::memory_order_relaxed);
+    interval->host_begin = at;
+    interval->stream = stream.id();
+    interval->operation = operation;
+    if (operation) {
+      const Record* r = operation.record;
+      interval->group = r->group;
+      interval->seq = r->seq;
+      if (r->kind == KIND_P2P) interval->flags |= DEVICE_FLAG_P2P;
+    } else {
+      interval->group = 0;
+      interval->seq = 0;
+    }
+    impl_->record(&interval->begin, stream, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
+    const IntervalRef ref{interval, interval->generation.load(std::memory_order_relaxed)};
+    std::lock_guard<std::mutex> lock(mutex_);
+    incoming_.push_back(interval);
+    return ref;
+  }
+
+  // Mark the current stream as its end.
+  void end(IntervalRef& ref, uint8_t flags = 0) {
+    if (!ref) return;
+    DeviceInterval* interval = ref.interval;
+    const c10::Stream stream = impl_->getStream(device_);
+    if (is_capturing(stream)) {
+      num_captured_.fetch_add(1, std::memory_order_relaxed);
+      return ref.lose();
+    }
+    interval->host_end = now();
+    interval->flags |= flags;
+    impl_->record(&interval->end, stream, device_.index(), c10::EventFlag::BACKEND_DEFAULT);
+    interval->ended.store(true, std::memory_order_release);
+    ref.interval = nullptr;
+  }
+
+  // Take its end, and where possible its begin, from the back end's handle.
+  void end_with(const IntervalRef& ref, const c10::intrusive_ptr<c10d::Work>& work, uint8_t flags = 0) {
+    DeviceInterval* interval = ref.interval;
+    interval->flags |= flags;
+    const auto find = g_find_kernel_events.load(std::memory_order_acquire);
+    if (find && find(work.get(), &interval->kernel)) interval->flags |= DEVICE_FLAG_EXACT;
+    else interval->work = work;
+    interval->host_end = now();
+    interval->ended.store(true, std::memory_order_release);
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      stopping_ = true;
+    }
+    wake_.notify_one();
+    reader_.join();
+  }
+
+ private:
+  // Streams of which it cannot be told are left alone.
+  bool is_capturing(const c10::Stream& stream) const {
+    try {
+      return captures(impl_, stream);
+    } catch (...) {
+      return true;
+    }
+  }
+  template <class Impl>  // for a compiler that is not to look at what this torch has not
+  bool captures(const Impl* impl, const c10::Stream& stream) const {
+    if constexpr (kTellsCapture<Impl>) return impl->isStreamCapturing(stream);
+    int status = 0;  // torch before 2.12
+    return !capture_status_ || capture_status_(impl->getStreamNativeHandle(stream), &status) != 0 || status != 0;
+  }
+
+  DeviceInterval* take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_ || broken_) return nullptr;
+    if (!free_.empty()) {
+      DeviceInterval* interval = free_.back();
+      free_.pop_back();
+      return interval;
+    }
+    if (intervals_.size() < kMostIntervals) return &intervals_.emplace_back();
+    num_skipped_.fetch_add(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+
+  void follow() {
+    pthread_setname_np(pthread_self(), "dtprof-device");
+    try {
+      if (device_.is_cuda()) allow_captures_elsewhere();
+      impl_->setDevice(device_);  // else what c10 does on behalf of this thread makes a context on the first device
+      clock_.start(impl_, device_);
+      while (true) {
+        const bool last = wait_a_while();
+        if (!open_.empty() && clock_.due(now())) clock_.anchor();
+        if (clock_.known()) read_events();
+        write_counts(last);
+        if (last) return;
+      }
+    } catch (const std::exception& error) {
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        broken_ = true;
+        open_.insert(open_.end(), incoming_.begin(), incoming_.end());
+        incoming_.clear();
+      }
+      for (DeviceInterval* interval : open_) forget(*interval);
+      const std::string text = error.what();
+      if (Log* log = g_log.load(std::memory_order_acquire))
+        log->write_line("{\"k\":\"note\",\"t_ns\":" + std::to_string(now()) + ",\"text\":" +
+                        quoted("times on the device are not recorded any more: " + text.substr(0, text.find('\n'))) + "}");
+    }
+  }
+
+  // Fetch what has begun; return whether this is the last time.
+  bool wait_a_while() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto pause = open_.empty() && incoming_.empty() ? std::chrono::milliseconds(10) : std::chrono::milliseconds(1);
+    wake_.wait_for(lock, pause, [this] { return stopping_; });
+    open_.insert(open_.end(), incoming_.begin(), incoming_.end());
+    incoming_.clear();
+    return stopping_;
+  }
+
+  // Streams work in order, and so do groups: behind the first event that has not come, none of the same is asked for.
+  struct Behind {
+    std::vector<int64_t> places;
+    bool holds(int64_t place) const { return std::find(places.begin(), places.end(), place) != places.end(); }
+  };
+
+  void read_events() {
+    Behind streams, groups;
+    size_t kept = 0;
+    for (DeviceInterval* interval : open_) {
+      if (read(*interval, streams, groups)) release(interval);
+      else open_[kept++] = interval;
+    }
+    open_.resize(kept);
+  }
+
+  // Look how far the device has come; return whether the interval is over.
+  bool read(DeviceInterval& interval, Behind& streams, Behind& groups) {
+    const bool ended = interval.ended.load(std::memory_order_acquire);
+    if (!ended && interval.lost.load(std::memory_order_acquire) == interval.generation) {
+      forget(interval);
+      return true;
+    }
+    if (!interval.begun) {
+      if (interval.kernel.begin) {
+        if (!impl_->queryEvent(interval.kernel.begin)) return give_up(interval);
+      } else {
+        if (streams.holds(interval.stream)) return give_up(interval);
+        if (!impl_->queryEvent(interval.begin)) {
+          streams.places.push_back(interval.stream);
+          return give_up(interval);
+        }
+      }
+      std::tie(interval.begin_ns, interval.error_ns) =
+          clock_.time_of(interval.kernel.begin ? interval.kernel.begin : interval.begin);
+      interval.begun = true;
+    }
+    if (ended) {
+      uint64_t end_ns = 0;
+      if (interval.work) {
+        const int64_t place = interval.group << 1 | (interval.flags & DEVICE_FLAG_P2P);
+        if (!groups.holds(place)) {
+          if (interval.work->isCompleted()) {
+            end_ns = now();
+            interval.flags |= DEVICE_FLAG_POLLED;
+          } else if (!(interval.flags & DEVICE_FLAG_P2P)) {
+            groups.places.push_back(place);
+          }
+        }
+      } else {
+        void* event = interval.kernel.end ? interval.kernel.end : interval.end;
+        // From its begin, and not from an anchor, which may be another than that of the begin.
+        void* begin = interval.kernel.begin ? interval.kernel.begin : interval.begin;
+        if (impl_->queryEvent(event)) end_ns = interval.begin_ns + std::max(0ll, std::llround(clock_.elapsed(begin, event)));
+      }
+      if (end_ns) {
+        write(interval);
+        if (interval.record) {
+          Record* r = interval.record.record;
+          if (interval.record.current()) {
+            r->flags = interval.flags;
+            r->tag = static_cast<int32_t>(std::min<uint64_t>(interval.error_ns, INT32_MAX));
+            if (interval.kind != KIND_DEVICE_OPERATION)
+              r->returned_after = static_cast<float>(interval.host_end - interval.host_begin);
+            interval.record.complete(STATE_DONE, std::max(end_ns, interval.begin_ns));
+          }
+        }
+        return true;
+      }
+    }
+    write(interval);
+    return give_up(interval);
+  }
+
+  // A handle that the program has dropped before it was complete may be one that must not be held.
+  bool give_up(DeviceInterval& interval) {
+    if (!interval.work || interval.lost.load(std::memory_order_acquire) != interval.generation) return false;
+    forget(interval);
+    return true;
+  }
+
+  // Claim the record of an interval that has begun.
+  void write(DeviceInterval& interval) {
+    Log* log = g_log.load(std::memory_order_acquire);
+    if (interval.record || !log) return;
+    interval.record = log->claim();
+    Record* r = interval.record.record;
+    if (!r) return;
+    r->kind = interval.kind;
+    r->dtype = r->reduce_op = NO_CODE;
+    r->op = interval.op;
+    r->thread = stream_number(log, interval.stream);
+    r->group = interval.group;
+    r->flags = interval.flags;
+    r->waits = 0;
+    r->seq = interval.seq;
+    r->peer = -1;
+    r->tag = static_cast<int32_t>(std::min<uint64_t>(interval.error_ns, INT32_MAX));
+    r->site = interval.site;
+    r->step = interval.step;
+    r->issued_ns = interval.begin_ns;
+    r->numel = interval.host_begin;
+    r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
+    r->state.store(STATE_ISSUED, std::memory_order_release);
+  }
+
+  // The end of an operation will not be known: then its own record says nothing of its device.
+  void forget(DeviceInterval& interval) {
+    if (interval.record && interval.record.current()) interval.record.complete(STATE_FAILED, interval.begin_ns);
+    if (interval.kind == KIND_DEVICE_OPERATION && interval.operation.current())
+      std::atomic_ref(interval.operation.record->flags).fetch_and(static_cast<uint8_t>(~FLAG_FOLLOWED));
+  }
+
+  void release(DeviceInterval* interval) {
+    interval->work.reset();
+    interval->kernel = {};
+    interval->record = interval->operation = {};
+    interval->begun = false;
+    interval->ended.store(false, std::memory_order_relaxed);
+    interval->generation.fetch_add(1, std::memory_order_release);
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(interval);
+  }
+
+  uint16_t stream_number(Log* log, c10::StreamId stream) {
+    for (size_t i = 0; i < streams_.size(); i++)
+      if (streams_[i] == stream) return static_cast<uint16_t>(i + 1 + first_stream());
+    if (streams_.size() >= kMostStreams) return 0;
+    streams_.push_back(stream);
+    const auto number = static_cast<uint16_t>(streams_.size() + first_stream());
+    log->write_line("{\"k\":\"stream\",\"id\":" + std::to_string(number) + ",\"device\":" +
+                    quoted(c10::DeviceTypeName(device_.type(), true)) + ",\"index\":" + std::to_string(device_.index()) +
+                    ",\"stream\":" + std::to_string(stream) + "}");
+    return number;
+  }
+  size_t first_stream() const { return static_cast<size_t>(device_.index()) * kMostStreams; }
+
+  void write_counts(bool last) {
+    for (const auto& [count, written, op] : {std::tie(num_skipped_, written_skipped_, skipped_),
+                                             std::tie(num_captured_, written_captured_, captured_)}) {
+      const uint64_t seen = count.load(std::memory_order_relaxed);
+      if (seen == written || (now() < next_counts_ && !last)) continue;
+      Log* log = g_log.load(std::memory_order_acquire);
+      Event event = log ? log->claim() : Event{};
+      if (!event) continue;
+      written = seen;
+      next_counts_ = now() + kAnchorEvery;
+      Record* r = event.record;
+      r->kind = KIND_SAMPLE;
+      r->dtype = r->reduce_op = NO_CODE;
+      r->op = op;
+      r->peer = -1;
+      r->step = g_step.load(std::memory_order_relaxed);
+      r->issued_ns = now();
+      r->numel = seen;
+      r->state.store(STATE_ISSUED, std::memory_order_release);
+      event.complete(STATE_DONE);
+    }
+  }
+
+  static constexpr size_t kMostStreams = 1000;
+  const DeviceImpl* const impl_;
+  const c10::Device device_;
+  int (*const capture_status_)(void*, int*) = reinterpret_cast<int (*)(void*, int*)>(driver_function("cuStreamIsCapturing"));
+  uint16_t skipped_, captured_;
+  std::atomic<uint64_t> num_skipped_{0}, num_captured_{0};
+  std::mutex mutex_;  // guards the next five; never held while waiting for the GIL or the device
+  std::deque<DeviceInterval> intervals_;
+  std::vector<DeviceInterval*> free_, incoming_;
+  bool stopping_ = false, broken_ = false;
+  std::condition_variable wake_;
+  // The reader's.
+  DeviceClock clock_;
+  std::vector<DeviceInterval*> open_;
+  std::vector<c10::StreamId> streams_;
+  uint64_t written_skipped_ = 0, written_captured_ = 0, next_counts_ = 0;
+  std::thread reader_;
+};
+
+// By index; of one type, as a process has one kind of accelerator. Never deleted, and not those of a forked child.
+std::array<std::atomic<FollowedDevice*>, kMostDevices> g_devices{};
+std::atomic<int> g_device_type{-1};
+std::mutex g_devices_mutex;
+std::atomic<bool> g_follows_devices{true};
+
+[[gnu::cold]] FollowedDevice* start_following(c10::Device device) {
+  if (!g_follows_devices.load() || (!kTellsCapture<DeviceImpl> && !device.is_cuda())) return nullptr;
+  std::lock_guard<std::mutex> lock(g_devices_mutex);
+  if (!g_follows_devices.load()) return nullptr;
+  int type = -1;
+  if (!g_device_type.compare_exchange_strong(type, static_cast<int>(device.type())) &&
+      type != static_cast<int>(device.type()))
+    return nullptr;
+  auto& slot = g_devices[device.index()];
+  if (FollowedDevice* known = slot.load()) return known;
+  const DeviceImpl* impl = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
+  if (!impl) return nullptr;
+  auto* followed = new FollowedDevice(impl, device);
+  slot.store(followed, std::memory_order_release);
+  return followed;
+}
+
+FollowedDevice* followed(c10::Device device) {
+  if (device.index() < 0 || device.index() >= kMostDevices) return nullptr;
+  FollowedDevice* known = g_devices[device.index()].load(std::memory_order_acquire);
+  return known ? known : start_following(device);
+}
+
+// Follow the devices of a job before its first operation there; of a job that has initialised them.
+void follow_device(const std::string& device) { followed(c10::Device(device)); }
+
+void use_kernel_events(const std::string& library) {
+  void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) throw std::runtime_error(dlerror());
+  g_find_kernel_events.store(reinterpret_cast<FindKernelEvents>(dlsym(handle, "dtprof_find_kernel_events")));
+}
+
+// The device that this thread uses now, if that is followed: for phases, which name none.
+FollowedDevice* current_device() {
+  const int type = g_device_type.load(std::memory_order_relaxed);
+  if (type < 0) [[likely]] return nullptr;
+  const DeviceImpl* impl = c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
+  const c10::DeviceIndex index = impl->getDevice().index();
+  return index >= 0 && index < kMostDevices ? g_devices[index].load(std::memory_order_acquire) : nullptr;
+}
+
+void stop_following() {
+  if (!g_follows_devices.exchange(false)) return;
+  std::lock_guard<std::mutex> lock(g_devices_mutex);
+  for (auto& slot : g_devices)
+    if (FollowedDevice* device = slot.load()) device->stop();
+}
+
+// Operations that this thread issues between the begin and the end of a batch: the back end starts them at the end.
+struct Batch {
+  bool open = false;
+  std::vector<std::pair<FollowedDevice*, IntervalRef>> operations;
+
+  void begin() {
+    for (auto& [device, interval] : operations) interval.lose();  // of one that an exception has left
+    operations.clear();
+    open = true;
+  }
+  void end(c10d::Work* work) {
+    open = false;
+    for (auto& [device, interval] : operations)
+      if (work) device->end_with(interval, c10::intrusive_ptr<c10d::Work>::reclaim_copy(work), DEVICE_FLAG_SEVERAL);
+      else device->end(interval, DEVICE_FLAG_SEVERAL | DEVICE_FLAG_ON_STREAM);
+    operations.clear();
+  }
+};
+thread_local Batch t_batch;
+
+// A forked child has no readers and may not touch the device.
+void forget_devices() {
+  g_follows_devices.store(false);
+  g_device_type.store(-1);
+  for (auto& slot : g_devices) slot.store(nullptr);
+}
+
+}  // namespace
+}  // namespace dtprof

@@ -1,0 +1,258 @@
+"""One attempt seen rank by rank: whose exceptions are causes, whose are consequences, who is known to exist."""
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from dtprof.diagnosis.log_facts import MAX_RANK, Communicator, Exit, Facts, Note, Trace
+from dtprof.records.tables import Group, Site
+
+LAUNCHERS = (
+    "ChildFailedError",
+    "SignalException",
+    "ProcessRaisedException",
+    "ProcessExitedException",
+    "CalledProcessError",
+)
+FROM_OUTSIDE = ("KeyboardInterrupt", "SystemExit")
+RAISED_BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|TimeoutError|Rendezvous\w*|Connection\w*Error|BrokenPipeError")
+SAID_BY_C10D = re.compile(
+    r"/gloo/|Timed out waiting \d+ms for|communicator was aborted|Watchdog caught|ncclRemoteError|remote process exited"
+    r"|NCCL error|ProcessGroupNCCL|monitoredBarrier|pair closure|connectFullMesh|store->get|wait timeout after \d+ms"
+    r"|store based barrier on rank|clients joined|client socket has timed out|inconsistent 0 params"
+    r"|Connection closed by peer \["
+)
+LOST_OR_LATE = re.compile(
+    r"Connection (?:closed|reset|refused|aborted)|Broken pipe|[Tt]imed out|[Tt]imeout|Socket closed"
+)
+MISMATCH = "Detected mismatch between collectives"
+ORDINARY_LINES_AFTER = 25
+TERMINATED = (-15, -2, -1, 143, 130)
+
+_OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "barrier",
+    "reduce",
+    "gather",
+    "scatter",
+)
+_BY_LETTERS = {name.replace("_", ""): name for name in _OPERATIONS}
+
+
+def operation(name: str) -> str | None:
+    """Return the operation that a name in a log stands for: of c10d (`_ALLGATHER_BASE`) or of the Python API."""
+    letters = re.sub(r"[^a-z]", "", name.lower().replace("monitored_", ""))
+    if letters.startswith(("isend", "send")):
+        return "send"
+    if letters.startswith(("irecv", "recv")):
+        return "recv"
+    for prefix in sorted(_BY_LETTERS, key=len, reverse=True):
+        if letters.startswith(prefix):
+            return _BY_LETTERS[prefix]
+    return None
+
+
+@dataclass(kw_only=True)
+class LoggedJob:
+    """The view of one attempt that rules read."""
+
+    facts: Facts
+    own: dict[int, Trace] = field(default_factory=dict)
+    """Exceptions that ended a rank and tell of no peer."""
+    own_unknown: list[Trace] = field(default_factory=list)
+    victims: dict[int, Trace] = field(default_factory=dict)
+    """Exceptions that tell of a lost or late peer."""
+    victims_unknown: list[Trace] = field(default_factory=list)
+    exits: dict[int, Exit] = field(default_factory=dict)
+    hints: list[Trace] = field(default_factory=list)
+    """Lines of exceptions alone: not enough to blame anybody."""
+
+    @property
+    def known(self) -> set[int]:
+        """Ranks that the log names, or that exist because a higher one does."""
+        named = self.facts.ranks_named | set(self.exits) | set(self.victims) | set(self.own)
+        return set(range(max((rank for rank in named if rank < MAX_RANK), default=-1) + 1))
+
+    @property
+    def own_traces(self) -> list[Trace]:
+        """Exceptions that ended a process and tell of no peer."""
+        return [*self.own.values(), *self.own_unknown]
+
+    @property
+    def has_table(self) -> bool:
+        """Say whether torchelastic listed ranks that did not end with status 0."""
+        return any(one.from_table for one in self.exits.values())
+
+    def left_in_order(self, ranks: set[int]) -> set[int]:
+        """Return those of the ranks that torchelastic's table of their host would list, had they failed."""
+        spans: dict[str, tuple[int, int]] = {}
+        for one in self.exits.values():
+            if one.from_table and one.local_rank is not None:
+                first, last = spans.get(one.host, (one.rank, one.rank))
+                spans[one.host] = min(first, one.rank - one.local_rank), max(last, one.rank)
+        inside = {rank for rank in ranks if any(first <= rank <= last for first, last in spans.values())}
+        return inside - set(self.exits)
+
+    def waited_for(self) -> set[int]:
+        """Return ranks that are known to have waited in an operation."""
+        timed = {timeout.rank for timeout in self.facts.timeouts if timeout.rank is not None}
+        return timed | set(self.victims)
+
+    def sites(self, ranks: set[int] | list[int]) -> dict[int, Site]:
+        """Return the user's lines where these ranks failed."""
+        found = {rank: self.own.get(rank) or self.victims.get(rank) for rank in ranks}
+        return {rank: trace.site for rank, trace in found.items() if trace is not None and trace.site is not None}
+
+    def notes(self, *kinds: str) -> list[Note]:
+        """Return the notes of these kinds."""
+        return self.facts.of_kind(*kinds)
+
+
+def view(facts: Facts) -> LoggedJob:
+    """Return the ranks' view of the facts."""
+    job = LoggedJob(facts=facts, exits=dict(facts.exits or facts.local_exits))
+    for chain in _chains(facts.traces):
+        _judge(chain, job)
+    _name_the_only_one(job)
+    late = {timeout.rank: timeout.order for timeout in reversed(facts.timeouts) if not timeout.rank_in_group}
+    for rank, trace in list(job.own.items()):
+        lost = [one for one in (late.get(rank), job.victims[rank].order if rank in job.victims else None) if one]
+        if any(one.file == trace.order.file and one < trace.order for one in lost):
+            del job.own[rank]  # what a rank raises after its peers were lost is a consequence
+    return job
+
+
+def _chains(traces: list[Trace]) -> list[list[Trace]]:
+    """Return the exceptions of one stream that were raised while the one before was handled, together."""
+    newest: dict[str, list[Trace]] = {}
+    chains: list[list[Trace]] = []
+    for trace in traces:
+        if trace.chained and trace.stream in newest:
+            newest[trace.stream].append(trace)
+        else:
+            newest[trace.stream] = [trace]
+            chains.append(newest[trace.stream])
+    return chains
+
+
+def _judge(chain: list[Trace], job: LoggedJob) -> None:
+    verdicts = [blame(trace) for trace in chain]
+    last = chain[-1]
+    rank = _rank(last, job)
+    if "launcher" in verdicts or verdicts[-1] == "outside":
+        return
+    if verdicts[0] == "victim" or (verdicts[0] == "mismatch" and not last.bare):
+        first = chain[0]
+        if rank is None:
+            job.victims_unknown.append(first)
+        elif rank not in job.victims or job.victims[rank].bare:
+            job.victims[rank] = first
+        return
+    own = [trace for trace, verdict in zip(chain, verdicts, strict=True) if verdict == "own"]
+    if not own:
+        return
+    chosen = own[-1]
+    if last.bare:
+        job.hints.append(chosen)
+    elif _ended_its_process(last, rank, job):
+        if rank is None:
+            job.own_unknown.append(chosen)
+        else:
+            job.own.setdefault(rank, chosen)
+
+
+def blame(trace: Trace) -> str:
+    """Say what an exception is: own, victim, mismatch, launcher, outside."""
+    name = simple_type(trace)
+    if name in LAUNCHERS:
+        return "launcher"
+    if name in FROM_OUTSIDE:
+        return "outside"
+    if MISMATCH in trace.message:
+        return "mismatch"
+    if RAISED_BY_TORCH.fullmatch(name):
+        in_torch = trace.torch_only or trace.bare
+        if SAID_BY_C10D.search(trace.message) or (
+            in_torch and LOST_OR_LATE.search(trace.message) and "DataLoader" not in trace.message
+        ):
+            return "victim"
+    return "own"
+
+
+def simple_type(trace: Trace) -> str:
+    """Return the type of an exception without its module; of Ray's wrapper what it wraps."""
+    wrapped = re.fullmatch(r"(?:[\w.]*\.)?RayTaskError\((\w+)\)", trace.type)
+    return wrapped[1] if wrapped else trace.type.rpartition(".")[2]
+
+
+def _rank(trace: Trace, job: LoggedJob) -> int | None:
+    if trace.rank is not None or trace.task is None:
+        return trace.rank
+    by_local = [one.rank for one in job.exits.values() if one.local_rank == trace.task]
+    if len(by_local) == 1 and not {one.host for one in job.exits.values()} - {job.exits[by_local[0]].host}:
+        return by_local[0]
+    return trace.task if not job.facts.ranks_named else None
+
+
+def _ended_its_process(trace: Trace, rank: int | None, job: LoggedJob) -> bool:
+    if trace.handled:
+        return False
+    if trace.fatal:
+        return True
+    end = job.exits.get(rank) if rank is not None else None
+    if end is not None:
+        return end.status not in (0, *TERMINATED)
+    # A logged and handled exception is followed by the program's ordinary output.
+    return job.facts.last_activity.get(trace.stream, 0) <= ORDINARY_LINES_AFTER
+
+
+def _name_the_only_one(job: LoggedJob) -> None:
+    """Give an exception without a rank to the only rank that ended badly by itself."""
+    failed = [r for r, end in job.exits.items() if end.status > 0 and r not in job.own and r not in job.victims]
+    alike = {(trace.type, trace.site) for trace in job.own_unknown}
+    if job.own_unknown and len(alike) == 1 and len(failed) == len(job.own_unknown):
+        for rank, trace in zip(sorted(failed), job.own_unknown, strict=True):
+            job.own[rank] = trace
+        job.own_unknown.clear()
+
+
+def odd_ones(values: dict[int, Hashable]) -> tuple[int, ...]:
+    """Return the ranks whose value is not the majority's; all where there is no majority."""
+    by_value: dict[Hashable, list[int]] = {}
+    for rank, value in values.items():
+        by_value.setdefault(value, []).append(rank)
+    ordered = sorted(by_value.values(), key=len)
+    if len(ordered) > 1 and len(ordered[-1]) > len(ordered[-2]) and len(ordered[-1]) * 2 > len(values):
+        return tuple(sorted(rank for ranks in ordered[:-1] for rank in ranks))
+    return tuple(sorted(values))
+
+
+def ranks_by_process(found: list[Communicator]) -> dict[str, int]:
+    """Return the rank of each process: its file's, else that in its largest communicator, else its device."""
+    largest: dict[str, Communicator] = {}
+    for one in found:
+        if one.process not in largest or one.size > largest[one.process].size:
+            largest[one.process] = one
+    hosts = {process.partition(":")[0] for process in largest}
+    world = max((one.size for one in largest.values()), default=0)
+    ranks: dict[str, int] = {}
+    for process, one in largest.items():
+        if one.file_rank is not None:
+            ranks[process] = one.file_rank
+        elif one.rank is not None and one.size == world:
+            ranks[process] = one.rank
+        elif len(hosts) == 1 and len(largest) == world:
+            ranks[process] = one.device
+    return ranks if len(set(ranks.values())) == len(ranks) else {}
+
+
+def group_of(name: str | None, description: str, ranks: set[int]) -> Group | None:
+    """Return the group a log names."""
+    if name is None:
+        return None
+    members = tuple(sorted(ranks))
+    return Group(name=name, description=description, size=len(members), ranks=members)

@@ -1,0 +1,62 @@
+"""What a file of `rules/` declares: rules, which find causes, and refinements, which explain the causes of others."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from dtprof.diagnosis.case import Case, Find
+from dtprof.diagnosis.findings import Finding
+
+
+class Stage(Enum):
+    """When a rule applies. Up to SUSPICION the first finding is the cause; later stages list all they find."""
+
+    NAMED = auto()
+    """A sentence of a log names the fault. Asked first where there are only logs, else before SUSPICION."""
+    DEATH = auto()
+    """A rank failed first, by its own doing."""
+    ABORT = auto()
+    """Native code crashed inside an operation: a back end may have aborted a process for what another rank did."""
+    DIVERGENCE = auto()
+    """Programs of ranks went different ways."""
+    BROKEN_MESSAGE = auto()
+    """What beside a divergence makes a back end abort."""
+    WAIT = auto()
+    """Who waits for whom."""
+    STALL = auto()
+    """All issued an operation, and it does not complete."""
+    LATE = auto()
+    """A rank ended, and no operation is known to have failed before."""
+    SUSPICION = auto()
+    """Nothing better is known: what timeouts, lost peers and exit statuses leave to suspect."""
+    BESIDE_CRASH = auto()
+    """What held nobody up before a rank raised; it may be why."""
+    MISPAIRED = auto()
+    """Operations that went well do not belong together. The first rule that finds some is heard: others see echoes."""
+    RISK = auto()
+    """What may go wrong in a job that goes well, costs time, or is worth a note."""
+    NOTE = auto()
+    """What looks odd about a group, and went well: dropped for groups that are MISPAIRED."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Finds causes of certain kinds in a case."""
+
+    kinds: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    find: Find
+    leave_open: Callable[[Case], Iterable[str]] = lambda _: ()  # why it finds nothing, where that is worth saying
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """Finds what a cause itself follows from."""
+
+    kinds: tuple[str, ...]
+    causes: tuple[str, ...]  # kinds of causes that it may explain
+    stages: tuple[Stage, ...]  # of those causes
+    refine: Callable[[Case, Finding], Iterable[Finding]]  # better causes, the first in place of the one given
+
+
+Declared = tuple[Rule | Refinement, ...]

@@ -1,0 +1,38 @@
+"""A rank could not listen at its port, or not use its device, as a log tells."""
+
+from dtprof.diagnosis.findings import Finding, capitalised
+from dtprof.diagnosis.log_facts import Note
+from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.rule import Declared
+
+PORT = (
+    "Another job, or the same one before it, still listens there: end it, or choose another MASTER_PORT "
+    "(torchrun --rdzv-endpoint HOST:0 takes a free one)."
+)
+DRIVER = "Compare the driver (nvidia-smi) with the CUDA that torch was built for; look for Xid in the kernel log."
+
+
+def find_setup(job: LoggedJob) -> Finding | None:
+    """Return the finding for a port that is taken, or a device that NCCL could not use."""
+    if taken := job.notes("port-taken"):
+        return _failed_setup("could not listen: the port is taken", taken, PORT)
+    if failures := job.notes("cuda-failure"):
+        words = failures[0].text.partition("Cuda failure ")[2].strip("'\" ")[:120]
+        return _failed_setup(f"could not use its device in NCCL: {words}", failures, DRIVER)
+    return None
+
+
+def _failed_setup(what: str, notes: list[Note], advice: str) -> Finding:
+    ranks = tuple(sorted({note.rank for note in notes if note.rank is not None}))
+    return Finding(
+        kind="rank-crashed",
+        summary=f"{capitalised(ranks) if ranks else 'A rank'} {what}.",
+        culprit_ranks=ranks,
+        confidence=0.6,
+        evidence=(notes[0].text[:300],),
+        advice=(advice,),
+    )
+
+
+RULES: Declared = (log_rule(find_setup, ("rank-crashed",)),)

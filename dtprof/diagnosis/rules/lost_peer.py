@@ -1,0 +1,210 @@
+"""Who waits where and for whom, from the tracebacks of ranks whose operations failed: gloo, monitored barriers."""
+
+from collections.abc import Hashable, Mapping
+
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.log_facts import Trace
+from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
+from dtprof.diagnosis.logged_messages import find_messages
+from dtprof.diagnosis.rule import Declared
+
+ONE_SIDED = {"broadcast", "reduce", "gather", "scatter"}
+STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
+
+
+def operations_of(fronts: Mapping[int, Trace]) -> set[str]:
+    """Return the operations that ranks failed in, as far as their calls tell."""
+    return {op for trace in fronts.values() if (op := operation(trace.call))}
+
+
+def the_only(ops: set[str]) -> str | None:
+    """Return the operation, where it is one."""
+    return next(iter(ops)) if len(ops) == 1 else None
+
+
+def words_of(ops: set[str]) -> str:
+    """Return the operations in words."""
+    return " or ".join(sorted(ops)) if ops else "an operation"
+
+
+def find_waits(job: LoggedJob) -> Suspicion:
+    """Return the finding that the lines of failed operations give, and what they leave open."""
+    fronts = {rank: trace for rank, trace in job.victims.items() if not trace.bare}
+    if not fronts:
+        return None
+    absent = job.known - set(fronts) - set(job.own)
+    exited = job.left_in_order(absent)
+    late = any("imed out" in trace.message or "imeout" in trace.message for trace in fronts.values())
+    running = {rank for rank in absent - exited if late}
+    if len(exited or running) > len(fronts):
+        reason = (
+            f"only {rank_list(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
+            "the others may not have come, or it may be one operation too many"
+        )
+        return _nobody(job, fronts, reason) if late else reason
+    if messages := find_messages(job, fronts, exited | running):
+        return messages
+    ops = {rank: operation(trace.call) or trace.call for rank, trace in fronts.items()}
+    if exited or running:
+        return _absent(job, fronts, exited, running)
+    if absent:
+        return (
+            f"a peer of {rank_list(sorted(fronts))} went away, and the log does not tell which: "
+            f"{rank_list(sorted(absent))} left no exception"
+        )
+    if not late:
+        reason = f"{rank_list(sorted(fronts))} lost a peer, and the log does not tell whose end came first"
+        listed = set(job.exits) == set(fronts)
+        return (_unnamed_left(job, fronts, reason) if listed else None) or reason
+    if len(set(ops.values())) > 1 and all(ops.values()):
+        return _parted(job, fronts, ops)
+    places: dict[int, Hashable] = {rank: trace.site for rank, trace in fronts.items()}
+    if len(set(places.values())) > 1:
+        return _other_lines(job, fronts, places)
+    return _all_alike(job, fronts, late)
+
+
+def _nobody(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
+    """Return the finding that says who waited where, and accuses nobody."""
+    waiting = tuple(sorted(fronts))
+    ops = operations_of(fronts)
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{wait_words(waiting).capitalize()} in {words_of(ops)} in vain; for whom is not in the log.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        confidence=0.2,
+        op=the_only(ops),
+        call_sites=job.sites(list(waiting)),
+        advice=("Look at what the other ranks did at that time, and at the groups of their operations.", STACKS),
+        leaves_open=(reason,),
+    )
+
+
+def _unnamed_left(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding | None:
+    """Return the finding for jobs whose listed ranks all lost a peer: it is none of them."""
+    if not job.has_table:
+        return None
+    waiting = tuple(sorted(fronts))
+    ops = operations_of(fronts)
+    return Finding(
+        kind="rank-exited",
+        summary=f"A rank that the log does not name left; {rank_list(waiting)} lost it in {words_of(ops)}.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        confidence=0.4,
+        op=the_only(ops),
+        call_sites=job.sites(list(waiting)),
+        evidence=("every rank in torchrun's table failed because a peer was gone, none by itself",),
+        advice=(f"Look at ranks above {max(waiting)} that ended with status 0, and at other hosts.",),
+        leaves_open=(reason,),
+    )
+
+
+def _absent(job: LoggedJob, fronts: dict[int, Trace], exited: set[int], running: set[int]) -> Finding:
+    culprits = tuple(sorted(exited or running))
+    waiting = tuple(sorted(fronts))
+    ops = operations_of(fronts)
+    if exited:
+        how, kind = "had ended with status 0", "rank-exited"
+        facts = [f"torchelastic's table lists every rank that failed or was stopped, not {rank_list(culprits)}"]
+    else:
+        how, kind = "never came", "rank-skipped-collective"
+        facts = [f"{rank_list(culprits)} raised nothing: the operations of the others timed out"]
+        if stopped := [rank for rank in culprits if rank in job.exits and job.exits[rank].status == -15]:
+            facts.append(f"{rank_list(stopped)} still ran when the launcher stopped the job")
+    return Finding(
+        kind=kind,
+        summary=f"{capitalised(culprits)} {how}; {wait_words(waiting)} in {words_of(ops)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.65 if len(culprits) < len(waiting) or job.has_table else 0.4,
+        op=the_only(ops),
+        call_sites=job.sites(list(waiting)),
+        evidence=tuple(facts),
+        advice=("Look for a branch, an early return or a shorter loop on these ranks.", STACKS),
+    )
+
+
+def _parted(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
+    culprits = odd_ones(dict(ops))
+    split = len(culprits) == len(ops)
+    waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
+    one_line = len({trace.site for trace in fronts.values()}) == 1
+    named = all(operation(trace.call) for trace in fronts.values())
+    facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
+    if split:
+        facts.append("as many ranks stand on either side: who of them is wrong is not told")
+    one_sided = bool(ONE_SIDED & set(ops.values()))
+    if one_sided:
+        facts.append("in these operations some ranks end before others: who is in another one may only be ahead")
+    if one_line:
+        facts.append("all are at one line: the odd one may only be behind, for a reason that the log does not show")
+    words = ", ".join(sorted({ops[rank] for rank in culprits}))
+    against = f" while {rank_list(waiting)} were in {ops[waiting[0]]}" if waiting else ""
+    return Finding(
+        kind="collective-order-mismatch" if named and not one_line else "rank-skipped-collective",
+        summary=f"{capitalised(culprits)} {'was' if len(culprits) == 1 else 'were'} in {words}{against}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.35 if one_line else 0.4 if one_sided else 0.5 if split else 0.6,
+        op=operation(fronts[waiting[0] if waiting else culprits[0]].call),
+        call_sites=job.sites(list(waiting)),
+        culprit_call_sites=job.sites(list(culprits)),
+        evidence=tuple(facts),
+        advice=("Compare how these ranks came to the lines named: a branch, a loop one round shorter, one call more.",),
+    )
+
+
+def _other_lines(job: LoggedJob, fronts: dict[int, Trace], places: dict[int, Hashable]) -> Finding:
+    culprits = odd_ones(places)
+    split = len(culprits) == len(places)
+    waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
+    ops = operations_of(fronts)
+    facts = ["the ranks failed in the same operation at different lines"]
+    if split:
+        facts.append("they may wait for each other in different groups: the log does not tell the groups")
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"Ranks stand at different lines in {words_of(ops)}"
+        + ("." if split else f": {rank_list(culprits)} apart from {rank_list(waiting)}."),
+        culprit_ranks=() if split else culprits,
+        waiting_ranks=tuple(sorted(fronts)) if split else waiting,
+        confidence=0.3 if split else 0.45,
+        op=the_only(ops),
+        call_sites=job.sites(sorted(fronts) if split else list(waiting)),
+        culprit_call_sites={} if split else job.sites(list(culprits)),
+        evidence=tuple(facts),
+        advice=("Start the job with dtprof run: its records tell the group of each operation.",),
+    )
+
+
+def _all_alike(job: LoggedJob, fronts: dict[int, Trace], late: bool) -> Suspicion:
+    waiting = tuple(sorted(fronts))
+    op = next((name for trace in fronts.values() if (name := operation(trace.call))), None)
+    what = f"{rank_list(waiting)} failed in {op or 'the same operation'} at the same line"
+    if not late or len(waiting) < 2:
+        return f"{what}: who went away or did not come is not in the log"
+    return Finding(
+        kind="backend-stall",
+        summary=f"{capitalised(waiting)} timed out in {op or 'the same operation'} at the same line.",
+        culprit_ranks=(),
+        waiting_ranks=waiting,
+        confidence=0.3,
+        op=op,
+        call_sites=job.sites(list(waiting)),
+        advice=("Check that no rank's log is left out, then the network between the hosts.",),
+        leaves_open=("whether other ranks belong to the job, and what they did, is not in the log",),
+    )
+
+
+RULES: Declared = (
+    log_rule(
+        find_waits,
+        (
+            *("rank-skipped-collective", "rank-exited", "collective-order-mismatch", "backend-stall"),
+            *("p2p-deadlock-cycle", "p2p-tag-mismatch", "p2p-unmatched"),
+        ),
+    ),
+)

@@ -1,0 +1,172 @@
+"""Calls of NCCL that do not agree over the members of a communicator, and members that had called fewer."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list, wait_words
+from dtprof.diagnosis.log_facts import Call, Communicator
+from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation, ranks_by_process
+from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.rules.reported_disagreement import WHAT_IS_CALLED
+from dtprof.diagnosis.rules.watchdog_timeout import DID_LAST
+
+WAITED = ("dump-signal", "stuck", "heartbeat")
+ASPECTS = (
+    ("collective-order-mismatch", "op"),
+    ("dtype-mismatch", "dtype"),
+    ("size-mismatch", "numel"),
+    ("reduce-op-mismatch", "reduction"),
+    ("root-mismatch", "root"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """What the members of one communicator called, by position."""
+
+    size: int
+    calls: Mapping[int, Mapping[int, Call]]
+    """By global rank, then by position; the newest only."""
+    counted: bool
+    """Whether positions are counted from the creation; else they are NCCL's own `opCount`."""
+
+    def last(self, rank: int) -> int:
+        """Return the position of the newest call of a rank."""
+        return max(self.calls[rank])
+
+    def place(self, position: int) -> str:
+        """Return a position, as a reader finds it in the log."""
+        where = f"call #{position + 1}" if self.counted else f"opCount {position:x}"
+        return f"{where} of a communicator of {self.size} ranks"
+
+
+def find_parting(job: LoggedJob) -> Finding | None:
+    """Return the finding for members of a communicator that called something else, or fewer."""
+    groups = _groups(job)
+    return _find_calls_apart(groups) or _find_fewer_calls(job, groups)
+
+
+def _find_calls_apart(groups: list[Members]) -> Finding | None:
+    """Return the finding for the first call at which members of a communicator part."""
+    apart = [(where, members) for members in groups if (where := _parting(members)) is not None]
+    if not apart:
+        return None
+    where, members = min(apart, key=lambda item: item[0])
+    here = {rank: calls[where] for rank, calls in members.calls.items()}
+    odd = odd_ones(dict[int, Hashable](here))
+    others = tuple(rank for rank in sorted(here) if rank not in odd)
+    if others and len({here[rank] for rank in odd}) == 1 and (stepped := _out_of_step(members, where, odd, others)):
+        return stepped
+    kind = next(kind for kind, name in ASPECTS if len({getattr(call, name) for call in here.values()}) > 1)
+    against = f" where {rank_list(others)} called {here[others[0]]}" if others else ""
+    return Finding(
+        kind=kind,
+        summary=f"{capitalised(odd)} called {here[odd[0]]}{against}, as {members.place(where)}.",
+        culprit_ranks=odd,
+        waiting_ranks=others,
+        confidence=0.85 if others else 0.5,
+        op=operation(here[odd[0]].op),
+        evidence=tuple(f"rank {rank}: {call} (NCCL's own log)" for rank, call in sorted(here.items())[:4]),
+        advice=(WHAT_IS_CALLED,),
+    )
+
+
+def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tuple[int, ...]) -> Finding | None:
+    """Return the finding where the odd ranks left out one call, or made one more, and went on as the others do."""
+    mine, theirs = members.calls[odd[0]], members.calls[others[0]]
+    ahead, behind = (theirs.get(where + 1), mine.get(where + 1))
+    if mine[where] == ahead and behind != ahead:
+        what, call = "left out", theirs[where]
+    elif behind is not None and behind == theirs[where] and behind != ahead:
+        what, call = "made one call too many,", mine[where]
+    else:
+        return None
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{capitalised(odd)} {what} {call}, {members.place(where)}, and went on as the others do.",
+        culprit_ranks=odd,
+        waiting_ranks=others,
+        confidence=0.8,
+        op=operation(call.op),
+        evidence=(
+            f"{rank_list(odd)}: {mine[where]}, then {behind or 'nothing more'} (NCCL's own log)",
+            f"{rank_list(others)}: {theirs[where]}, then {ahead or 'nothing more'}",
+        ),
+        advice=("Look for a branch or an early return around this call on these ranks.",),
+    )
+
+
+def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
+    """Return the finding for members that had called fewer, in a job of which an operation timed out."""
+    if not (job.facts.timeouts or job.notes(*WAITED)):
+        return None
+    for members in groups:
+        ends = {rank: members.last(rank) for rank in members.calls}
+        first = min(ends.values())
+        behind = tuple(sorted(rank for rank, end in ends.items() if end == first))
+        waiting = tuple(sorted(set(ends) - set(behind)))
+        if not waiting or len(behind) > len(waiting):
+            continue
+        missed = members.calls[waiting[0]].get(first + 1)
+        if missed is None:
+            continue
+        return Finding(
+            kind="rank-skipped-collective",
+            summary=f"{capitalised(behind)} never called {missed}, {members.place(first + 1)}; "
+            f"{wait_words(waiting)} in it.",
+            culprit_ranks=behind,
+            waiting_ranks=waiting,
+            confidence=0.65,
+            op=operation(missed.op),
+            call_sites=job.sites(list(waiting)),
+            evidence=tuple(
+                f"rank {rank}: {members.calls[rank][ends[rank]]}, {members.place(ends[rank])}, is its last call"
+                for rank in (behind[0], waiting[0])
+            ),
+            advice=(DID_LAST,),
+        )
+    return None
+
+
+def _parting(members: Members) -> int | None:
+    """Return the first position at which what they called differs."""
+    first = max(min(calls) for calls in members.calls.values())
+    last = min(members.last(rank) for rank in members.calls)
+    for position in sorted({at for calls in members.calls.values() for at in calls if first <= at <= last}):
+        if len({calls.get(position) for calls in members.calls.values()}) > 1:
+            return position if all(position in calls for calls in members.calls.values()) else None
+    return None
+
+
+def _groups(job: LoggedJob) -> list[Members]:
+    """Return the communicators of which all members are in the log, and how their calls stand beside each other."""
+    found = job.facts.communicators
+    ranks = ranks_by_process(list(found.values()))
+    groups: dict[Hashable, list[Communicator]] = {}
+    ordinals: dict[tuple[str, int], int] = {}
+    for one in found.values():
+        nth = ordinals[one.process, one.size] = ordinals.get((one.process, one.size), -1) + 1
+        groups.setdefault(one.number or (one.size, nth), []).append(one)
+    result = []
+    for members in groups.values():
+        named = [(ranks[one.process], one) for one in members if one.process in ranks and one.calls]
+        whole = len(named) == len({rank for rank, _ in named}) == members[0].size > 1
+        calls = _aligned([one for _, one in named]) if whole else None
+        if calls is not None:
+            by_rank = {rank: aligned for (rank, _), aligned in zip(named, calls, strict=True)}
+            counted = all(one.rank is not None for _, one in named)
+            result.append(Members(size=members[0].size, calls=by_rank, counted=counted))
+    return result
+
+
+def _aligned(members: list[Communicator]) -> list[dict[int, Call]] | None:
+    """Return the calls by position: counted from the creation, else by NCCL's own count where that rises."""
+    if all(one.rank is not None for one in members):
+        return [{one.total - len(one.calls) + i: call for i, (_, call) in enumerate(one.calls)} for one in members]
+    if all(one.counts_rise and one.calls[-1][0] > 0 for one in members):
+        return [dict(one.calls) for one in members]
+    return None
+
+
+RULES: Declared = (log_rule(find_parting, ("rank-skipped-collective", *(kind for kind, _ in ASPECTS))),)

@@ -1,0 +1,67 @@
+"""Ends that sentences tell of, and that no exit of a named rank stands for."""
+
+from dtprof.diagnosis.findings import Finding, capitalised
+from dtprof.diagnosis.known_errors import HOST_MEMORY
+from dtprof.diagnosis.log_facts import Note
+from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.rule import Declared, Stage
+
+
+def find_unnamed_death(job: LoggedJob) -> Finding | None:
+    """Return the finding for a process of which only the kernel, or its last line, tells that it died."""
+    ooms = job.notes("oom-kill")
+    return _oom_alone(ooms, job) if ooms else _native_alone(job)
+
+
+def find_device_error(job: LoggedJob) -> Finding | None:
+    """Return the finding for a device that failed under its watchdog."""
+    notes = job.notes("device-error")
+    if not notes or job.own_traces:
+        return None
+    first = notes[0]
+    ranks = tuple(sorted({note.rank for note in notes if note.rank is not None}))
+    culprits = (first.rank,) if first.rank is not None else ()
+    text = first.text.partition("terminated with exception: ")[2].split(". ")[0][:120]
+    return Finding(
+        kind="rank-crashed",
+        summary=f"{capitalised(culprits) if culprits else 'A rank'} failed on its device: {text}.",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(rank for rank in ranks if rank not in culprits),
+        confidence=0.7 if len(ranks) <= 1 else 0.5,
+        evidence=(first.text, *(note.text[:160] for note in job.notes("xid")[:1])),
+        advice=("Run once with CUDA_LAUNCH_BLOCKING=1 for the line of the kernel; look for Xid in the kernel log.",),
+    )
+
+
+def _oom_alone(ooms: list[Note], job: LoggedJob) -> Finding:
+    return Finding(
+        kind="rank-killed",
+        summary="A process of the job was killed because its host or container ran out of memory.",
+        culprit_ranks=(),
+        waiting_ranks=tuple(sorted(job.waited_for())),
+        confidence=0.6,
+        evidence=(ooms[0].text,),
+        advice=(HOST_MEMORY,),
+    )
+
+
+def _native_alone(job: LoggedJob) -> Finding | None:
+    crashes = job.notes("native-crash")
+    if not crashes or job.waited_for():
+        return None
+    ranks = tuple(sorted({note.rank for note in crashes if note.rank is not None}))
+    return Finding(
+        kind="rank-killed",
+        summary=f"{capitalised(ranks) if ranks else 'A process of the job'} crashed in native code.",
+        culprit_ranks=ranks,
+        confidence=0.5,
+        evidence=(crashes[0].text,),
+        advice=("Take a core dump or set PYTHONFAULTHANDLER=1 for the stack.",),
+    )
+
+
+RULES: Declared = (
+    log_rule(find_device_error, ("rank-crashed",), Stage.NAMED),
+    log_rule(find_unnamed_death, ("rank-killed",)),
+)

@@ -1,0 +1,199 @@
+"""Operations that do not agree: fingerprints of TORCH_DISTRIBUTED_DEBUG, gloo's and NCCL's own checks."""
+
+from collections.abc import Callable, Hashable, Iterable
+
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.log_facts import Fingerprint
+from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
+from dtprof.diagnosis.rule import Declared, Stage
+
+WHAT_IS_CALLED = "Compare what these ranks call at the lines named, and the arguments they pass."
+
+
+def find_fingerprints(job: LoggedJob) -> Suspicion:
+    """Return the mismatch that torch's debug wrapper reported, and what it leaves open."""
+    prints, empty = _by_rank(job.facts.fingerprints)
+    if not prints or _raised_before(job):
+        return None
+    if len(prints) == 1:
+        only = next(iter(prints.values()))
+        said = f"rank {only.rank} reports a mismatch in {_words(only)}, and no peer's side of it is in the log"
+        return _lone(only, job, said)
+    aspects: tuple[tuple[str, str, Callable[[Fingerprint], Hashable]], ...] = (
+        ("collective-order-mismatch", "different operations", lambda one: operation(one.op) or one.op),
+        ("dtype-mismatch", "different element types", lambda one: one.dtype),
+        ("size-mismatch", "different shapes", lambda one: one.shape),
+    )
+    for kind, words, value in aspects:
+        values = {rank: value(one) for rank, one in prints.items()}
+        if len(set(values.values())) > 1:
+            return _mismatch(kind, words, values, prints, job, empty)
+    sequence = {one.seq for one in prints.values() if one.seq is not None}
+    if len(sequence) > 1:
+        return (
+            f"torch's debug wrapper counts {rank_list(list(prints))} at different positions of the same operation: "
+            "either a collective was skipped, or the wrapper counted wrongly (a known false alarm of barriers)"
+        )
+    return "torch's debug wrapper reports a mismatch whose sides look alike in the log"
+
+
+def _raised_before(job: LoggedJob) -> bool:
+    """Say whether an exception stands before the first report of a mismatch."""
+    first = job.facts.fingerprints[0].order
+    return any(trace.order < first for trace in job.own_traces)
+
+
+def _by_rank(prints: Iterable[Fingerprint]) -> tuple[dict[int, Fingerprint], set[int]]:
+    """Return what each rank itself said, or a peer of it; and ranks whose data had not come."""
+    own: dict[int, Fingerprint] = {}
+    told: dict[int, Fingerprint] = {}
+    empty: set[int] = set()
+    expected: dict[int | None, int] = {}
+    for one in prints:
+        if one.reported_by == one.rank:
+            own.setdefault(one.rank, one)
+            expected[one.rank] = one.seq or 0
+    for one in prints:
+        if one.reported_by == one.rank:
+            continue
+        if one.seq == 0 and one.shape is None and max(expected.values(), default=0) > 1:
+            empty.add(one.rank)  # the wrapper prints zeros for a peer that sent nothing
+        else:
+            told.setdefault(one.rank, one)
+    return {**told, **own}, empty
+
+
+def _words(one: Fingerprint) -> str:
+    parts = [operation(one.op) or one.op]
+    parts += [f"shape [{one.shape}]"] if one.shape is not None else []
+    parts += [one.dtype] if one.dtype else []
+    return " ".join(parts)
+
+
+def _mismatch(
+    kind: str, words: str, values: dict[int, Hashable], prints: dict[int, Fingerprint], job: LoggedJob, empty: set[int]
+) -> Finding:
+    culprits = odd_ones(values)
+    split = len(culprits) == len(values)
+    others = [rank for rank in values if rank not in culprits]
+    first = prints[culprits[0]]
+    facts = [f"rank {rank}: {_words(one)}" for rank, one in sorted(prints.items())[:3]]
+    if empty:
+        facts.append(f"nothing had come from {rank_list(list(empty))} to another rank: zeros were not compared")
+    if split:
+        facts.append("as many ranks stand on either side: who of them is wrong is not told")
+    against = "" if split else f" than {rank_list(others)}"
+    return Finding(
+        kind=kind,
+        summary=f"{capitalised(culprits)} made {words}{against} at #{first.seq}: {_words(first)}"
+        + (f", against {_words(prints[others[0]])}." if others else "."),
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(others)),
+        # Both sides of different operations stand for one that went astray: which is a guess.
+        confidence=0.85 if not split or kind != "collective-order-mismatch" else 0.5,
+        op=operation(first.op),
+        seq=first.seq,
+        call_sites=job.sites(others),
+        culprit_call_sites=job.sites(list(culprits)),
+        evidence=tuple(facts),
+        advice=(WHAT_IS_CALLED,),
+    )
+
+
+def _lone(only: Fingerprint, job: LoggedJob, said: str) -> Finding:
+    return Finding(
+        kind="collective-order-mismatch",
+        summary=f"Rank {only.rank} and a rank that is not named made operations that do not agree: {_words(only)}.",
+        culprit_ranks=(),
+        waiting_ranks=(only.rank,),
+        confidence=0.3,
+        op=operation(only.op),
+        seq=only.seq,
+        call_sites=job.sites([only.rank]),
+        advice=("Give the logs of all ranks: each tells its own side.",),
+        leaves_open=(said,),
+    )
+
+
+def find_size_conflict(job: LoggedJob) -> Finding | None:
+    """Return the finding for gloo's abort of ranks that received more bytes than they expected."""
+    conflicts = job.notes("size-conflict")
+    if not conflicts or job.own_traces:
+        return None
+    aborted = {rank for rank, end in job.exits.items() if end.status == -6}
+    others = sorted(job.known - aborted) if len(aborted) > 1 else []
+    odd = tuple(others) if len(others) == 1 else ()
+    calls = {trace.call for trace in [*job.victims.values(), *job.victims_unknown]}
+    split = any(call.startswith("all_to_all") for call in calls)
+    ops = {op for call in calls if (op := operation(call))} - {"barrier"}
+    who = f"; {rank_list(odd)} did not abort" if odd else ""
+    at = f" ({rank_list(sorted(aborted))})" if aborted else ""
+    return Finding(
+        kind="split-size-mismatch" if split else "size-mismatch",
+        summary=f"gloo stopped {len(aborted) or 'at least one'} rank(s){at} that received more bytes "
+        f"than expected{who}.",
+        culprit_ranks=odd,
+        waiting_ranks=tuple(sorted(aborted)),
+        confidence=0.5,
+        op=next(iter(ops)) if len(ops) == 1 else None,
+        call_sites=job.sites(sorted(aborted)),
+        culprit_call_sites=job.sites(list(odd)),
+        evidence=(conflicts[0].text,),
+        advice=(
+            "Compare sizes, dtypes and split sizes that the ranks pass: TORCH_DISTRIBUTED_DEBUG=DETAIL prints them.",
+        ),
+    )
+
+
+def find_other_models(job: LoggedJob) -> Finding | None:
+    """Return the finding for ranks that gave DistributedDataParallel models that differ."""
+    told = job.notes("other-count", "other-shape")
+    if not told:
+        return None
+    counts: dict[int, Hashable] = {n.rank: n.number for n in told if n.kind == "other-count" and n.rank is not None}
+    differ = {note.rank for note in told if note.kind == "other-shape" and note.rank is not None}
+    if counts:
+        odd = odd_ones(counts)
+    else:  # each compares itself with rank 0: where all others differ, it may be the odd one
+        others = job.known - {0}
+        odd = (0,) if len(others) > 1 and differ >= others else tuple(sorted(differ))
+    alike = tuple(sorted(set(counts) - set(odd)))
+    return Finding(
+        kind="size-mismatch",
+        summary=f"{capitalised(odd)} gave DistributedDataParallel a model with other parameters"
+        + (f" than {rank_list(alike)}." if alike else "."),
+        culprit_ranks=odd,
+        waiting_ranks=alike,
+        confidence=0.85 if alike else 0.5,
+        call_sites=job.sites(list(alike)),
+        culprit_call_sites=job.sites(list(odd)),
+        evidence=tuple(dict.fromkeys(note.text[:300] for note in told[:3])),
+        advice=("Build the model from the same configuration, and with the same torch, on every rank.",),
+    )
+
+
+def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
+    """Return the finding for NCCL's own check of collectives."""
+    sizes = job.notes("nccl-sizes")
+    told = job.notes("nccl-mismatch") or sizes
+    if not told or job.own_traces:
+        return None
+    ranks = tuple(sorted({rank for note in told for rank in note.ranks}))
+    at = f" at and around {rank_list(ranks)}" if ranks else ""
+    return Finding(
+        kind="size-mismatch" if sizes else "collective-order-mismatch",
+        summary=f"NCCL found collectives that do not agree{' in size' if sizes else ''}{at}.",
+        culprit_ranks=ranks,
+        confidence=0.5,
+        evidence=(told[0].text,),
+        advice=(WHAT_IS_CALLED,),
+    )
+
+
+RULES: Declared = (
+    log_rule(find_fingerprints, ("collective-order-mismatch", "dtype-mismatch", "size-mismatch"), Stage.NAMED),
+    log_rule(find_other_models, ("size-mismatch",), Stage.NAMED),
+    log_rule(find_size_conflict, ("split-size-mismatch", "size-mismatch"), Stage.NAMED),
+    log_rule(find_nccl_mismatch, ("size-mismatch", "collective-order-mismatch"), Stage.NAMED),
+)

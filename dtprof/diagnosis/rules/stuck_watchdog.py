@@ -1,0 +1,35 @@
+"""NCCL's watchdog stalled itself, as a log tells: inside a call of CUDA or NCCL, or waiting for the GIL."""
+
+from dtprof.diagnosis.findings import Finding, capitalised, rank_list
+from dtprof.diagnosis.log_rule import Suspicion, log_rule
+from dtprof.diagnosis.logged_job import LoggedJob
+from dtprof.diagnosis.rule import Declared
+
+
+def find_stuck(job: LoggedJob) -> Suspicion:
+    """Return the finding for ranks whose watchdog itself stalled: inside a call of CUDA or NCCL, or for the GIL."""
+    stuck = job.notes("stuck")
+    if not stuck:
+        late = job.notes("heartbeat")
+        ranks = sorted({note.rank for note in late if note.rank is not None})
+        if not late:
+            return None
+        who = f" of {rank_list(ranks)}" if ranks else ""
+        return f"the heartbeat monitor{who} timed out: what the processes were stuck in is not in the log"
+    ranks = sorted({note.rank for note in stuck if note.rank is not None})
+    return Finding(
+        kind="rank-stuck",
+        summary=f"{capitalised(ranks) if ranks else 'A rank'} stalled outside collectives for "
+        f"{stuck[0].number} s: in a call of CUDA or NCCL, or waiting for the GIL.",
+        culprit_ranks=tuple(ranks),
+        confidence=0.4,
+        evidence=(stuck[0].text[:300],),
+        advice=(
+            "Take native stacks next time: py-spy dump --native --pid PID, or start with dtprof run.",
+            "Set TORCH_NCCL_ENABLE_MONITORING=0 only to look at the processes while they stand still.",
+        ),
+        leaves_open=("what the ranks were doing: other ranks may be stuck in the same way and silent",),
+    )
+
+
+RULES: Declared = (log_rule(find_stuck, ("rank-stuck",)),)

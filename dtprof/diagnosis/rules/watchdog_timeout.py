@@ -1,0 +1,283 @@
+"""Operations that NCCL's watchdog gave up on: which rank stood where in which group, and who is silent."""
+
+from collections.abc import Hashable, Mapping
+
+from dtprof.diagnosis.findings import Finding, capitalised, group_words, rank_list, wait_words
+from dtprof.diagnosis.log_rule import log_rule
+from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
+from dtprof.diagnosis.rule import Declared
+from dtprof.diagnosis.watchdog_fronts import (
+    Fronts,
+    Key,
+    begins_at_zero,
+    fronts_by_group,
+    group_at,
+    group_size,
+    is_ambiguous,
+    one_number_for_many,
+    usual_front,
+)
+from dtprof.records.tables import Group
+
+AGREE_IN_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+COLLECT = (
+    "Give the logs of all ranks. Next time set TORCH_FR_BUFFER_SIZE=20000 (before torch 2.9 "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE), TORCH_NCCL_DUMP_ON_TIMEOUT=1 and diagnose the dumps, or start with dtprof run."
+)
+DID_LAST = "Look at what these ranks did last: saving, evaluation, a shorter input, an early return."
+SUSPENDED = 2.0
+
+
+def find_timeouts(job: LoggedJob) -> Finding | None:
+    """Return the finding that watchdogs' timeouts give, and what they leave open."""
+    groups = fronts_by_group(job)
+    if not groups:
+        return None
+    key, fronts = max(groups.items(), key=lambda item: len(item[1]))
+    late = [front.timeout for front in fronts.values()]
+    if all(one.limit_ms and one.ran_ms >= SUSPENDED * one.limit_ms for one in late):
+        return _suspended(key, fronts)
+    if one_number_for_many(job.facts.timeouts):
+        reason = "this torch prints ranks of groups, and one number stands for several processes"
+        return _nobody(key, fronts, (), reason)
+    if operation(late[0].op) in ("send", "recv") or late[0].op == "COALESCED":
+        reason = "of messages between two ranks the log does not tell the other side"
+        return _nobody(key, fronts, (), reason)
+    if key is None and len({(one.seq, one.op) for one in late}) > 1:
+        reason = "this torch prints no group: sequence numbers that differ may belong to different groups"
+        return _nobody(key, fronts, (), reason)
+    return (
+        _disagreement(job, key, fronts)
+        or _out_of_step(key, fronts)
+        or _behind(job, key, fronts)
+        or _silent(job, key, fronts, groups)
+    )
+
+
+def _nobody(key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
+    """Return the finding that says who waits where, and accuses nobody."""
+    first = usual_front(fronts)
+    op, group = operation(first.op), group_at(key, set(fronts))
+    same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
+    place = f"{op or first.op} #{first.seq}" if same else op or first.op
+    where = f" of {group_words(group)}" if group else ""
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{wait_words(sorted(fronts)).capitalize()} in {place}{where}; for whom is not in the log.",
+        culprit_ranks=(),
+        waiting_ranks=tuple(sorted(fronts)),
+        confidence=0.2,
+        group=group,
+        op=op,
+        seq=first.seq if same else None,
+        evidence=(*facts, *_outstanding(fronts)),
+        advice=(COLLECT,),
+        leaves_open=(f"which rank did not come, or whether the network failed: {reason}",),
+    )
+
+
+def _outstanding(fronts: Fronts) -> tuple[str, ...]:
+    told = {
+        one.progress.enqueued - one.progress.completed
+        for one in fronts.values()
+        if one.progress and one.progress.enqueued is not None and one.progress.completed is not None
+    }
+    if len(told) == 1 and len(fronts) > 1:
+        return (f"all of them had {told.pop()} operation(s) outstanding: they are at one place of the program",)
+    return ()
+
+
+def _suspended(key: Key, fronts: Fronts) -> Finding:
+    one = next(iter(fronts.values())).timeout
+    reason = (
+        f"an operation ran {one.ran_ms / 1000:.0f} s against a limit of {one.limit_ms / 1000:.0f} s: "
+        "the processes were suspended, or their hosts stalled"
+    )
+    return _nobody(key, fronts, (reason,), reason)
+
+
+def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
+    """Return the finding for members that made different operations, or sizes, at one position."""
+    seq = usual_front(fronts).seq
+    here = {rank: one.timeout for rank, one in fronts.items() if one.timeout.seq == seq}
+    ops: dict[int, Hashable] = {rank: operation(one.op) or one.op for rank, one in here.items()}
+    sizes: dict[int, Hashable] = {
+        rank: (one.numel_in, one.numel_out) for rank, one in here.items() if operation(one.op) in AGREE_IN_SIZE
+    }
+    if len(set(ops.values())) > 1:
+        kind, values, words = "collective-order-mismatch", ops, "different operations"
+    elif len(set(sizes.values())) > 1 and "COALESCED" not in {one.op for one in here.values()}:
+        kind, values, words = "size-mismatch", sizes, "different sizes"
+    else:
+        return None
+    if is_ambiguous(fronts):
+        return None
+    culprits = odd_ones(values)
+    waiting = tuple(rank for rank in sorted(here) if rank not in culprits)
+    group = group_at(key, set(fronts))
+    return Finding(
+        kind=kind,
+        summary=f"{capitalised(culprits)} made {words} at #{seq} of {group_words(group)}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.7 if waiting and key else 0.45,
+        group=group,
+        op=operation(here[culprits[0]].op),
+        seq=seq,
+        call_sites=job.sites(list(waiting)),
+        culprit_call_sites=job.sites(list(culprits)),
+        evidence=tuple(f"rank {rank}: {one.op} of {one.numel_in} elements" for rank, one in sorted(here.items())[:4]),
+        advice=("Compare what these ranks call, and the sizes they pass.", COLLECT),
+    )
+
+
+def _out_of_step(key: Key, fronts: Fronts) -> Finding | None:
+    positions: dict[int, Hashable] = {rank: one.timeout.seq for rank, one in fronts.items()}
+    if key is None or len(set(positions.values())) == 1:
+        return None
+    culprits = odd_ones(positions)
+    if len(culprits) == len(positions) or is_ambiguous(fronts):
+        return _nobody(key, fronts, (), "the ranks stand at different positions, and none of these is the majority's")
+    waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
+    usual, group = usual_front(fronts), group_at(key, set(fronts))
+    at = ", ".join(f"#{seq}" for seq in sorted({fronts[rank].timeout.seq for rank in culprits}))
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{capitalised(culprits)} stands at {at} of {group_words(group)}; "
+        f"{wait_words(waiting)} in {operation(usual.op) or usual.op} #{usual.seq}.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=0.5,
+        group=group,
+        op=operation(usual.op),
+        seq=usual.seq,
+        evidence=tuple(f"rank {rank}: {fronts[rank].timeout.op} #{fronts[rank].timeout.seq}" for rank in culprits[:3]),
+        advice=("Look for a collective that only some ranks make.", COLLECT),
+    )
+
+
+def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
+    """Return the finding for ranks that said themselves that they had not come to the operation."""
+    usual, group = usual_front(fronts), group_at(key, set(fronts))
+    if key is None or is_ambiguous(fronts):
+        return None
+    told = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
+    behind = {r: done for r, done in told.items() if r is not None and r not in fronts and done is not None}
+    enqueued = {rank: behind[rank] for rank in sorted(behind) if behind[rank] < usual.seq}
+    if not enqueued or len(enqueued) > len(fronts):
+        return None
+    return not_entered(
+        job, group, usual.seq, enqueued=enqueued, waiting=tuple(sorted(fronts)), confidence=0.7, name=usual.op
+    )
+
+
+def not_entered(
+    job: LoggedJob,
+    group: Group | None,
+    seq: int,
+    *,
+    enqueued: Mapping[int, int],
+    waiting: tuple[int, ...],
+    confidence: float,
+    name: str = "",
+) -> Finding:
+    """Return the finding for ranks that had begun only so many operations, with what it leaves open.
+
+    Args:
+        job: the attempt.
+        group: in which the operation is.
+        seq: its position.
+        enqueued: the last position that each of these ranks had begun, in the order of the ranks.
+        waiting: the ranks that are in the operation.
+        confidence: how sure that is.
+        name: of the operation, as the log has it, where the log has it.
+    """
+    op = operation(name)
+    culprits = tuple(enqueued)
+    place = f"{op or name} #{seq}".lstrip()
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{capitalised(culprits)} had not entered {place} of {group_words(group)}; "
+        f"{wait_words(waiting)} in it.",
+        culprit_ranks=culprits,
+        waiting_ranks=waiting,
+        confidence=confidence,
+        group=group,
+        op=op,
+        seq=seq,
+        call_sites=job.sites(list(waiting)),
+        evidence=tuple(f"rank {rank}: last enqueued #{done}" for rank, done in list(enqueued.items())[:4]),
+        advice=(DID_LAST, COLLECT),
+        leaves_open=(
+            "whether they did not call it or were stuck inside the call: the count is raised after it returns",
+        ),
+    )
+
+
+def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts]) -> Finding:
+    """Accuse the members that reported nothing, where it is known who they are and they are few."""
+    usual, group = usual_front(fronts), group_at(key, set(fronts))
+    if not begins_at_zero(key, fronts):
+        reason = f"the members of {group_words(group)} are not in the log"
+        return _nobody(key, fronts, (), reason)
+    size, certain = group_size(job, fronts)
+    elsewhere = {rank for other in groups.values() for rank in other} - set(fronts)
+    missing = set(range(size)) - set(fronts)
+    culprits = tuple(sorted(missing - elsewhere))
+    op = operation(usual.op) or usual.op
+    where = f" of {group_words(group)}" if group else ""
+    if not missing and certain and len(fronts) > 1:
+        return _all_in(key, fronts)
+    if not culprits or not size or len(missing) > len(fronts):
+        count = f"{len(fronts)} of {size} ranks" if size and certain else f"only {rank_list(sorted(fronts))}"
+        return _nobody(key, fronts, (), f"{count} reported; the others are silent")
+    facts = [f"{rank_list(culprits)} reported nothing, {rank_list(sorted(fronts))} did", *_outstanding(fronts)]
+    facts += [note.text[:160] for note in job.notes("trace-cache")[:1]]
+    facts += [f"the log also says: {hint.type}: {hint.message[:120]}" for hint in job.hints[:1]]
+    seen = bool(set(culprits) & job.facts.ranks_named)
+    return Finding(
+        kind="rank-skipped-collective",
+        summary=f"{capitalised(culprits)} did not come to {op} #{usual.seq}{where}; {wait_words(sorted(fronts))}.",
+        culprit_ranks=culprits,
+        waiting_ranks=tuple(sorted(fronts)),
+        confidence=_trust(len(culprits), len(fronts), seen=seen and certain),
+        group=group,
+        op=operation(usual.op),
+        seq=usual.seq,
+        call_sites=job.sites(sorted(fronts)),
+        evidence=tuple(facts),
+        advice=(DID_LAST, COLLECT),
+        leaves_open=("whether the silent ranks skipped the operation, were stuck before it, or inside its call",),
+    )
+
+
+def _trust(silent: int, reported: int, *, seen: bool) -> float:
+    """Return how sure it is that the silent ranks are to blame: one that waits alone may have called one too many."""
+    if silent >= reported:
+        return 0.35
+    return (0.6 if seen else 0.5) if silent == 1 else 0.4
+
+
+def _all_in(key: Key, fronts: Fronts) -> Finding:
+    usual, group = usual_front(fronts), group_at(key, set(fronts))
+    return Finding(
+        kind="backend-stall",
+        summary=f"All {len(fronts)} ranks are in {operation(usual.op) or usual.op} #{usual.seq} and it does not end.",
+        culprit_ranks=(),
+        waiting_ranks=tuple(sorted(fronts)),
+        confidence=0.5,
+        group=group,
+        op=operation(usual.op),
+        seq=usual.seq,
+        evidence=("operation, position and size agree on every rank", *_outstanding(fronts)),
+        advice=("Look at the network between the hosts and at NCCL's own log (NCCL_DEBUG=INFO).", COLLECT),
+        leaves_open=("whether the network, a device or the library is at fault",),
+    )
+
+
+RULES: Declared = (
+    log_rule(
+        find_timeouts,
+        ("rank-skipped-collective", "collective-order-mismatch", "size-mismatch", "backend-stall"),
+    ),
+)

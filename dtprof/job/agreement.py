@@ -1,0 +1,172 @@
+"""Where the members of a group disagree on a collective, in what, and who is in the minority.
+
+A finished job, its dumps and a running one are judged by the same comparison.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.intervals import Mask
+from dtprof.job.group_collectives import (
+    MAX_SPLITS,
+    SPLIT,
+    Tables,
+    at_position,
+    at_same_positions,
+    checksum,
+    find_common,
+    rows_at,
+)
+from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation, Ranks
+from dtprof.records.codes import NONE
+from dtprof.records.tables import Array, join, select
+
+KINDS = {
+    "op": "collective-order-mismatch",
+    "peer": "root-mismatch",
+    "dtype": "dtype-mismatch",
+    "reduce_op": "reduce-op-mismatch",
+    "numel": "size-mismatch",
+    "sizes": "split-size-mismatch",
+}
+"""What members may disagree in, as columns and Operation name it; the first of these is what is reported."""
+_UNKNOWN = {"peer": -1, "dtype": NONE, "reduce_op": NONE, "numel": -1}
+_COLUMNS = ("op", *_UNKNOWN)
+
+BadPair = tuple[int, int, int, int]
+"""Sender, receiver, elements sent, elements expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disagreement:
+    """A collective on which the members of its group do not agree."""
+
+    argument: str  # of KINDS
+    seq: int
+    operations: dict[int, Operation]  # of the members that left a record
+    values: dict[int, Hashable]  # what each of them has
+    minority: tuple[int, ...]
+    is_new: bool  # as many on either side, and only the minority makes this call for the first time
+    is_tie: bool  # as many on either side, and nothing tells which is wrong
+    bad_pairs: list[BadPair]  # of an exchange
+
+
+def disagree(a: Array, b: Array) -> Mask:
+    """Say at which of the same positions two members disagree; the splits of exchanges take all members to compare."""
+    differ = np.zeros(len(a), np.bool_)
+    for column in _COLUMNS:
+        differ |= _differ_in(column, a, b)
+    return differ
+
+
+def find_disagreement(ranks: Ranks, group: GroupId, tables: Tables) -> Disagreement | None:
+    """Return the first of a group: after a position with different operations all others are shifted."""
+    reference = max(tables.values(), key=len)
+    suspects = set(_find_unbalanced(tables)) if len(tables) == len(group.ranks) else set()
+    for other in tables.values():
+        a, b = at_same_positions(reference, other)
+        suspects.update(a["seq"][disagree(a, b)][:1].tolist())
+    judged = (disagreement_at(ranks, tables, seq) for seq in sorted(suspects))
+    return next((disagreement for disagreement in judged if disagreement is not None), None)
+
+
+def disagreement_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
+    """Return in what the members that came to a position disagree there; None where they agree."""
+    rows = rows_at(tables, seq)
+    if len(rows) < 2:
+        return None
+    table, operations = join([*rows.values()]), at_position(ranks, tables, seq)
+    for column in _COLUMNS:
+        known = select(table, table[column] != _UNKNOWN.get(column, 0))
+        if len(known) and _differ_in(column, table, known[:1]).any():
+            return _judge(tables, operations, column, seq, [])
+    pairs = _find_bad_pairs(operations) if table["op"][0] == checksum(SPLIT) else []
+    return _judge(tables, operations, "sizes", seq, pairs) if pairs else None
+
+
+def _differ_in(column: str, a: Array, b: Array) -> Mask:
+    differ: Mask = a[column] != b[column]
+    if column in _UNKNOWN and differ.any():
+        differ &= (a[column] != _UNKNOWN[column]) & (b[column] != _UNKNOWN[column])
+        if column == "numel":
+            differ &= a["sized"] & b["sized"]
+    return differ
+
+
+def _judge(
+    tables: Tables, operations: dict[int, Operation], argument: str, seq: int, pairs: list[BadPair]
+) -> Disagreement:
+    """Say who is in the minority: of an exchange, the ranks of most pairs that do not fit."""
+    values = {rank: _value_of(operation, argument) for rank, operation in operations.items()}
+    usual = Counter(values.values()).most_common(1)[0][0]
+    minority = {rank for rank, value in values.items() if value != usual}
+    if pairs:
+        often = Counter(rank for sender, receiver, *_ in pairs for rank in (sender, receiver))
+        minority = {rank for rank, count in often.items() if count == max(often.values())}
+    is_tie = 2 * len(minority) >= len(values)
+    new = _without_precedent(tables, values, argument, seq) if is_tie else set()
+    return Disagreement(
+        argument=argument,
+        seq=seq,
+        operations=operations,
+        values=values,
+        minority=tuple(sorted(new or minority)),
+        is_new=bool(new),
+        is_tie=is_tie and not new,
+        bad_pairs=pairs,
+    )
+
+
+def _value_of(operation: Operation, argument: str) -> Hashable:
+    if argument == "sizes":
+        return operation.sizes[0] if operation.sizes is not None else None
+    value: Hashable = getattr(operation, argument)
+    return value
+
+
+def _without_precedent(tables: Tables, values: Mapping[int, Hashable], argument: str, seq: int) -> set[int]:
+    """Return the half of the ranks whose call no member had made before; nothing where new and old do not part so."""
+    columns = list(dict.fromkeys(("op", "line", argument if argument in _UNKNOWN else "op")))
+    before = np.concatenate([table[table["seq"] < seq][columns] for table in tables.values()])
+    new = {rank for rank, row in rows_at(tables, seq).items() if not np.isin(row[columns], before).all()}
+    sides = [{rank for rank in values if values[rank] == value} for value in set(values.values())]
+    return new if new in sides and 2 * len(new) == len(values) and len(sides) == 2 else set()
+
+
+def _find_unbalanced(tables: Tables) -> list[int]:
+    """Return the positions of exchanges at which what all members send is not what all expect."""
+    exchanges = [select(table, table["op"] == checksum(SPLIT))[-MAX_SPLITS:] for table in tables.values()]
+    places = find_common([table["seq"] for table in exchanges])
+    balance = sum(table["balance"][at] for table, at in zip(exchanges, places, strict=True))
+    seqs: list[int] = exchanges[0]["seq"][places[0]][balance != 0].tolist()
+    return seqs
+
+
+def _find_bad_pairs(operations: Mapping[int, Operation]) -> list[BadPair]:
+    """Return the pairs of an exchange of which one member sends what the other does not expect."""
+    ranks = next(iter(operations.values())).group.ranks
+    if all(operation.sizes is None for operation in operations.values()):
+        sent = {rank: operation.numel for rank, operation in operations.items()}
+        first = min(sent)
+        others = (rank for rank in sent if sent[rank] != sent[first])
+        return [(first, rank, sent[first] // len(ranks), sent[rank] // len(ranks)) for rank in others]
+    pairs = []
+    for sender, mine in operations.items():
+        for receiver, theirs in operations.items():
+            given = _share(mine, ranks.index(receiver), len(ranks), incoming=False)
+            wanted = _share(theirs, ranks.index(sender), len(ranks), incoming=True)
+            if given is not None and wanted is not None and given != wanted:
+                pairs.append((sender, receiver, given, wanted))
+    return pairs
+
+
+def _share(operation: Operation, place: int, size: int, *, incoming: bool) -> int | None:
+    """Return the elements for, or from, one member; None where the splits are not those of the group."""
+    if operation.sizes is None:
+        return operation.numel // size
+    sizes = operation.sizes[1 if incoming else 0]
+    return sizes[place] if len(sizes) == size else None

@@ -1,0 +1,167 @@
+"""What each rank of a job has issued: operations, how many of each group and channel, collectives in columns.
+
+Records and dumps fill this; what became of the process of a rank is no part of it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from dtprof.job.groups import GroupId
+from dtprof.records.codes import NONE
+from dtprof.records.tables import UNKNOWN_NS, Array, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation of one rank; what a source leaves out it does not know, or did not see."""
+
+    group: GroupId
+    op: str
+    seq: int
+    p2p: bool
+    peer: int = -1
+    tag: int = 0
+    numel: int = -1
+    dtype: int = NONE
+    reduce_op: int = NONE
+    site: Site | None = None
+    step: int | None = None
+    inside_call: bool = False
+    failed: bool = False
+    done: bool
+    issued_ns: int
+    done_ns: int = UNKNOWN_NS
+    observed: bool  # completion can be known
+    started: bool | None = None  # its device began it; None: not known
+    on_device: bool = False  # it ends on a device of its own on every member, after its call has returned
+    waited: bool = False  # a wait for it began
+    nbytes: int = 0
+    thread: int = 0
+    sizes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # of uneven operations: what goes in, what comes out
+    nth: int = -1  # point to point: messages of this channel issued before; -1 where that is not known
+
+    @property
+    def blocks(self) -> bool:
+        """Say whether the program is seen to wait for it."""
+        return self.open and (self.inside_call or self.waited or self.failed)
+
+    @property
+    def peer_rank(self) -> int:
+        """The global rank of the peer or root; -1 for none, or any source."""
+        return self.group.ranks[self.peer] if 0 <= self.peer < len(self.group.ranks) else -1
+
+    @property
+    def open(self) -> bool:
+        """Say whether it is known not to have ended well."""
+        return self.failed or (self.observed and not self.done) or self.inside_call
+
+    @property
+    def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
+        """What makes two operations of two ranks the same place in the program."""
+        return self.group, self.op, (self.site.file, self.site.line) if self.site else None
+
+
+class LazyOperations(Sequence[Operation]):
+    """Operations of a rank, made from its rows as rules ask for them: of most they never do."""
+
+    def __init__(self, make: Callable[[int], Operation], *, first: int, end: int) -> None:
+        """Stand for the rows from `first` up to `end`."""
+        self._make = make
+        self._first = first
+        self._made: list[Operation | None] = [None] * (end - first)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __iter__(self) -> Iterator[Operation]:
+        for at, operation in enumerate(self._made):
+            yield operation or self[at]
+
+    @overload
+    def __getitem__(self, at: int) -> Operation: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Operation, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(at, slice):
+            return tuple(self[i] for i in range(len(self))[at])
+        operation = self._made[at]
+        if operation is None:
+            operation = self._made[at] = self._make(self._first + range(len(self))[at])
+        return operation
+
+
+@dataclass(frozen=True)
+class ChannelEnd:
+    """What point-to-point messages go through in order, as one of its ends counts them."""
+
+    group: GroupId
+    peer: int  # global rank; -1: any source
+    tag: int
+    sends: bool
+
+
+MESSAGE = np.dtype(
+    [
+        ("nth", "i8"),  # messages of the channel issued before
+        ("at", "i8"),  # in RankState.operations
+        ("nbytes", "i8"),
+        ("site", "u4"),  # equal for messages of one line
+        ("plain", "?"),  # a send or a receive, not several as one
+        ("done", "?"),  # as Operation.done
+        ("settled", "?"),  # done, failed, inside its call, waited for or asked about
+    ]
+)
+
+
+def _no_operation(row: int) -> Operation:
+    raise IndexError(f"no operation of row {row}: of this rank no collectives are known")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCollectives:
+    """The collectives of a rank in columns (group_collectives.COLLECTIVE), to compare whole runs."""
+
+    groups: dict[GroupId, Array] = field(default_factory=dict)  # by position
+    operation: Callable[[int], Operation] = _no_operation  # of a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOperations:
+    """What one rank has issued, as far as its source knows."""
+
+    rank: int
+    operations: Sequence[Operation] = ()  # the newest, in the order of issue
+    open_operations: tuple[Operation, ...] = ()  # those of them that had not ended well
+    first_row: int = 0  # of the first of `operations` among all of the rank
+    counts: dict[tuple[GroupId, bool], int] = field(default_factory=dict)  # operations issued, by group and p2p
+    channels: dict[ChannelEnd, int] = field(default_factory=dict)  # messages issued
+    messages: dict[ChannelEnd, Array] = field(default_factory=dict)  # those among `operations` in columns (MESSAGE)
+    complete: bool = True  # nothing was dropped: messages can be counted
+    collectives: RankCollectives = field(default_factory=RankCollectives)
+
+    @cached_property
+    def blocking(self) -> tuple[Operation, ...]:
+        """What holds its program up: operations it waits for; all that are open where no wait was seen."""
+        return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+
+    @property
+    def first_blocking(self) -> Operation | None:
+        """The oldest operation that holds the rank up, or did at its end."""
+        return self.blocking[0] if self.blocking else None
+
+    @cached_property
+    def newest_collectives(self) -> dict[GroupId, Array]:
+        """The collectives among `operations` in columns, by group."""
+        groups = self.collectives.groups.items()
+        newest = ((group, table, table["row"] >= self.first_row) for group, table in groups)
+        return {group: table if chosen.all() else table[chosen] for group, table, chosen in newest}
+
+
+Ranks = Mapping[int, RankOperations]
+"""The ranks of a job that left a record."""

@@ -1,0 +1,137 @@
+"""Who waits for whom: the operations that hold ranks up, and the ranks that have not come to them.
+
+A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
+A message meets the one of as many before it in its channel, where nothing was dropped on either end.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from dtprof.job.cyclic_waits import find_closed_sets
+from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import ChannelEnd, Operation, Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """One rank held up in one operation."""
+
+    rank: int
+    operation: Operation
+    awaited: tuple[int, ...]  # ranks that have not come; empty: all have
+    any_of_them: bool = False  # one would do
+
+
+def find_waits(ranks: Ranks, waiting: Iterable[int], *, lost: Collection[int]) -> dict[int, tuple[Wait, ...]]:
+    """Return what holds each rank up; ranks that nothing holds up are left out.
+
+    Parameters:
+        waiting: the ranks whose open operations hold them up: a program that has ended waits for nothing.
+        lost: ranks without a record, though those that live and can answer leave one.
+    """
+    absent: dict[tuple[GroupId, int], tuple[int, ...]] = {}  # a thousand ranks wait in the same collective
+    waits = {}
+    for rank in waiting:
+        if blocking := ranks[rank].blocking:
+            for place in {(o.group, o.seq) for o in blocking if not o.p2p} - absent.keys():
+                absent[place] = absent_members(ranks, *place, lost=lost)
+            waits[rank] = tuple(
+                _message(ranks, rank, operation, lost)
+                if operation.p2p
+                else Wait(rank=rank, operation=operation, awaited=absent[operation.group, operation.seq])
+                for operation in blocking
+            )
+    return waits
+
+
+def absent_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
+    """Return the members of a group that have not issued a collective, and those lost; of other ranks nobody knows."""
+    key, lost = (group, False), set(lost)
+    known = ((member, ranks.get(member)) for member in group.ranks)
+    return tuple(m for m, rank in known if (rank.counts.get(key, 0) <= seq if rank is not None else m in lost))
+
+
+def _message(ranks: Ranks, rank: int, operation: Operation, lost: Collection[int]) -> Wait:
+    peer = operation.peer_rank
+    if peer in lost:
+        return Wait(rank=rank, operation=operation, awaited=(peer,))
+    if operation.op not in ("send", "recv"):  # several issued as one: with whom is not known
+        return Wait(rank=rank, operation=operation, awaited=())
+    if peer >= 0:
+        came = is_met(ranks, rank, operation)
+        return Wait(rank=rank, operation=operation, awaited=() if came is not False else (peer,))
+    others = tuple(r for r in operation.group.ranks if r != rank and r in ranks)
+    sent = sum(ranks[r].channels.get(ChannelEnd(operation.group, rank, operation.tag, True), 0) for r in others)
+    mine = ranks[rank].channels
+    taken = sum(mine.get(ChannelEnd(operation.group, r, operation.tag, False), 0) for r in others)
+    known = operation.op == "recv" and all(ranks[r].complete for r in (*others, rank))
+    return Wait(
+        rank=rank,
+        operation=operation,
+        awaited=() if not known or sent > taken + operation.nth else others,
+        any_of_them=True,
+    )
+
+
+def is_met(ranks: Ranks, rank: int, operation: Operation) -> bool | None:
+    """Say whether the peer of a message has issued the other end; None where that cannot be known."""
+    peer = operation.peer_rank
+    if not _are_counted(ranks, rank, operation):
+        return None
+    receives = operation.op == "send"
+    theirs = ranks[peer].channels
+    count = theirs.get(ChannelEnd(operation.group, rank, operation.tag, not receives), 0)
+    if receives:
+        count += theirs.get(ChannelEnd(operation.group, -1, operation.tag, False), 0)  # any source may take it
+    return count > operation.nth
+
+
+def _are_counted(ranks: Ranks, rank: int, operation: Operation) -> bool:
+    """Say whether both ends of the channel of a message are known from its first one on."""
+    peer = ranks.get(operation.peer_rank)
+    return peer is not None and operation.nth >= 0 and peer.complete and ranks[rank].complete
+
+
+def partner_of(ranks: Ranks, rank: int, operation: Operation) -> Operation | None:
+    """Return the other end of a message, where it is among the newest operations of its peer."""
+    if not _are_counted(ranks, rank, operation):
+        return None
+    peer = ranks[operation.peer_rank]
+    if any(channel.peer < 0 for owner in (peer, ranks[rank]) for channel in owner.channels):
+        return None  # a receive from any source takes what comes: order does not tell
+    key = (operation.group, operation.tag, operation.nth, rank)
+    ends = (o for o in reversed(peer.operations) if o.p2p and o.op != operation.op)
+    return next((o for o in ends if (o.group, o.tag, o.nth, o.peer_rank) == key), None)
+
+
+def find_expecting(ranks: Ranks, rank: int, operation: Operation) -> dict[int, Operation]:
+    """Return other ranks whose messages to or from this one meet nothing either: one may be named wrongly."""
+    return {
+        other.rank: o
+        for other in ranks.values()
+        for o in other.open_operations
+        if o.p2p and o.op != operation.op and o.peer_rank == rank and other.rank != operation.peer_rank
+    }
+
+
+def went_astray(ranks: Ranks, wait: Wait) -> bool:
+    """Say whether a rank turned to this peer for the first time, while another expects its usual message."""
+    mine = wait.operation
+    usual = [c for c in ranks[wait.rank].channels if c.sends == (mine.op == "send")]
+    first = mine.nth == 0 and len({channel.peer for channel in usual}) > 1
+    return first and any(other.nth > 0 for other in find_expecting(ranks, wait.rank, mine).values())
+
+
+def find_cycle(waits: dict[int, tuple[Wait, ...]]) -> tuple[int, ...]:
+    """Return the ranks of a cycle of waits that nobody outside can resolve; empty where there is none."""
+    stuck = set(waits)
+    while free := {rank for rank in stuck if not any(_is_held(wait, stuck) for wait in waits[rank])}:
+        stuck -= free
+    edges = {rank: {r for wait in waits[rank] for r in wait.awaited if r in stuck} for rank in sorted(stuck)}
+    return min(find_closed_sets(edges), default=())
+
+
+def _is_held(wait: Wait, stuck: set[int]) -> bool:
+    """Say whether a wait cannot end while these ranks are stuck."""
+    held = [rank in stuck for rank in wait.awaited]
+    return bool(held) and (all(held) if wait.any_of_them else any(held))

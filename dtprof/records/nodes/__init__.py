@@ -1,0 +1,1 @@
+"""The files of a node: samples of host and GPUs, clock, memory, exits and stacks of its processes."""

@@ -1,0 +1,186 @@
+"""Read the samples of the nodes of a run: tables with a column for each value, NaN where it is not known."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from dtprof.records.nodes import node_samples
+from dtprof.records.nodes.node_samples import SampleField
+
+Table = npt.NDArray[np.void]
+NEWEST_BYTES = 1 << 19
+MAX_LINE_BYTES = 1 << 20
+FEW_BYTES = 1 << 10
+"""A file with fewer bytes per requested line is read whole."""
+
+
+def table_type(fields: Sequence[SampleField]) -> np.dtype[np.void]:
+    """Return the columns of a table: `t_ns`, then a float for each value."""
+    return np.dtype([("t_ns", np.int64), *((field.name, np.float64) for field in fields)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSamples:
+    """The samples of a node by host time; `gpus` by NVML's index, `processes` by pid."""
+
+    node: str  # the name of its folder, less `node-`
+    boot_id: str = ""
+    description: Mapping[str, Any] = field(default_factory=dict)
+    host: Table = field(default_factory=lambda: np.zeros(0, table_type(node_samples.HOST)))
+    cores: tuple[Table, ...] = ()
+    gpus: Mapping[int, Table] = field(default_factory=dict)
+    processes: Mapping[int, Table] = field(default_factory=dict)
+    no_gpus_reason: str | None = None  # why there are no samples of GPUs
+    problems: tuple[str, ...] = ()
+
+
+def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
+    """Return the samples of every sampled node of a run, by the node's name.
+
+    Args:
+        max_samples: most samples of one node, at even distances.
+    """
+    samples_by_node = {}
+    for file in sorted(run.glob(f"node-*/{node_samples.FILE}")):
+        name = file.parent.name.removeprefix("node-")
+        samples_by_node[name] = _read(file, name, max_samples)
+    return samples_by_node
+
+
+def newest_resident(run: Path) -> dict[tuple[str, int], int]:
+    """Return the resident memory of processes in bytes, by boot id and pid, in their last sample alive.
+
+    Only the newest samples of each node are read: some ten minutes of eight ranks.
+    """
+    resident: dict[tuple[str, int], int] = {}
+    for samples in (
+        _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
+        for file in sorted(run.glob(f"node-*/{node_samples.FILE}"))
+    ):
+        for pid, table in samples.processes.items():
+            alive = table["rss_bytes"][table["rss_bytes"] > 0]  # a process that has ended holds 0
+            if len(alive):
+                resident[samples.boot_id, pid] = int(alive[-1])
+    return resident
+
+
+def newest_samples(run: Path) -> dict[str, int]:
+    """Return the time of the newest sample of each node, in ns of its monotonic clock, by boot id."""
+    newest: dict[str, int] = {}
+    for file in run.glob(f"node-*/{node_samples.FILE}"):
+        samples = _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
+        if len(samples.host):
+            newest[samples.boot_id] = max(int(samples.host["t_ns"][-1]), newest.get(samples.boot_id, 0))
+    return newest
+
+
+def rate(table: Table, name: str) -> npt.NDArray[np.float64]:
+    """Return the increase a second of a total between samples; one value fewer than samples, NaN where unknown."""
+    seconds = np.diff(table["t_ns"]) / 1e9
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(seconds > 0, np.diff(table[name]) / seconds, np.nan)
+
+
+def _read(file: Path, name: str, max_samples: int | None = None, *, newest_only: bool = False) -> NodeSamples:
+    problems: list[str] = []
+    description: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    damaged = 0
+    try:
+        if newest_only:
+            lines = _newest_lines(file)
+        elif max_samples is None:
+            lines = file.read_bytes().split(b"\n")[:-1]  # the last one may have been cut off
+        else:
+            with file.open("rb") as opened:
+                chosen = choose_lines(opened, file.stat().st_size, max_samples)
+                lines = [line for line in dict.fromkeys(chosen) if line.endswith(b"\n")]
+    except OSError as error:
+        return NodeSamples(node=name, problems=(f"{file.parent.name}/{file.name} cannot be read ({error.strerror})",))
+    for line in lines:
+        try:
+            row = json.loads(line)
+            if "format" in row:
+                description = row
+            else:
+                _check(row)
+                rows.append(row)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            damaged += 1
+    if damaged:
+        problems.append(f"{file.parent.name}/{file.name} holds {damaged} damaged lines, left out")
+    rows.sort(key=lambda row: int(row["t"]))
+    num_cores = max((len(row["cores"]) for row in rows), default=0)
+    return NodeSamples(
+        node=name,
+        boot_id=str(description.get("boot_id", "")),
+        description=description,
+        host=_table(node_samples.HOST, ((row["t"], row["host"]) for row in rows)),
+        cores=tuple(
+            _table(node_samples.CORE, ((row["t"], [row["cores"][n]]) for row in rows if n < len(row["cores"])))
+            for n in range(num_cores)
+        ),
+        gpus=_keyed(node_samples.GPU, rows, "gpus"),
+        processes=_keyed(node_samples.PROCESS, rows, "processes"),
+        no_gpus_reason=description.get("no_gpus_reason"),
+        problems=tuple(problems),
+    )
+
+
+def choose_lines(opened: BinaryIO, size: int, num_lines: int) -> Iterator[bytes]:
+    """Yield the first line, then whole lines at even distances, all of them where they are few.
+
+    The cost does not grow with the file.
+    """
+    yield opened.readline(MAX_LINE_BYTES)
+    if size <= num_lines * FEW_BYTES:
+        yield from opened
+        return
+    begin = opened.tell()
+    for number in range(num_lines):
+        opened.seek(begin + (size - begin) * number // num_lines)
+        opened.readline(MAX_LINE_BYTES)  # the rest of the line that this place lies in
+        yield opened.readline(MAX_LINE_BYTES)
+
+
+def _newest_lines(file: Path) -> list[bytes]:
+    """Return the first line, which describes the node, and the whole ones among the last bytes."""
+    with file.open("rb") as opened:
+        first = opened.readline()
+        begin = max(opened.tell(), file.stat().st_size - NEWEST_BYTES)
+        opened.seek(begin)
+        lines = opened.read(NEWEST_BYTES).split(b"\n")[:-1]
+    return [first, *(lines if begin == len(first) else lines[1:])]
+
+
+def _check(row: dict[str, Any]) -> None:
+    """Refuse a row that is not a sample."""
+    values = [
+        *row["host"],
+        *row["cores"],
+        *(v for key in ("gpus", "processes") for vs in row[key].values() for v in vs),
+    ]
+    [int(key) for name in ("gpus", "processes") for key in row[name]]
+    if not isinstance(row["t"], int) or not all(v is None or isinstance(v, int | float) for v in values):
+        raise ValueError(row["t"])
+
+
+def _keyed(fields: Sequence[SampleField], rows: Sequence[dict[str, Any]], name: str) -> dict[int, Table]:
+    keys = sorted({int(key) for row in rows for key in row[name]})
+    return {key: _table(fields, ((r["t"], r[name][str(key)]) for r in rows if str(key) in r[name])) for key in keys}
+
+
+def _table(fields: Sequence[SampleField], rows: Iterable[tuple[int, Sequence[float | None]]]) -> Table:
+    """Return a table; values that another version of dtprof did not sample are NaN, further ones are omitted."""
+    width = len(fields)
+    unknown = float("nan")
+    filled = []
+    for t_ns, values in rows:
+        known = [unknown if value is None else float(value) for value in values[:width]]
+        filled.append((t_ns, *known, *[unknown] * (width - len(known))))
+    return np.array(filled, table_type(fields))

@@ -1,0 +1,170 @@
+"""Samples of a node, one a second, in `node-HOST/samples.jsonl`: their values, writer and size limit.
+
+The first line describes the node; each other line is one sample: `t` (host time, ns), `host`, `cores`, `gpus`,
+`processes`, values in the order of the tables below, null where unknown. Totals count up; only their differences mean
+something, and they survive thinning. Standard library only.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FILE = "samples.jsonl"
+FORMAT = 1
+MAX_BYTES = 8 * 1024 * 1024
+"""Beyond this size, every second sample of the older half is dropped."""
+
+Value = float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleField:
+    """One value of a sample."""
+
+    name: str
+    unit: str
+    total: bool  # counts up since boot (processes: since their start); else the level at that moment
+    meaning: str
+
+
+def _fields(rows: Sequence[tuple[str, str, bool, str]]) -> tuple[SampleField, ...]:
+    return tuple(SampleField(name=name, unit=unit, total=total, meaning=text) for name, unit, total, text in rows)
+
+
+HOST = _fields(
+    [
+        ("cpu_busy_s", "s", True, "processor time used by anything, all cores; time stolen by other machines left out"),
+        ("cpu_system_s", "s", True, "of that, in the kernel"),
+        ("cpu_iowait_s", "s", True, "cores idle while something waited for a disk"),
+        ("cpu_steal_s", "s", True, "time that the hypervisor gave to other machines"),
+        ("load", "", False, "load average over one minute"),
+        ("memory_used_bytes", "bytes", False, "memory that cannot be given to a program: total less available"),
+        ("swap_used_bytes", "bytes", False, "swap in use"),
+        ("swapped_in_bytes", "bytes", True, "read back from swap"),
+        ("swapped_out_bytes", "bytes", True, "written to swap"),
+        ("disk_read_bytes", "bytes", True, "read from disks"),
+        ("disk_written_bytes", "bytes", True, "written to disks"),
+        ("net_sent_bytes", "bytes", True, "sent on all interfaces but the loopback"),
+        ("net_received_bytes", "bytes", True, "received on them"),
+        ("loopback_bytes", "bytes", True, "sent on the loopback interface: gloo between ranks of one host"),
+        ("cgroup_memory_bytes", "bytes", False, "charged to the control group that limits the job, else the outermost"),
+        ("cgroup_reclaimable_bytes", "bytes", False, "of that, page cache that was not used lately"),
+    ]
+)
+CORE = _fields([("busy_s", "s", True, "processor time used on the core")])
+GPU = _fields(
+    [
+        ("utilisation", "share", False, "of the last moments, time in which some kernel ran"),
+        ("memory_utilisation", "share", False, "of the last moments, time in which device memory was read or written"),
+        ("memory_used_bytes", "bytes", False, "device memory in use by anybody"),
+        ("memory_of_job_bytes", "bytes", False, "of that, by processes of this job"),
+        ("memory_of_others_bytes", "bytes", False, "of that, by processes that are not of this job"),
+        ("power_w", "W", False, "power drawn"),
+        ("energy_j", "J", True, "energy used since the driver was loaded"),
+        ("temperature_c", "C", False, "temperature of the chip"),
+        ("sm_clock_mhz", "MHz", False, "clock of the multiprocessors"),
+        ("memory_clock_mhz", "MHz", False, "clock of the memory"),
+        ("throttle_reasons", "bits", False, "why clocks are held down, by NVML: 4 power cap; 8, 32, 64, 128 heat"),
+        ("pcie_sent_bytes", "bytes", True, "sent over PCIe, where the device counts"),
+        ("pcie_received_bytes", "bytes", True, "received over PCIe, where the device counts"),
+        ("pcie_sent_bytes_per_s", "bytes/s", False, "the same over some 20 ms, where it does not count"),
+        ("pcie_received_bytes_per_s", "bytes/s", False, "the same, received"),
+        ("nvlink_sent_bytes", "bytes", True, "payload sent over all NVLinks"),
+        ("nvlink_received_bytes", "bytes", True, "payload received over all NVLinks"),
+        ("ecc_corrected", "count", True, "memory errors corrected since the driver was loaded"),
+        ("ecc_uncorrected", "count", True, "memory errors that could not be corrected"),
+        ("xid_errors", "count", True, "critical XID events since the launcher started"),
+        ("last_xid", "code", False, "XID code of the newest of them"),
+    ]
+)  # fmt: skip
+PROCESS = _fields(
+    [
+        ("rss_bytes", "bytes", False, "resident memory, shared pages included"),
+        ("user_s", "s", True, "processor time outside the kernel"),
+        ("system_s", "s", True, "processor time in the kernel"),
+        ("voluntary_switches", "count", True, "times a thread gave up its core to wait"),
+        ("involuntary_switches", "count", True, "times a thread was taken off its core"),
+        ("threads", "count", False, "threads"),
+        ("read_bytes", "bytes", True, "read from disks"),
+        ("written_bytes", "bytes", True, "written to disks"),
+    ]
+)
+TABLES = {"host": HOST, "cores": CORE, "gpus": GPU, "processes": PROCESS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One sample, values in the order of the fields."""
+
+    t_ns: int
+    host: Sequence[Value]
+    cores: Sequence[Value]
+    gpus: Mapping[int, Sequence[Value]]  # by NVML's index
+    processes: Mapping[int, Sequence[Value]]  # by pid: the ranks of this host
+
+
+class SampleFile:
+    """The file of a node, within its size limit."""
+
+    def __init__(self, node_folder: Path, description: Mapping[str, object], *, max_bytes: int = MAX_BYTES) -> None:
+        """Begin the file with the description of the node.
+
+        Raises:
+            OSError: it cannot be written, or another launcher of this host is writing it.
+        """
+        self._path = node_folder / FILE
+        self._max_bytes = max_bytes
+        self._path.touch(exist_ok=False)  # one launcher samples a host
+        self._append({"format": FORMAT, **description})
+
+    def append(self, sample: Sample) -> None:
+        """Append a sample; thin the older half of a file beyond its limit.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        size = self._append(
+            {
+                "t": sample.t_ns,
+                "host": _short(sample.host),
+                "cores": _short(sample.cores),
+                "gpus": {str(number): _short(values) for number, values in sample.gpus.items()},
+                "processes": {str(pid): _short(values) for pid, values in sample.processes.items()},
+            }
+        )
+        if size > self._max_bytes:
+            thinned = thin(self._path.read_bytes().splitlines(keepends=True))
+            draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            draft.write_bytes(b"".join(thinned))
+            draft.replace(self._path)
+
+    def _append(self, entry: Mapping[str, object]) -> int:
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line)
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+
+def thin(lines: Sequence[bytes]) -> list[bytes]:
+    """Drop every second sample of the older half; the first sample and descriptions stay."""
+    half = len(lines) // 2
+    older: list[bytes] = []
+    drop = False
+    for line in lines[:half]:
+        if not line.startswith(b'{"t":'):
+            older.append(line)
+            continue
+        if not drop:
+            older.append(line)
+        drop = not drop
+    return [*older, *lines[half:]]
+
+
+def _short(values: Sequence[Value]) -> list[Value]:
+    """Return the values rounded to three decimals."""
+    return [round(value, 3) if isinstance(value, float) else value for value in values]

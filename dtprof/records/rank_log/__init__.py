@@ -1,0 +1,1 @@
+"""The log of one rank: its segments and archives, its strings file, and the tables decoded from them."""

@@ -1,0 +1,384 @@
+"""The strings file of a rank: names, call sites, groups and other entries that are written once, one a line.
+
+Part of the reader. `Strings` takes entries one by one, so that a follower can read a growing file.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from dtprof.records import events, paths, schema, tables
+from dtprof.records.axis_names import axis_of
+from dtprof.records.rank_log.ddp_buckets import Layout
+from dtprof.records.rank_log.group_members import share, share_range
+from dtprof.records.tables import UNKNOWN_NS, Group, Site
+
+MAX_MEMBERS = 1 << 20
+"""Members that a group can have."""
+ENTRY_ERRORS = (KeyError, TypeError, ValueError, OverflowError)
+_CALLS_COMPILED = "DisableContext.__call__.<locals>._fn"
+"""The function that torch.compile inserts where rewritten code calls one of its graphs."""
+_COMPILED_GRAPH = "compiled graph"
+_MOST_KNOWN, _MOST_KNOWN_BYTES = 4096, 512
+"""Limits of the cache of decoded lines, in lines and in bytes a line: all ranks write the same operations and sites."""
+_known: dict[bytes, dict[str, Any]] = {}
+_ACTION = re.compile(r"(\d{1,9})([A-Z_]+)(\d{0,9})", re.ASCII)
+
+
+class Strings:
+    """The entries of a strings file, by kind."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.process: dict[str, Any] = {}
+        self.ops: list[str] = []
+        self.sites: dict[int, Site] = {}
+        self.labels: dict[int, tables.Label] = {}
+        self.groups: dict[int, Group] = {}
+        self.has_crowd = False  # groups beyond the last id share it
+        self.axes: dict[str, str] = {}
+        self.meshes: list[tables.Mesh] = []
+        self.pipelines: dict[int, tables.Pipeline] = {}
+        self.bucket_layouts: list[Layout] = []
+        self.threads: dict[int, str] = {}
+        self.streams: dict[int, str] = {}
+        self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.features: list[str] = []
+        self.exceptions: list[tables.ExceptionRecord] = []
+        self.out_of_memory: list[tables.OutOfMemory] = []
+        self.windows: dict[int, tables.Window] = {}
+        self.snapshots: list[tables.Snapshot] = []
+        self.notes: list[str] = []
+        self.ended_ns = UNKNOWN_NS
+        self.last_ns = 0
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Add an entry.
+
+        Raises:
+            ENTRY_ERRORS: it is invalid.
+        """
+        kind = row.get("k")
+        self.last_ns = max(self.last_ns, int_or_0(row.get("t_ns")))
+        if kind == "op":
+            position = int(row["id"])
+            if not 0 <= position <= schema.MAX_TABLE_ENTRIES:
+                raise ValueError(position)
+            self.ops += ["?"] * (position + 1 - len(self.ops))
+            self.ops[position] = str(row["name"])
+        elif kind == "site":
+            self.sites[int(row["id"])] = self._labelled_site(row) if "of" in row else _site(row)
+        elif kind == "label":
+            self.labels[int(row["id"])] = tables.Label(
+                api=str(row["api"]),
+                text=str(row["text"]),
+                module=str(row.get("module", "")),
+                stage=int(row.get("stage", -1)),
+                microbatch=int(row.get("microbatch", -1)),
+            )
+        elif kind == "group":
+            self._take_group(row)
+        elif kind == "axis":
+            self.axes.setdefault(str(row["group"]), str(row["axis"]))
+        elif kind == "mesh":
+            self.meshes.append(_mesh(row))
+        elif kind == "pipeline":
+            self.pipelines[int(row["id"])] = _pipeline(row)
+        elif kind == "ddp":
+            self.bucket_layouts.append(
+                Layout(
+                    t_ns=int(row["t_ns"]),
+                    reducer=int(row["id"]),
+                    group=str(row["group"]),
+                    sizes=tuple(map(int, row["buckets"])),
+                    num_parameters=int(row["parameters"]),
+                )
+            )
+        elif kind == "thread":
+            self.threads[int(row["id"])] = str(row["name"])
+        elif kind == "stream":
+            self.streams[int(row["id"])] = f"{row['device']}:{int(row['index'])} stream {int(row['stream'])}"
+        elif kind == "sizes":
+            self.sizes[int(row["id"])] = (tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"])))
+        elif kind == "feature":
+            self.features.append(str(row["name"]))
+        elif kind == "process":
+            self.process = row
+        elif kind == "exception":
+            frame = row.get("frame")
+            self.exceptions.append(
+                tables.ExceptionRecord(
+                    t_ns=int_or_0(row.get("t_ns")),
+                    type=str(row["type"]),
+                    message=str(row.get("message", "")),
+                    traceback=str(row.get("traceback", "")),
+                    frame=_site(frame) if isinstance(frame, dict) else None,
+                )
+            )
+        elif kind == "out_of_memory":
+            self.out_of_memory.append(_out_of_memory(row))
+        elif kind == "window":
+            self.windows[int(row["id"])] = _window(row)
+        elif kind == "snapshot":
+            self.snapshots.append(_snapshot(row))
+        elif kind == "exit":
+            self.ended_ns = int_or_0(row.get("t_ns"))
+        elif kind == "note":
+            self.notes.append(str(row.get("text", "")))
+
+    def _labelled_site(self, row: dict[str, Any]) -> Site:
+        plain = self.sites.get(int(row["of"]), Site(file="", line=0, function=""))
+        return dataclasses.replace(plain, label=self.labels[int(row["label"])])
+
+    def groups_with_axes(self) -> dict[int, Group]:
+        """Return the groups with their axes: a mesh dimension has precedence over a declared axis.
+
+        Flattened dimensions come last: they may share the group of the dimension that they join.
+        """
+        axes: dict[str, str] = {}
+        for mesh in sorted(self.meshes, key=lambda mesh: mesh.flattened):
+            for dimension, name in zip(mesh.names, mesh.groups, strict=False):
+                axes.setdefault(name, dimension)
+        axes = self.axes | axes
+        groups = dict(self.groups)
+        if self.has_crowd:
+            del groups[schema.MAX_TABLE_ENTRIES]
+        for number, group in self.groups.items():
+            if axis := axes.get(group.name) or axis_of(group.description):
+                groups[number] = dataclasses.replace(group, axis=axis)
+        return groups
+
+    def _take_group(self, row: dict[str, Any]) -> None:
+        known = self.groups.get(int(row["id"]))
+        self.has_crowd |= known is not None and int(row["id"]) == schema.MAX_TABLE_ENTRIES and known.name != row["name"]
+        ranks = _members(row) or (known.ranks if known else ())
+        self.groups[int(row["id"])] = Group(
+            name=str(row["name"]),
+            description=str(row.get("description", known.description if known else "")),
+            size=int_or_0(row.get("size", known.size if known else len(ranks))),
+            ranks=ranks,
+            backend=row.get("backend", known.backend if known else None),
+            timeout_s=row.get("timeout_s", known.timeout_s if known else None),
+        )
+
+
+def names_in_tables(strings: Strings) -> dict[str, Any]:
+    """Return the fields of a RankTables that come from the strings file."""
+    return {
+        "ops": tuple(events.canonical_op(name) if name not in events.PHASES else name for name in strings.ops),
+        "raw_ops": tuple(strings.ops),
+        "sites": strings.sites,
+        "groups": strings.groups_with_axes(),
+        "threads": strings.threads,
+        "streams": strings.streams,
+        "sizes": strings.sizes,
+        "meshes": tuple(strings.meshes),
+        "pipelines": strings.pipelines,
+        "features": tuple(strings.features),
+        "exceptions": tuple(strings.exceptions),
+        "out_of_memory": tuple(strings.out_of_memory),
+        "windows": tuple(strings.windows.values()),
+        "snapshots": tuple(strings.snapshots),
+        "ended_ns": strings.ended_ns,
+        "notes": tuple(strings.notes),
+    }
+
+
+def read_strings(folder: Path, problems: list[str]) -> Strings:
+    """Read the strings file of a rank folder; invalid entries are omitted and reported."""
+    file = folder / paths.STRINGS
+    strings = Strings()
+    damaged = 0
+    rows = json_lines(file, problems, known=_known)
+    if not rows and not file.exists():
+        problems.append(f"{folder.name}/{file.name} is missing: operations, lines and groups have no names")
+    for row in rows:
+        try:
+            strings.take(row)
+        except ENTRY_ERRORS:
+            damaged += 1
+    if strings.has_crowd:
+        problems.append(
+            f"{folder.name} has more than {schema.MAX_TABLE_ENTRIES:,} groups: those beyond cannot be told apart, and "
+            "their operations are left out"
+        )
+    if damaged:
+        problems.append(f"{folder.name}/{file.name} holds {damaged} entries that cannot be understood, left out")
+    return strings
+
+
+def _members(row: dict[str, Any]) -> tuple[int, ...]:
+    """Return the global ranks in a group."""
+    if "range" in row:
+        first, count, stride = map(int, row["range"])
+        if not 0 <= count <= MAX_MEMBERS:
+            raise ValueError(count)
+        return share_range(first, count, stride)
+    return share(map(int, row.get("ranks", ())))
+
+
+def _mesh(row: dict[str, Any]) -> tables.Mesh:
+    coordinate = row.get("coordinate")
+    return tables.Mesh(
+        names=tuple(map(str, row["names"])),
+        shape=tuple(map(int, row["shape"])),
+        coordinate=None if coordinate is None else tuple(map(int, coordinate)),
+        groups=tuple(map(str, row["groups"])),
+        device_type=str(row.get("device_type", "")),
+        flattened=bool(row.get("flattened", False)),
+    )
+
+
+def _pipeline(row: dict[str, Any]) -> tables.Pipeline:
+    order = row.get("order")
+    return tables.Pipeline(
+        schedule=str(row["schedule"]),
+        num_stages=int(row["num_stages"]),
+        stages=tuple(map(int, row["stages"])),
+        num_microbatches=int(row["microbatches"]),
+        group=str(row.get("group", "")),
+        group_rank=int(row.get("group_rank", -1)),
+        group_size=int(row.get("group_size", 0)),
+        order=None if order is None else tuple(tuple(map(_action, str(slot).split())) for slot in order),
+    )
+
+
+def _action(text: str) -> tables.Action:
+    parts = _ACTION.fullmatch(text)
+    if parts is None:
+        raise ValueError(text)
+    stage, kind, microbatch = parts.groups()
+    return tables.Action(
+        stage=int(stage), name=events.PIPELINE_KINDS.get(kind, kind), microbatch=int(microbatch) if microbatch else -1
+    )
+
+
+def _out_of_memory(row: dict[str, Any]) -> tables.OutOfMemory:
+    return tables.OutOfMemory(
+        t_ns=int_or_0(row.get("t_ns")),
+        device=str(row["device"]),
+        message=str(row.get("message", "")),
+        live_bytes=None if row.get("live_bytes") is None else int(row["live_bytes"]),
+        held_bytes={str(name): int(held) for name, held in dict(row["held_bytes"]).items()},
+        largest=None if row.get("largest") is None else str(row["largest"]),
+        allocations=tuple(
+            f"{int(block['bytes'])} bytes: {' < '.join(map(str, block['frames']))}" for block in row["allocations"]
+        ),
+    )
+
+
+def _window(row: dict[str, Any]) -> tables.Window:
+    return tables.Window(
+        number=int(row["id"]),
+        state=str(row["state"]),
+        first=int(row["first"]),
+        last=int(row["last"]),
+        begin_ns=int(row.get("begin_ns", UNKNOWN_NS)),
+        end_ns=int(row.get("end_ns", UNKNOWN_NS)),
+        ready_ns=int(row.get("ready_ns", UNKNOWN_NS)),
+        file=_name_of_file(row),
+        size_bytes=int_or_0(row.get("bytes")),
+        realtime_ns=int_or_0(row.get("realtime_ns")),
+        reason=str(row.get("reason", "")),
+        request=str(row.get("request", "")),
+    )
+
+
+def _snapshot(row: dict[str, Any]) -> tables.Snapshot:
+    return tables.Snapshot(
+        state=str(row["state"]),
+        why=str(row["why"]),
+        step=int(row["step"]),
+        t_ns=int_or_0(row.get("t_ns")),
+        device=str(row.get("device", "")),
+        file=_name_of_file(row),
+        size_bytes=int_or_0(row.get("bytes")),
+        held_bytes={str(name): int(held) for name, held in dict(row.get("held_bytes") or {}).items()},
+        reason=str(row.get("reason", "")),
+        request=str(row.get("request", "")),
+    )
+
+
+def _name_of_file(row: dict[str, Any]) -> str:
+    """Return the name of a file in the folder of the rank.
+
+    Raises:
+        ValueError: it is a path to somewhere else.
+    """
+    name = str(row.get("file") or "")
+    if "/" in name or name.startswith("."):
+        raise ValueError(name)
+    return name
+
+
+def _site(row: dict[str, Any]) -> Site:
+    return _known_site(str(row["file"]), int(row["line"] or 0), str(row["function"]), str(row.get("api", "")))
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_site(file: str, line: int, function: str, api: str) -> Site:
+    """Return a site, the same object for all ranks."""
+    return Site(file=file, line=line, function=function, api=_COMPILED_GRAPH if api == _CALLS_COMPILED else api)
+
+
+def json_lines(
+    path: Path, problems: list[str], *, known: dict[bytes, dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines; a last line cut short by a kill is no problem.
+
+    Args:
+        known: cache of decoded lines, which new lines are added to.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path} cannot be read ({error.strerror})")
+        return []
+    lines = list(filter(None, lines[:-1]))
+    rows = _decode(lines) if known is None else _decode_new(lines, known)
+    sound = [row for row in rows if row is not None]
+    if len(sound) < len(rows):
+        problems.append(f"{path.parent.name}/{path.name} holds {len(rows) - len(sound)} damaged lines, left out")
+    return sound
+
+
+def _decode_new(lines: list[bytes], known: dict[bytes, dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the object of each line, decoding those that are not known."""
+    rows = [known.get(line) for line in lines]
+    unknown = [i for i, row in enumerate(rows) if row is None]
+    for i, row in zip(unknown, _decode([lines[i] for i in unknown]), strict=True):
+        rows[i] = row
+        if row is not None and len(known) < _MOST_KNOWN and len(lines[i]) <= _MOST_KNOWN_BYTES:
+            known[lines[i]] = row
+    return rows
+
+
+def _decode(lines: list[bytes]) -> list[dict[str, Any] | None]:
+    """Return the object of each line; None where it is damaged."""
+    try:
+        # Decoding all lines at once takes half the time. No string holds a line feed, and any other damage changes the
+        # number of objects.
+        rows = json.loads(b"[" + b"\n,".join(lines) + b"]")
+        if len(rows) == len(lines) and all(isinstance(row, dict) for row in rows):
+            return list(rows)
+    except ValueError:
+        pass
+    return list(map(_decode_alone, lines))
+
+
+def _decode_alone(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def int_or_0(value: object) -> int:
+    """Return a whole number as it is, 0 for anything else."""
+    return value if isinstance(value, int) else 0

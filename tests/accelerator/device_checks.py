@@ -1,0 +1,256 @@
+"""What the simulated device promises, in one process: test_simulated_device.py runs this in an interpreter of its own,
+because an imported device changes torch for all that comes after.
+"""
+
+import copy
+import io
+import os
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.accelerator import simulated_device as sim
+
+MS = 1_000_000
+
+
+def timed() -> torch.Event:
+    return torch.Event("sim", enable_timing=True)
+
+
+class SmallNet(nn.Module):
+    """Layers of the common kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.out = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(256, 10)
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.conv, self.batch_norm = nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(torch.relu(self.embed(x)))
+        h = h + self.attention(h[None], h[None], h[None], need_weights=False)[0][0]
+        return self.out(nn.functional.gelu(self.batch_norm(self.conv(h[:, None]))).flatten(1))
+
+
+def train(model: nn.Module, device: str, *, fused: bool) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    torch.manual_seed(7)
+    inputs, targets, losses = torch.randn(3, 16, 32), torch.randint(0, 10, (3, 16)), []
+    for x, y in zip(inputs, targets, strict=True):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    return [loss.item() for loss in losses]
+
+
+def test_looking_at_the_device_does_not_initialise_it() -> None:
+    # First of all: nothing has used the device yet.
+    assert torch.accelerator.device_count() == sim.device_count() > 0
+    assert torch.accelerator.is_available()
+    assert not sim.is_initialized()
+    torch.ones(1, device="sim")
+    assert sim.is_initialized()
+
+
+def test_results_are_those_of_the_cpu() -> None:
+    x = torch.randn(8, 16)
+    on_sim = x.to("sim")
+    assert torch.equal(on_sim.cpu(), x)
+    assert torch.allclose((on_sim @ on_sim.t()).cpu(), x @ x.t(), atol=1e-5)
+    assert torch.equal(on_sim[on_sim > 0].cpu(), x[x > 0])
+    assert torch.equal(on_sim[:, 2:5].t().contiguous().cpu(), x[:, 2:5].t())
+    assert torch.equal(torch.cat([on_sim, on_sim]).cpu(), torch.cat([x, x]))
+    assert torch.arange(10, device="sim").sum().item() == 45
+    across = on_sim.to("sim:1")
+    assert across.device.index == 1
+    assert torch.equal((across * 2).to("sim:0").cpu(), x * 2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_on_it_gives_the_losses_of_the_cpu(fused: bool) -> None:
+    model = SmallNet()
+    expected = train(copy.deepcopy(model), "cpu", fused=fused)
+    assert train(model.to("sim"), "sim", fused=fused) == pytest.approx(expected, abs=1e-5)
+
+
+def test_random_numbers_follow_the_seed_and_not_the_threads() -> None:
+    torch.manual_seed(3)
+    dropped = nn.functional.dropout(torch.ones(1000, device="sim"), 0.3).cpu()
+    torch.manual_seed(3)
+    assert torch.equal(nn.functional.dropout(torch.ones(1000, device="sim"), 0.3).cpu(), dropped)
+    assert 600 < (dropped > 0).sum() < 800
+    state = sim.get_rng_state()
+    drawn = torch.randn(3, device="sim").tolist()
+    sim.set_rng_state(state)
+    assert torch.randn(3, device="sim").tolist() == drawn
+
+
+def test_what_programs_do_besides_works() -> None:
+    linear, saved = nn.Linear(4, 4).to("sim"), io.BytesIO()
+    torch.save(linear.state_dict(), saved)
+    saved.seek(0)
+    assert torch.equal(torch.load(saved)["weight"].cpu(), linear.weight.cpu())
+    pinned = torch.randn(64, 64).pin_memory()
+    assert pinned.is_pinned()
+    assert torch.equal(pinned.to("sim", non_blocking=True).cpu(), pinned)
+    x = torch.randn(2, 4, device="sim", requires_grad=True)
+    checkpoint(linear, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+    with torch.autocast("sim", dtype=torch.bfloat16):
+        assert linear(x).dtype == torch.bfloat16
+
+
+def test_host_runs_ahead_and_item_waits() -> None:
+    # 20 kernels of 2 ms: launched in a fraction of the 40 ms that .item() then waits for
+    x = torch.ones(4, 4, device="sim")
+    sim.synchronize()
+    sim.set_cost("aten::mm", 2 * MS)
+    begin_ns = time.monotonic_ns()
+    y = x
+    for _ in range(20):
+        y = y @ x
+    launched_ns = time.monotonic_ns()
+    y.sum().item()
+    waited_ns = time.monotonic_ns()
+    sim.set_cost("aten::mm", -1)
+    assert launched_ns - begin_ns < 20 * MS
+    assert waited_ns - begin_ns >= 40 * MS
+
+
+@pytest.mark.parametrize("cost_ns", [50_000, 500_000, 5 * MS])
+def test_events_read_what_kernels_cost_to_the_ns(cost_ns: int) -> None:
+    x, begin, end = torch.ones(4, 4, device="sim"), timed(), timed()
+    x @ x
+    sim.synchronize()
+    sim.set_cost("aten::mm", cost_ns)
+    sim.spin(5 * MS)  # the host gets ahead
+    begin.record()
+    for _ in range(10):
+        x @ x
+    end.record()
+    assert not end.query()
+    end.synchronize()
+    sim.set_cost("aten::mm", -1)
+    assert begin.elapsed_time(end) == pytest.approx(10 * cost_ns / MS, rel=1e-9)
+
+
+def test_wait_for_an_event_stalls_the_stream_and_not_the_host() -> None:
+    # 10 ms on the side stream under 4 ms on the main one: 6 ms of the wait are exposed
+    side, main = sim.Stream(), sim.current_stream()
+    gate, done, points = timed(), timed(), [timed() for _ in range(3)]
+    begin_ns = time.monotonic_ns()
+    sim.spin(20 * MS)
+    gate.record()
+    side.wait_event(gate)
+    with sim.stream(side):
+        assert sim.current_stream() == side
+        sim.spin(10 * MS)
+        done.record()
+    points[0].record()
+    sim.spin(4 * MS)
+    points[1].record()
+    main.wait_event(done)
+    points[2].record()
+    assert time.monotonic_ns() - begin_ns < 20 * MS
+    points[2].synchronize()
+    assert points[0].elapsed_time(points[1]) == pytest.approx(4, rel=1e-9)
+    assert points[1].elapsed_time(points[2]) == pytest.approx(6, rel=1e-9)
+
+
+def test_event_recorded_again_means_its_latest_recording() -> None:
+    reference, event = timed(), timed()
+    sim.spin(MS)
+    reference.record()
+    event.record()
+    event.synchronize()
+    assert reference.elapsed_time(event) == 0
+    sim.spin(30 * MS)
+    event.record()
+    assert not event.query()
+    event.synchronize()
+    assert reference.elapsed_time(event) >= 30
+
+
+def test_trace_is_what_ran() -> None:
+    sim.configure(trace=1)
+    sim.take_trace()
+    until_ns = sim.now() + 20 * MS
+    sim.spin_until(until_ns)
+    sim.spin(3 * MS)
+    sim.set_cost("sim::d2h", MS)
+    torch.ones(2, device="sim").cpu()
+    sim.set_cost("sim::d2h", -1)
+    sim.configure(trace=0)
+    by_name = {task.name: task for task in sim.take_trace()}
+    spin, copied = by_name["sim::spin"], by_name["sim::d2h"]
+    assert (spin.start_ns, spin.end_ns) == (until_ns, until_ns + 3 * MS)
+    assert copied.start_ns >= spin.end_ns
+    assert copied.end_ns - copied.start_ns == MS
+
+
+def test_clock_of_the_device_may_run_apart() -> None:
+    begin, end = timed(), timed()
+    sim.configure(drift_ppm=1000)
+    sim.spin(MS)
+    begin.record()
+    sim.spin(100 * MS)
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) == pytest.approx(100.1, rel=1e-6)
+    sim.configure(drift_ppm=0)
+
+
+def test_event_on_a_capturing_stream_is_an_error() -> None:
+    side = sim.Stream()
+    with sim.capturing():
+        assert torch.Event("sim").query()
+        with pytest.raises(RuntimeError, match="captures a graph"):
+            timed().record()
+        timed().record(side)
+    timed().record()
+
+
+def test_error_of_the_device_comes_out_where_the_host_waits() -> None:
+    x = torch.ones(4, device="sim").index_select(0, torch.tensor([9], device="sim"))
+    with pytest.raises(RuntimeError, match=r"error on the device.*index out of range"):
+        x.cpu()
+    sim.report_error("the device fell off the bus")
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        sim.synchronize()
+
+
+def test_kernel_that_never_ends_holds_up_its_stream_alone() -> None:
+    side, event = sim.Stream(), timed()
+    with sim.stream(side):
+        sim.spin_forever()
+        event.record()
+    assert (torch.ones(2, device="sim") + 1).tolist() == [2, 2]
+    assert not event.query()
+    assert not side.query()
+    sim.release_all()
+    event.synchronize()
+    assert event.query()
+
+
+def test_forked_child_cannot_use_the_device() -> None:
+    torch.ones(1, device="sim")
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(2, device="sim")
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_interpreter_ends_while_the_device_is_busy() -> None:
+    sim.spin(3600 * 1000 * MS)
+    assert not sim.current_stream().query()

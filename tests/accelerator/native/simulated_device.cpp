@@ -1,0 +1,10 @@
+// One translation unit: reading torch's headers takes longer than compiling all of this.
+#include "bindings.cpp"
+#include "collectives.cpp"
+#include "device_guard.cpp"
+#include "device_hooks.cpp"
+#include "direct_kernels.cpp"
+#include "memory.cpp"
+#include "operators.cpp"
+#include "settings.cpp"
+#include "streams.cpp"

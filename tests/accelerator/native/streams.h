@@ -1,0 +1,112 @@
+// Streams: FIFO queues with a thread and a virtual clock each; marks on them; how the host waits for them.
+//
+// Real queues, because data must really be late and a collective that nobody joins must really block what is queued
+// behind it. A virtual clock, because injected costs must come out exactly on a loaded machine of two cores.
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+
+#include "settings.h"
+
+namespace sim {
+
+constexpr auto kSim = c10::DeviceType::PrivateUse1;
+constexpr int kMaxDevices = 8;
+constexpr int kPoolStreams = 32;                     // of each of two priorities
+constexpr int kMaxStreams = 1 + 2 * kPoolStreams;    // and the default stream
+
+// One recording of an event. Once ready it has the time at which the stream reached it.
+class Mark {
+ public:
+  void complete(ns stamp) {
+    stamp_ = stamp;
+    ready_.store(1, std::memory_order_release);
+    ready_.notify_all();
+  }
+  bool ready() const { return ready_.load(std::memory_order_acquire) != 0; }
+  void wait() const {
+    while (!ready()) ready_.wait(0, std::memory_order_acquire);
+  }
+  ns stamp() const { return stamp_; }
+
+ private:
+  std::atomic<int> ready_{0};
+  ns stamp_ = 0;
+};
+using MarkPtr = std::shared_ptr<Mark>;
+
+// What stands behind a c10::Stream. Tasks run on its thread, one after the other, and advance `clock`.
+class Queue {
+ public:
+  using Task = std::function<void(Queue&)>;
+  Queue(int device, int id) : device(device), id(id) {}
+
+  void push(Task task);
+  MarkPtr mark();
+  void mark(const MarkPtr& mark);
+  void wait_for(const MarkPtr& mark);  // the stream waits, the host does not
+  bool query() const;                  // all that was enqueued is done
+  bool used() const { return pushed_ != 0; }
+
+  // For tasks. The device gets to this point no earlier than its clock says; it is late where CPU kernels took longer
+  // than they cost.
+  void reach();
+  ns task_enqueued() const { return task_enqueued_; }
+
+  const int device, id;
+  std::atomic<ns> clock{0};
+  std::atomic<bool> capturing{false};  // a graph: events must not be recorded
+
+ private:
+  struct Entry {
+    Task task;
+    ns enqueued;
+  };
+  void run();
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Entry> entries_;
+  bool started_ = false, idle_ = false;
+  std::atomic<int64_t> pushed_{0}, done_{0};
+  ns task_enqueued_ = 0;
+};
+
+Queue& queue_of(c10::DeviceIndex device, c10::StreamId id);
+inline Queue& queue_of(const c10::Stream& stream) { return queue_of(stream.device_index(), stream.id()); }
+
+// Of the calling thread.
+c10::DeviceIndex current_device();
+void set_current_device(c10::DeviceIndex device);
+c10::Stream current_stream(c10::DeviceIndex device);
+void set_current_stream(c10::Stream stream);
+c10::Stream default_stream(c10::DeviceIndex device);
+c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority);
+inline Queue& current_queue(c10::DeviceIndex device) { return queue_of(current_stream(device)); }
+
+// The host waits for the device: named and exported as a driver's functions are, to be found in native stacks.
+#define SIM_EXPORTED extern "C" __attribute__((visibility("default"), noinline))
+SIM_EXPORTED void simStreamSynchronize(Queue* queue);
+SIM_EXPORTED void simDeviceSynchronize(int device);
+SIM_EXPORTED void simEventSynchronize(const Mark* mark);
+
+// The process and the device.
+int device_count();
+void set_device_count(int count);
+bool initialized();
+bool in_forked_child();     // of a process that had initialised the device
+void ensure_initialized();  // throws in such a child
+void park_streams();        // at exit: no further task is begun
+void report_error(const std::string& what);  // what the device finds wrong, raised where the host next waits for it
+void raise_error();
+
+// Faults: tasks that never end, until all that were enqueued by then are released.
+uint64_t num_releases();
+void wait_for_release(uint64_t since);
+void release_all();
+
+}  // namespace sim

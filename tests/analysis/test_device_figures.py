@@ -1,0 +1,148 @@
+"""Figures of runs whose devices were followed: all of them in the time of the device, by hand."""
+
+import pytest
+
+from dtprof.analysis.results import Summary
+from dtprof.analysis.run_summary import summarise
+from dtprof.records.schema import DEVICE_FLAG, FLAG
+from tests.builders import MemoryRun, RankBuilder
+
+MS = 1_000_000
+FOLLOWED, ON_STREAM = FLAG["device"] | FLAG["followed"], DEVICE_FLAG["on_stream"]
+
+
+class DeviceRank(RankBuilder):
+    """A rank whose host takes 10 ms a step and whose device takes 1000."""
+
+    def phase(self, name: str, begin: int, end: int, host: int, host_end: int) -> None:
+        """Add a phase, in ms: on the device, and on the host."""
+        self.span(name, host * MS, host_end * MS)
+        self.device_interval("phase", name, begin * MS, end * MS, host=(host * MS, host_end * MS))
+
+    def operation(
+        self,
+        name: str,
+        begin: int,
+        end: int,
+        host: int,
+        *,
+        seq: int,
+        flags: int = 0,
+        wait: tuple[int, int] | None = None,
+    ) -> None:
+        """Add an operation of 8 MB, and the wait of the stream for it."""
+        is_async = wait is not None
+        self.op(name, host * MS, is_async=is_async, nbytes=8_000_000, flags=FOLLOWED, returned=host * MS)
+        self.device_interval("operation", name, begin * MS, end * MS, host=(host * MS, 0), seq=seq, flags=flags)
+        if wait is not None:
+            self.device_interval("wait", name, wait[0] * MS, wait[1] * MS, host=(host * MS, host * MS), seq=seq)
+
+
+def rank_of_a_device_bound_job(rank: int, late: int, wait_from: int) -> DeviceRank:
+    """Four steps of forward, backward with an all_reduce beside it and a reduce_scatter within it, and optimizer."""
+    built = DeviceRank(rank, world_size=2)
+    for step in range(4):
+        at, host = 1000 * step + 500, 10 * step
+        built.phase("forward", at, at + 300, host, host + 1)
+        built.phase("backward", at + 300, at + 800, host + 1, host + 6)
+        built.operation(
+            "all_reduce", at + 500 + late, at + 640, host + 2, seq=2 * step, wait=(at + wait_from, at + 640)
+        )
+        built.operation("reduce_scatter", at + 700 + late // 2, at + 760, host + 4, seq=2 * step + 1, flags=ON_STREAM)
+        built.phase("optimizer", at + 800, at + 950, host + 6, host + 9)
+    return built
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    """Rank 1 starts the all_reduce 60 ms late, and the reduce_scatter 30."""
+    return summarise(MemoryRun([rank_of_a_device_bound_job(0, 0, 600), rank_of_a_device_bound_job(1, 60, 580)]))
+
+
+def in_ms(parts: object) -> dict[str, float]:
+    assert isinstance(parts, dict)
+    return {name: value / MS for name, value in parts.items() if value}
+
+
+def test_step_is_split_by_what_the_stream_did(summary: Summary) -> None:
+    # From the end of one optimizer step on the device to the next: 1000 ms, of which nothing covers the 50 between.
+    # Rank 0: its stream stands for the all_reduce from 600 to 640, when all have started it; in the reduce_scatter from
+    # 700, until rank 1 starts it at 730, then until 760. Rank 1: from 580 to 640, and from 730 to 760.
+    first, second = summary.ranks
+    assert first.step_ns == second.step_ns == 1000 * MS
+    assert in_ms(first.partition_ns) == {
+        "exposed_transfer": 40 + 30,
+        "exposed_wait": 30,
+        "optimizer": 150,
+        "compute": 300 + 500 - 100,
+        "host": 50,
+    }
+    assert in_ms(second.partition_ns) == {
+        "exposed_transfer": 60 + 30,
+        "optimizer": 150,
+        "compute": 300 + 500 - 90,
+        "host": 50,
+    }
+    assert in_ms(first.phases_ns) == {"forward": 300, "backward": 500, "optimizer": 150, "other": 50}
+
+
+def test_wait_ends_when_the_last_member_starts(summary: Summary) -> None:
+    rows = {row.op: row for row in summary.collectives}
+    beside, within = rows["all_reduce"], rows["reduce_scatter"]
+    # 140 ms on rank 0, 80 on rank 1, which is what data needs.
+    assert (beside.duration_ns, beside.wait_ns, beside.transfer_ns) == (110 * MS, 30 * MS, 80 * MS)
+    assert beside.exposed_ns == (40 + 60) / 2 * MS
+    assert beside.overlap == pytest.approx(1 - (40 + 60) / (140 + 80))
+    # 8 MB of two ranks over 80 ms of transfer, factor 2(n-1)/n = 1; the wait is not in it
+    assert beside.busbw_gb_per_s == pytest.approx(0.1)
+    assert (within.wait_ns, within.transfer_ns, within.overlap) == (15 * MS, 30 * MS, 0)
+
+
+def test_host_is_said_to_be_ahead(summary: Summary) -> None:
+    # It takes 10 ms a step, the device 1000: its lead grows from 500 ms to 3450 - 39.
+    first = summary.ranks[0]
+    assert first.host_lead_ns is not None
+    assert 500 * MS < first.host_lead_ns < 3411 * MS
+    assert summary.cannot_tell[0] == (
+        "device: steps, phases and operations of ranks 0, 1 are timed on the device, off by up to 0 ns; what it waits "
+        "for the host counts as host"
+    )
+
+
+def test_device_that_has_caught_up_waits_for_the_host() -> None:
+    # Forward ends on the device when the host says so; the next one begins when the host comes to it. Backward and
+    # optimizer are launched ahead.
+    built = DeviceRank(0, world_size=1)
+    for step in range(4):
+        at = 1000 * step
+        built.phase("forward", at, at + 300, at, at + 300)
+        built.phase("backward", at + 300, at + 800, at + 300, at + 310)
+        built.phase("optimizer", at + 800, at + 950, at + 310, at + 320)
+    (rank,) = summarise(MemoryRun([built])).ranks
+    assert in_ms(rank.partition_ns) == {"host": 300 + 50, "compute": 500, "optimizer": 150}
+
+
+def test_wait_that_nothing_marks_leaves_the_partition_unknown() -> None:
+    # FSDP gathers on a stream of its own, for which the stream that computes waits by an event.
+    built = rank_of_a_device_bound_job(0, 0, 600)
+    other = rank_of_a_device_bound_job(1, 0, 600)
+    built.op("all_gather", 35 * MS, nbytes=8, flags=FOLLOWED, returned=35 * MS)
+    built.device_interval(
+        "operation", "all_gather", 3000 * MS, 3010 * MS, host=(35 * MS, 0), seq=8, flags=ON_STREAM, stream=2
+    )
+    first, second = summarise(MemoryRun([built, other])).ranks
+    assert first.partition_ns is None
+    assert second.partition_ns is not None
+
+
+def test_wait_below_the_error_of_the_marks_is_not_blamed_on_anybody() -> None:
+    # The marks of two devices are off by 40 ms each: who started the all_reduce first, 60 ms ahead, is not known.
+    ranks = [rank_of_a_device_bound_job(0, 0, 600), rank_of_a_device_bound_job(1, 60, 580)]
+    for rank in ranks:
+        for interval in rank._device_intervals:
+            interval["error_ns"] = 40 * MS
+    summary = summarise(MemoryRun(ranks))
+    assert summary.ranks[0].waited_for_ns == {}
+    assert any(
+        "hosts or devices came below the error of the clocks, up to 80.0 ms" in caveat for caveat in summary.cannot_tell
+    )

@@ -1,0 +1,172 @@
+"""Members of a collective disagree on operation, root, type, reduction or sizes."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.report.text.verdict_text import verdict_text
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by, gradients, judge, kinds_after_success, ranks_in_step
+
+USUAL = {"op": "all_reduce", "reduce_op": "sum", "dtype": "float32", "nbytes": 64, "peer": -1, "splits": (1, 1, 1)}
+ODD = {
+    "collective-order-mismatch": {"op": "all_gather"},
+    "root-mismatch": {"peer": 1},
+    "dtype-mismatch": {"dtype": "int32"},
+    "reduce-op-mismatch": {"reduce_op": "max"},
+    "size-mismatch": {"nbytes": 32},
+    "split-size-mismatch": {"splits": (1, 1, 2)},
+}
+
+
+def called_with(kind: str, odd: Mapping[str, object]) -> JobState:
+    """Return a job that went well, in which rank 1 made the last call otherwise."""
+    ranks = ranks_in_step(3, 3)
+    shared = {"root-mismatch": {"op": "broadcast", "peer": 0}, "split-size-mismatch": {"op": "all_to_all", "tag": 5}}
+    for rank in ranks:
+        given = USUAL | shared.get(kind, {}) | (odd if rank.rank == 1 else {})
+        op, splits = given.pop("op"), given.pop("splits")
+        if op == "all_to_all":
+            rank.sizes[5] = (splits, (1, 1, 1))  # type: ignore[assignment]
+            given |= {"nbytes": 8, "reduce_op": None}
+        rank.op(str(op), 3000, 3050, site=rank.site(str(op), line=60), **given)  # type: ignore[arg-type]
+    return build_job(ranks, exit_status=0, stalled=False)
+
+
+def all_that_agree() -> JobState:
+    return called_with("", {})
+
+
+FAULTY = {kind: partial(called_with, kind, odd) for kind, odd in ODD.items()}
+SOUND = all_that_agree
+
+
+def test_another_operation_at_the_same_position_is_an_order_mismatch() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        if rank.rank == 1:
+            rank.op("barrier", 2100, None, returned=2101, site=rank.site("barrier", line=50))
+        else:
+            gradients(rank, 2000, done=False)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (1,))
+    assert finding.culprit_call_sites[1].line == 50
+
+
+def test_different_roots_are_named() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        root = 2 if rank.rank == 0 else 1
+        rank.op("broadcast", 1100, None, returned=1101, peer=root, site=rank.site("broadcast", line=60), nbytes=8)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("root-mismatch", (0,))
+
+
+def test_of_two_calls_at_one_position_the_one_made_for_the_first_time_is_the_wrong_one() -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
+    gradients(ranks[1], 3000, done=False)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("collective-order-mismatch", (0,), (1,))
+    assert finding.culprit_call_sites[0].line == 50
+    assert finding.confidence == 0.75
+
+
+def test_of_two_calls_that_both_are_new_neither_is_known_to_be_wrong() -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].op("barrier", 3100, site=ranks[0].site("barrier", line=50))
+    ranks[1].op("all_reduce", 3100, site=ranks[1].site("all_reduce", line=60), nbytes=8)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.confidence) == ("collective-order-mismatch", 0.6)
+    assert any("guess" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual", "other"),
+    [
+        ("reduce-op-mismatch", {"reduce_op": "sum"}, {"reduce_op": "max"}),
+        ("root-mismatch", {"peer": 0}, {"peer": 1}),
+        ("dtype-mismatch", {"dtype": "float32"}, {"dtype": "int32"}),
+        ("size-mismatch", {"nbytes": 64}, {"nbytes": 32}),
+    ],
+)
+def test_arguments_that_the_back_end_let_pass_are_a_risk(
+    kind: str, usual: dict[str, object], other: dict[str, object]
+) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        given: dict[str, object] = {"reduce_op": "sum", "nbytes": 64} | (other if rank.rank == 1 else usual)
+        name = "broadcast" if kind == "root-mismatch" else "all_reduce"
+        rank.op(name, 3000, 3050, site=rank.site(name, line=60), **given)  # type: ignore[arg-type]
+    verdict = judge(ranks, exit_status=0, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("risk", kind, (1,))
+    assert (finding.waiting_ranks, finding.culprit_call_sites[1].line) == ((), 60)
+    assert any("silently wrong" in fact for fact in finding.evidence)
+    assert "  others: ranks 0, 2 at " in verdict_text(verdict), "nobody waits"
+
+
+def test_what_passed_in_a_job_that_was_stopped_later_is_no_hang() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        reduce_op = "max" if rank.rank == 1 else "sum"
+        rank.op("all_reduce", 3000, 3050, site=rank.site("all_reduce", line=60), reduce_op=reduce_op, nbytes=64)
+    statuses = dict.fromkeys(range(3), (-15, 9000))
+    verdict = judge(ranks, exit_status=1, stalled=False, statuses=statuses)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("risk", "reduce-op-mismatch")
+
+
+def test_an_exchange_in_which_one_expects_less_than_another_sends_is_a_split_mismatch() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.sizes[5] = ((1, 1, 2 if rank.rank == 0 else 1), (1, 1, 1))
+        rank.op("all_to_all", 2200, 2250, nbytes=8, tag=5)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=0, stalled=False))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("split-size-mismatch", (0, 2))
+
+
+def test_gathers_and_exchanges_of_uneven_size_that_fit_are_healthy() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.op("all_gather", 2000, 2050, nbytes=8 * (rank.rank + 1))
+        rank.op("gather", 2100, 2150, nbytes=8 * (rank.rank + 1), peer=0)
+        rank.sizes[5] = ((rank.rank + 1,) * 3, (1, 2, 3))
+        rank.op("all_to_all", 2200, 2250, nbytes=8, tag=5)
+    assert kinds_after_success(ranks) == []
+
+
+def test_a_call_that_was_refused_before_any_message_shifts_no_position() -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        if rank.rank == 1:
+            rank.op("all_reduce", 1000, 1001, state="failed", is_async=True, nbytes=4, dtype="float32")
+        rank.op("broadcast", 1100, 1150, peer=0, nbytes=8)
+        rank.op("all_reduce", 1200, 1250, nbytes=64)
+    assert kinds_after_success(ranks) == []
+
+
+def test_a_tensor_of_a_size_that_the_program_does_not_have_is_a_size_mismatch() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=10)
+        for i in range(3):
+            rank.op("all_reduce", 100 * i, 100 * i + 5, site=site, nbytes=64)
+        rank.op("all_reduce", 400, site=site, nbytes=72 if rank.rank == 1 else 64)
+    finding = found_by("argument_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (1,))
+
+
+@pytest.mark.parametrize(("saving", "kind"), [((0, 1), "rank-skipped-collective"), ((0,), "collective-order-mismatch")])
+def test_a_call_made_for_the_first_time_was_skipped_by_one_or_added_by_one(saving: tuple[int, ...], kind: str) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks:
+        if rank.rank in saving:
+            site = rank.site("all_gather_object", line=50, function="save")
+            rank.op("all_gather", 3050, None, returned=3051, site=site, nbytes=8)
+        else:
+            rank.span("backward", 3000, 3200)
+            gradients(rank, 3000, done=False)
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if saving == (0, 1) else (0,))

@@ -1,0 +1,43 @@
+"""Ranks called new_group a different number of times, and it went well."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.records import events
+from tests.diagnosis.judging import build_job, judge, kinds_after_success, ranks_in_step
+
+
+def making(*numbers: int) -> JobState:
+    ranks = ranks_in_step(len(numbers), 1)
+    for rank, number in zip(ranks, numbers, strict=True):
+        for i in range(number):
+            rank.span(events.NEW_GROUP, 1100 + i, 1101 + i, site=rank.site(line=70 + i))
+    return build_job(ranks, exit_status=0, stalled=False)
+
+
+def one_that_makes_fewer() -> JobState:
+    return making(2, 2, 1)
+
+
+def all_that_make_as_many() -> JobState:
+    return making(2, 2, 2)
+
+
+FAULTY = {"group-creation-mismatch": one_that_makes_fewer}
+SOUND = all_that_make_as_many
+
+
+@pytest.mark.parametrize(("made", "found"), [((1, 1, 1), []), ((2, 2, 1), ["group-creation-mismatch"])])
+def test_a_group_that_not_all_ranks_made_is_a_risk_though_it_went_well(made: Sequence[int], found: list[str]) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank, number in zip(ranks, made, strict=True):
+        for i in range(number):
+            rank.span(events.NEW_GROUP, 1100 + i, 1101 + i, site=rank.site(line=70 + i))
+    assert kinds_after_success(ranks) == found
+    for finding in judge(ranks, exit_status=0, stalled=False).findings:
+        assert (finding.severity, finding.culprit_ranks) == ("warning", (2,))
+        assert {site.line for site in finding.call_sites.values()} == {71}
+    ranks[2].dropped_events = 100  # it may have made the other one, too
+    assert kinds_after_success(ranks) == []

@@ -1,0 +1,66 @@
+"""Ranks wait for one another in groups that they entered in opposite orders."""
+
+from dtprof.diagnosis.job_state import JobState
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by, in_two_groups
+
+
+def opposite_orders() -> JobState:
+    return build_job(in_two_groups(["ab", "ab", "ba"], done=False), exit_status=None)
+
+
+def on_one_line(*, wrong_rank: int | None) -> JobState:
+    """Return ranks that used group a at one line three times, and wait there; the wrong rank on group b."""
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = [rank.group(name, range(3), name) for name in "ab"]
+        site = rank.site("all_reduce", line=30)
+        for step in range(3):
+            rank.op("all_reduce", step * 100, step * 100 + 9, group=groups[0], site=site, nbytes=8)
+        rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == wrong_rank], site=site, nbytes=8)
+    return build_job(ranks, exit_status=None)
+
+
+def one_on_the_wrong_group() -> JobState:
+    return on_one_line(wrong_rank=1)
+
+
+def all_on_one_group() -> JobState:
+    return on_one_line(wrong_rank=None)
+
+
+FAULTY = {"group-order-inversion": opposite_orders, "wrong-group": one_on_the_wrong_group}
+SOUND = all_on_one_group
+
+
+def test_groups_entered_in_opposite_order_are_a_cycle_with_the_odd_rank_as_culprit() -> None:
+    finding = found_by(
+        "group_order_inversion", build_job(in_two_groups(["ab", "ab", "ba"], done=False), exit_status=None)
+    )[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-order-inversion", (2,), (0, 1))
+    assert finding.culprit_call_sites[2].line == 40
+
+
+def test_a_line_that_uses_the_group_of_the_next_line_is_in_the_wrong_order() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = [rank.group(name, range(3), name) for name in "ab"]
+        sites = [rank.site("all_reduce", line=30 + i) for i in range(2)]
+        for t in (0, 100, 200):
+            for i in range(2):
+                rank.op("all_reduce", t + 10 * i, t + 10 * i + 9, group=groups[i], site=sites[i], nbytes=8)
+        rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == 1], site=sites[0], nbytes=8)
+    finding = found_by("group_order_inversion", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-order-inversion", (1,), (0, 2))
+
+
+def test_a_line_that_always_used_one_group_and_now_another_is_the_wrong_group() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        groups = [rank.group(name, range(3), name) for name in "ab"]
+        site = rank.site("all_reduce", line=30)
+        for step in range(3):
+            rank.op("all_reduce", step * 100, step * 100 + 9, group=groups[0], site=site, nbytes=8)
+        rank.op("all_reduce", 300, None, returned=301, group=groups[rank.rank == 1], site=site, nbytes=8)
+    finding = found_by("group_order_inversion", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("wrong-group", (1,), (0, 2))

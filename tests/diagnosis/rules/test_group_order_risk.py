@@ -1,0 +1,33 @@
+"""Ranks entered two groups in opposite orders, and it went well."""
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import build_job, in_two_groups, judge
+
+
+def opposite_orders() -> JobState:
+    return build_job(in_two_groups(["ab", "ab", "ba"], done=True), exit_status=0, stalled=False)
+
+
+def the_same_order() -> JobState:
+    return build_job(in_two_groups(["ab", "ab", "ab"], done=True), exit_status=0, stalled=False)
+
+
+FAULTY = {"group-order-risk": opposite_orders}
+SOUND = the_same_order
+
+
+def test_the_same_inversion_that_went_well_is_a_risk_and_the_same_order_is_none() -> None:
+    verdict = judge(in_two_groups(["ab", "ab", "ba"], done=True), exit_status=0, stalled=False)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("risk", "group-order-risk")
+    assert verdict.findings[0].severity == "warning"
+    assert judge(in_two_groups(["ab", "ab", "ab"], done=True), exit_status=0, stalled=False).findings == ()
+
+
+def test_groups_that_two_threads_of_a_rank_enter_in_any_order_are_no_risk() -> None:
+    ranks = in_two_groups(["ab", "ab", "ab"], done=True)
+    for rank in ranks:
+        for i in range(4):
+            late = (i + rank.rank) % 2
+            rank.op("all_reduce", 3000 + 10 * i, 3100, thread=1, group=1, nbytes=8)
+            rank.op("all_reduce", 2999 + 10 * i + 5 * late, 3100, thread=2, group=2, nbytes=8)
+    assert judge(ranks, exit_status=0, stalled=False).findings == ()

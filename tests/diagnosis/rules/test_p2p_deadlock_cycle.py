@@ -1,0 +1,44 @@
+"""Ranks wait for the messages of one another in a ring."""
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import build_job, found_by, judge, message, pair
+
+
+def ring(*, receives_first: int) -> JobState:
+    """Return ranks in a ring of which the first `receives_first` are in a receive, the others in a send."""
+    ranks = pair(3)
+    for rank in ranks:
+        if rank.rank < receives_first:
+            message(rank, "recv", (rank.rank - 1) % 3, 100, line=8)
+        else:
+            message(rank, "send", (rank.rank + 1) % 3, 100, line=9)
+    return build_job(ranks, exit_status=None)
+
+
+def all_that_receive_first() -> JobState:
+    return ring(receives_first=3)
+
+
+def one_that_sends_first() -> JobState:
+    return ring(receives_first=2)
+
+
+FAULTY = {"p2p-deadlock-cycle": all_that_receive_first}
+SOUND = one_that_sends_first
+
+
+def test_ranks_that_all_receive_before_they_send_are_a_cycle_of_messages() -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        message(rank, "recv", (rank.rank - 1) % 3, 100, line=8)
+    finding = found_by("p2p_deadlock_cycle", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-deadlock-cycle", (0, 1, 2), ())
+    assert {site.line for site in finding.culprit_call_sites.values()} == {8}
+
+
+def test_messages_in_a_ring_that_met_are_healthy() -> None:
+    ranks = pair(3)
+    for rank in ranks:
+        rank.op("send", 100, 190, is_async=True, waits=(110, 190), peer=(rank.rank + 1) % 3, nbytes=8)
+        rank.op("recv", 101, 180, is_async=True, waits=(102, 110), peer=(rank.rank - 1) % 3, nbytes=8)
+    assert judge(ranks, exit_status=0, stalled=False).findings == ()

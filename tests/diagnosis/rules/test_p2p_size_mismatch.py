@@ -1,0 +1,42 @@
+"""Both ends of a message have different sizes."""
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import build_job, judge, message, pair
+
+
+def sizes(sent: int, received: int) -> JobState:
+    ranks = pair()
+    message(ranks[0], "send", 1, 100, line=4, nbytes=sent)
+    message(ranks[1], "recv", 0, 100, line=5, nbytes=received)
+    return build_job(ranks, exit_status=None)
+
+
+def sizes_that_differ() -> JobState:
+    return sizes(16, 8)
+
+
+def sizes_that_agree() -> JobState:
+    return sizes(16, 16)
+
+
+FAULTY = {"p2p-size-mismatch": sizes_that_differ}
+SOUND = sizes_that_agree
+
+
+@pytest.mark.parametrize("received", [8, 16])
+def test_a_message_that_is_larger_than_what_is_received_is_a_size_mismatch(received: int) -> None:
+    ranks = pair()
+    message(ranks[0], "send", 1, 100, line=4, nbytes=16)
+    message(ranks[1], "recv", 0, 100, line=5, nbytes=received)
+    kinds = [finding.kind for finding in judge(ranks, exit_status=None).findings]
+    assert (kinds == ["p2p-size-mismatch"]) == (received == 8)
+
+
+def test_a_message_that_passed_into_a_larger_buffer_is_reported_though_the_job_went_well() -> None:
+    ranks = pair()
+    message(ranks[0], "send", 1, 100, 150, line=4, nbytes=8)
+    message(ranks[1], "recv", 0, 100, 150, line=5, nbytes=16)
+    verdict = judge(ranks, exit_status=0, stalled=False)
+    assert (verdict.outcome, [finding.kind for finding in verdict.findings]) == ("risk", ["p2p-size-mismatch"])

@@ -1,0 +1,45 @@
+"""Both ends of a message wait, with different tags."""
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import build_job, found_by, message, pair
+
+
+def tags(sent: int, received: int) -> JobState:
+    ranks = pair()
+    message(ranks[0], "send", 1, 300, line=4, tag=sent)
+    message(ranks[1], "recv", 0, 300, line=5, tag=received)
+    return build_job(ranks, exit_status=None)
+
+
+def tags_that_differ() -> JobState:
+    return tags(8, 7)
+
+
+def tags_that_agree() -> JobState:
+    return tags(7, 7)
+
+
+FAULTY = {"p2p-tag-mismatch": tags_that_differ}
+SOUND = tags_that_agree
+
+
+def test_other_tags_at_both_ends_are_named_with_the_end_that_never_used_its_tag_before() -> None:
+    ranks = pair()
+    for step in range(3):
+        message(ranks[0], "send", 1, step * 100, step * 100 + 9, line=4, tag=7)
+        message(ranks[1], "recv", 0, step * 100, step * 100 + 9, line=5, tag=7)
+    message(ranks[0], "send", 1, 300, line=4, tag=8)
+    message(ranks[1], "recv", 0, 300, line=5, tag=7)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (0,), (1,))
+
+
+def test_of_two_ends_with_tags_not_used_before_the_one_that_breaks_its_row_is_named() -> None:
+    ranks = pair()
+    for step in range(3):
+        message(ranks[0], "send", 1, step * 100, step * 100 + 9, line=4, tag=step)
+        message(ranks[1], "recv", 0, step * 100, step * 100 + 9, line=5, tag=step)
+    message(ranks[0], "send", 1, 300, line=4, tag=3)
+    message(ranks[1], "recv", 0, 300, line=5, tag=4)
+    finding = found_by("p2p_tag_mismatch", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-tag-mismatch", (1,), (0,))

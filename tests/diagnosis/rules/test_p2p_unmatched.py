@@ -1,0 +1,65 @@
+"""The peer of a message never posts its other end."""
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import build_job, found_by, message, pair
+
+
+def receiving_from_a_rank_in(name: str) -> JobState:
+    """Return a job in which rank 2 waits for a message of rank 0, which is in a barrier with rank 1 or sends it."""
+    ranks = pair(3)
+    message(ranks[2], "recv", 0, 100, line=4)
+    for rank in ranks[: 2 if name == "barrier" else 0]:
+        rank.op("barrier", 200, None, returned=201, site=rank.site("barrier", line=9))
+    if name == "send":
+        message(ranks[0], "send", 2, 100, line=5)
+    return build_job(ranks, exit_status=None)
+
+
+def one_that_nobody_sends() -> JobState:
+    return receiving_from_a_rank_in("barrier")
+
+
+def one_that_is_sent() -> JobState:
+    return receiving_from_a_rank_in("send")
+
+
+FAULTY = {"p2p-unmatched": one_that_nobody_sends}
+SOUND = one_that_is_sent
+
+
+def test_a_message_whose_peer_waits_in_a_barrier_is_unmatched() -> None:
+    ranks = pair(3)
+    message(ranks[2], "recv", 0, 100, line=4)
+    for rank in ranks[:2]:
+        rank.op("barrier", 200, None, returned=201, site=rank.site("barrier", line=9))
+    finding = found_by("p2p_unmatched", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_turns_to_another_peer_than_ever_is_blamed_and_not_that_peer(late: int) -> None:
+    ranks = pair(3)
+    for t in (0, 100, 200):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+    message(ranks[0], "send", 1, 300 + 5 * (late == 0), line=4)
+    message(ranks[1], "recv", 2, 300 + 5 * (late == 1), line=5)
+    ranks[2].op("barrier", 250)
+    finding = found_by("p2p_unmatched", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-unmatched", (1,))
+
+
+def test_a_message_to_a_peer_as_never_before_is_no_cycle_but_what_its_peer_of_old_misses() -> None:
+    ranks = pair(3)
+    for t in (0, 100):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+        message(ranks[1], "send", 2, t + 20, t + 29, line=6)
+        message(ranks[2], "recv", 1, t + 20, t + 29, line=5)
+    message(ranks[2], "recv", 1, 150, line=5)
+    message(ranks[1], "recv", 0, 200, line=5)
+    message(ranks[0], "send", 2, 210, line=4)
+    finding = found_by("p2p_unmatched", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))

@@ -1,0 +1,71 @@
+"""Stages of a pipeline run different schedules or numbers of microbatches."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
+from dtprof.records import events
+from dtprof.records.tables import Pipeline
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by, loss, message, pair
+
+
+def stages(*schedules: str, microbatches: Sequence[int] = (4, 4)) -> JobState:
+    ranks = pair()
+    for rank, schedule, count in zip(ranks, schedules, microbatches, strict=True):
+        rank.pipelines[1] = Pipeline(schedule=schedule, num_stages=2, stages=(rank.rank,), num_microbatches=4)
+        rank.span(events.PP_STEP, 0, 100 if rank.rank == 1 else None, microbatch=1)
+        for microbatch in range(count):
+            rank.span(events.PP_FORWARD, microbatch * 10, microbatch * 10 + 5, stage=rank.rank, microbatch=microbatch)
+    message(ranks[0], "recv", 1, 60, line=4)
+    loss(ranks[1], 200, done=False)
+    return build_job(ranks, exit_status=None)
+
+
+def schedules_that_differ() -> JobState:
+    return stages("GPipe", "1F1B")
+
+
+def schedules_that_agree() -> JobState:
+    return stages("GPipe", "GPipe")
+
+
+FAULTY = {"pipeline-schedule-mismatch": schedules_that_differ}
+SOUND = schedules_that_agree
+
+
+def test_fewer_microbatches_than_planned_are_a_mismatch_too() -> None:
+    (finding,) = found_by("pipeline_schedule_mismatch", stages("GPipe", "GPipe", microbatches=(4, 3)))
+    assert (finding.culprit_ranks, finding.waiting_ranks) == ((1,), (0,))
+
+
+def test_other_plans_explain_the_death_of_a_stage() -> None:
+    job = schedules_that_differ()
+    failed = RankBuilder(1, 2, closed=False)
+    failed.exception(300, "RuntimeError", "shape of a microbatch")
+    died = replace(job.ranks[1], exceptions=tuple(failed.exceptions))
+    finding = decide(replace(job, ranks=job.ranks | {1: died})).findings[0]
+    assert finding.kind == "pipeline-schedule-mismatch"
+    assert finding.evidence[-1].startswith("Rank 1 raised RuntimeError: shape of a microbatch")
+
+
+@pytest.mark.parametrize("plan", ["GPipe", "1F1B"])
+def test_stages_with_other_numbers_of_microbatches_or_other_schedules_disagree(plan: str) -> None:
+    ranks = pair()
+    for rank in ranks:
+        wrong = rank.rank == 1
+        rank.pipelines[1] = Pipeline(
+            schedule=plan if wrong else "GPipe", num_stages=2, stages=(rank.rank,), num_microbatches=4
+        )
+        count = 3 if wrong and plan == "GPipe" else 4
+        rank.span(events.PP_STEP, 0, 100 if wrong else None, microbatch=1)
+        for microbatch in range(count):
+            rank.span(events.PP_FORWARD, microbatch * 10, microbatch * 10 + 5, stage=rank.rank, microbatch=microbatch)
+    message(ranks[0], "recv", 1, 60, line=4)
+    loss(ranks[1], 200, done=False)
+    finding = found_by("pipeline_schedule_mismatch", build_job(ranks, exit_status=None))[0]
+    assert finding.kind == "pipeline-schedule-mismatch"
+    assert (1 in finding.culprit_ranks) or plan == "1F1B"

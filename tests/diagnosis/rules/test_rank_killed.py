@@ -1,0 +1,93 @@
+"""A signal ended one rank, and nobody sent it to the whole job."""
+
+import signal
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
+
+
+def killed(*culprits: int) -> JobState:
+    ranks = ranks_in_step(3, 2)
+    return build_job(ranks, statuses={rank: (-9 if rank in culprits else -15, 2500) for rank in range(3)})
+
+
+def one_that_is_killed() -> JobState:
+    return killed(2)
+
+
+def all_that_are_stopped() -> JobState:
+    return killed()
+
+
+FAULTY = {"rank-killed": one_that_is_killed}
+SOUND = all_that_are_stopped
+
+
+def test_the_killed_rank_is_named_with_its_signal() -> None:
+    ranks = ranks_in_step(4, 2)
+    for victim in ranks[:3]:
+        gradients(victim, 2000, done=False)
+        victim.exception(2200, "RuntimeError", CONNECTION_LOST)
+    statuses = {0: (1, 2600), 1: (-15, 2700), 2: (1, 2600), 3: (-signal.SIGKILL, 2500)}
+    finding = found_by("rank_killed", build_job(ranks, statuses=statuses))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-killed", (3,), (0, 1, 2))
+    assert "SIGKILL" in finding.summary
+
+
+def test_the_oom_killer_is_named_where_the_cgroup_counted_it() -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    finding = found_by("rank_killed", build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, oom_kills=1))[0]
+    assert any("OOM killer" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("resident", "said"),
+    [
+        ({0: 2**28, 1: 3 * 2**29, 2: 2**28, 3: 2**30}, ["1.50 GiB", "256 MiB"]),
+        ({0: 2**28, 1: 2**30, 2: 2**29}, ["1.00 GiB", "256 MiB to 512 MiB"]),
+        ({1: 2**30}, ["1.00 GiB"]),  # no other was sampled
+        ({0: 2**30}, []),  # the rank itself was not
+    ],
+)
+def test_what_a_rank_held_is_told_beside_the_ranks_of_its_host(resident: dict[int, int], said: list[str]) -> None:
+    ranks = ranks_in_step(4, 2)
+    ranks[3].host = "elsewhere"
+    for victim in (ranks[0], ranks[2], ranks[3]):
+        gradients(victim, 2000, done=False)
+    statuses = {rank: (-9 if rank == 1 else -15, 2500 + 10 * (rank != 1)) for rank in range(4)}
+    finding = found_by("rank_killed", build_job(ranks, statuses=statuses, oom_kills=1, resident=resident))[0]
+    assert finding.culprit_ranks == (1,)
+    words = zip(("rank 1 held {} in RAM when last sampled", "the other ranks of its host {}"), said, strict=False)
+    told = ", ".join(text.format(size) for text, size in words)
+    assert [fact for fact in finding.evidence if "RAM" in fact] == ([told] if told else [])
+
+
+LIMIT = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation"
+)
+
+
+def preempted(
+    statuses: dict[int, tuple[int, int]], *, exit_status: int = 1, message: str = CONNECTION_LOST
+) -> tuple[str, tuple[int, ...]]:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        gradients(rank, 2000, done=rank.rank == 2)
+        if rank.rank != 2 and statuses[rank.rank][0] == 1:
+            rank.exception(2500, message=message)
+    verdict = judge(ranks, statuses=statuses, exit_status=exit_status)
+    return (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) if verdict.findings else (verdict.outcome, ())
+
+
+def test_sigterm_of_one_rank_while_the_others_live_on_is_not_the_end_of_the_whole_job() -> None:
+    second = 1_000_000_000
+    assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}) == ("rank-killed", (2,))
+    assert preempted({2: (-15, 2400), 0: (-15, 3 * second), 1: (-15, 3 * second)}) == ("rank-killed", (2,))
+    assert preempted({2: (-15, 2400), 0: (-15, 2500), 1: (-15, 9000)})[0] != "rank-killed"
+    assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}, exit_status=-15)[0] != "rank-killed"
+    # A launcher ends the last one where the others failed before, here by a limit.
+    assert preempted({2: (-15, 2900), 0: (1, 2600), 1: (1, 2700)})[0] != "rank-killed"
+    assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}, message=LIMIT)[0] != "rank-killed"

@@ -1,0 +1,119 @@
+"""A rank went on without a collective that the others wait in."""
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, ranks_in_step, skipping_ranks
+
+
+def one_that_skips_the_loss() -> JobState:
+    return build_job(skipping_ranks(), exit_status=None)
+
+
+def one_that_is_late() -> JobState:
+    ranks = ranks_in_step(4, 5)
+    for rank in ranks[1:]:
+        gradients(rank, 5000, done=False)
+    return build_job(ranks, exit_status=None)
+
+
+FAULTY = {"rank-skipped-collective": one_that_skips_the_loss}
+SOUND = one_that_is_late
+
+
+def test_a_skipped_collective_is_found_where_the_next_one_of_the_same_group_takes_its_place() -> None:
+    verdict = judge(skipping_ranks(), exit_status=None)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-skipped-collective", (2,))
+    assert (finding.waiting_ranks, finding.op, finding.seq) == ((0, 1, 3), "all_reduce", 11)
+    assert {site.line for site in finding.call_sites.values()} == {20}
+    assert finding.culprit_call_sites[2].line == 10
+
+
+def test_a_skipped_collective_is_found_among_two_ranks_by_what_they_did_before() -> None:
+    finding = found_by("rank_skipped_collective", build_job(skipping_ranks(world_size=2, culprit=1), exit_status=None))[
+        0
+    ]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))
+
+
+def test_a_skipped_collective_of_a_group_of_its_own_is_found() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        own = rank.group("1", range(3), "loss")
+        backward, average = rank.site("Tensor.backward", line=10), rank.site("all_reduce", line=20)
+        for step in range(4):
+            t = step * STEP
+            skipped = step == 3 and rank.rank == 0
+            rank.op("all_reduce", t + 100, t + 150, site=backward, nbytes=64)
+            if not skipped:
+                rank.op(
+                    "all_reduce", t + 400, None if step == 3 else t + 450, returned=t + 401, site=average, group=own
+                )
+            else:
+                rank.op("all_reduce", t + 1100, None, returned=t + 1101, site=backward, nbytes=64)
+    finding = found_by("rank_skipped_collective", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (0,), (1, 2))
+    assert finding.group is not None
+    assert (finding.group.description, finding.seq) == ("loss", 3)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by_the_steps_skipped(
+    culprit: int,
+) -> None:
+    # Tokens and gradients on the default group, then the optimizer, with which a step ends, then the loss on its own.
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        group = rank.group("loss", (0, 1))
+        tokens, rebuild, gradient, mean = (rank.site("all_reduce", line=line) for line in (5, 7, 10, 20))
+        for step in range(5):
+            t, is_last = 1000 * step, step == 4
+            rank.op("all_reduce", t, t + 10, site=tokens, step=step, nbytes=8)
+            if step == 1:
+                rank.op("all_reduce", t + 20, t + 30, site=rebuild, step=step, nbytes=64)
+            skips = is_last and rank.rank == culprit
+            if not skips:
+                done = None if is_last else t + 150
+                rank.op("all_reduce", t + 100, done, site=gradient, step=step, nbytes=4096)
+            if skips or not is_last:  # the culprit is the first to wait
+                begun, done = (t + 90, None) if is_last else (t + 400, t + 450)
+                rank.op("all_reduce", begun, done, site=mean, step=step + 1, group=group, nbytes=8)
+    finding = found_by("rank_skipped_collective", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (culprit,))
+    assert finding.call_sites[1 - culprit].line == 10
+
+
+def test_in_a_loop_over_tensors_their_sizes_tell_which_was_left_out() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        site = rank.site("all_reduce", line=10)
+        for i in range(3):
+            for place, nbytes in enumerate((64, 32, 16)):
+                rank.op("all_reduce", 100 * i + place * 10, 100 * i + place * 10 + 5, site=site, nbytes=nbytes)
+        rank.op("all_reduce", 400, 405, site=site, nbytes=64)
+        rank.op("all_reduce", 410, site=site, nbytes=16 if rank.rank == 1 else 32)
+    finding = found_by("rank_skipped_collective", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 10)
+
+
+def test_a_call_left_out_on_a_subgroup_is_told_of_that_group_whoever_waits_first() -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        world = rank.group("0", range(4), "default_pg")
+        pair = rank.group(f"pair{rank.rank // 2}", ((0, 1), (2, 3))[rank.rank // 2])
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=pair, site=first)
+            rank.op("all_reduce", t + 20, t + 29, group=world, site=second)
+        if rank.rank == 2:  # begins to wait last
+            rank.op("all_reduce", 390, group=pair, site=first)
+            continue
+        if rank.rank != 3:  # left it out
+            rank.op("all_reduce", 300, 309, group=pair, site=first)
+        rank.op("all_reduce", 320, group=world, site=second)
+    finding = found_by("rank_skipped_collective", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (3,), (2,))
+    assert finding.group is not None
+    assert (finding.group.ranks, finding.call_sites[2].line) == ((2, 3), 30)

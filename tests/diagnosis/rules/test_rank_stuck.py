@@ -1,0 +1,110 @@
+"""Others wait for a rank that no operation holds up."""
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState, Stack
+from dtprof.records import events
+from dtprof.records.tables import Site
+from tests.diagnosis.judging import build_job, found_by, gradients, judge, message, pair, ranks_in_step
+
+
+def idle_in(state: str, phase: str | None = None, *, awaited: bool = True) -> JobState:
+    ranks = ranks_in_step(3, 3)
+    if phase is not None:
+        ranks[0].span(phase, 3100)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=not awaited)
+    stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
+    return build_job(ranks, exit_status=None, stacks={0: stack})
+
+
+def one_that_sleeps() -> JobState:
+    return idle_in("sleeping")
+
+
+def one_that_is_stopped() -> JobState:
+    return idle_in("stopped")
+
+
+def one_that_writes_a_checkpoint() -> JobState:
+    return idle_in("running", events.CHECKPOINT)
+
+
+def one_that_sleeps_and_nobody_waits() -> JobState:
+    return idle_in("sleeping", awaited=False)
+
+
+FAULTY = {
+    "rank-stuck": one_that_sleeps,
+    "rank-frozen": one_that_is_stopped,
+    "long-operation": one_that_writes_a_checkpoint,
+}
+SOUND = one_that_sleeps_and_nobody_waits
+
+
+def test_a_rank_that_is_only_late_is_not_said_to_have_skipped() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[:2]:
+        gradients(rank, 3000, done=False)
+    asleep = Stack(state="sleeping", cpu_share=0.0, frames=(Site(file="/home/me/train.py", line=77, function="load"),))
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={2: asleep}))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-stuck", (2,))
+    assert finding.culprit_call_sites[2].line == 77
+
+
+def test_a_stopped_process_is_frozen() -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    stopped = Stack(state="stopped", cpu_share=0.0, frames=(), reason="the process is stopped")
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={0: stopped}))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-frozen", (0,))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "compile"])
+def test_a_long_checkpoint_or_compilation_is_a_warning_and_not_a_hang(phase: str) -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].span(phase, 3100)
+    gradients(ranks[1], 3000, done=False)
+    verdict = judge(ranks, exit_status=None)
+    assert (verdict.outcome, verdict.findings[0].kind) == ("slow", "long-operation")
+    assert verdict.findings[0].severity == "warning"
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"), [("running", "long-operation"), ("sleeping", "rank-stuck"), ("stopped", "rank-frozen")]
+)
+def test_a_long_evaluation_is_one_where_the_rank_works(state: str, kind: str) -> None:
+    ranks = ranks_in_step(2, 3)
+    ranks[0].span("evaluation", 3100)
+    gradients(ranks[1], 3000, done=False)
+    stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={0: stack}))[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "phase", "early"),
+    [
+        (0, "running", "forward", True),
+        (0, "running", None, False),
+        (0, "sleeping", "forward", False),
+        (2, "running", "forward", False),
+    ],
+)
+def test_a_rank_that_works_in_its_first_step_is_marked(steps: int, state: str, phase: str | None, early: bool) -> None:
+    ranks = ranks_in_step(2, steps)
+    if phase is not None:
+        ranks[0].span(phase, 1000 * steps + 100)
+    gradients(ranks[1], 1000 * steps + 50, done=False)
+    stack = Stack(state=state, cpu_share=0.0, frames=(), reason="no frames")
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=None, stacks={0: stack}))[0]
+    assert (finding.kind, finding.in_first_step) == ("rank-stuck", early)
+
+
+def test_a_chain_of_messages_that_one_late_rank_begins_is_no_cycle() -> None:
+    ranks = pair(3)
+    message(ranks[1], "recv", 0, 100, line=8)
+    message(ranks[2], "recv", 1, 100, line=8)
+    finding = found_by("rank_stuck", build_job(ranks, exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-stuck", (0,), (1, 2))

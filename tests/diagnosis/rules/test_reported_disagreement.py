@@ -1,0 +1,13 @@
+"""Fingerprints and checks of back ends name operations that do not agree."""
+
+from functools import partial
+
+from tests.diagnosis.judging import stored_log
+
+FAULTY = {
+    "collective-order-mismatch": partial(stored_log, "odd-rank-of-three-is-the-culprit-3"),
+    "dtype-mismatch": partial(stored_log, "odd-rank-of-three-is-the-culprit"),
+    "size-mismatch": partial(stored_log, "models-that-differ-under-ddp"),
+    "split-size-mismatch": partial(stored_log, "gloo-that-received-too-much-names-the-rank-that-lived"),
+}
+SOUND = partial(stored_log, "a-peer-that-died-is-no-other-model")

@@ -1,0 +1,53 @@
+"""A rank is late in most steps, at a notable cost."""
+
+import pytest
+
+from dtprof.analysis.results import StragglerResult
+from dtprof.diagnosis.job_state import JobState, Stragglers
+from dtprof.diagnosis.verdict import decide
+from dtprof.records import events
+from tests.diagnosis.judging import build_job, ranks_in_step
+
+
+def lagging(slowdown: float, *, share: float = 0.9, steps: int = 20, lag_ms: int = 5) -> JobState:
+    straggler = StragglerResult(
+        rank=1,
+        last_share=share,
+        slowdown=slowdown,
+        blame_ns_per_step=5_000_000,
+        lag_ns_per_step=lag_ms * 1_000_000,
+        phase=events.DATA,
+    )
+    stragglers = Stragglers(steps=steps, found=(straggler,))
+    return build_job(ranks_in_step(3, 4), exit_status=0, stalled=False, find_stragglers=lambda: stragglers)
+
+
+def one_that_costs_much() -> JobState:
+    return lagging(1.8)
+
+
+def one_that_costs_little() -> JobState:
+    return lagging(1.1)
+
+
+FAULTY = {"slow-rank": one_that_costs_much}
+SOUND = one_that_costs_little
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "share", "steps", "lag_ms", "found"),
+    [
+        (1.8, 0.9, 20, 5, ["slow-rank"]),
+        (1.8, 0.9, 20_000, 5, ["slow-rank"]),
+        (1.1, 0.9, 20, 5, []),  # costs little
+        (1.8, 1.0, 3, 5, []),  # three steps are too few
+        (1.8, 0.6, 8, 5, []),  # five steps of eight: one of three ranks is so in 26 % of all cases
+        (1.8, 0.9, 20, 1, []),  # a millisecond
+    ],
+)
+def test_a_rank_late_again_and_again_is_slow_and_one_that_may_be_so_by_chance_is_not(
+    slowdown: float, share: float, steps: int, lag_ms: int, found: list[str]
+) -> None:
+    verdict = decide(lagging(slowdown, share=share, steps=steps, lag_ms=lag_ms))
+    assert [finding.kind for finding in verdict.findings] == found
+    assert verdict.outcome == ("slow" if found else "healthy")

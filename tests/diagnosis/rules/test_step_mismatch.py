@@ -1,0 +1,214 @@
+"""Calls of ranks meet that belong to different steps."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.records import events
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, kinds_after_success
+
+
+def averaging(*, ahead: int = 0, skips: int | None = None) -> list[RankBuilder]:
+    """Return ranks that average a loss in 10 steps, rank 0 `ahead` of them; rank 1 `skips` one, and makes up for it."""
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(10):
+            if rank.rank != 1 or step != skips:
+                logged(rank, step + ahead * (rank.rank == 0), 100 * step)
+        if rank.rank == 1 and skips is not None:
+            rank.op("all_reduce", 1100, 1120, site=rank.site("all_reduce", line=30), nbytes=8)
+    return ranks
+
+
+def one_that_makes_up_for_a_call() -> JobState:
+    return build_job(averaging(skips=4), exit_status=0, stalled=False)
+
+
+def one_that_skips_a_round() -> JobState:
+    return build_job(skipping_rounds(last=""), exit_status=1)
+
+
+def one_a_step_ahead_from_the_start() -> JobState:
+    return build_job(averaging(ahead=1), exit_status=0, stalled=False)
+
+
+FAULTY = {"step-mismatch": one_that_makes_up_for_a_call, "rank-skipped-collective": one_that_skips_a_round}
+SOUND = one_a_step_ahead_from_the_start
+
+
+def logged(rank: RankBuilder, step: int, t: int) -> None:
+    rank.span(events.BACKWARD, t, t + 5)
+    rank.span(events.OPTIMIZER, t + 6, t + 8)
+    rank.op("all_reduce", t + 10, t + 20, site=rank.site("all_reduce", line=9), nbytes=8, step=step + 1)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_rank_that_left_a_call_out_and_makes_it_up_later_is_out_of_step(culprit: int, world_size: int) -> None:
+    ranks = [RankBuilder(rank, world_size) for rank in range(world_size)]
+    for rank in ranks:
+        for step in range(10):
+            if rank.rank != culprit or step != 4:
+                logged(rank, step, 100 * step)
+        if rank.rank == culprit:
+            rank.op("all_reduce", 1100, 1120, site=rank.site("all_reduce", line=30), nbytes=8)
+    finding = found_by("step_mismatch", build_job(ranks, exit_status=0, stalled=False))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (culprit,), 4)
+    assert finding.culprit_call_sites[culprit].line == 9
+
+
+@pytest.mark.parametrize(
+    ("others_ahead", "said"),
+    [
+        (1, "Rank 1 skipped an optimizer step: at #6 of the default group it is in step 6, the others in step 7."),
+        (2, "Rank 1 skipped 2 optimizer steps: at #6 of the default group it is in step 6, the others in step 8."),
+        (-1, "Rank 1 made an optimizer step more than the others: at #6 of the default group it is in step 6, "),
+    ],
+)
+def test_calls_that_go_together_after_as_many_forwards_tell_of_an_optimizer_step(others_ahead: int, said: str) -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(12):
+            rank.span(events.FORWARD, 100 * i, 100 * i + 5)
+            ahead = others_ahead if rank.rank != 1 and i >= 6 else 0
+            rank.op("all_reduce", 100 * i + 10, 100 * i + 20, site=rank.site("", line=9), nbytes=8, step=i + ahead)
+    (finding,) = judge(ranks, exit_status=0, stalled=False).findings
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 6)
+    assert finding.summary.startswith(said)
+    assert "condition around optimizer.step()" in finding.advice[0]
+
+
+def test_ranks_whose_steps_differ_from_the_start_are_in_step() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(10):
+            logged(rank, step + (rank.rank == 0), 100 * step)  # rank 0 made a step of its own before
+    assert kinds_after_success(ranks) == []
+
+
+def test_one_call_at_a_line_of_rank_0_alone_is_no_shift() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(10):
+            line = 30 if rank.rank == 0 and step == 4 else 9
+            rank.op("all_reduce", 100 * step, 100 * step + 9, site=rank.site("all_reduce", line=line), nbytes=8, step=0)
+    assert kinds_after_success(ranks) == []
+
+
+def skipping_rounds(*, last: str) -> list[RankBuilder]:
+    """Return ranks of which rank 2 makes the forward pass of the fourth of 8 rounds, and no more of that round.
+
+    Its steps agree with those of the others, as it made no optimizer step either. At its end it is in the call `last`,
+    or has ended.
+    """
+    ranks = [RankBuilder(rank, 3, closed=rank == 2 and not last) for rank in range(3)]
+    for rank in ranks:
+        step = 0
+        for i in range(8):
+            t = 1000 * i
+            rank.span(events.FORWARD, t, t + 10)
+            if rank.rank == 2 and i == 3:
+                continue
+            ends = i < 7 or rank.rank == 2
+            site = rank.site("Tensor.backward", line=10)
+            rank.op("all_reduce", t + 20, t + 30 if ends else None, step=step, site=site, nbytes=64)
+            if ends:
+                step += 1
+                rank.op("all_reduce", t + 40, t + 50, step=step, site=rank.site("all_reduce", line=20), nbytes=8)
+    if last:
+        rank = ranks[2]
+        rank.op(last, 8000, step=7, site=rank.site(last, line=30), nbytes=0)
+    return ranks
+
+
+def test_a_round_left_out_with_its_step_is_told_by_the_forward_pass_of_a_rank_that_came_to_its_end() -> None:
+    finding = found_by("step_mismatch", build_job(skipping_rounds(last=""), exit_status=1))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
+    assert {site.line for site in finding.call_sites.values()} == {10}
+
+
+def test_so_it_is_where_the_rank_waits_in_a_call_that_the_others_have_not_come_to() -> None:
+    finding = found_by("step_mismatch", build_job(skipping_rounds(last="barrier"), exit_status=None))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
+
+
+def test_one_forward_pass_more_means_nothing_in_a_job_that_goes_well() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for i in range(8):
+            for extra in range(1 + (rank.rank == 0 and i == 3)):
+                rank.span(events.FORWARD, 1000 * i + 5 * extra, 1000 * i + 5 * extra + 2)
+            site = rank.site("Tensor.backward", line=10)
+            rank.op("all_reduce", 1000 * i + 20, 1000 * i + 30, step=i, site=site, nbytes=64)
+    assert judge(ranks, exit_status=0, stalled=False).outcome == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("counts", "found"),
+    [
+        ((9, 10, 9), ("step-mismatch", (1,), 4)),  # the call of its own line is one too many
+        ((7, 10, 9), ("rank-exited", (0, 2), 9)),  # others left at other times: they left too early
+        ((9, 11, 9), ("rank-exited", (0, 2), 10)),  # one line of its own, two calls more
+    ],
+)
+def test_one_call_more_by_a_rank_whose_peers_all_ended_after_as_many(
+    counts: Sequence[int], found: tuple[str, tuple[int, ...], int]
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=rank != 1) for rank in range(3)]
+    for rank, count in zip(ranks, counts, strict=True):
+        for i in range(count):
+            line = 64 if rank.rank == 1 and i == 4 else 60
+            waits = rank.rank == 1 and i == count - 1
+            site = rank.site("all_reduce", line=line)
+            rank.op("all_reduce", 100 * i, None if waits else 100 * i + 50, site=site, nbytes=4, step=0)
+    kind, culprits, seq = found
+    finding = judge(ranks, exit_status=1).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
+
+
+SHARDED = (("all_gather", 18, 104), ("all_gather", 18, 100), ("reduce_scatter", 19, 300), ("reduce_scatter", 19, 312))
+"""One round: operation, line, bytes."""
+
+
+@pytest.mark.parametrize(
+    ("own_line", "found"),
+    [
+        (23, ("step-mismatch", (0,), 16)),
+        (18, ("rank-skipped-collective", (0,), 18)),  # no line of its own: what was left out is nearer
+    ],
+)
+def test_a_forward_pass_too_many_is_told_by_its_line_though_the_job_fails_two_calls_later(
+    own_line: int, found: tuple[str, tuple[int, ...], int]
+) -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        calls = [*SHARDED * 4, *((op, own_line, nbytes) for op, _, nbytes in SHARDED[:2]), SHARDED[0]]
+        calls = calls if rank.rank == 0 else [*SHARDED * 4, *SHARDED[:3]]
+        for i, (op, line, nbytes) in enumerate(calls):
+            ends = i < len(calls) - 1
+            site = rank.site(op, line=line)
+            rank.op(op, 100 * i, 100 * i + 50 if ends else None, step=i // 4, site=site, nbytes=nbytes)
+    kind, culprits, seq = found
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.seq) == (kind, culprits, seq)
+
+
+def test_calls_of_a_thread_that_makes_no_steps_need_not_meet_in_the_same_step() -> None:
+    def verdict(thread: int) -> str:
+        ranks = [RankBuilder(rank, 3) for rank in range(3)]
+        for rank in ranks:
+            own = rank.group("own", range(3))
+            line = rank.site("all_gather", line=30)
+            for step in range(5):
+                gradients(rank, step * STEP, done=True)
+                rank.span("optimizer", step * STEP + 300, step * STEP + 310)
+                late = 2 * (rank.rank == 1)  # one rank's calls meet those of the others two steps later
+                for i in range(2):
+                    t = step * STEP + 500 + i * 100
+                    where = step + (late if step > 0 else 0)
+                    rank.op("all_gather", t, t + 9, group=own, site=line, thread=thread, step=where)
+        return judge(ranks, exit_status=0, stalled=False, statuses=dict.fromkeys(range(3), (0, 9000))).outcome
+
+    assert (verdict(thread=2), verdict(thread=1)) == ("healthy", "risk")

@@ -1,0 +1,100 @@
+"""Handles of asynchronous operations that are dropped."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from dtprof.diagnosis.job_state import JobState
+from dtprof.records.schema import FLAG
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by, judge, kinds_after_success, message, ranks_in_step
+
+
+def handles_that_are_dropped() -> JobState:
+    return build_job(dropping(), exit_status=0, stalled=False)
+
+
+def handles_before_a_barrier() -> JobState:
+    return build_job(dropping(barrier=True), exit_status=0, stalled=False)
+
+
+FAULTY = {"unwaited-async": handles_that_are_dropped}
+SOUND = handles_before_a_barrier
+
+
+@pytest.mark.parametrize("waiting", [(True, False, True), (False, False, False), (True, True, True)])
+def test_a_handle_is_said_to_be_dropped_only_where_others_wait_for_theirs(waiting: Sequence[bool]) -> None:
+    ranks = ranks_in_step(3, 1)
+    for rank, waits in zip(ranks, waiting, strict=True):
+        for t in (1000, 1200):
+            site = rank.site("all_reduce", line=40)
+            rank.op("all_reduce", t, t + 50, is_async=True, waits=(t + 1, t + 50) if waits else None, site=site)
+        rank.op("barrier", 1500, 1510)
+    assert kinds_after_success(ranks) == (["unwaited-async"] if waiting == (True, False, True) else [])
+
+
+def dropping(*, flags: int = FLAG["completion"], barrier: bool = False, hook: str = "native") -> list[RankBuilder]:
+    """Return ranks that average two tensors in each of three steps, and drop both handles."""
+    ranks = [RankBuilder(rank, 3, hook=hook) for rank in range(3)]
+    for rank in ranks:
+        for step in range(3):
+            t = 1000 * step
+            for i in range(2):
+                site = rank.site("all_reduce", line=40)
+                rank.op("all_reduce", t + i, t + 50, is_async=True, step=step, site=site, flags=flags)
+            if barrier:
+                rank.op("barrier", t + 60, t + 70, step=step)
+    return ranks
+
+
+def test_handles_that_all_ranks_drop_are_named_with_their_line() -> None:
+    finding = found_by("unwaited_async", build_job(dropping(), exit_status=0, stalled=False))[0]
+    assert (finding.kind, finding.culprit_ranks) == ("unwaited-async", (0, 1, 2))
+    assert {site.line for site in finding.culprit_call_sites.values()} == {40}
+    assert "6 times" in finding.summary
+
+
+def test_an_abort_at_the_end_of_the_interpreter_is_a_consequence_of_a_dropped_handle() -> None:
+    verdict = judge(dropping(), statuses={1: (-6, 9000)}, exit_status=1, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "unwaited-async", (0, 1, 2))
+    assert any("SIGABRT" in fact for fact in finding.evidence)
+
+
+@pytest.mark.parametrize(("status", "is_usual"), [(-6, True), (-11, False)])
+def test_a_signal_at_the_end_of_the_interpreter_is_told_with_what_to_let_go_of(status: int, is_usual: bool) -> None:
+    ranks = dropping(flags=FLAG["completion"] | FLAG["asked"])
+    verdict = judge(ranks, statuses={1: (status, 9000)}, exit_status=1, stalled=False)
+    finding = verdict.findings[0]
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "rank-killed", (1,))
+    assert "while its interpreter shut down" in finding.summary
+    assert any("asks for the GIL" in fact for fact in finding.evidence) == is_usual
+    assert any("gc.collect()" in advice for advice in finding.advice)
+
+
+def test_handles_asked_for_completion_or_covered_by_a_barrier_are_not_dropped() -> None:
+    assert kinds_after_success(dropping(flags=FLAG["completion"] | FLAG["asked"])) == []
+    assert kinds_after_success(dropping(barrier=True)) == []
+    assert kinds_after_success(dropping(hook="python")) == []  # which does not see questions
+    assert kinds_after_success(dropping(flags=FLAG["device"])) == []  # a stream may wait for it
+
+
+@pytest.mark.parametrize("stalled", [True, False])
+def test_receives_that_nobody_waits_for_explain_an_operation_that_all_came_to(stalled: bool) -> None:
+    def findings(*, waited: bool) -> list[tuple[str, tuple[int, ...]]]:
+        ranks = [RankBuilder(rank, 2, closed=not stalled) for rank in range(2)]
+        for t in (100, 200, 300):
+            message(ranks[0], "send", 1, t, t + 9, line=4)
+            site = ranks[1].site("irecv", line=5, function="exchange")
+            done = t + 9 if waited else None
+            ranks[1].op("recv", t, done, returned=t + 1, peer=0, site=site, nbytes=8, is_async=True)
+        for rank in ranks:
+            rank.op("barrier", 400, None if stalled else 409, returned=401)
+        status = None if stalled else 0
+        found = judge(
+            ranks, exit_status=status, stalled=stalled, statuses=None if stalled else dict.fromkeys(range(3), (0, 9000))
+        ).findings
+        return [(finding.kind, finding.culprit_ranks) for finding in found if finding.severity != "info"]
+
+    assert findings(waited=False) == [("unwaited-async", (1,))]
+    assert findings(waited=True) == ([("backend-stall", ())] if stalled else [])

@@ -1,0 +1,75 @@
+"""A rank made the call of its peers on the handle of another group."""
+
+from dtprof.diagnosis.job_state import JobState
+from tests.builders import RankBuilder
+from tests.diagnosis.judging import build_job, found_by, judge, pair
+
+
+def in_rows_and_columns(*, wrong_rank: int | None) -> list[RankBuilder]:
+    """Return ranks in a grid of two rows; the wrong rank makes the third call of its row on its column.
+
+    There it meets the next call of its column, of another size, and fails.
+    """
+    ranks = pair(4)
+    for rank in ranks:
+        row = rank.group(f"row{rank.rank // 2}", (rank.rank // 2 * 2, rank.rank // 2 * 2 + 1))
+        column = rank.group(f"column{rank.rank % 2}", (rank.rank % 2, rank.rank % 2 + 2))
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for t in (0, 100):
+            rank.op("all_reduce", t, t + 9, group=row, site=first, nbytes=64)
+            rank.op("all_reduce", t + 20, t + 29, group=column, site=second, nbytes=16)
+        if rank.rank == wrong_rank:
+            rank.op("all_reduce", 200, 290, group=column, site=first, nbytes=64, state="failed")
+        elif wrong_rank is not None and rank.rank == 3:
+            rank.op("all_reduce", 200, group=row, site=first, nbytes=64)
+        else:
+            rank.op("all_reduce", 200, 209, group=row, site=first, nbytes=64)
+            rank.op("all_reduce", 220, group=column, site=second, nbytes=16)
+    return ranks
+
+
+def one_on_its_column() -> JobState:
+    return build_job(in_rows_and_columns(wrong_rank=2), exit_status=None)
+
+
+def all_on_their_rows() -> JobState:
+    return build_job(in_rows_and_columns(wrong_rank=None), exit_status=None)
+
+
+FAULTY = {"wrong-group": one_on_its_column}
+SOUND = all_on_their_rows
+
+
+def test_a_call_on_the_wrong_group_that_a_peer_met_is_found_where_ranks_wait_for_it_at_its_line() -> None:
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    rows, columns = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    for rank in ranks:
+        row = rank.group(f"row{rank.rank // 2}", rows[rank.rank // 2])
+        column = rank.group(f"column{rank.rank % 2}", columns[rank.rank % 2])
+        first, second = rank.site("all_reduce", line=30), rank.site("all_reduce", line=31)
+        for t in (0, 100, 200):
+            rank.op("all_reduce", t, t + 9, group=row, site=first)
+            rank.op("all_reduce", t + 20, t + 29, group=column, site=second)
+        rank.op("all_reduce", 300, 309, group=row, site=first)
+        if rank.rank == 3:  # on its row instead of its column: that meets the next call of rank 2
+            rank.op("all_reduce", 320, 409, group=row, site=second)
+            rank.op("all_reduce", 420, group=row, site=first)
+        elif rank.rank == 1:
+            rank.op("all_reduce", 320, group=column, site=second)
+        else:
+            rank.op("all_reduce", 320, 329, group=column, site=second)
+            rank.op("all_reduce", 400, 409 if rank.rank == 2 else None, group=row, site=first)
+    rank = ranks[2]
+    rank.op("all_reduce", 420, group=2, site=rank.site("all_reduce", line=31))
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("wrong-group", (3,), "all_reduce")
+    assert finding.culprit_call_sites[3].line == 31
+    assert finding.group is not None
+    assert finding.group.name == "column1"
+
+
+def test_a_call_on_another_group_is_found_where_it_met_a_call_of_another_size_there() -> None:
+    finding = found_by("wrong_group", one_on_its_column())[0]
+    assert (finding.kind, finding.culprit_ranks) == ("wrong-group", (2,))
+    assert finding.culprit_call_sites[2].line == 30
+    assert any("sizes" in fact for fact in finding.evidence)
