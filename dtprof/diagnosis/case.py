@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from dtprof.diagnosis.findings import Finding
-from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, find_open_collectives
 from dtprof.job.agreement import Disagreement, find_disagreement
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
-from dtprof.job.wait_graph import Wait, absent_members, find_cycle
+from dtprof.job.issued_operations import Operation
+from dtprof.job.wait_graph import Wait, absent_members, find_cycle, is_met
 
 Find = Callable[["Case"], Iterable[Finding]]
 """A rule: gives its findings, the most probable first."""
@@ -49,7 +50,9 @@ class Case:
     @cached_property
     def unmet_messages(self) -> list[Wait]:
         """Waits for messages whose other end is not posted, in the order of issue."""
-        unmet = [wait for waits in self.job.waits.values() for wait in waits if wait.operation.p2p and wait.awaited]
+        awaited = [wait for waits in self.job.waits.values() for wait in waits if wait.operation.p2p and wait.awaited]
+        # What is posted and held back on its device is no missing message.
+        unmet = [wait for wait in awaited if not is_met(self.job.ranks, wait.rank, wait.operation)]
         return sorted(unmet, key=lambda wait: wait.operation.issued_ns)
 
     @cached_property
@@ -60,4 +63,10 @@ class Case:
         peers = {operation.peer_rank for operation in operations if operation.p2p}
         places = {(operation.group, operation.seq) for operation in operations if not operation.p2p}
         awaited = peers.union(*(absent_members(job.ranks, group, seq, lost=job.lost) for group, seq in places))
+        # What its device had not completed when a process ended, it never will.
+        awaited.update(r.rank for r in job.ranks.values() if any((o.group, o.seq) in places for o in _left_open(r)))
         return tuple(sorted(rank for rank in awaited if rank in job.ranks and job.ranks[rank].finished))
+
+
+def _left_open(rank: RankState) -> Iterable[Operation]:
+    return (o for o in rank.open_operations if rank.finished and o.on_device and not o.p2p)

@@ -147,8 +147,44 @@ class RankOperations:
 
     @cached_property
     def blocking(self) -> tuple[Operation, ...]:
-        """What holds its program up: operations it waits for; all that are open where no wait was seen."""
-        return tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+        """What holds its program up: operations it waits for; all that are open where no wait was seen.
+
+        The host of a device has issued more than the device has come to: what holds it up is what the device is in.
+        """
+        waited = tuple(o for o in self.open_operations if o.blocks) or self.open_operations
+        for begun in (
+            tuple(o for o in chosen if not self._is_held_back(o)) for chosen in (waited, self.open_operations)
+        ):
+            if begun:
+                return begun
+        return waited
+
+    def has_come_to(self, group: GroupId, seq: int) -> bool:
+        """Say whether it has issued a collective, and its device, where that is known, has come to it."""
+        return seq < self._first_held_back.get(group, self.counts.get((group, False), 0))
+
+    def has_come_to_message(self, channel: ChannelEnd, nth: int) -> bool:
+        """Say the same of a message."""
+        return nth < self._first_held_back.get(channel, self.channels.get(channel, 0))
+
+    @cached_property
+    def _first_held_back(self) -> dict[GroupId | ChannelEnd, int]:
+        """The first operation of each group, and message of each channel, that its device has not come to."""
+        first: dict[GroupId | ChannelEnd, int] = {}
+        for o in self.open_operations:
+            if o.started is None or o.inside_call:
+                continue
+            if not o.p2p:  # a group works off its collectives one by one: on a stream of its own, which no mark shows
+                first.setdefault(o.group, o.seq + o.started)
+            elif not o.started and o.nth >= 0:
+                first.setdefault(ChannelEnd(o.group, o.peer_rank, o.tag, o.op == "send"), o.nth)
+        return first
+
+    def _is_held_back(self, operation: Operation) -> bool:
+        """Say whether the device has not come to an open operation."""
+        if operation.started is None or operation.inside_call:
+            return False
+        return not (operation.started if operation.p2p else self.has_come_to(operation.group, operation.seq))
 
     @property
     def first_blocking(self) -> Operation | None:

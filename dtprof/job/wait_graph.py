@@ -1,7 +1,8 @@
 """Who waits for whom: the operations that hold ranks up, and the ranks that have not come to them.
 
 A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
-A message meets the one of as many before it in its channel, where nothing was dropped on either end.
+A message meets the one of as many before it in its channel, where nothing was dropped on either end. On devices, what a
+rank has issued has not come before its device has begun it.
 """
 
 from collections.abc import Collection, Iterable
@@ -34,14 +35,26 @@ def find_waits(ranks: Ranks, waiting: Iterable[int], *, lost: Collection[int]) -
     for rank in waiting:
         if blocking := ranks[rank].blocking:
             for place in {(o.group, o.seq) for o in blocking if not o.p2p} - absent.keys():
-                absent[place] = absent_members(ranks, *place, lost=lost)
+                absent[place] = _awaited_members(ranks, *place, lost=lost)
             waits[rank] = tuple(
                 _message(ranks, rank, operation, lost)
                 if operation.p2p
-                else Wait(rank=rank, operation=operation, awaited=absent[operation.group, operation.seq])
+                else Wait(
+                    rank=rank, operation=operation, awaited=_without(rank, absent[operation.group, operation.seq])
+                )
                 for operation in blocking
             )
     return waits
+
+
+def _awaited_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
+    """Return the members that have not come to a collective, and those lost; of other ranks nobody knows."""
+    lost, known = set(lost), ((member, ranks.get(member)) for member in group.ranks)
+    return tuple(m for m, rank in known if (not rank.has_come_to(group, seq) if rank is not None else m in lost))
+
+
+def _without(rank: int, members: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(member for member in members if member != rank) if rank in members else members
 
 
 def absent_members(ranks: Ranks, group: GroupId, seq: int, *, lost: Collection[int]) -> tuple[int, ...]:
@@ -58,7 +71,7 @@ def _message(ranks: Ranks, rank: int, operation: Operation, lost: Collection[int
     if operation.op not in ("send", "recv"):  # several issued as one: with whom is not known
         return Wait(rank=rank, operation=operation, awaited=())
     if peer >= 0:
-        came = is_met(ranks, rank, operation)
+        came = has_come(ranks, rank, operation)
         return Wait(rank=rank, operation=operation, awaited=() if came is not False else (peer,))
     others = tuple(r for r in operation.group.ranks if r != rank and r in ranks)
     sent = sum(ranks[r].channels.get(ChannelEnd(operation.group, rank, operation.tag, True), 0) for r in others)
@@ -71,6 +84,16 @@ def _message(ranks: Ranks, rank: int, operation: Operation, lost: Collection[int
         awaited=() if not known or sent > taken + operation.nth else others,
         any_of_them=True,
     )
+
+
+def has_come(ranks: Ranks, rank: int, operation: Operation) -> bool | None:
+    """Say whether the peer of a message has issued the other end and its device has come to it; None: not known."""
+    came = is_met(ranks, rank, operation)
+    if not came:
+        return came
+    end = ChannelEnd(operation.group, rank, operation.tag, sends=operation.op == "recv")
+    peer = ranks[operation.peer_rank]
+    return peer.channels.get(end, 0) <= operation.nth or peer.has_come_to_message(end, operation.nth)
 
 
 def is_met(ranks: Ranks, rank: int, operation: Operation) -> bool | None:

@@ -1,8 +1,10 @@
 """Operations on devices are issued, started and completed; a hang there gets the verdict that it gets on gloo."""
 
+import pytest
+
 from dtprof.diagnosis.job_state import Stack
 from dtprof.diagnosis.sources.recorded_ranks import rank_state
-from dtprof.records import schema
+from dtprof.records import events, schema
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import judge
 
@@ -10,12 +12,31 @@ FOLLOWED = schema.FLAG["device"] | schema.FLAG["followed"]
 ON_STREAM = FOLLOWED | schema.FLAG["no_work"]
 
 
-def issue(rank: RankBuilder, seq: int, *, line: int = 10, ran: tuple[int, int | None] | None = None) -> None:
+def issue(
+    rank: RankBuilder, seq: int, *, line: int = 10, group: int = 0, ran: tuple[int, int | None] | None = None
+) -> None:
     """Issue an all_reduce on the device at 1000 times its position; `ran` says when the device began and ended it."""
-    site = rank.site("all_reduce", line=line)
-    rank.op("all_reduce", 1000 * seq, returned=1000 * seq + 5, site=site, nbytes=64, flags=ON_STREAM, seq=seq)
+    site, t = rank.site("all_reduce", line=line), 1000 * seq + 100 * group
+    rank.op("all_reduce", t, returned=t + 5, site=site, nbytes=64, flags=ON_STREAM, seq=seq, group=group)
     if ran is not None:
-        rank.device_interval("operation", "all_reduce", *ran, host=(1000 * seq, 0), seq=seq)
+        rank.device_interval("operation", "all_reduce", *ran, host=(t, 0), seq=seq, group=group)
+
+
+def post(rank: RankBuilder, name: str, peer: int, t: int, *, line: int, tag: int = 0, begun: int | None = None) -> None:
+    """Post a message on the device; `begun` says when the device came to it, where it did."""
+    rank.op(
+        name,
+        t,
+        returned=t + 5,
+        site=rank.site(name, line=line),
+        nbytes=64,
+        peer=peer,
+        tag=tag,
+        flags=ON_STREAM,
+    )
+    if begun is not None:
+        seq = sum(operation["peer"] >= 0 for operation in rank.tables().operations) - 1
+        rank.device_interval("operation", name, begun, None, host=(t, 0), seq=seq, flags=schema.DEVICE_FLAG["p2p"])
 
 
 def ranks_in_step(world_size: int, num_operations: int) -> list[RankBuilder]:
@@ -99,3 +120,71 @@ def test_devices_that_completed_everything_leave_nothing_open() -> None:
     states = [rank_state(rank.tables(), exit=None, stack=None, alive=None) for rank in ranks]
     assert [state.open_operations for state in states] == [(), (), ()]
     assert states[0].last_ns - states[0].operations[0].issued_ns == 3200  # the last end on the device
+
+
+def test_groups_that_all_hosts_issued_in_opposite_orders_are_a_cycle_of_what_devices_began() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        a, b = rank.group("a", range(3), "a"), rank.group("b", range(3), "b")
+        first, second = (b, a) if rank.rank == 1 else (a, b)
+        issue(rank, 0, line=30, group=first, ran=(4100, None))
+        issue(rank, 0, line=40, group=second)
+    (finding,) = judge(ranks, exit_status=None).findings
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-order-inversion", (1,), (0, 2))
+    assert finding.culprit_call_sites[1].line == 30
+
+
+def test_messages_that_all_hosts_posted_are_a_cycle_where_no_device_came_to_a_send() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for rank in ranks:
+        post(rank, "recv", (rank.rank - 1) % 3, 100, line=10, begun=150)
+        post(rank, "send", (rank.rank + 1) % 3, 200, line=11)
+    (finding,) = judge(ranks, exit_status=None).findings
+    assert (finding.kind, finding.culprit_ranks) == ("p2p-deadlock-cycle", (0, 1, 2))
+    assert "receives before it sends" in finding.summary
+
+
+def test_a_message_that_is_posted_and_held_back_is_not_called_missing() -> None:
+    # Rank 1 stands in an all_reduce that rank 2 stays away from; its receive comes after that.
+    ranks = ranks_in_step(3, 2)
+    post(ranks[0], "send", 1, 3000, line=30, begun=3100)
+    issue(ranks[1], 2, line=20, ran=(2100, None))
+    post(ranks[1], "recv", 0, 3000, line=31)
+    asleep = Stack(state="sleeping", cpu_share=0.0, frames=())
+    finding = judge(ranks, exit_status=None, stacks=dict.fromkeys(range(3), asleep)).findings[0]
+    assert finding.kind == "rank-stuck"
+    assert 2 in finding.culprit_ranks
+    assert 1 not in finding.culprit_ranks
+
+
+def test_a_frozen_process_is_named_though_its_host_had_issued_the_operation() -> None:
+    ranks = ranks_in_step(3, 4)
+    for rank in ranks:
+        issue(rank, 4, line=20, ran=(4100, None))
+    stopped = Stack(state="stopped", cpu_share=0.0, frames=(), reason="the process is stopped")
+    (finding,) = judge(ranks, exit_status=None, stacks={1: stopped}).findings
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-frozen", (1,), (0, 2))
+    assert finding.call_sites[0].line == 20
+
+
+@pytest.mark.parametrize(("short", "kind"), [(2, "uneven-inputs"), (4, "rank-exited")])
+def test_a_rank_with_fewer_batches_is_found_though_all_hosts_are_through_with_their_data(short: int, kind: str) -> None:
+    ranks = [RankBuilder(rank, 3, closed=rank == 0) for rank in range(3)]
+    for rank in ranks:
+        batches = short if rank.rank == 0 else 4
+        for seq in range(batches):
+            rank.span(events.DATA, 1000 * seq, 1000 * seq + 5)
+        for seq in range(2 if rank.rank == 0 else 4):
+            issue(rank, seq, ran=(1000 * seq + 100, 1000 * seq + 200 if seq < 2 else None) if seq < 3 else None)
+        rank.span(events.DATA, 5000, 5001, flags=schema.FLAG["skipped"])
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (0,))
+
+
+def test_a_process_that_ended_in_order_leaves_those_waiting_whose_operation_it_had_only_issued() -> None:
+    ranks = ranks_in_step(3, 4)
+    for rank in ranks:
+        issue(rank, 4, line=20, ran=(4100, None))
+    ranks[2].closed = True
+    finding = judge(ranks, exit_status=None).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-exited", (2,), (0, 1))

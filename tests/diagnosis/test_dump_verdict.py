@@ -332,3 +332,14 @@ def test_transfer_of_another_type_of_the_same_size_is_named(tmp_path: Path) -> N
     assert finding.kind == "p2p-size-mismatch"
     assert "32 bytes of float32" in finding.summary
     assert "32 of int32" in finding.summary
+
+
+@pytest.mark.parametrize("state", ["started", "scheduled"])
+def test_groups_in_opposite_order_are_named_with_and_without_times_of_begins(tmp_path: Path, state: str) -> None:
+    ranks = [steps(rank) for rank in job(3, a=[0, 1, 2], b=[0, 1, 2])]
+    for rank in ranks:
+        first, second = ("b", "a") if rank.rank == 1 else ("a", "b")
+        rank.op("all_reduce", group=first, line=40, done=False, state=state)
+        rank.op("all_reduce", group=second, line=50, done=False)
+    (finding,) = verdict_on(write(tmp_path, ranks)).findings
+    assert (finding.kind, finding.culprit_ranks) == ("group-order-inversion", (1,))

@@ -1,6 +1,8 @@
-"""Run programs of the corpus: `python -m tests.faults [--json] [--keep DIR] [NAME...]`; all where none is named.
+"""Run programs of the corpus: `python -m tests.faults [--json] [--keep DIR] [--on DEVICE] [NAME...]`.
 
-Exit status 1 where a verdict is wrong.
+Without a name it runs all programs on the CPU, over gloo; with `--on sim` those of `device_programs.py` on the
+simulated accelerator, and with `--on both` on either, to compare the verdicts. Exit status 1 where a verdict is wrong,
+or differs.
 """
 
 import argparse
@@ -11,15 +13,19 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof.capture.native import build
 from dtprof.records import schema
+from tests.accelerator.compiled_device import ensure_library
 from tests.faults import forked_jobs, programs
 from tests.faults.corpus import PROGRAMS
+from tests.faults.device_programs import FAULTY, SOUND
 from tests.faults.forked_jobs import run
 
 AT_ONCE = 3
+DEVICES = ("cpu", "sim")
 LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.optim", "torch.utils.data")
 """What training imports after it has begun."""
 
@@ -31,29 +37,49 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="keep runs and outputs in this directory")
     parser.add_argument("--hang-after", type=float, default=forked_jobs.HANG_AFTER_S)
     parser.add_argument("--no-native", action="store_true", help="record with the recorder in Python")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all")
+    parser.add_argument("--on", choices=(*DEVICES, "both"), default="cpu", help="device of the programs' tensors")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="programs; default: all that are meant for the device")
     arguments = parser.parse_args()
     forked_jobs.HANG_AFTER_S = arguments.hang_after
     programs.load()
+    devices = DEVICES if arguments.on == "both" else (arguments.on,)
     for module in LATE_IMPORTS:
         importlib.import_module(module)  # once, for all ranks
+    if "sim" in devices:
+        ensure_library()
 
     library = "" if arguments.no_native else build.ensure(schema.cpp_header(), timeout_s=300)["library"] or ""
-    chosen = arguments.names or list(PROGRAMS)
+    chosen = arguments.names or (list(PROGRAMS) if devices == ("cpu",) else [*FAULTY, *SOUND])
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="corpus-"))
     try:
-        results = run_all(chosen, folder, library)
+        results = run_all([(name, device) for name in chosen for device in devices], folder, library)
     finally:
         if arguments.keep is None:
             shutil.rmtree(folder)
-    wrong = {name: mistakes for name, (mistakes, _) in results.items() if mistakes}
+    if len(devices) > 1:
+        return compare({name: tuple(results[name, device] for device in devices) for name in chosen})
+    found = {name: results[name, devices[0]] for name in chosen}
     if arguments.json:
-        print(json.dumps({name: mistakes for name, (mistakes, _) in results.items()}))
+        print(json.dumps({name: result.mistakes for name, result in found.items()}))
     else:
-        for name, (mistakes, took_s) in results.items():
-            print(f"{'WRONG' if mistakes else 'right'} {name} ({took_s:.1f} s) {'; '.join(mistakes)}")
-        print("\n".join(summary_lines({name: mistakes for name, (mistakes, _) in results.items()})))
-    return 1 if wrong else 0
+        for name, result in found.items():
+            is_wrong = "WRONG" if result.mistakes else "right"
+            print(f"{is_wrong} {name} ({result.took_s:.1f} s) {'; '.join(result.mistakes)}")
+        print("\n".join(summary_lines({name: result.mistakes for name, result in found.items()})))
+    return 1 if any(result.mistakes for result in found.values()) else 0
+
+
+def compare(pairs: dict[str, tuple["Result", ...]]) -> int:
+    """Print of each program what was said of it on the CPU and on the device; return 1 where that differs."""
+    for name, (cpu, device) in pairs.items():
+        words = "equal" if cpu.told == device.told else "OTHER"
+        beside = "" if cpu.told == device.told else f" | {device.told}"
+        wrong = f" (WRONG on the CPU: {'; '.join(cpu.mistakes)})" if cpu.mistakes else ""
+        print(f"{words} {name}: {cpu.told}{beside}{wrong}")
+    for title, kinds in (("programs with a fault", FAULTY), ("sound programs", SOUND)):
+        chosen = [pair for name, pair in pairs.items() if name in kinds]
+        print(f"{sum(cpu.told == device.told for cpu, device in chosen)} of {len(chosen)} {title}: equal verdicts")
+    return 0 if all(cpu.told == device.told for cpu, device in pairs.values()) else 1
 
 
 def summary_lines(results: dict[str, list[str]]) -> list[str]:
@@ -71,32 +97,43 @@ def summary_lines(results: dict[str, list[str]]) -> list[str]:
     return lines
 
 
-def run_all(names: list[str], folder: Path, library: str) -> dict[str, tuple[list[str], float]]:
-    """Run programs a few at a time, each supervised by a process of its own."""
-    results: dict[str, tuple[list[str], float]] = {}
-    waiting, running = list(names), {}
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of one run of a program."""
+
+    mistakes: list[str]
+    told: str  # outcome, kind and culprits of the first finding, and which of the marked lines it names
+    took_s: float
+
+
+def run_all(runs: list[tuple[str, str]], folder: Path, library: str) -> dict[tuple[str, str], Result]:
+    """Run programs, each on a device, a few at a time, each supervised by a process of its own."""
+    results: dict[tuple[str, str], Result] = {}
+    waiting, running = list(runs), {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
-            name = waiting.pop(0)
-            running[supervise(name, folder, library)] = (name, time.monotonic())
+            name, device = waiting.pop(0)
+            running[supervise(name, device, folder, library)] = (name, device, time.monotonic())
         pid, _ = os.wait()
-        name, begun_s = running.pop(pid)
-        file = folder / f"{name}.json"
-        mistakes = json.loads(file.read_text()) if file.exists() else ["the supervisor failed: see stderr"]
-        results[name] = (mistakes, time.monotonic() - begun_s)
-    return {name: results[name] for name in names}
+        name, device, begun_s = running.pop(pid)
+        file = folder / f"{name}-{device}.json"
+        failed = {"mistakes": ["the supervisor failed: see stderr"], "told": "nothing: the supervisor failed"}
+        said = json.loads(file.read_text()) if file.exists() else failed
+        results[name, device] = Result(**said, took_s=time.monotonic() - begun_s)
+    return {key: results[key] for key in runs}
 
 
-def supervise(name: str, folder: Path, library: str) -> int:
-    """Run one program in a forked process, which leaves its mistakes in a file."""
+def supervise(name: str, device: str, folder: Path, library: str) -> int:
+    """Run one program in a forked process, which leaves in a file what came of it."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     try:
         program = PROGRAMS[name]
-        verdict = run(program, folder / name, library=library)
-        (folder / f"{name}.json").write_text(json.dumps(program.mistakes(verdict)))
+        verdict = run(program, folder / f"{name}-{device}", library=library, device=device)
+        said = {"mistakes": program.mistakes(verdict), "told": program.told(verdict)}
+        (folder / f"{name}-{device}.json").write_text(json.dumps(said))
     except BaseException as error:  # noqa: BLE001  # of a forked process: said, then it ends
         sys.excepthook(type(error), error, error.__traceback__)
     finally:

@@ -1,7 +1,8 @@
 """The programs of the corpus and what must be said of each.
 
 A program is a function of its rank; its decorator is its header. `# here` marks the line that must be named, of the
-culprit or of those that wait.
+culprit or of those that wait. It names no device, so that it runs on the CPU over gloo and on the simulated
+accelerator.
 """
 
 import inspect
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dtprof.diagnosis.findings import Verdict
+from dtprof.diagnosis.findings import Finding, Verdict
 
 Body = Callable[[int], object]
 HERE = "# here"
@@ -46,14 +47,28 @@ class Program:
         if not found:
             return [f"nothing found, outcome {verdict.outcome}: {verdict.cannot_tell}"]
         first, wrong = found[0], []
+        named = _lines_of(first)
         if first.kind != self.kind:
             wrong.append(f"kind {first.kind}: {first.summary}")
         if first.culprit_ranks != self.culprits:
             wrong.append(f"culprits {first.culprit_ranks}: {first.summary}")
-        named = {site.line for site in (*first.call_sites.values(), *first.culprit_call_sites.values())}
         if self.lines and not named & self.lines:
             wrong.append(f"lines {sorted(named)}, none of {sorted(self.lines)}")
         return wrong
+
+    def told(self, verdict: Verdict) -> str:
+        """Return kind and culprits of the first finding of a verdict, and which of the marked lines it names."""
+        found = [finding for finding in verdict.findings if finding.severity in ("error", "warning")]
+        if not found:
+            return verdict.outcome
+        lines = ", ".join(map(str, sorted(_lines_of(found[0]) & self.lines))) or "none"
+        culprits = ", ".join(map(str, found[0].culprit_ranks)) or "none"
+        return f"{found[0].kind}, culprits {culprits}, marked lines {lines}"
+
+
+def _lines_of(finding: Finding) -> set[int]:
+    sites = (*finding.call_sites.values(), *finding.culprit_call_sites.values())
+    return {site.line for site in sites}
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -77,6 +92,13 @@ def _declare(kind: str | None, culprits: tuple[int, ...], ranks: int, joins: boo
         return body
 
     return declare
+
+
+def back_end() -> str:
+    """Return the back end of the device that tensors are made on: the runner has chosen it."""
+    import torch
+
+    return "gloo" if torch.get_default_device().type == "cpu" else "simccl"
 
 
 def train(rank: int, steps: int, each: Callable[[int], Any] | None = None, size: int = 8) -> None:

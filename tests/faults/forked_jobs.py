@@ -5,6 +5,7 @@ a rank fails, the others are ended as torchrun does.
 """
 
 import atexit
+import importlib
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from dtprof.launch import hang_watcher, run_directory
 from dtprof.records import paths, writer
 from dtprof.report.text.verdict_text import verdict_text
 from dtprof.session.run_diagnosis import diagnose_run
-from tests.faults.corpus import Program
+from tests.faults.corpus import Program, back_end
 
 HANG_AFTER_S = 3.0
 LOOK_S = 0.05
@@ -28,14 +29,19 @@ END = os._exit
 LIMIT_S = 120.0
 
 
-def run(program: Program, folder: Path, *, library: str) -> Verdict:
-    """Run one program to its end and return the verdict on its records. The caller has no threads."""
+def run(program: Program, folder: Path, *, library: str, device: str = "cpu") -> Verdict:
+    """Run one program to its end and return the verdict on its records. The caller has no threads.
+
+    Parameters:
+        library: the native hook; empty: the hook in Python.
+        device: where the program's tensors are made: `cpu`, or `sim`, the simulated accelerator.
+    """
     folder.mkdir(parents=True)
     run_directory.create(folder, force=False)
     manifest = run_directory.RunManifest(folder, ["corpus", program.name], {})
     os.environ |= {settings.ENV_RUN_DIR: str(folder), settings.ENV_NATIVE_HOOK: library}
     port = _free_port()
-    pids = {_fork(program, rank, port=port, folder=folder): rank for rank in range(program.ranks)}
+    pids = {_fork(program, rank, port=port, folder=folder, device=device): rank for rank in range(program.ranks)}
     try:
         status, hang_ns = _watch(pids, folder, port)
     finally:
@@ -58,24 +64,25 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def _fork(program: Program, rank: int, *, port: int, folder: Path) -> int:
+def _fork(program: Program, rank: int, *, port: int, folder: Path, device: str) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
         os.setsid()
-        with (folder.parent / f"{program.name}.{rank}.log").open("wb") as log:
+        with (folder.parent / f"{folder.name}.{rank}.log").open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-        status = _be_rank(program, rank, port=port)
+        status = _be_rank(program, rank, port=port, device=device)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         END(status)
 
 
-def _be_rank(program: Program, rank: int, *, port: int) -> int:
+def _be_rank(program: Program, rank: int, *, port: int, device: str) -> int:
+    import torch
     import torch.distributed as dist
 
     from dtprof.capture.arm import arm
@@ -89,10 +96,13 @@ def _be_rank(program: Program, rank: int, *, port: int) -> int:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
+    if device == "sim":  # not in the parent: some of torch prefers an accelerator wherever there is one
+        importlib.import_module("tests.accelerator.simulated_device")
+        torch.set_default_device(device)
     arm()
     try:
         if program.joins:
-            dist.init_process_group("gloo")
+            dist.init_process_group(back_end())
         program.body(rank)
         if program.joins:
             dist.destroy_process_group()

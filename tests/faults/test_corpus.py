@@ -1,7 +1,8 @@
 """The corpus: kind, culprits and line of every faulty program, and nothing on the sound ones.
 
-All of them by `python -m tests.faults`; here those that together reach every rule on real records. Verdicts on stored
-runs are in `tests/golden`.
+All of them by `python -m tests.faults`; here those that together reach every rule on real records, and those of the
+simulated accelerator, whose verdicts `python -m tests.faults --on both` compares. Verdicts on stored runs are in
+`tests/golden`.
 """
 
 import json
@@ -12,7 +13,8 @@ import sys
 import pytest
 
 from dtprof.diagnosis.rules import KINDS
-from tests.faults import programs
+from tests.accelerator.compiled_device import ensure_library
+from tests.faults import device_programs, programs
 from tests.faults.corpus import PROGRAMS
 from tests.jobs import REPOSITORY
 
@@ -57,18 +59,39 @@ OTHERS_OF_A_FAMILY = (
     "a_group_made_by_its_members_only",
 )
 """Programs whose rules are reached by one of the others, with another cause."""
+CHEAP_ON_DEVICE = (
+    "ring_that_receives_first",
+    "two_groups_in_opposite_order",
+    "fewer_batches",
+    "tags_by_step_that_one_stage_counts_otherwise",
+    "a_list_of_messages_without_the_receive",
+    "ring_of_batched_messages",
+)
+"""Programs on whose hosts all calls return, on a device: what is known of them, devices tell."""
 
 
 @pytest.fixture(scope="module")
 def mistakes(request: pytest.FixtureRequest) -> dict[str, list[str]]:
     """Run all programs whose tests were chosen, a few at a time, forked from one process."""
+    return run_chosen(request, "mistakes")
+
+
+@pytest.fixture(scope="module")
+def mistakes_on_device(request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """Run the chosen programs on the simulated accelerator."""
+    ensure_library()
+    return run_chosen(request, "mistakes_on_device", "--on", "sim")
+
+
+def run_chosen(request: pytest.FixtureRequest, fixture: str, *options: str) -> dict[str, list[str]]:
+    """Return the mistakes in the verdicts on all programs whose tests were chosen and use a fixture."""
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path and "mistakes" in item.fixturenames
+        if isinstance(item, pytest.Function) and item.path == request.path and fixture in item.fixturenames
     ]
     result = subprocess.run(
-        [sys.executable, "-m", "tests.faults", "--json", *chosen],
+        [sys.executable, "-m", "tests.faults", "--json", *options, *chosen],
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -88,6 +111,29 @@ def mistakes(request: pytest.FixtureRequest) -> dict[str, list[str]]:
 )
 def test_the_verdict_on_a_program_of_the_corpus_is_right(name: str, mistakes: dict[str, list[str]]) -> None:
     assert mistakes[name] == []
+
+
+@pytest.mark.timeout(850)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *CHEAP_ON_DEVICE,
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in (*device_programs.FAULTY, *device_programs.SOUND)
+            if name not in CHEAP_ON_DEVICE
+        ),
+    ],
+)
+def test_the_verdict_on_a_device_is_that_of_gloo(name: str, mistakes_on_device: dict[str, list[str]]) -> None:
+    assert mistakes_on_device[name] == []
+
+
+def test_programs_of_the_device_cover_every_kind_that_needs_no_host_of_its_own() -> None:
+    programs.load()
+    covered = {PROGRAMS[name].kind for name in device_programs.FAULTY}
+    assert {program.kind for program in PROGRAMS.values()} - covered == {None}
+    assert {PROGRAMS[name].kind for name in device_programs.SOUND} == {None}
 
 
 def test_every_kind_but_notes_has_a_faulty_program() -> None:

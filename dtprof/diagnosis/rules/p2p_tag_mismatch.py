@@ -9,7 +9,7 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.issued_operations import Operation
-from dtprof.job.wait_graph import is_met
+from dtprof.job.wait_graph import has_come
 
 
 def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]:
@@ -24,7 +24,7 @@ def _opposite(job: JobState, rank: int, operation: Operation) -> list[Operation]
         and other.op != operation.op
         and other.peer_rank == rank
         and other.group == operation.group
-        and is_met(job.ranks, peer.rank, other) is False
+        and has_come(job.ranks, peer.rank, other) is False
     ]
 
 

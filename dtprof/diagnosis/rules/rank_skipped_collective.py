@@ -93,6 +93,10 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
             at += 1  # of a subgroup that the other is no member of: the device had it when it came
         elif b.done and b.on_device and reference.rank not in b.group.ranks:
             there += 1
+        elif a.p2p and a.on_device:
+            at += 1  # the message of one rank is no call that another could skip
+        elif b.p2p and b.on_device:
+            there += 1
         else:
             steps = program.steps_until(at, b)
             goes_on = bool(steps) or (is_usual and program.came_here(at, b))

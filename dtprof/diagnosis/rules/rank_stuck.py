@@ -1,9 +1,12 @@
-"""Others wait for a rank that no operation holds up: it works, is stuck, frozen, or in a long phase."""
+"""Others wait for a rank that no operation holds up: it works, is stuck, frozen, or in a long phase.
+
+A frozen process carries on with no operation that it has issued, either.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dtprof.diagnosis.absent_ranks import absent_finding
+from dtprof.diagnosis.absent_ranks import FROZEN, absent_finding
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, group_words
@@ -23,11 +26,24 @@ def find_absent(case: Case) -> Iterator[Finding]:
             yield _absent_in_operation(job, wait.operation, waits, idle)
 
 
+def find_frozen(case: Case) -> Iterator[Finding]:
+    """Give the finding for frozen ranks in an operation that others wait in, too."""
+    job, waits = case.job, case.job.waits
+    frozen = {r for r in waits if (stack := job.ranks[r].stack) is not None and stack.state in FROZEN}
+    for rank in sorted(frozen):
+        operation = waits[rank][0].operation
+        members = {operation.peer_rank} if operation.p2p else set(operation.group.ranks)
+        if members & waits.keys() - frozen:
+            yield _absent_in_operation(job, operation, waits, [job.ranks[r] for r in sorted(frozen)])
+            return
+
+
 def _absent_in_operation(
     job: JobState, op: Operation, waits: dict[int, tuple[Wait, ...]], absent: list[RankState]
 ) -> Finding:
     group = job.group(op.group)
-    waiting = tuple(sorted(waits))
+    culprits = {rank.rank for rank in absent}
+    waiting = tuple(sorted(waits.keys() - culprits))
     here = tuple(
         rank
         for rank in waiting
@@ -40,8 +56,11 @@ def _absent_in_operation(
         op=op.op,
         seq=op.seq,
         step=op.step,
-        call_sites=call_sites({rank: own[0].operation for rank, own in waits.items()}),
+        call_sites=call_sites({rank: waits[rank][0].operation for rank in waiting}),
     )
 
 
-RULES: Declared = (Rule(kinds=("rank-stuck", "rank-frozen", "long-operation"), stages=(Stage.WAIT,), find=find_absent),)
+RULES: Declared = (
+    Rule(kinds=("rank-stuck", "rank-frozen", "long-operation"), stages=(Stage.WAIT,), find=find_absent),
+    Rule(kinds=("rank-frozen",), stages=(Stage.STALL,), find=find_frozen),
+)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, capitalised, wait_words
+from dtprof.diagnosis.job_state import RankState
 from dtprof.diagnosis.rank_failures import find_first_failed
 from dtprof.diagnosis.rule import Declared, Refinement, Stage
 
@@ -37,6 +38,8 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         for rank in job.ranks.values()
         if rank.newest_is_exhaustion and (rank.exhausted > least or not counted)
     }
+    if not out:
+        out = _ended_behind_their_devices(case)
     going_on = [rank for rank in job.ranks.values() if rank.rank not in out]
     # Where most have none left, the epoch is over: then the others took too many.
     if not out or 2 * len(out) > len(job.ranks) or any(rank.batches < 1 for rank in going_on):
@@ -72,6 +75,22 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
             "torch.distributed.algorithms.Join.",
         ),
     )
+
+
+def _ended_behind_their_devices(case: Case) -> dict[int, RankState]:
+    """Return ranks with fewer batches and operations than others where hosts issued all they had to.
+
+    The hosts of devices run ahead: those of the other ranks are through with their data as well when the devices hang.
+    """
+    ranks = case.job.ranks.values()
+    on_device = any(operation.on_device for rank in ranks for operation in rank.open_operations)
+    if not on_device or not case.job.is_complete or not all(rank.newest_is_exhaustion for rank in ranks):
+        return {}
+    issued = {rank.rank: sum(rank.counts.values()) for rank in ranks}
+    most = max(rank.batches for rank in ranks)
+    behind = {rank.rank: rank for rank in ranks if rank.batches < most}
+    full = [issued[rank.rank] for rank in ranks if rank.rank not in behind]
+    return behind if all(issued[rank] < min(full) for rank in behind) else {}
 
 
 RULES: Declared = (

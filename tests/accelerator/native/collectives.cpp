@@ -109,6 +109,14 @@ class SimBackend final : public c10d::Backend {
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("simccl"); }
   bool supportsCoalescing() const override { return true; }
   void setTimeout(std::chrono::milliseconds) override {}
+  void shutdown() override {  // destroying a group waits for what it has issued, as NCCL's does
+    std::vector<MarkPtr> ends;
+    {
+      const std::lock_guard<std::mutex> hold(issue_);
+      ends.assign(unfinished_.begin(), unfinished_.end());
+    }
+    for (const auto& end : ends) simEventSynchronize(end.get());
+  }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return seq_; }
 
@@ -310,6 +318,8 @@ class SimBackend final : public c10d::Backend {
     if (stream != current) queue_of(stream).wait_for(queue_of(current).mark());  // behind the kernels of the inputs
     auto work = c10::make_intrusive<SimWork>(rank_, type, stream, ++seq_, outputs);
     counters().collectives++;
+    while (!unfinished_.empty() && unfinished_.front()->ready()) unfinished_.pop_front();
+    unfinished_.push_back(work->end);
 
     auto task = std::make_shared<Task>();
     task->name = "simccl::" + c10d::opTypeToString(type);
@@ -390,7 +400,8 @@ class SimBackend final : public c10d::Backend {
       try {
         met = std::max(began, join(began));
       } catch (const std::exception& error) {
-        report_error(name + ": " + error.what());
+        fail_device(name + ": " + error.what());
+        wait_for_release(num_releases());  // as a kernel of a communicator that is not aborted
       }
       if (never_ends) {
         wait_for_release(release);
@@ -429,6 +440,7 @@ class SimBackend final : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Backend> carrier_;
   const std::shared_ptr<Turns> turns_ = std::make_shared<Turns>();
   std::mutex issue_;
+  std::deque<MarkPtr> unfinished_;  // ends of works, the oldest first
   std::map<std::pair<c10::DeviceIndex, int>, c10::Stream> streams_;
   std::atomic<uint64_t> seq_{0};
   bool coalescing_ = false, coalesced_messages_ = false;

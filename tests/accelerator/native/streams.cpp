@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
+#include <set>
 #include <thread>
 
 namespace sim {
@@ -17,7 +18,8 @@ struct Process {
   std::atomic<int> device_count{4};
   std::mutex mutex;
   std::string error;
-  std::atomic<bool> has_error{false};
+  std::atomic<bool> has_error{false}, has_failed{false};
+  std::set<const Mark*> awaited_by_hosts;
   std::atomic<uint64_t> releases{0};
 };
 Process& process() {
@@ -161,11 +163,22 @@ c10::Stream stream_from_pool(c10::DeviceIndex device, bool high_priority) {
 
 // ---- the host waits
 
+void Mark::wait_on_host() const {
+  {
+    const std::lock_guard<std::mutex> hold(process().mutex);
+    if (process().has_failed) return;
+    process().awaited_by_hosts.insert(this);
+  }
+  while (state_.load(std::memory_order_acquire) == kOpen) state_.wait(kOpen, std::memory_order_acquire);
+  const std::lock_guard<std::mutex> hold(process().mutex);
+  process().awaited_by_hosts.erase(this);
+}
+
 void simStreamSynchronize(Queue* queue) {
   counters().host_syncs++;
   if (queue->used()) {
     const WithoutGil unlocked;
-    queue->mark()->wait();
+    queue->mark()->wait_on_host();
   }
   raise_error();
 }
@@ -177,7 +190,7 @@ void simDeviceSynchronize(int device) {
     std::vector<MarkPtr> marks;
     for (auto& slot : all().queues[device])
       if (Queue* queue = slot.load(); queue && queue->used()) marks.push_back(queue->mark());
-    for (auto& mark : marks) mark->wait();
+    for (auto& mark : marks) mark->wait_on_host();
   }
   raise_error();
 }
@@ -186,7 +199,7 @@ void simEventSynchronize(const Mark* mark) {
   counters().host_syncs++;
   if (!mark->ready()) {
     const WithoutGil unlocked;
-    mark->wait();
+    mark->wait_on_host();
   }
   raise_error();
 }
@@ -212,13 +225,22 @@ void report_error(const std::string& what) {
   process().has_error = true;
 }
 
+void fail_device(const std::string& what) {
+  report_error(what);
+  const std::lock_guard<std::mutex> hold(process().mutex);
+  process().has_failed = true;
+  for (const Mark* mark : process().awaited_by_hosts)
+    if (!mark->ready()) mark->set(Mark::kFailed);
+}
+
 void raise_error() {
   if (!process().has_error) return;
   std::string error;
   {
     const std::lock_guard<std::mutex> hold(process().mutex);
-    error.swap(process().error);
-    process().has_error = false;
+    error = process().error;
+    if (!process().has_failed) process().error.clear();
+    process().has_error = process().has_failed.load();
   }
   TORCH_CHECK(false, "sim: error on the device (reported where the host waits for it): ", error);
 }

@@ -25,18 +25,24 @@ class Mark {
  public:
   void complete(ns stamp) {
     stamp_ = stamp;
-    ready_.store(1, std::memory_order_release);
-    ready_.notify_all();
+    set(kReady);
   }
-  bool ready() const { return ready_.load(std::memory_order_acquire) != 0; }
+  bool ready() const { return state_.load(std::memory_order_acquire) == kReady; }
   void wait() const {
-    while (!ready()) ready_.wait(0, std::memory_order_acquire);
+    while (!ready()) state_.wait(state_.load(), std::memory_order_acquire);
   }
+  void wait_on_host() const;  // or until the device has failed
   ns stamp() const { return stamp_; }
 
  private:
-  std::atomic<int> ready_{0};
+  enum State { kOpen, kReady, kFailed };
+  void set(State state) const {
+    state_.store(state, std::memory_order_release);
+    state_.notify_all();
+  }
+  mutable std::atomic<int> state_{kOpen};
   ns stamp_ = 0;
+  friend void fail_device(const std::string& what);
 };
 using MarkPtr = std::shared_ptr<Mark>;
 
@@ -102,6 +108,7 @@ bool in_forked_child();     // of a process that had initialised the device
 void ensure_initialized();  // throws in such a child
 void park_streams();        // at exit: no further task is begun
 void report_error(const std::string& what);  // what the device finds wrong, raised where the host next waits for it
+void fail_device(const std::string& what);   // the same for good: whoever waits for the device is told, and has no end
 void raise_error();
 
 // Faults: tasks that never end, until all that were enqueued by then are released.

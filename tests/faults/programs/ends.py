@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from tests.faults.corpus import faulty, healthy, train
+from tests.faults.corpus import back_end, faulty, healthy, train
 
 
 @faulty("rank-crashed", 1)
@@ -73,7 +73,7 @@ def fewer_batches(rank: int) -> None:
 @faulty("rank-never-joined", 1, joins=False)
 def one_that_never_joins(rank: int) -> None:
     if rank != 1:
-        dist.init_process_group("gloo")  # here
+        dist.init_process_group(back_end())  # here
     time.sleep(600)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from tests.faults.corpus import faulty, healthy, train
+from tests.faults.corpus import back_end, faulty, healthy, train
 
 
 def normalised() -> nn.Sequential:
@@ -64,7 +64,7 @@ def a_clock_that_tells_one_rank_to_save(rank: int) -> None:
 
 @faulty("rank-never-joined", 3, joins=False)
 def a_world_larger_than_what_was_started(rank: int) -> None:
-    dist.init_process_group("gloo", rank=rank, world_size=4)  # here
+    dist.init_process_group(back_end(), rank=rank, world_size=4)  # here
 
 
 @faulty("rank-crashed", 0, 1, 2)
@@ -186,7 +186,7 @@ def sharded_parameters_of_the_first_kind(_: int) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     torch.manual_seed(0)
-    model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.device("cpu"))
+    model = FullyShardedDataParallel(nn.Linear(8, 8), device_id=torch.get_default_device())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
@@ -199,7 +199,7 @@ def tensors_laid_out_anew(_: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(torch.get_default_device().type, (2,))
     for _ in range(3):
         whole = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
         other = whole.redistribute(mesh, [Replicate()])
@@ -211,7 +211,7 @@ def a_pipeline_that_trains_and_evaluates(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     torch.manual_seed(0)
-    stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.device("cpu"))
+    stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.get_default_device())
     schedule = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
     for _ in range(3):
         if rank == 0:

@@ -64,7 +64,7 @@ def two_axes_of_tensors(rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("dp", "tp"))
     parallel = parallelize_module(model(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(parallel, mesh=mesh["dp"])
     steps(parallel, 3, rank)
@@ -74,7 +74,7 @@ def pipeline(rank: int, microbatches: int) -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     torch.manual_seed(0)
-    stage = PipelineStage(nn.Linear(8, 8), rank, dist.get_world_size(), torch.device("cpu"))
+    stage = PipelineStage(nn.Linear(8, 8), rank, dist.get_world_size(), torch.get_default_device())
     schedule = Schedule1F1B(stage, microbatches, loss_fn=nn.functional.mse_loss)
     for _ in range(3):
         given = (torch.ones(12, 8),) if rank == 0 else ()

@@ -132,7 +132,7 @@ def a_vocabulary_of_another_size(rank: int) -> None:
 def autocast_on_one_rank(rank: int) -> None:
     model = small_model()
     for _ in range(4):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=rank == 2):
+        with torch.autocast(torch.get_default_device().type, dtype=torch.bfloat16, enabled=rank == 2):
             outputs = model(torch.ones(4, 8))
         total = outputs.detach().clone()
         dist.all_reduce(total)  # here

@@ -31,7 +31,7 @@ def a_row_of_a_tensor_that_is_not_summed(rank: int) -> None:
 def an_axis_of_the_mesh_taken_for_the_other(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("dp", "tp"))
     for step in range(4):
         axis = "dp" if rank == 2 and step == 2 else "tp"
         dist.all_reduce(torch.ones(16), group=mesh.get_group(axis))  # here
@@ -331,7 +331,7 @@ def layers_split_in_columns_and_rows(_: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(torch.get_default_device().type, (2,))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
@@ -344,10 +344,10 @@ def two_pipelines_that_average_their_gradients(_: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("dp", "pp"))
     stage_number = mesh.get_local_rank("pp")
     module = nn.Linear(8, 8)
-    stage = PipelineStage(module, stage_number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+    stage = PipelineStage(module, stage_number, 2, torch.get_default_device(), group=mesh.get_group("pp"))
     schedule = Schedule1F1B(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
     for _step in range(3):
         if stage_number == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.faults.corpus import faulty, healthy, train
+from tests.faults.corpus import back_end, faulty, healthy, train
 
 
 @faulty("rank-exited", 2)
@@ -144,21 +144,21 @@ def two_threads_that_hold_each_others_lock(rank: int) -> None:
 def two_that_load_their_data_for_ever(rank: int) -> None:
     if rank in (0, 2):
         time.sleep(600)
-    dist.init_process_group("gloo")  # here
+    dist.init_process_group(back_end())  # here
 
 
 @faulty("rank-crashed", 2, joins=False)
 def one_that_fails_before_it_joins(rank: int) -> None:
     if rank == 2:
         raise ImportError("no module named flash")  # here
-    dist.init_process_group("gloo")
+    dist.init_process_group(back_end())
 
 
 @faulty("rank-killed", 1, joins=False)
 def one_that_is_killed_before_it_joins(rank: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    dist.init_process_group("gloo")
+    dist.init_process_group(back_end())
 
 
 @healthy()

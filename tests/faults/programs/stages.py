@@ -135,7 +135,7 @@ def schedules_of_two_kinds(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
     kind = ScheduleGPipe if rank == 1 else Schedule1F1B
-    stage = PipelineStage(nn.Linear(8, 8), rank, 3, torch.device("cpu"))
+    stage = PipelineStage(nn.Linear(8, 8), rank, 3, torch.get_default_device())
     schedule = kind(stage, 6, loss_fn=nn.functional.mse_loss)
     for _ in range(3):
         given = (torch.ones(12, 8),) if rank == 0 else ()
@@ -247,7 +247,7 @@ def an_interleaved_pipeline(rank: int) -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
     torch.manual_seed(0)
-    stages = [PipelineStage(nn.Linear(8, 8), rank + 2 * i, 4, torch.device("cpu")) for i in range(2)]
+    stages = [PipelineStage(nn.Linear(8, 8), rank + 2 * i, 4, torch.get_default_device()) for i in range(2)]
     schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
     for _ in range(3):
         given = (torch.ones(8, 8),) if rank == 0 else ()

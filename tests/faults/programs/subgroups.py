@@ -136,7 +136,7 @@ def minimum_on_rank_0(rank: int) -> None:
 def mesh_of_two_axes_with_collectives_on_both(_: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("dp", "tp"))
     for _ in range(3):
         dist.all_reduce(torch.ones(4), group=mesh.get_group("tp"))
         dist.all_reduce(torch.ones(4), group=mesh.get_group("dp"))
@@ -174,7 +174,7 @@ def tensor_and_sequence_parallel(_: int) -> None:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh(torch.get_default_device().type, (4,))
     model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     parallelize_module(model, mesh, {"0": SequenceParallel(), "1": ColwiseParallel(), "3": RowwiseParallel()})
     for _ in range(3):

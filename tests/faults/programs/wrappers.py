@@ -167,7 +167,7 @@ def replicas_of_shards(_: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(torch.get_default_device().type, (2, 2), mesh_dim_names=("replicate", "shard"))
     model = fully_shard(two_layers(), mesh=mesh)
     fit(model, torch.optim.SGD(model.parameters(), lr=0.1))
 

@@ -57,7 +57,15 @@ def gather_dumps(dumps: Iterable[Dump], problems: Iterable[str], unreadable: Ite
     # Where a group has messages, its status may count those.
     mixed = {keys[rank, name] for rank, dump in kept.items() for name in dump.p2p_groups}
     reader = _Reader(
-        dumps=kept, keys=keys, groups=groups, labels=labels, columns=_columns(labels), mixed=mixed, on_device=on_device
+        dumps=kept,
+        keys=keys,
+        groups=groups,
+        labels=labels,
+        columns=_columns(labels),
+        mixed=mixed,
+        on_device=on_device,
+        # Without timing (TORCH_NCCL_ENABLE_TIMING) no operation is ever seen to begin.
+        tells_starts=any(pending.started for dump in kept.values() for pending in dump.pending),
     )
     blocked = any(dump.pending for dump in kept.values())
     moving = blocked and _is_moving(kept)
@@ -99,6 +107,7 @@ class _Reader:
     columns: Array  # by label
     mixed: set[GroupId]
     on_device: bool
+    tells_starts: bool
 
     def rank_state(self, rank: int) -> RankState:
         dump = self.dumps[rank]
@@ -170,7 +179,7 @@ class _Reader:
             done=False,
             issued_ns=pending.created_ns,
             observed=True,
-            started=pending.started,
+            started=pending.started if self.tells_starts else None,
             on_device=self.on_device,
             nbytes=max(0, pending.numel_in) * width,
             nth=nth,
