@@ -32,7 +32,8 @@ OPERATIONS = ("all_reduce", "reduce_scatter")
 PROGRAM = """
 import sys, time, torch, torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+backend = sys.argv[4]
+dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 ours = dict(vars(ProcessGroup))
 bare = {name: getattr(method, "_dtprof_shortcut", method) for name, method in ours.items()}
 changed = [name for name in ours if ours[name] is not bare[name]]
@@ -42,12 +43,13 @@ if changed:  # as the class had them: bound like any method of the extension
     new.restype, new.argtypes = ctypes.py_object, [ctypes.py_object]
     bare = {name: new(bare[name]) for name in changed}
 exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
-tensor, result = torch.ones(10), torch.ones(10)
+device = "cuda" if backend == "nccl" else "cpu"
+tensor, result = torch.ones(10, device=device), torch.ones(10, device=device)
 launch = {
     "all_reduce": lambda: dist.all_reduce(tensor, async_op=True),
     "reduce_scatter": lambda: dist.reduce_scatter(result, [tensor], async_op=True),
 }[sys.argv[1]]
-launches, pairs = map(int, sys.argv[2:])
+launches, pairs = map(int, sys.argv[2:4])
 def launch_us(recorded):
     for name in changed:
         setattr(ProcessGroup, name, (ours if recorded else bare)[name])
@@ -61,6 +63,8 @@ def launch_us(recorded):
     exclude(key, False)
     for work in works:
         work.wait()
+    if device == "cuda":
+        torch.cuda.synchronize()
     return taken / (1000 * launches)
 for _ in range(1 + 1000 // launches):
     launch_us(False), launch_us(True)
@@ -74,14 +78,16 @@ for bare_us, recorded_us in rounds:
 """
 
 
-def measure(hook: HookChoice, operation: str, *, launches: int = LAUNCHES, num_pairs: int = PAIRS) -> pairs.Comparison:
+def measure(
+    hook: HookChoice, operation: str, *, launches: int = LAUNCHES, num_pairs: int = PAIRS, backend: str = "gloo"
+) -> pairs.Comparison:
     """Return the rounds of all processes, in us a launch."""
     rounds = []
     for _ in range(PROCESSES):
         with tempfile.TemporaryDirectory() as folder:
             environment = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
             result = subprocess.run(
-                [sys.executable, "-c", PROGRAM, operation, str(launches), str(num_pairs)],
+                [sys.executable, "-c", PROGRAM, operation, str(launches), str(num_pairs), backend],
                 env=environment,
                 capture_output=True,
                 text=True,

@@ -24,11 +24,16 @@ PAIRS = int(os.environ.get("BENCHMARK_PAIRS", "400" if PRESET == "tiny" else "10
 RANKS = 4
 
 
-def measure(hook: HookChoice) -> list[dict[str, list[tuple[int, int]]]]:
-    """Return what each rank measured."""
-    steps = alternating_steps.SETTLED + 1 + PAIRS // 2 * len(alternating_steps.ORDER)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    trainer = ["-m", "benchmarks.alternating_steps", "--preset", PRESET, "--steps", str(steps)]
+def measure(
+    hook: HookChoice,
+    *arguments: str,
+    num_ranks: int = RANKS,
+    num_pairs: int = PAIRS,
+) -> list[dict[str, list[tuple[int, int]]]]:
+    """Return what each rank measured; `arguments` are the trainer's."""
+    steps = alternating_steps.SETTLED + 1 + num_pairs // 2 * len(alternating_steps.ORDER)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    trainer = ["-m", "benchmarks.alternating_steps", *arguments, "--steps", str(steps)]
     with tempfile.TemporaryDirectory() as folder:
         armed = interpreter.job_environment(run=Path(folder), hook=hook)
         later = {f"{alternating_steps.LATER}{name}": armed[name] for name in armed if name.startswith("DTPROF_")}
@@ -65,7 +70,7 @@ def main() -> None:
     python = HookChoice(library=None, torch_version=native.torch_version, message=None)
     hooks = [("native hook", native)] + [("Python hook", python)] * (PRESET == "tiny")
     for label, hook in hooks:
-        ranks = measure(hook)
+        ranks = measure(hook, "--preset", PRESET)
         for what in (0, 1):
             recorded, noise = compare(ranks, what)
             name = f"step of --preset {PRESET} on {RANKS} ranks"

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     placement = read_placement(os.environ)
     try:
         options = parse_options(arguments, placement)
-        if options.preset.needs_cuda:
+        if options.preset.needs_cuda or options.share_devices:
             # Before the text of such a preset is read, which takes minutes the first time.
             from reference_trainer.parallelism.devices import choose_device
 

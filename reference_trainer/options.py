@@ -61,6 +61,7 @@ class Options:
     checkpoint: CheckpointOptions | None
     tensorboard: Path | None
     mfu: bool
+    share_devices: bool = False
 
     @property
     def preset(self) -> Preset:
@@ -150,6 +151,7 @@ def parse_options(arguments: Sequence[str], placement: Placement) -> Options:
         checkpoint=read_checkpoint_options(given, steps=steps, restarted=placement.attempt > 0),
         tensorboard=given.tensorboard,
         mfu=given.mfu,
+        share_devices=given.share_devices,
     )
 
 
@@ -181,6 +183,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add(
         "--mfu", action="store_true", help="state the share of the matrix-product peak, measured at start, that is used"
     )
+    add("--share-devices", action="store_true", help="several ranks on a CUDA device: to try layouts, not for speed")
     add_layout_arguments(parser)
     add_run_arguments(parser)
     add("--fault", metavar="NAME[:key=value,...]", help="inject a fault; listed below")

@@ -14,16 +14,25 @@ from reference_trainer.rendezvous import open_fresh_store
 
 
 def choose_device(options: Options, placement: Placement) -> torch.device:
-    """Take the CUDA device of this local rank where there is one for each of them, else the CPU."""
+    """Take the CUDA device of this local rank where there is one for each of them, else the CPU.
+
+    With --share-devices ranks take turns with the devices that there are. NCCL refuses two ranks of one host on one
+    device: each gets a host of its own to show, and they send over sockets.
+    """
     num_devices = torch.cuda.device_count()
-    if num_devices >= placement.local_world_size:
-        device = torch.device("cuda", placement.local_rank)
+    shares = options.share_devices and num_devices > 0
+    if num_devices >= placement.local_world_size or shares:
+        if shares:
+            os.environ.setdefault("NCCL_HOSTID", f"rank-{placement.rank}")
+        device = torch.device("cuda", placement.local_rank % num_devices)
         torch.cuda.set_device(device)
         return device
+    if options.share_devices:
+        raise UsageError("--share-devices: there is no CUDA device to share; leave it out")
     if options.preset.needs_cuda:
         raise UsageError(
             f"--preset {options.preset_name} needs one CUDA device a rank, but there are {num_devices} for "
-            f"{placement.local_world_size} rank(s) here; start fewer ranks, or give --preset small"
+            f"{placement.local_world_size} rank(s) here; start fewer ranks, give --share-devices, or --preset small"
         )
     return torch.device("cpu")
 

@@ -1,3 +1,4 @@
+import os
 import re
 import shlex
 from pathlib import Path
@@ -114,3 +115,25 @@ def test_learning_rate_grows_with_the_global_batch_unless_given() -> None:
     # The preset has 3e-3 for 24 sequences.
     assert parse("--preset", "tiny", "--batch-size", "48").learning_rate == pytest.approx(6e-3)
     assert parse("--preset", "tiny", "--batch-size", "48", "--learning-rate", "1e-3").learning_rate == 1e-3
+
+
+def test_ranks_share_a_device_only_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from reference_trainer.parallelism.devices import choose_device
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv("NCCL_HOSTID", "to be put back")
+    monkeypatch.delenv("NCCL_HOSTID")
+    placement = Placement(rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True)
+    arguments = ("--preset", "gpu")
+    with pytest.raises(UsageError, match=r"there are 1 for 4 rank.s. here; start fewer ranks, give --share-devices"):
+        choose_device(parse_options(arguments, placement), placement)
+    assert "NCCL_HOSTID" not in os.environ
+    shared = parse_options((*arguments, "--share-devices"), placement)
+    assert choose_device(shared, placement) == torch.device("cuda", 0)
+    assert os.environ["NCCL_HOSTID"] == "rank-3"  # NCCL refuses two ranks of one host on one device
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="no CUDA device to share"):
+        choose_device(shared, placement)

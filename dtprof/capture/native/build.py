@@ -141,15 +141,23 @@ def compile_nccl_events(torch_folder: Path, library: Path, timeout_s: float) -> 
     Raises:
         CannotBuildError: headers of CUDA or NCCL are not there, or the compiler failed.
     """
-    packages = torch_folder.parent / "nvidia"
-    toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
-    folders = [*sorted(packages.glob("*/include")), *sorted(packages.glob("*/include/cccl")), toolkit, toolkit / "cccl"]
-    for needed in ("cuda_runtime_api.h", "nccl.h"):
+    folders = header_folders(torch_folder)
+    for needed in ("cuda_runtime_api.h", "crt/host_defines.h", "nccl.h"):
         if not any((folder / needed).exists() for folder in [*folders, Path("/usr/include")]):
-            raise CannotBuildError(f"{needed} was not found beside torch or in {toolkit}")
-    includes = [f"-I{folder}" for folder in folders if folder.is_dir()]
+            raise CannotBuildError(f"{needed} was not found beside torch, on Python's path, or in a CUDA toolkit")
+    includes = [f"-I{folder}" for folder in folders]
     arguments = [*includes, str(NCCL_SOURCE), *("-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda")]
     compile_library(arguments, torch_folder, library, NCCL_CHECKSUM, timeout_s)
+
+
+def header_folders(torch_folder: Path) -> list[Path]:
+    """Return where headers of CUDA and NCCL may lie: packages of NVIDIA, those beside torch first, then the toolkit."""
+    packages = dict.fromkeys(Path(place, "nvidia") for place in (torch_folder.parent, *sys.path) if place)
+    folders = [folder for package in packages for folder in sorted(package.glob("*/include"))]
+    nvcc = shutil.which("nvcc")
+    toolkits = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+    folders += [Path(toolkit, "include") for toolkit in toolkits if toolkit]
+    return [place for folder in folders for place in (folder, folder / "cccl") if place.is_dir()]
 
 
 def compile_library(

@@ -1,0 +1,133 @@
+"""Run a part of `make gpu`, or all: `python -m benchmarks.gpu PART --into FOLDER`; .ci/gpu sets up what it needs.
+
+Each measurement is a process of its own, with a time limit: one that fails, hangs or crashes is reported, and the
+others still run. `--rehearse` tries all of it on the CPU with gloo, where the figures say nothing of a GPU.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.gpu.figures import FigureFile, read_figure, show_value
+from benchmarks.gpu.placement import REHEARSED, end_tree
+
+PART_S = 570.0
+"""A part ends within this, set-up included; what has not begun by then is reported as not measured."""
+LAST_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A module of this package to run, and how long it may take."""
+
+    module: str
+    most_s: float
+
+
+PARTS = {
+    "build": (Measurement(module="machine", most_s=60), Measurement(module="hook_builds", most_s=400)),
+    "tests": (
+        Measurement(module="machine", most_s=60),
+        Measurement(module="hook_builds", most_s=400),
+        Measurement(module="device_tests", most_s=540),
+    ),
+    "bench": (
+        Measurement(module="machine", most_s=60),
+        Measurement(module="hook_builds", most_s=400),
+        Measurement(module="kernel_durations", most_s=90),
+        Measurement(module="exposed_time", most_s=90),
+        Measurement(module="launch_on_device", most_s=90),
+        Measurement(module="equal_losses", most_s=180),
+        Measurement(module="step_on_device", most_s=240),
+        Measurement(module="concurrent_kernels", most_s=90),
+    ),
+    "trainer": (
+        Measurement(module="machine", most_s=60),
+        Measurement(module="hook_builds", most_s=400),
+        Measurement(module="trained_presets", most_s=300),
+        Measurement(module="trained_layouts", most_s=420),
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run parts; return 0 where everything was measured and every test passed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("part", choices=["all", *PARTS])
+    parser.add_argument("--into", type=Path, default=Path("gpu-figures"), metavar="FOLDER")
+    parser.add_argument("--spent", type=float, default=0.0, metavar="S", help="seconds that setting up has taken")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="of the part, these measurements alone")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU with gloo: tries the scripts")
+    given = parser.parse_args(arguments)
+    names = [name for name in PARTS if name != "build"] if given.part == "all" else [given.part]
+    failed = False
+    for name in names:
+        deadline_s = time.monotonic() + PART_S - given.spent
+        chosen = [one for one in PARTS[name] if not given.only or one.module in given.only.split(",")]
+        file = FigureFile(given.into, name)
+        with (given.into / "gpu.log").open("a", encoding="utf-8") as log:
+            for measurement in chosen:
+                run_measurement(measurement, file, log, deadline_s=deadline_s, rehearse=given.rehearse)
+        for measured, reason in file.failures:
+            print(f"not measured: {measured}: {reason}", file=sys.stderr)
+        failed = failed or bool(file.failures)
+        print(f"==> figures of PART={name}: {given.into / name}.md and .json", flush=True)
+        given.spent = 0.0
+    return 1 if failed else 0
+
+
+def run_measurement(
+    measurement: Measurement, file: FigureFile, log: TextIO, *, deadline_s: float, rehearse: bool
+) -> None:
+    """Run one measurement, keep its figures as they come, and report why it ended early."""
+    name = measurement.module
+    limit_s = min(measurement.most_s, deadline_s - time.monotonic())
+    if limit_s < 1:
+        file.fail(name, "the time of this part was used up before it began; run it alone with --only")
+        return
+    print(f"==> {name} (at most {limit_s:.0f} s)", flush=True)
+    log.write(f"==> {name}\n")
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"benchmarks.gpu.{name}"],
+        env=os.environ | {REHEARSED: "1" if rehearse else ""},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    timer = threading.Timer(limit_s, end_tree, [process])
+    timer.start()
+    newest: list[str] = []
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            if (figure := read_figure(line)) is not None:
+                file.add(name, figure)
+                missed = "  (goal missed)" if figure.met is False else ""
+                print(f"    {figure.name}: {show_value(figure)}{missed}", flush=True)
+            else:
+                log.write(line)
+                log.flush()
+                newest = [*newest[1 - LAST_LINES :], line]
+    status = process.wait()
+    timed_out = not timer.is_alive()
+    timer.cancel()
+    took_s = time.monotonic() - began_s
+    if timed_out:
+        file.fail(name, f"no end within {limit_s:.0f} s; its last lines: {' '.join(newest)[-1500:]}")
+    elif status:
+        file.fail(name, f"exit status {status} after {took_s:.0f} s; its last lines: {' '.join(newest)[-1500:]}")
+    log.write(f"    {name} took {took_s:.1f} s\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

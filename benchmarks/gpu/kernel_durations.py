@@ -1,0 +1,67 @@
+"""Durations of operations as recorded against those of their kernels in torch.profiler's traces of the same run.
+
+The trainer on 2 ranks takes a window of the profiler; dtprof joins the kernels of NCCL with its records. A recorded
+duration counts as right within 2 % or 2 us of the kernel's. The events lie around the kernel: it is a bit more.
+"""
+
+import statistics
+
+import dtprof
+from benchmarks.gpu.figures import Figure, emit
+from benchmarks.gpu.placement import recorded, rehearsed, run_job, scratch, trainer
+
+NUM_RANKS = 2
+STEPS, WINDOW = 16, "6:13"
+SHARE, LEAST_NS = 0.02, 2_000
+
+
+def main() -> None:
+    """Print how many kernels were matched, and how far durations are apart."""
+    with scratch() as folder:
+        arguments = ["--preset", "tiny", "--steps", str(STEPS), "--bucket-mb", "0.5"]
+        run_job(recorded(folder / "run", trainer(NUM_RANKS, *arguments), "--trace-steps", WINDOW))
+        rows = list(dtprof.open_run(folder / "run").table("traced_operations"))
+    kernels = [row for row in rows if row["on_device"] or rehearsed()]
+    matched = [row for row in kernels if row["seq"] is not None]
+    share = 100 * len(matched) / len(kernels) if kernels else None
+    emit(
+        Figure(
+            name="kernels of NCCL matched with records",
+            value=share,
+            unit="%",
+            count=len(kernels),
+            goal="at least 99 %",
+            met=share is not None and share >= 99,
+        )
+    )
+    known = [row for row in matched if row["recorded_ns"] is not None and row["traced_end_ns"] is not None]
+    pairs = [(row["recorded_ns"], row["traced_end_ns"] - row["traced_begin_ns"]) for row in known]
+    right = [abs(ours - theirs) <= max(SHARE * theirs, LEAST_NS) for ours, theirs in pairs]
+    emit(
+        Figure(
+            name="durations within 2 % or 2 us of the profiler's",
+            value=100 * sum(right) / len(right) if right else None,
+            unit="%",
+            count=len(pairs),
+            goal="all",
+            met=bool(right) and all(right),
+            note=f"{len(matched) - len(known)} of {len(matched)} matched without a recorded duration",
+        )
+    )
+    for name in sorted({row["op"] for row in known}):
+        chosen = [pair for row, pair in zip(known, pairs, strict=True) if row["op"] == name]
+        kernel_us = statistics.median(theirs for _, theirs in chosen) / 1000
+        apart = sorted((ours - theirs) / 1000 for ours, theirs in chosen)
+        emit(
+            Figure(
+                name=f"{name}: recorded less kernel, median",
+                value=statistics.median(apart),
+                unit="us",
+                count=len(apart),
+                note=f"{apart[0]:.2f} to {apart[-1]:.2f} us; kernels of {kernel_us:.1f} us",
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

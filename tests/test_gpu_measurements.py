@@ -1,0 +1,123 @@
+"""`make gpu` where there is no GPU: what it computes, keeps and says."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.__main__ import Measurement, run_measurement
+from benchmarks.gpu.exposed_time import find_exposed
+from benchmarks.gpu.figures import Figure, FigureFile, read_figure
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def kernel(name: str, begin_us: float, length_us: float) -> dict[str, object]:
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": begin_us, "dur": length_us, "pid": 0, "tid": 7, "args": {}}
+
+
+def test_exposed_time_is_that_of_nccl_without_other_kernels_inside_the_steps(tmp_path: Path) -> None:
+    # us: NCCL 10-30 and 50-60, products 0-20 and 55-70; steps from 12 to 58. Exposed: 20-30 and 50-55, of 2 steps.
+    events = [
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 10, 20),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 10),
+        kernel("sm90_gemm", 0, 20),
+        kernel("elementwise", 55, 15),
+    ]
+    path = tmp_path / "0.pt.trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 1_000_000, "traceEvents": events}))
+    # The file counts from 1 ms since 1970; the host's clock shows 5 ms less.
+    exposed = find_exposed(
+        path, begin_ns=-4_000_000 + 12_000, end_ns=-4_000_000 + 58_000, clock_ns=-5_000_000, num_steps=2
+    )
+    assert exposed == 7_500
+
+
+def test_trace_without_kernels_of_nccl_tells_nothing_of_exposed_time(tmp_path: Path) -> None:
+    path = tmp_path / "0.pt.trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [kernel("sm90_gemm", 0, 20)]}))
+    assert find_exposed(path, begin_ns=0, end_ns=10**6, clock_ns=0, num_steps=1) is None
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FigureFile, Path]:
+    """Have measurements be run by an interpreter that does what its module is called."""
+    script = tmp_path / "python"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import subprocess, sys, time\n"
+        'print(\'other output\\nFIGURE {"name": "speed", "value": 1.5, "unit": "ms"}\', flush=True)\n'
+        "kind = sys.argv[2].rpartition('.')[2]\n"
+        "if kind == 'hangs':\n"
+        "    subprocess.run(['sleep', '1000'], start_new_session=True)\n"
+        "sys.exit(3 if kind == 'fails' else 0)\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return FigureFile(tmp_path / "out", "bench"), tmp_path / "out"
+
+
+def test_measurement_that_fails_or_hangs_keeps_its_figures_and_the_others_run(
+    measured: tuple[FigureFile, Path],
+) -> None:
+    file, folder = measured
+    log = io.StringIO()
+    began_s = time.monotonic()
+    for module, most_s in (("fails", 60.0), ("hangs", 1.0), ("works", 60.0)):
+        one = Measurement(module=module, most_s=most_s)
+        run_measurement(one, file, log, deadline_s=began_s + 120, rehearse=True)
+    run_measurement(Measurement(module="late", most_s=60), file, log, deadline_s=began_s, rehearse=True)
+    document = json.loads((folder / "bench.json").read_text())
+    assert [(figure["measurement"], figure["value"]) for figure in document["figures"]] == [
+        ("fails", 1.5),
+        ("hangs", 1.5),
+        ("works", 1.5),
+    ]
+    reasons = {failure["measurement"]: failure["reason"] for failure in document["failures"]}
+    assert set(reasons) == {"fails", "hangs", "late"}
+    assert reasons["fails"].startswith("exit status 3")
+    assert reasons["hangs"].startswith("no end within 1 s")
+    assert "other output" in log.getvalue()
+    assert "| speed | 1.5 ms |" in (folder / "bench.md").read_text()
+    assert time.monotonic() - began_s < 30
+
+
+def test_unknown_value_is_said_to_be_unknown(tmp_path: Path) -> None:
+    file = FigureFile(tmp_path, "bench")
+    file.add("one", Figure(name="exposed", value=None, unit="us", goal="within 5 %", note="no kernels | in the trace"))
+    assert "| exposed | not known |  |  | within 5 % | cannot tell | no kernels / in the trace |" in (
+        (tmp_path / "bench.md").read_text()
+    )
+    assert read_figure("FIG") is None
+
+
+def run_setup(folder: Path, answer: str, *, part: str) -> subprocess.CompletedProcess[str]:
+    """Run .ci/gpu where every interpreter that it can find gives this answer to its probe; empty: has no torch."""
+    interpreter = folder / "python3"
+    interpreter.write_text(f"#!/bin/sh\n[ -n '{answer}' ] || exit 1\necho '{answer}'\n")
+    interpreter.chmod(0o755)
+    for name in ("python3.11", "python3.12", "python3.13", "python"):
+        (folder / name).symlink_to("python3")
+    environment = {"PATH": f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin", "OUT": str(folder / "out")}
+    command = ["sh", str(REPOSITORY / ".ci" / "gpu"), part]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_without_a_device_make_gpu_says_so_in_one_sentence(tmp_path: Path) -> None:
+    ended = run_setup(tmp_path, "2.11.0+cu130 0 Found no NVIDIA driver", part="bench")
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1
+    assert "needs a CUDA device, and torch 2.11.0+cu130" in ended.stderr
+    assert "Found no NVIDIA driver" in ended.stderr
+
+
+def test_without_a_torch_for_cuda_make_gpu_names_the_interpreters_tried(tmp_path: Path) -> None:
+    ended = run_setup(tmp_path, "", part="all")
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1
+    assert f"{tmp_path}/python3 " in ended.stderr
