@@ -152,10 +152,10 @@ def compile_nccl_events(torch_folder: Path, library: Path, timeout_s: float) -> 
 
 def header_folders(torch_folder: Path) -> list[Path]:
     """Return where headers of CUDA and NCCL may lie: packages of NVIDIA, those beside torch first, then the toolkit."""
-    packages = dict.fromkeys(Path(place, "nvidia") for place in (torch_folder.parent, *sys.path) if place)
+    packages = dict.fromkeys(Path(place, "nvidia") for place in (str(torch_folder.parent), *sys.path) if place)
     folders = [folder for package in packages for folder in sorted(package.glob("*/include"))]
     nvcc = shutil.which("nvcc")
-    toolkits = [os.environ.get("CUDA_HOME"), nvcc and Path(nvcc).resolve().parents[1], "/usr/local/cuda"]
+    toolkits = [os.environ.get("CUDA_HOME"), str(Path(nvcc).resolve().parents[1]) if nvcc else None, "/usr/local/cuda"]
     folders += [Path(toolkit, "include") for toolkit in toolkits if toolkit]
     return [place for folder in folders for place in (folder, folder / "cccl") if place.is_dir()]
 
