@@ -128,7 +128,7 @@ def describe_tensors(tensors: Iterator[Any], names: dict[int, tuple[str, str]]) 
     }
 
 
-@fence.fenced("a tensor", "is left out of a memory snapshot")
+@fence.fenced("a tensor", "is missing from a memory snapshot")
 def _describe(tensor: Any, names: dict[int, tuple[str, str]]) -> tuple[int, dict[str, Any]] | None:
     import torch
 

@@ -1,4 +1,4 @@
-"""Compare what ranks record while they run: calls at one position of a group that do not go together.
+"""Compare what ranks record while they run: mismatched operations at one sequence number of a group.
 
 What is new is compared in columns, position by position, for all groups at once; only where it differs, the rules of
 finished runs decide, on the records of each rank around the first position of each group that does. Polls may be far

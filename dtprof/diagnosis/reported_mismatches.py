@@ -12,7 +12,7 @@ from dtprof.diagnosis.findings import Finding, Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedMismatch:
-    """Calls at one position of a group that do not go together."""
+    """Mismatched operations at one sequence number of a group."""
 
     kind: str
     group: str

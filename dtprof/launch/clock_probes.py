@@ -95,7 +95,7 @@ class Responder:
         for opened in (self._socket, self._wake, self._woken):
             opened.close()
 
-    @fence.fenced("the clock of this host", "is not told to others any longer")
+    @fence.fenced("the clock of this host", "is no longer sent to other hosts")
     def _work(self) -> None:
         while True:
             readable, _, _ = select.select([self._socket, self._woken], [], [])
@@ -177,7 +177,7 @@ class ClockKeeper:
         if self._responder is not None:
             self._responder.close()
 
-    @fence.fenced("the clock of this host", "is not measured any longer")
+    @fence.fenced("the clock of this host", "is no longer measured")
     def _work(self) -> None:
         assert self._address is not None
         while True:

@@ -23,7 +23,7 @@ STOP_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Calls at one position of a group that do not go together."""
+    """Mismatched operations at one sequence number of a group."""
 
     kind: str
     group: str
@@ -63,7 +63,7 @@ class Comparer:
         self._end.set()
         self._thread.join(STOP_S)
         if compares_last and self._thread.is_alive():
-            self._say("the newest calls of the ranks were not compared: that takes too long here; diagnose does it")
+            self._say("the newest operations of the ranks were not compared: that takes too long here; diagnose does it")
 
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
     def _work(self) -> None:
@@ -89,7 +89,7 @@ class Comparer:
             about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
             if not fence.is_first(self._folder.parent, about, mark=fence.REPORTED):
                 continue
-            self._say(f"ranks make calls that do not go together, and the job goes on\n{mismatch.text}")
+            self._say(f"ranks pair mismatched operations: results are invalid; the job goes on\n{mismatch.text}")
             row = {
                 "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
                 "realtime_ns": time.time_ns(),

@@ -121,7 +121,7 @@ class Watcher:
         rows = json_lines(self._run / paths.node_folder_name(writer.host_name()) / paths.EXITS, [])
         return {progress.pid for progress in self._ranks.values()} <= {row.get("pid") for row in rows}
 
-    @fenced("the last look at the job's records", "failed")
+    @fenced("the last poll of the job's records", "failed")
     def poll_last(self) -> None:
         """Poll when the job has ended: what happened since the last tick."""
         self._poll()

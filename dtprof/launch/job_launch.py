@@ -138,7 +138,7 @@ def run_job(
         **({"hosts": run_directory.hosts_of(run)} if is_creator else {}),
     )
     if not is_written and not is_run_gone():
-        say(f"{run / paths.MANIFEST} could not be completed (disk full?): how the job ended is not in the run")
+        say(f"{run / paths.MANIFEST} could not be completed (disk full?): the run lacks the job's exit status")
     return JobEnd(run=run, status=status, stopped_by_us=stopped)
 
 
@@ -255,7 +255,7 @@ class _Stopper:
         self._killed = False
         self.begun_s: float | None = None
 
-    @fenced("the watch over the job", "missed a look")
+    @fenced("the watch over the job", "missed a poll")
     def tick(self) -> None:
         """Poll once; stop a hung job under --on-hang stop."""
         if self.begun_s is None:

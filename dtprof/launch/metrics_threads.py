@@ -25,7 +25,7 @@ NICENESS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsSettings:
-    """Where the metrics of this node are told."""
+    """Where the metrics of this node are served or written."""
 
     port: int | None = None  # 0: any that is free
     address: str = settings.METRICS_ADDRESS.default
@@ -74,7 +74,7 @@ class Metrics:
         if self._thread.is_alive():
             self._thread.join()
 
-    @fence.fenced("the metrics", "are not told any longer")
+    @fence.fenced("the metrics", "are no longer served")
     def _work(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:

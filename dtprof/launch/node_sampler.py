@@ -41,7 +41,7 @@ class Sampler:
         self._end.set()
         self._thread.join(STOP_S)
 
-    @fence.fenced("the node", "is not sampled any longer")
+    @fence.fenced("the node", "is no longer sampled")
     def _work(self) -> None:
         devices, reason = gpu_sampler.open_gpus(os.getpid())
         self.description = {

@@ -274,7 +274,7 @@ class LiveWindow:
 
     @property
     def mismatches(self) -> tuple[dict[str, Any], ...]:
-        """Calls that do not go together, as the launcher has reported them so far."""
+        """Mismatched operations, as the launcher has reported them so far."""
         return self._opened.mismatches
 
     @property

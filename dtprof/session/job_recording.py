@@ -77,7 +77,7 @@ def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
     )
 
 
-@fenced("the closing note", "is left out")
+@fenced("the closing note", "is not printed")
 def _print_end(run: Path, end: job_launch.JobEnd) -> None:
     """Say on stderr where the run lies, who is missing from it, and what to type next."""
     from dtprof.diagnosis.findings import rank_list

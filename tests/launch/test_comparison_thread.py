@@ -25,7 +25,7 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
         job.wait_until(lambda: "reduce-op-mismatch" in job.stderr)
         (tmp_path / "told").touch()  # only then does the job end
         assert job.wait() == 0, job.stderr
-    assert job.stderr.count("ranks make calls that do not go together, and the job goes on") == 1
+    assert job.stderr.count("ranks pair mismatched operations: results are invalid; the job goes on") == 1
     assert f"{program}:" in job.stderr
     (told,) = [
         json.loads(line) for file in run.glob(f"node-*/{paths.MISMATCHES}") for line in file.read_text().splitlines()
@@ -75,7 +75,7 @@ def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, mon
     comparer.stop(compares_last=True)
     release.set()
     comparer._thread.join(60)
-    assert [text.split(":")[0] for text in said] == ["the newest calls of the ranks were not compared"]
+    assert [text.split(":")[0] for text in said] == ["the newest operations of the ranks were not compared"]
 
 
 @pytest.mark.usefixtures("only_last_looks")

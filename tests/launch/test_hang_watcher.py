@@ -273,4 +273,4 @@ def test_run_that_was_deleted_meanwhile_is_survived_by_the_last_look(
 ) -> None:
     job.folder.rmdir()
     job.watcher.poll_last()
-    assert "the last look at the job's records failed: FileNotFoundError" in capsys.readouterr().err
+    assert "the last poll of the job's records failed: FileNotFoundError" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_an_error_of_dtprofs_own_ends_the_metrics_and_is_told_once(
     )
     metrics._thread.join(PATIENCE_S)
     metrics.stop()
-    assert "the metrics are not told any longer: ValueError: broken" in capfd.readouterr().err
+    assert "the metrics are no longer served: ValueError: broken" in capfd.readouterr().err
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(said[0].rpartition(" ")[2], timeout=PATIENCE_S)
 

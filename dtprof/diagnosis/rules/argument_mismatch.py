@@ -27,7 +27,7 @@ WORDS = {
 
 
 def find_mismatches(case: Case) -> list[Finding]:
-    """Return findings for positions at which members made calls that do not go together, the first of each group."""
+    """Return a finding for the first sequence number of each group at which members issued mismatched operations."""
     return [*mismatches_by_group(case).values()]
 
 
@@ -63,7 +63,7 @@ def _find_mismatch_before(case: Case) -> Iterator[Finding]:
 
 
 def find_silent_mismatches(case: Case) -> list[Finding]:
-    """Return the mismatches that held nobody up."""
+    """Return the mismatches that blocked no rank."""
     return [finding for finding in case.findings(find_mismatches) if not finding.waiting_ranks]
 
 
