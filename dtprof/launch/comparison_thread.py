@@ -63,7 +63,9 @@ class Comparer:
         self._end.set()
         self._thread.join(STOP_S)
         if compares_last and self._thread.is_alive():
-            self._say("the newest operations of the ranks were not compared: that takes too long here; diagnose does it")
+            self._say(
+                "the newest operations of the ranks were not compared: that takes too long here; diagnose does it"
+            )
 
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
     def _work(self) -> None:
