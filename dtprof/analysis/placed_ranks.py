@@ -1,8 +1,8 @@
-"""Ranks placed for the second map: their operations, blocked time and measured steps, several ranks side by side.
+"""Batches of ranks for the second map: their operations, blocked time and measured steps.
 
-What is done to columns is done for several ranks in one go; a rank with many operations is a batch of its own. Rows
-keep their times, those of one rank follow those of another. Intervals lie on an axis of time on which each rank has a
-stretch of its own, so that a sweep over all of them finds for each rank what it would find for that rank alone.
+Column operations run once per batch, because with few records per rank the calls cost more than the work; a rank with
+many operations is a batch of its own. Rows of one rank follow those of the rank before, with their own times. Intervals
+are shifted onto one time axis on which ranks do not overlap, so that one sweep gives the same result as one per rank.
 """
 
 import functools
@@ -26,12 +26,12 @@ from dtprof.job.sound_records import times_of
 from dtprof.records.tables import Array, RankTables, join
 
 MAX_ROWS = 1 << 14
-"""Operations of ranks taken together: columns of so many stay in the processor's cache."""
+"""Operations of a batch at most: columns of this length stay in the processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRank:
-    """One rank and where its operations belong: `blocked` has a row for each of `operations`."""
+    """One rank with its operations; `blocked` has a row for each of `operations`."""
 
     tables: RankTables
     steps: RankSteps
@@ -44,7 +44,7 @@ class PlacedRank:
 
 @dataclass(frozen=True, kw_only=True)
 class RankTiming(PlacedRank):
-    """One rank and what its operations took: `timing` has a row for each of `operations`."""
+    """One rank with the wait and transfer of its operations; `timing` has a row for each of `operations`."""
 
     timing: Timing
 
@@ -106,7 +106,7 @@ class PlacedBatch:
 
     @property
     def place_of_window(self) -> Column:
-        """The position of the rank of each used step."""
+        """The position of the rank of each measured step."""
         return np.repeat(np.arange(len(self.ranks)), np.diff(self.window_bounds))
 
     def on_axis(self, intervals: Sequence[Intervals]) -> Intervals:
@@ -153,7 +153,7 @@ def place_used(
     instances: OperationInstances,
     windows: Mapping[int, Intervals],
 ) -> Iterator[SteppedRank]:
-    """Prepare ranks for `reduce_ranks`.
+    """Place ranks and their measured steps for `reduce_ranks`.
 
     Parameters:
         steps: by rank. windows: of the pipeline, by rank.
@@ -179,10 +179,10 @@ def read_placed(
     instances: OperationInstances,
     pipeline_windows: Mapping[int, Intervals],
 ) -> Iterator["PlacedBatch"]:
-    """Read and place ranks, in order; as many side by side as are worth it.
+    """Read and place ranks, in order, in batches of as many ranks as MAX_OPERATIONS allows.
 
     Parameters:
-        ranks: on the clock of the reference; each is read as its turn comes.
+        ranks: on the clock of the reference; each is read only when its batch is due.
         steps: by rank. pipeline_windows: by rank.
     """
     placed = (
@@ -192,7 +192,7 @@ def read_placed(
 
 
 def time_batch(batch: "PlacedBatch", instances: OperationInstances, errors: ClockErrors) -> Timing:
-    """Return what the operations of ranks took, given the instances of all ranks and the errors of their clocks."""
+    """Return wait and transfer of the operations of ranks, given the collective instances and the errors of clocks."""
     return time_operations(
         batch.operations,
         batch.matched,
@@ -218,7 +218,7 @@ def part_steps(batch: "PlacedBatch", stretches: tuple[Intervals, Intervals]) -> 
 
 
 def join_placed(ranks: Sequence[SteppedRank], instances: OperationInstances) -> PlacedBatch:
-    """Put ranks side by side."""
+    """Join ranks into one batch."""
     placed = [rank.placed for rank in ranks]
     extents = [rank.extent for rank in ranks] if len(ranks) > 1 else [(0, 0)]
     shifts = lay_out(extents)
@@ -246,7 +246,7 @@ def join_placed(ranks: Sequence[SteppedRank], instances: OperationInstances) -> 
 
 
 def batches_in_turn(ranks: Iterable[SteppedRank], instances: OperationInstances) -> Iterator[PlacedBatch]:
-    """Yield stacks of all ranks, in order, as many ranks in each as are worth it."""
+    """Yield all ranks in batches, in order."""
     waiting: list[SteppedRank] = []
     num_rows = length_ns = 0
     for rank in ranks:
@@ -261,9 +261,9 @@ def batches_in_turn(ranks: Iterable[SteppedRank], instances: OperationInstances)
 
 
 def _length_ns(rank: SteppedRank) -> int:
-    """Return how long a stretch a rank needs; more than there is where it is to be alone."""
+    """Return the length of the time axis that a rank needs; more than the axis has for a rank to be batched alone."""
     if any(len(rank.placed.phases[busy]) for busy in BUSY):
-        return MAX_AXIS_NS + 1  # what is blocked, and what a step is made of, is found otherwise
+        return MAX_AXIS_NS + 1  # blocked time and parts of a device's timeline are computed per rank
     first, last = rank.extent
     return last - first + 1  # one apart: intervals of two ranks never touch
 
@@ -287,7 +287,7 @@ def _join_matched(parts: Sequence[Matched], bounds: Sequence[int]) -> Matched:
 
 def _join_blocked(parts: Sequence[Blocked]) -> Blocked:
     if len(parts) == 1:
-        return parts[0]  # only of one rank may times be covered
+        return parts[0]  # only a rank that is batched alone has covered times
     return Blocked(
         call=np.concatenate([one.call for one in parts]),
         wait=np.concatenate([one.wait for one in parts]),

@@ -1,8 +1,8 @@
-"""What one rank brings to the summary of a run: two maps over its records, each giving a small reduction.
+"""Reduce the records of one rank for the summary of a run, in two maps whose results are small.
 
 The first, `survey`, finds the steps and describes the operations so that they can be matched across ranks. The second,
-`reduce_ranks`, knows the steps chosen and the operation instances, and sums up. Both take several ranks side by side.
-Each rank is read for both; none is kept.
+`reduce_ranks`, is given the measured steps and the operation instances, and sums up. Both take batches of ranks.
+Each rank is read once for each map, and none is kept in memory.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What is said of one rank as it is."""
+    """Facts of one rank that go to the summary unreduced."""
 
     rank: int
     attempt: int
@@ -69,9 +69,9 @@ class RankFacts:
     memory_bytes: dict[str, int]
     model_share: ModelShare
     out_of_memory: tuple[OutOfMemory, ...]
-    unsound: int  # records whose times cannot be
+    unsound: int  # records with impossible times
     unmatched: int  # operations that cannot be matched with other ranks'
-    device_error_ns: int | None  # times are those of its device, off by so much at most; None: those of the host
+    device_error_ns: int | None  # error bound of its device's clock; None: times are those of the host
     host_lead_ns: int | None
     polled: int  # intervals of its device whose end was found by polling
 
@@ -85,7 +85,7 @@ class Survey:
     instances: RankInstances
     pipeline: RankPipeline | None
     may_be_stage: bool  # of a pipeline of which no schedule was recorded
-    marks: dict[Channel, Array]  # for the alignment of clocks; empty where that is not asked for
+    marks: dict[Channel, Array]  # to align clocks; empty if all ranks share one clock
     consumption: RankConsumption | None  # None: not recorded
 
 
@@ -106,10 +106,10 @@ class RankReduction:
     unobserved: int  # operations in the measured steps whose completion is not observed
     estimated: int  # operations whose arrival is an estimate
     not_known: int  # operations of several members whose arrival is not known
-    mixed: int  # operations that were matched with a different one
+    mixed: int  # operations that were matched with an operation of another name
     path: RankPath | None = None  # for the critical path
     uncertain: int = 0  # operations whose wait is smaller than the error of the clocks
-    impossible: int = 0  # operations that ended before the last rank had begun them
+    impossible: int = 0  # operations that completed before the last rank had issued them
     most_impossible_ns: int = 0  # by so much at most
     serialised: dict[SerialKey, SerialSums] = field(default_factory=dict)
     memory_growth: MemoryGrowth | None = None
@@ -153,7 +153,7 @@ class BatchReduction:
 
 
 def survey(batch: RankBatch, *, several_clocks: bool = False) -> list[Survey]:
-    """Look through the records of some ranks."""
+    """Find the steps of ranks and describe their operations."""
     matched = match_operations(batch)
     apis = [find_apis(tables, batch.operations.of(i)) for i, tables in enumerate(batch.tables)]
     described = describe_operations(batch, apis, matched)
@@ -229,7 +229,7 @@ def reduce_ranks(
     errors: ClockErrors = ONE_CLOCK,
     max_hops: int = 0,
 ) -> BatchReduction:
-    """Sum up the measured steps of ranks; all they did where no steps are used.
+    """Sum up the measured steps of ranks; all records of a rank where no steps are measured.
 
     Parameters:
         width: steps a bin, for what is kept bin by bin.

@@ -43,7 +43,7 @@ from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_si
 from dtprof.records.tables import Array, Group
 
 MAX_PAIRED = 256
-"""Ranks up to which pairs are told apart."""
+"""Ranks up to which every pair of ranks has a row of its own."""
 
 
 Found = TypeVar("Found")
@@ -55,7 +55,7 @@ LookAt = Callable[[Sequence[int], Sequence[Channel]], RankLook[Found] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionTask(RankTask, Generic[Found]):
-    """Some ranks to be reduced; the parameters are those of `reduce_ranks`."""
+    """A batch of ranks to reduce; the fields are the parameters of `reduce_ranks`."""
 
     used: MeasuredSteps
     max_bars: int
@@ -81,7 +81,7 @@ class Reductions(Generic[Found]):
 
 
 def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
-    """Reduce some ranks, as many side by side as is worth it, and look at the details of each if they are asked for."""
+    """Reduce ranks in batches, and collect details of each rank if the task asks for them."""
     reductions: Reductions[Found] = Reductions()
     for batch in task.read_placed(task.used):
         found = reduce_ranks(
@@ -117,10 +117,10 @@ def summarise_closely(
     surveys: Surveys,
     look_at: LookAt[Found],
 ) -> tuple[Summary, list[Found]]:
-    """Summarise a run whose ranks are surveyed; return the details of each rank beside it, where any are looked for.
+    """Summarise a run whose ranks are surveyed; return with it the details of each rank that `look_at` collects.
 
     Parameters:
-        look_at: what looks at the details of some ranks, whose operations are of these channels; None: nothing does.
+        look_at: collects details of ranks, given the channels of their operations; None: no details.
     """
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
     reduced = reduce_run(run, executor, surveys=surveys, used=used, look_at=look_at)
@@ -286,9 +286,9 @@ def _max_bars(num_ranks: int) -> int:
 
 
 def _backend(facts: Sequence[RankFacts]) -> str | None:
-    told = (group.backend for fact in facts for group in fact.groups.values() if group.backend)
+    by_group = (group.backend for fact in facts for group in fact.groups.values() if group.backend)
     by_feature = (name.split(":", 1)[1] for fact in facts for name in fact.features if name.startswith("backend:"))
-    return _most_common(told) or _most_common(by_feature)
+    return _most_common(by_group) or _most_common(by_feature)
 
 
 def _most_common(names: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Step time over steps: the middle, the band, what is left out, and a scale that fits the measured steps."""
+"""Step time over steps: the middle, the band, what is not measured, and a scale that fits the measured steps."""
 
 from dataclasses import replace
 from typing import Any
@@ -57,7 +57,7 @@ def test_steps_left_out_are_on_grey_ground() -> None:
     drawing = drawn(summary_of(num_steps=20))
     (ground,) = drawing.figure.layout.shapes
     assert (ground.x0, ground.x1) == (1.5, 2.5)  # step 2 is the first known, step 3 the first used
-    assert "warm-up, left out" in [note.text for note in drawing.figure.layout.annotations]
+    assert "warm-up, not measured" in [note.text for note in drawing.figure.layout.annotations]
 
 
 def test_the_scale_fits_the_used_steps_and_a_step_above_it_is_named() -> None:

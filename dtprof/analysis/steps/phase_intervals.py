@@ -1,4 +1,4 @@
-"""The phases of one rank as intervals of time: data, forward, backward, optimizer, checkpoint, and what else is told.
+"""The phases of one rank as intervals of time: data, forward, backward, optimizer, checkpoint and the others recorded.
 
 Only the threads that run the steps count. Where phases overlap, a moment belongs to the first of ORDER that covers it.
 """
@@ -24,7 +24,7 @@ ORDER = (
 )
 """Which phase a moment belongs to when spans overlap: the first here."""
 BUSY = (events.DEVICE_BUSY, events.HOST_BUSY)
-"""When something computed, as imported runs tell."""
+"""Spans of computation on a device; only imported runs have them."""
 ACTIONS = {events.FORWARD: events.PIPELINE_FORWARD, events.BACKWARD: events.PIPELINE_BACKWARD}
 """Actions of pipeline stages by the phase they belong to."""
 _OF_MODELS = (events.FORWARD, events.EVALUATION)
@@ -35,7 +35,7 @@ _ANYWHERE = (events.FORWARD, events.RECOMPUTE, events.COMPILE, events.GARBAGE_CO
 def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
     """Return the intervals of each phase; they may overlap between phases.
 
-    A forward span that failed may end when the next one begins, not when it failed: it is left out.
+    A failed forward span may end when the next one begins instead of when it failed, so it is dropped.
     """
     ended = select(
         spans,
@@ -56,8 +56,8 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
             chosen |= is_any(ops, actions)
         return union(times[chosen])
 
-    told = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
-    found = {phase: intervals(phase) if phase in told else NONE for phase in (*ORDER, *BUSY, events.HOST_BOUND)}
+    recorded = {*numbers, *(phase for phase, actions in ACTIONS.items() if not numbers.keys().isdisjoint(actions))}
+    found = {phase: intervals(phase) if phase in recorded else NONE for phase in (*ORDER, *BUSY, events.HOST_BOUND)}
     if events.PP_FORWARD in tables.ops:
         return found  # with the loss; between a forward and a backward a stage waits for others
     if len(found[events.FORWARD]):
@@ -69,7 +69,7 @@ def find_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str,
 
 
 def _without_closures(found: dict[str, Intervals]) -> Intervals:
-    """Return the optimizer without the passes that it ran itself, by the closure that it was given."""
+    """Return the optimizer intervals without the forward and backward passes of its closure (as LBFGS runs)."""
     optimizer, backward = found[events.OPTIMIZER], found[events.BACKWARD]
     first = np.searchsorted(backward[:, 0], optimizer[:, 0], "left")
     has_backward = first < np.searchsorted(backward[:, 1], optimizer[:, 1], "right")
@@ -80,14 +80,14 @@ def _without_closures(found: dict[str, Intervals]) -> Intervals:
 
 
 def find_user_phases(tables: RankTables, spans: Array, steps: RankSteps) -> dict[str, Intervals]:
-    """Return the intervals of the phases that the program itself named, on the threads that run the steps."""
+    """Return the intervals of the phases that the program marked, on the threads that run the steps."""
     names = dict.fromkeys(name for name in tables.ops if name.startswith(events.USER_PHASE))
     own = select(spans, is_any(spans["thread"], steps.threads)) if names else spans
     return {name.removeprefix(events.USER_PHASE): union(times_of(spans_of(own, tables, name, ENDED))) for name in names}
 
 
 def _with_loss(found: dict[str, Intervals]) -> Intervals:
-    """Extend forward to the begin of the backward that follows it with no other span between: that is the loss."""
+    """Extend forward to the begin of the next backward if no other span lies between: the loss counts as forward."""
     forward, backward = found[events.FORWARD], found[events.BACKWARD]
     before = np.searchsorted(forward[:, 1], backward[:, 0], "right") - 1
     backward, before = backward[before >= 0], before[before >= 0]
@@ -98,9 +98,9 @@ def _with_loss(found: dict[str, Intervals]) -> Intervals:
 
 
 def _inferred_forward(found: dict[str, Intervals], steps: RankSteps) -> Intervals:
-    """Take for forward what lies before each backward, back to the step's begin or the last other span.
+    """Infer forward passes where none were recorded: from the step's begin, or the last other span, to each backward.
 
-    Before the first step that has a begin, only what follows a data, checkpoint, backward or evaluation span is taken.
+    Before the first step that has a begin, a forward pass must follow a data, checkpoint, backward or evaluation span.
     """
     backward = found[events.BACKWARD]
     if not len(backward):

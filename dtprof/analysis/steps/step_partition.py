@@ -1,13 +1,13 @@
-"""The exact partition of a rank's steps into parts, and the second, independent one into phases.
+"""Partition a rank's steps exactly into parts, and independently into phases.
 
-Where parts overlap a moment belongs to the first of: in the window of a pipeline and in none of its actions (bubble),
+Where parts overlap, a moment belongs to the first of: in the window of a pipeline but in none of its actions (bubble),
 blocked by communication that moves data (exposed_transfer), blocked by communication that waits for another rank
-(exposed_wait), data, checkpoint, optimizer, forward or backward (compute); what nothing covers is host, and so are
-pauses: compilation and garbage collection, wherever they happen. Idle is not recorded and is 0. On the time of a device
-(job/device_timeline.py) stretches that are host-bound go before optimizer and compute, and are host.
+(exposed_wait), data, checkpoint, optimizer, forward or backward (compute). Uncovered time is host, and so are
+compilation and garbage collection, wherever they happen. Idle is not recorded and is 0. On a device's timeline
+(job/device_timeline.py) host-bound stretches come before optimizer and compute, and are host.
 
-Of an imported run whose device is known the device is partitioned: what it computes is optimizer where an optimizer
-step is under way on it, else compute; and what nothing covers is idle.
+For an imported run with device activity the device is partitioned instead: its kernels are optimizer during an
+optimizer step, else compute, and uncovered time is idle.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ def partition_steps(
     exposed_transfer: Intervals,
     bubbles: Intervals = NONE,
 ) -> dict[str, Column]:
-    """Return for each part how long it took in each step; the parts sum to the step."""
+    """Return the time of each part in each step, ns; the parts sum to the step."""
     shares = share_out(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
     covered = {part: shares[:, i] for i, part in enumerate(_name_owners(phases))}
     for part in _OF_HOST & covered.keys():
@@ -60,21 +60,21 @@ def paint_steps(
     exposed_transfer: Intervals,
     bubbles: Intervals = NONE,
 ) -> tuple[Intervals, Column]:
-    """Return the stretches that `partition_steps` sums up, and the part of each as its position in PARTS."""
+    """Return the intervals that `partition_steps` sums up, and the part of each as its position in PARTS."""
     cuts, owner = paint(_layers(phases, exposed_wait, exposed_transfer, bubbles), windows)
     part = np.array([PARTS.index("host" if name in _OF_HOST else name) for name in _name_owners(phases)])
     return _stretches(cuts, np.where(owner >= 0, part[owner], -1), windows)
 
 
 def paint_phases(windows: Intervals, phases: dict[str, Intervals]) -> tuple[Intervals, Column]:
-    """Return the stretches that `partition_phases` sums up, and the phase of each as its position in PHASES."""
+    """Return the intervals that `partition_phases` sums up, and the phase of each as its position in PHASES."""
     cuts, owner = paint([phases[phase] for phase in ORDER], windows)
     phase = np.array([PHASES.index(name) for name in (*ORDER, "other")])
     return _stretches(cuts, np.where(owner >= 0, phase[owner], -1), windows)
 
 
 def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Intervals, Column]:
-    """Join neighbours of one owner within one step."""
+    """Join adjacent intervals of one part or phase within one step."""
     if not len(cuts):
         return NONE, owner
     begins = is_among(cuts, windows[:, 0]) | (np.diff(owner, prepend=-2) != 0)
@@ -85,14 +85,14 @@ def _stretches(cuts: Column, owner: Column, windows: Intervals) -> tuple[Interva
 
 
 def _name_owners(phases: dict[str, Intervals]) -> tuple[str, ...]:
-    """Return what the layers stand for, and at last what none covers."""
+    """Return the part or phase of each layer, and last that of uncovered time."""
     return _COVERED_ON_DEVICE if len(phases[events.DEVICE_BUSY]) else _COVERED
 
 
 def _layers(
     phases: dict[str, Intervals], exposed_wait: Intervals, exposed_transfer: Intervals, bubbles: Intervals
 ) -> list[Intervals]:
-    """Return what may cover a moment of a step, as _name_owners names it."""
+    """Return the intervals of each layer in the order of `_name_owners`; the first that covers a moment owns it."""
     blocked = [bubbles, union(exposed_transfer), union(exposed_wait)]
     if len(device := phases[events.DEVICE_BUSY]):
         optimizer = intersect(device, phases[events.OPTIMIZER])
@@ -109,7 +109,7 @@ def _layers(
 
 
 def partition_phases(windows: Intervals, phases: dict[str, Intervals]) -> dict[str, Column]:
-    """Return for each phase how long it took in each step; they sum to the step."""
+    """Return the time of each phase in each step, ns; the phases sum to the step."""
     shares = share_out([phases[phase] for phase in ORDER], windows)
     by_phase = {phase: shares[:, i] for i, phase in enumerate((*ORDER, "other"))}
     return {phase: by_phase[phase] for phase in PHASES}
@@ -125,7 +125,7 @@ def sum_steps(parts: Mapping[str, Column], bounds: Sequence[int]) -> list[dict[s
 def round_means(totals: Mapping[str, int], num_steps: int) -> dict[str, int]:
     """Return the mean of each part, rounded so that they sum to the rounded mean of the whole.
 
-    What rounding down leaves over goes, 1 ns each, to the parts that lost most by it.
+    The remainder of rounding down goes, 1 ns each, to the parts that lost most by it.
     """
     if not num_steps:
         return dict.fromkeys(totals, 0)

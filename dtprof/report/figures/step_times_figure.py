@@ -1,4 +1,4 @@
-"""Step time over the steps of the run: the middle of the ranks, the band they fill, and what is left out."""
+"""Step time over the steps of the run: median and range of the ranks, with warm-up and unmeasured steps marked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dtprof.report.figures.figure_numbers import (
 )
 
 MAX_POINTS = 1500
-"""More steps than this share points: a screen shows no more."""
+"""Runs of more steps share points: a screen has no more pixels."""
 MAX_RANK_LINES = 8
 
 Floats = npt.NDArray[np.float64]
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class _Lanes:
-    """Durations of the steps known on any rank, a row a rank, NaN where this one does not know."""
+    """Durations of the steps known on any rank, one row per rank, NaN where a rank does not know a step."""
 
     ranks: tuple[int, ...]
     steps: npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ class _Lanes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Points:
-    """What is drawn at each point: steps first to last, and their durations over all ranks."""
+    """The points of the figure: each covers steps first to last, with their durations over all ranks."""
 
     first: npt.NDArray[np.int64]
     last: npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ class _Points:
 
 
 def draw_step_times(summary: Summary) -> Drawing | Nothing:
-    """Draw the duration of every step, the steps outside the used ones marked."""
+    """Draw the duration of every step; mark the steps that are not measured."""
     series = [one for one in summary.step_series if one.duration_ns]
     if not series:
         return Nothing(
@@ -64,7 +64,7 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     if 1 < len(series) <= MAX_RANK_LINES and len(lanes.steps) <= MAX_POINTS:
         _add_rank_lines(figure, lanes, unit)
     _add_middle(figure, points, unit, len(series))
-    _mark_left_out(figure, summary, lanes)
+    _mark_unmeasured(figure, summary, lanes)
     _set_scale(figure, summary, lanes, unit)
     return Drawing(
         figure=figure,
@@ -92,7 +92,7 @@ def _reduce(lanes: _Lanes) -> _Points:
     for width in np.unique(widths).tolist():  # two at most
         chosen = np.flatnonzero(widths == width)
         parts = lanes.durations[:, edges[chosen][:, np.newaxis] + np.arange(width)].swapaxes(0, 1)
-        table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # what is not known comes last
+        table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # NaN sorts last
         rows, count = np.arange(len(chosen)), np.count_nonzero(~np.isnan(table), axis=1)
         low[chosen], high[chosen] = table[:, 0], table[rows, count - 1]
         middle[chosen] = (table[rows, (count - 1) // 2] + table[rows, count // 2]) / 2
@@ -162,23 +162,23 @@ def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> Non
 
 
 def _explain(points: _Points) -> list[str]:
-    """Return what hovering tells of each point."""
+    """Return the hover text of each point."""
     texts = []
     for first, last, low, middle, high, rank in zip(
         points.first, points.last, points.low, points.middle, points.high, points.slowest_rank, strict=True
     ):
         name = f"<b>step {last}</b>" if first == last else f"<b>steps {first} to {last}</b>"
-        spread = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
-        texts.append(f"{name}<br>median {format_duration(middle)}{spread if low != high else ''}")
+        extremes = f"<br>fastest {format_duration(low)}, slowest {format_duration(high)} (rank {rank})"
+        texts.append(f"{name}<br>median {format_duration(middle)}{extremes if low != high else ''}")
     return texts
 
 
-def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:
+def _mark_unmeasured(figure: Any, summary: Summary, lanes: _Lanes) -> None:
     if summary.steps.used is None:
         return
     first, last = summary.steps.used
     left, right = lanes.steps[0] - 0.5, lanes.steps[-1] + 0.5
-    for begin, end, name in ((left, first - 0.5, "warm-up, left out"), (last + 0.5, right, "left out")):
+    for begin, end, name in ((left, first - 0.5, "warm-up, not measured"), (last + 0.5, right, "not measured")):
         if end > begin:
             figure.add_vrect(
                 x0=begin,
@@ -197,7 +197,7 @@ def _mark_left_out(figure: Any, summary: Summary, lanes: _Lanes) -> None:
 
 
 def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None:
-    """Scale to the measured steps: a first step that takes 20 times longer would flatten the rest."""
+    """Scale to the measured steps: a first step that takes 20 times longer would flatten the others."""
     steps, table = lanes.steps, lanes.durations
     figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)
     first, last = summary.steps.used or (int(steps[0]), int(steps[-1]))
@@ -223,7 +223,7 @@ def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None
 def _describe(summary: Summary, lanes: _Lanes) -> str:
     spread = summary.steps.duration_ns
     if spread is None or summary.steps.used is None:
-        return f"Duration of {len(lanes.steps)} steps; none of them is used for figures."
+        return f"Duration of {len(lanes.steps)} steps; none of them is measured."
     first, last = summary.steps.used
     return (
         f"Duration of {len(lanes.steps)} steps. Steps {first} to {last} are measured: "

@@ -1,7 +1,7 @@
 """One self-contained HTML file: the panels of a dashboard, their figures, and Plotly's own bundle, compressed.
 
-The page makes no request: its Content-Security-Policy forbids every one, and lets run only the page's own script
-(by its hash) and what that script unpacks.
+The page makes no request: its Content-Security-Policy forbids all of them, and allows only the page's own script
+(by its hash) and the code that this script unpacks.
 """
 
 import base64
@@ -26,17 +26,17 @@ from dtprof.report.pages.page_markup import Markup, element, join
 
 GENERATOR = "dtprof report"
 SCRIPTS = ("plots.js", "mosaic.js", "grid.js", "tracks.js", "tables.js", "page.js")
-"""In the order in which they run; the last one starts the page."""
+"""Scripts in the order in which they run; the last one starts the page."""
 LIVE_SCRIPTS = ("live.js",)
 BUNDLE_LEVEL = 6
-"""9 makes it 1 % smaller in twice the time; it is compressed while the rest is worked out."""
+"""zlib level of Plotly, which is compressed while the figures are drawn; 9 saves 1 % in twice the time."""
 DATA_LEVEL = 4
-"""6 makes them a tenth smaller in three times the time, for which everything waits."""
+"""zlib level of the figures, for which the command waits; 6 saves a tenth in three times the time."""
 _HEAD_BYTES = 2048
 
 
 def refuse_taken(output: Path, *, force: bool) -> None:
-    """Say so where a page cannot be written to this path because of what is there.
+    """Raise if a page cannot be written to this path because of what lies there.
 
     Raises:
         OutputError: it is a directory, or a file and `force` is not given.
@@ -48,7 +48,7 @@ def refuse_taken(output: Path, *, force: bool) -> None:
 
 
 def write_html(source: Source, pages: Sequence[Dashboard], output: Path, *, force: bool) -> None:
-    """Write the pages to a file, whole or not at all.
+    """Write the pages to a file, atomically.
 
     Raises:
         OutputError: the file exists and `force` is not given, or it cannot be written.
@@ -64,13 +64,13 @@ def write_html(source: Source, pages: Sequence[Dashboard], output: Path, *, forc
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise OutputError(
-            f"{output} cannot be written ({error.strerror}); expected a folder that exists and can be written to: "
+            f"{output} cannot be written ({error.strerror}); expected an existing, writable folder: "
             "choose another file with -o FILE"
         ) from error
 
 
 def is_own_report(path: Path) -> bool:
-    """Tell whether a file is a page that dtprof wrote."""
+    """Say whether a file is a page that dtprof wrote."""
     try:
         with path.open("rb") as file:
             return f'<meta name="generator" content="{GENERATOR}'.encode() in file.read(_HEAD_BYTES)
@@ -81,7 +81,7 @@ def is_own_report(path: Path) -> bool:
 def render_html(source: Source, pages: Sequence[Dashboard]) -> str:
     """Return the pages as one string."""
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(_pack_plotly)  # zlib lets the rest go on
+        beside.submit(_pack_plotly)  # zlib releases the GIL
         documents = render_documents(source, pages)
     return assemble_html(source.summary, pages, documents)
 
@@ -100,8 +100,8 @@ def assemble_html(
         summary: of the run.
         pages: to show.
         documents: their panels.
-        live_version: of the beginning of a page that asks its server for changes; None for a page on its own.
-        is_listed: its server has a list of runs, to which a link leads.
+        live_version: version at which a page begins that polls its server for changes; None for a stand-alone file.
+        is_listed: link to the server's list of runs.
     """
     folder = dashboards_folder()
     is_live = live_version is not None
@@ -143,7 +143,7 @@ def _render_live(version: int | None) -> Markup:
 
 
 def _render_now_place() -> Markup:
-    """Return where the table of the ranks at this moment comes."""
+    """Return the placeholder of the table of what ranks do now."""
     return element(
         "details", element("summary", "Now"), element("div", class_="now-table"), id="now", open="", hidden=""
     )
