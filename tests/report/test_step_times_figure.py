@@ -90,7 +90,7 @@ def test_one_rank_has_no_band() -> None:
 
 def test_no_used_steps_is_said() -> None:
     summary = replace(summary_of(), steps=Steps(count=2, used=None, duration_ns=None))
-    assert "none of them is used" in drawn(summary).sentence
+    assert "none of them is measured" in drawn(summary).sentence
 
 
 def test_used_steps_that_the_series_does_not_hold_do_no_harm() -> None:
