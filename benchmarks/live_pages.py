@@ -59,14 +59,14 @@ class Growth(threading.Thread):
                 lines = source.read_text().splitlines(keepends=True)
                 copy.write_text("".join(line for line in lines if json.loads(line)["k"] != "exit"))
             elif source.name == paths.segment_name(0):
-                shutil.copy(source, copy)
-                head = schema.unpack_header(source.read_bytes()[: schema.HEADER_SIZE])["head"]
-                rows = np.fromfile(source, RECORD_DTYPE, count=head, offset=schema.HEADER_SIZE)
-                with copy.open("r+b") as file:
-                    for field, num_bytes in (("head", 8), ("marks", 4)):
-                        file.seek(schema.HEADER_OFFSET[field])
-                        file.write(bytes(num_bytes))
-                self._segments.append((copy, rows["issued_ns"].astype(np.int64)))
+                header = bytearray(source.read_bytes()[: schema.HEADER_SIZE])
+                head = schema.unpack_header(bytes(header))["head"]
+                for field, num_bytes in (("head", 8), ("marks", 4)):
+                    at = schema.HEADER_OFFSET[field]
+                    header[at : at + num_bytes] = bytes(num_bytes)
+                copy.write_bytes(header)
+                os.truncate(copy, schema.SEGMENT_SIZE)
+                self._segments.append((copy, np.fromfile(source, RECORD_DTYPE, count=head, offset=schema.HEADER_SIZE)))
             else:
                 shutil.copy(source, copy)
         self._began = time.monotonic_ns()
@@ -77,14 +77,19 @@ class Growth(threading.Thread):
         return (time.monotonic_ns() - self._began - ended_ns) / 1e9
 
     def run(self) -> None:
-        """Write the new head of each segment, 50 times a second."""
-        files = [(file.open("r+b", buffering=0), issued) for file, issued in self._segments]
+        """Write the new records of each segment, then its head, 50 times a second."""
+        files = [file.open("r+b", buffering=0) for file, _ in self._segments]
+        heads = [0] * len(files)
         while not self._stopping.wait(0.02):
             now_ns = self._begin_ns + time.monotonic_ns() - self._began
-            for file, issued in files:
+            for i, (file, (_, rows)) in enumerate(zip(files, self._segments, strict=True)):
+                head = int(np.searchsorted(rows["issued_ns"], now_ns))
+                file.seek(schema.HEADER_SIZE + heads[i] * schema.RECORD_SIZE)
+                file.write(rows[heads[i] : head].tobytes())
                 file.seek(schema.HEADER_OFFSET["head"])
-                file.write(int(np.searchsorted(issued, now_ns)).to_bytes(8, "little"))
-        for file, _ in files:
+                file.write(head.to_bytes(8, "little"))
+                heads[i] = head
+        for file in files:
             file.close()
 
     def stop(self) -> None:
