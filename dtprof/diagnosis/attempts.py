@@ -62,7 +62,7 @@ def _words(finding: Finding, attempts: Sequence[Attempt]) -> tuple[str, str] | N
         site = next(iter(finding.culprit_call_sites.values()), None)
         return (
             f"the same in {number}: {finding.kind} at the same place{at_line(site)}",
-            f"Mend the program or its data{' at that line' if site is not None else ''}: a restart ends there again.",
+            f"Fix the program or its data{' at that line' if site is not None else ''}: a restart ends there again.",
         )
     host = _same_host(attempts)
     if host is None:

@@ -171,7 +171,7 @@ class RankState(RankOperations):
 
     @property
     def finished(self) -> bool:
-        """Say whether the program ended in order, whatever became of the process during its shutdown."""
+        """Say whether the program exited without an error, whatever became of the process during its shutdown."""
         if self.exceptions:
             return False
         return self.ended_ns != UNKNOWN_NS or (self.exit is not None and self.exit.status == 0)

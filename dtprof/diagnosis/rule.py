@@ -30,13 +30,13 @@ class Stage(Enum):
     SUSPICION = auto()
     """Nothing better is known: what timeouts, lost peers and exit statuses leave to suspect."""
     BESIDE_CRASH = auto()
-    """What held nobody up before a rank raised; it may be why."""
+    """Completed before a rank raised, and may be the reason."""
     MISPAIRED = auto()
-    """Operations that went well do not belong together. The first rule that finds some is heard: others see echoes."""
+    """Completed operations are mismatched. Only the first rule that finds some applies: later ones see consequences."""
     RISK = auto()
     """What may go wrong in a job that goes well, costs time, or is worth a note."""
     NOTE = auto()
-    """What looks odd about a group, and went well: dropped for groups that are MISPAIRED."""
+    """A risk in a group that did not hang: dropped for groups that are MISPAIRED."""
 
 
 @dataclass(frozen=True, kw_only=True)

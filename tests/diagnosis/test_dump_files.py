@@ -151,7 +151,7 @@ def test_rank_is_told_by_the_groups_where_the_name_does_not(tmp_path: Path) -> N
     renamed = (tmp_path / "nccl_trace_rank_3").rename(tmp_path / "dump")
     dumps, _, _ = read_dumps([renamed], Labels())
     assert [dump.rank for dump in dumps] == [3]
-    with pytest.raises(NotADumpError, match="does not tell its rank"):
+    with pytest.raises(NotADumpError, match="does not name its rank"):
         read_dumps([(tmp_path / "nccl_trace_rank_0").rename(tmp_path / "other")], Labels())
 
 

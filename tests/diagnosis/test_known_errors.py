@@ -43,7 +43,7 @@ def test_what_held_the_memory_that_ran_out_is_told_largest_first(tmp_path: Path)
 def test_memory_that_ran_out_in_another_exception_is_not_told(tmp_path: Path) -> None:
     finding = crash(tmp_path, "ValueError", "boom", told="CUDA out of memory. Tried to allocate 20.00 GiB.")
     assert not any("held on" in fact for fact in finding.evidence)
-    assert finding.advice[0].startswith("Mend the ValueError in rank 1")
+    assert finding.advice[0].startswith("Fix the ValueError in rank 1")
 
 
 def test_a_host_without_such_memory_is_no_mere_error_of_the_line(tmp_path: Path) -> None:

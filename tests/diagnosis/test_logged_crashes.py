@@ -163,7 +163,7 @@ def test_new_job_in_the_same_file_is_the_one_that_counts(diagnose_texts: Diagnos
     assert any("earlier" in reason for reason in verdict.cannot_tell)
 
 
-def test_one_rank_that_waits_while_most_are_silent_accuses_nobody(diagnose_texts: Diagnose) -> None:
+def test_one_rank_that_waits_while_most_are_silent_names_no_culprit(diagnose_texts: Diagnose) -> None:
     text = gloo(2, texts.GLOO_LATE, call="barrier") + "\n" + texts.table({0: -15, 1: -15, 2: 1}, first=2)
     verdict = diagnose_texts(text)
     (finding,) = verdict.findings

@@ -72,7 +72,7 @@ def test_the_rank_that_ended_is_named(diagnose_texts: Diagnose, text: str, kind:
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", kind, (rank,))
 
 
-def test_a_network_that_does_not_connect_accuses_no_rank(diagnose_texts: Diagnose) -> None:
+def test_a_network_that_does_not_connect_names_no_culprit(diagnose_texts: Diagnose) -> None:
     text = "[rank8]: Last error:\n[rank8]: socketStartConnect: Connect to 10.0.3.7<41211> failed : No route to host"
     (finding,) = diagnose_texts(f"[rank8]: ncclSystemError: System call\n{text}").findings
     assert (finding.kind, finding.culprit_ranks) == ("backend-stall", ())

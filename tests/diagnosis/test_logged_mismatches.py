@@ -53,7 +53,7 @@ def test_counters_alone_that_differ_accuse_nobody(diagnose_texts: Diagnose) -> N
     assert "false alarm" in " ".join(verdict.cannot_tell)
 
 
-def test_oldest_form_without_a_peer_accuses_nobody(diagnose_texts: Diagnose) -> None:
+def test_oldest_form_without_a_peer_names_no_culprit(diagnose_texts: Diagnose) -> None:
     text = (
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 2 is running inconsistent collective: "
         "CollectiveFingerPrint(OpType=BROADCAST, TensorShape=[1], TensorDtypes=Long, TensorDeviceTypes=TensorOptions())"

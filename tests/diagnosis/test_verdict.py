@@ -121,7 +121,7 @@ def test_where_events_were_dropped_batches_and_groups_are_compared_but_not_count
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == ("uneven-inputs", (1,))
     assert finding.summary.startswith("Rank 1 ran out of batches, and left the loop")
-    assert "nobody knows how many" in finding.evidence[0]
+    assert "the number of batches of each rank is unknown" in finding.evidence[0]
 
     ranks = ranks_in_step(3, 1)
     ranks[2].dropped_events = 100

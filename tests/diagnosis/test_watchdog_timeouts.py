@@ -30,7 +30,7 @@ def test_torch_1_11_lines_without_rank_in_front_count(diagnose_texts: Diagnose) 
     assert (finding.op, finding.seq) == ("broadcast", 40)
 
 
-def test_one_waiting_rank_accuses_nobody(diagnose_texts: Diagnose) -> None:
+def test_one_waiting_rank_names_no_culprit(diagnose_texts: Diagnose) -> None:
     verdict = diagnose_texts(texts.watchdog(5) + "\n" + texts.status(texts.STATUS_26, 5))
     (finding,) = verdict.findings
     assert (finding.culprit_ranks, finding.waiting_ranks) == ((), (5,))
@@ -38,7 +38,7 @@ def test_one_waiting_rank_accuses_nobody(diagnose_texts: Diagnose) -> None:
     assert "silent" in " ".join(verdict.cannot_tell)
 
 
-def test_most_ranks_silent_accuses_nobody(diagnose_texts: Diagnose) -> None:
+def test_most_ranks_silent_names_no_culprit(diagnose_texts: Diagnose) -> None:
     verdict = diagnose_texts("\n".join(texts.watchdog(r) for r in (1, 5, 7)))
     assert verdict.findings[0].culprit_ranks == ()
 
@@ -116,7 +116,7 @@ def test_same_place_in_every_attempt_is_the_program(diagnose_texts: Diagnose) ->
     (finding,) = diagnose_texts(attempt + restart + attempt).findings
     assert finding.culprit_ranks == (2,)
     assert any("the same in both attempts" in fact for fact in finding.evidence)
-    assert finding.advice[0].startswith("Mend the program")
+    assert finding.advice[0].startswith("Fix the program")
 
 
 def test_stuck_watchdog_is_the_ranks_own_and_less_sure(diagnose_texts: Diagnose) -> None:

@@ -206,7 +206,7 @@ def test_operations_meet_where_ranks_began_in_different_steps(tmp_path: Path) ->
         (lambda folder: [write(folder / "x", b'{"schemaVersion": 1, "traceEvents": []}')], "holds no event"),
         (lambda folder: twice(folder), "are both of rank 0"),
         (lambda folder: sizes(folder), "is of a job of 2 ranks and"),
-        (lambda folder: unnamed(folder), "does not tell its rank"),
+        (lambda folder: unnamed(folder), "does not name its rank"),
         (lambda folder: mixed(folder), "expected files of one format"),
     ],
 )

@@ -102,4 +102,4 @@ def test_error_of_our_own_is_told_once(
     monkeypatch.setattr(node_sampler, "_host_values", fail)
     running = node_sampler.Sampler(node, list)
     running._thread.join(60)
-    assert capsys.readouterr().err == "dtprof: the node is not sampled any longer: KeyError: 'lo'\n"
+    assert capsys.readouterr().err == "dtprof: the node is no longer sampled: KeyError: 'lo'\n"

@@ -37,7 +37,7 @@ def running(ranks: list[RankBuilder], folder: Path) -> Path:
 def tell_mismatch(run: Path, seq: int, *, after_s: float) -> str:
     """Write down a mismatch as the launcher does; return what it says."""
     summary = (
-        f"Position #{seq} of group 'dp' (ranks 0-1) meets different dtypes: rank 1 has float64, the others float32."
+        f"Operation #{seq} of group 'dp' (ranks 0-1) has different dtypes: rank 1 has float64, the others float32."
     )
     told = {"kind": "dtype-mismatch", "group": "dp", "seq": seq, "summary": summary}
     started_ns = json.loads((run / "run.json").read_text())["started_realtime_ns"]

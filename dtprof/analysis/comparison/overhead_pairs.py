@@ -215,7 +215,7 @@ def _check_overlap(
     caveats = []
     if not all(trial.knows_queue for trial in trials):
         caveats.append(
-            "overlap: the kernel does not tell how long threads wait for a processor: that counts as blocked"
+            "overlap: the kernel does not report how long threads wait for a processor: that counts as blocked"
         )
     check = OverlapCheck(change=median_interval(changes), control=median_interval(noise), blocked_share=median(shares))
     return check, caveats

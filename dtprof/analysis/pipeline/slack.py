@@ -1,8 +1,8 @@
 """Slack: how much of a rank's delay the bubbles of its pipeline absorb.
 
-The steps whose actions are kept are replayed twice (pipeline_replay.py): as they were, and with the actions of the slow
-rank as long as those of its stage in other replicas, or of the other stages where its whole stage is slow. By what the
-window does not get shorter, of the time taken off, is slack.
+The steps whose actions are kept are replayed twice (schedule_replay.py): as they were, and with the actions of the slow
+rank as long as those of its stage in other replicas, or of the other stages where its whole stage is slow. Slack is the
+part of the time taken off the actions by which the window does not get shorter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline
-from dtprof.analysis.pipeline.schedule_replay import replay_windows
+from dtprof.analysis.pipeline.schedule_replay import Act, replay_windows
 from dtprof.intervals import Column
 from dtprof.records.tables import Array
 
@@ -22,12 +22,12 @@ class Slack:
     """Find the slack of ranks."""
 
     def __init__(self, pipelines: Mapping[int, RankPipeline], steps: tuple[int, int]) -> None:
-        """Take what all ranks did in their pipelines, and the first and the last step to look at."""
+        """Take the pipeline actions of all ranks, and the first and the last step to replay."""
         self._pipelines, self._steps = pipelines, steps
         self._known: dict[int, dict[int, float]] = {}
 
     def of(self, rank: int, *, whole_stage: bool) -> int:
-        """Return the slack of one rank, ns a step; 0 for one without a pipeline, or where that cannot be replayed."""
+        """Return the slack of one rank, ns a step; 0 without a pipeline, or where the steps cannot be replayed."""
         slow = self._pipelines.get(rank)
         if slow is None:
             return 0
@@ -50,7 +50,7 @@ class Slack:
         return member.actions[(steps >= self._steps[0]) & (steps <= self._steps[1])]
 
     def _like_the_others(self, own: RankPipeline, actions: Array, *, whole_stage: bool) -> Floats:
-        """Return how long the actions would have taken elsewhere; none longer than it did."""
+        """Return the durations of the actions at the speed of comparable ranks; none longer than recorded."""
         others = [other for other in self._pipelines.values() if other is not own]
         alike = [other for other in others if (other.pipeline.stages == own.pipeline.stages) != whole_stage] or others
         took = _took(actions)
@@ -79,18 +79,24 @@ def _took(actions: Array) -> Floats:
 
 def _compare(per_rank: Sequence[Array], shortened: Sequence[Floats]) -> tuple[Floats, Floats] | None:
     """Return by how much the actions of each step, and its window, get shorter; None without a replay."""
-    steps: Column = per_rank[0]["step"]
+    steps: Column = np.unique(per_rank[0]["step"])
     for actions in per_rank[1:]:
         steps = np.intersect1d(steps, actions["step"])
-    saved, gained = [], []
-    for step in np.unique(steps).tolist():
+    # Most steps have the same actions in the same order: these are replayed together, a column each.
+    alike: dict[tuple[bytes, ...], tuple[Sequence[Array], list[Floats], list[Floats]]] = {}
+    for step in steps.tolist():
         rows = [actions["step"] == step for actions in per_rank]
-        orders = [actions[some] for actions, some in zip(per_rank, rows, strict=True)]
-        before = np.concatenate([_took(order) for order in orders])
-        after = np.concatenate([took[some] for took, some in zip(shortened, rows, strict=True)])
-        windows = replay_windows(orders, np.stack((before, after), axis=1))
+        orders: Sequence[Array] = [actions[some] for actions, some in zip(per_rank, rows, strict=True)]
+        plan = tuple(b"".join(order[name].tobytes() for name in Act._fields) for order in orders)
+        _, before, after = alike.setdefault(plan, (orders, [], []))
+        before.append(np.concatenate([_took(order) for order in orders]))
+        after.append(np.concatenate([took[some] for took, some in zip(shortened, rows, strict=True)]))
+    saved, gained = [], []
+    for orders, before, after in alike.values():
+        took = np.stack((*before, *after), axis=1)
+        windows = replay_windows(orders, took)
         if windows is None:
             return None
-        saved.append(float((before - after).sum()))
-        gained.append(float(windows[0] - windows[1]))
-    return (np.array(saved), np.array(gained)) if saved else None
+        saved.append(took[:, : len(before)].sum(axis=0) - took[:, len(before) :].sum(axis=0))
+        gained.append(windows[: len(before)] - windows[len(before) :])
+    return (np.concatenate(saved), np.concatenate(gained)) if saved else None

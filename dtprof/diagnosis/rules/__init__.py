@@ -1,4 +1,4 @@
-"""What can be wrong with a job: one rule a file, which declares its kinds of findings and when it applies.
+"""The rules of diagnosis: one per file, which declares its kinds of findings and its stage.
 
 To add a rule, copy a file and name it here.
 """
@@ -49,7 +49,7 @@ ORDER = (
     "collective_in_except",
     "uneven_inputs",
 )
-"""The files of this folder. Of two rules of one stage the earlier is heard first: the cause before its effects."""
+"""The files of this folder. Of two rules of one stage the earlier runs first: a cause before its effects."""
 
 BY_FILE: dict[str, Declared] = {name: import_module(f"{__name__}.{name}").RULES for name in ORDER}
 _DECLARED = tuple(declared for rules in BY_FILE.values() for declared in rules)

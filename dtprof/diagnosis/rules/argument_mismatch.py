@@ -84,10 +84,11 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
         facts.append("the back end let it pass: results are silently wrong")
     if found.is_new:
         facts.append(
-            f"as many ranks on either side: {rank_list(culprits)} made this call for the first time, the others not"
+            f"the ranks split into equal halves: {rank_list(culprits)} made this call for the first time, "
+            "the others not"
         )
     if found.is_tie:
-        facts.append("as many ranks on either side: which one is wrong is a guess")
+        facts.append("the ranks split into equal halves: which half is wrong is a guess")
     op = present[usual].op
     has = "has" if len(culprits) == 1 else "have"
     tail = (
@@ -98,7 +99,7 @@ def _finding(job: JobState, group_id: GroupId, found: Disagreement) -> Finding:
     blocked = () if passed else tuple(sorted({*victims(job, set(culprits)), *(set(present) - set(culprits))}))
     return Finding(
         kind=kind,
-        summary=f"Position #{seq} of {group_words(group)} meets different {WORDS[found.argument]}: {tail}.",
+        summary=f"Operation #{seq} of {group_words(group)} has different {WORDS[found.argument]}: {tail}.",
         culprit_ranks=culprits,
         waiting_ranks=blocked,
         confidence=0.75 if found.is_new else 0.6 if found.is_tie else 0.9,

@@ -13,20 +13,20 @@ from dtprof.job.wait_graph import partner_of
 
 ADVICE = "Look at the network between the members' hosts and at the back end's own log."
 PASSING_NS = 1_000_000_000
-"""An operation that all came to less than this before they were stopped is none that does not end."""
+"""An operation that all members issued less than this before the job was stopped may have been about to complete."""
 
 
 def _was_passing(job: JobState, members: Mapping[int, Operation]) -> bool:
-    """Say whether the ranks were stopped from outside so soon after they had come that they may well have gone on."""
+    """Say whether the job was stopped so soon after all members issued the operation that it may have completed."""
     newest_ns = max(operation.issued_ns for operation in members.values())
     ends = [job.ranks[rank].exit for rank in members if job.ranks[rank].stopped_politely]
     return len(ends) == len(members) and all(end is not None and end.t_ns < newest_ns + PASSING_NS for end in ends)
 
 
 def find_backend_stalls(case: Case) -> Iterator[Finding]:
-    """Give findings for an operation that every member came to, alike, and that does not end, or ended in errors.
+    """Give findings for an operation that all members issued with matching arguments, and that stalls or failed.
 
-    The errors are those of connections, on ranks that all lived: nobody sent the job a signal, and nobody left.
+    It failed with connection errors although all ranks were alive: no rank exited, and nobody stopped the job.
     """
     job = case.job
     for collective in case.open_collectives:
@@ -66,7 +66,7 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
 
 
 def _find_stalled_messages(job: JobState) -> Iterator[Finding]:
-    """Give the finding for each message between devices that both sides issued, alike, and that does not end."""
+    """Give the finding for each message between devices that both sides issued, and that does not complete."""
     for rank in job.ranks.values():
         for here in rank.open_operations:
             other = partner_of(job.ranks, rank.rank, here) if here.p2p and here.on_device else None

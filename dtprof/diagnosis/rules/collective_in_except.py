@@ -1,6 +1,6 @@
-"""Calls that stand in an exception handler and met a call outside of it on other ranks, in a job that went well.
+"""Collectives in an exception handler that were paired with collectives outside of it, in a job that did not hang.
 
-The records show the lines; the source, where it can still be read and is older than the job, what stands around them.
+The records give the call sites; the source shows the handler, if it can still be read and is older than the job.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from dtprof.job.issued_operations import Operation
 from dtprof.records.tables import Array, Site
 
 MAX_PAIRS = 64
-"""Pairs of lines that meet in a group whose source is read."""
+"""Pairs of call sites in a group whose source is read at most."""
 
 
 def find_handled(case: Case) -> Iterator[Finding]:
-    """Give a note for each call in a handler that was met by a call of other ranks that had nothing to handle.
+    """Give a note for each collective in a handler that was paired with one of ranks that handled no exception.
 
-    Where all members come to the handler together, the exception was that of all of them.
+    If all members reach the handler together, all of them raised, which is no fault.
     """
     job = case.job
     if job.find_handlers is None:
@@ -79,7 +79,7 @@ def _finding(job: JobState, group: GroupId, present: dict[int, Operation], handl
         severity="info",
         summary=f"{capitalised(ranks)} made {mine.op} #{mine.seq} of {group_words(known)}{at_line(mine.site)} in "
         f"`{handler.text}` (line {handler.line}); it met the call{at_line(theirs.site)} of "
-        f"{rank_list(tuple(others))}, and went well.",
+        f"{rank_list(tuple(others))}, and the job did not hang.",
         culprit_ranks=ranks,
         confidence=0.7,
         group=known,

@@ -81,7 +81,7 @@ def _find_other_groups(job: JobState) -> Finding | None:
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=(
             f"their call number {place + 1} of new_group is at different lines",
-            *(("as many ranks on either side: which one is wrong is a guess",) if tie else ()),
+            *(("the ranks split into equal halves: which half is wrong is a guess",) if tie else ()),
         ),
         advice=(ADVICE,),
     )

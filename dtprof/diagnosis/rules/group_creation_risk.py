@@ -36,7 +36,7 @@ def find_creation_risk(case: Case) -> Iterator[Finding]:
         kind="group-creation-mismatch",
         severity="warning",
         summary=f"{capitalised(culprits)} did not make every call of new_group that the others made"
-        f"{at_line(line)}; it went well this time: the next group has other names on other ranks, and hangs.",
+        f"{at_line(line)}; it did not hang this time: the next group has other names on other ranks, and hangs.",
         culprit_ranks=culprits,
         confidence=0.85,
         call_sites=sites,

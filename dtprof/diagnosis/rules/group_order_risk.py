@@ -78,7 +78,7 @@ def _risk(
     return Finding(
         kind="group-order-risk",
         severity="warning",
-        summary=f"{capitalised(ranks)} enter {names} in opposite orders; it went well this time, and can hang.",
+        summary=f"{capitalised(ranks)} enter {names} in opposite orders; it did not hang this time, and can hang.",
         culprit_ranks=ranks,
         confidence=0.85,
         group=job.group(keys[0]),

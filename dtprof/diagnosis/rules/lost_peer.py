@@ -42,7 +42,7 @@ def find_waits(job: LoggedJob) -> Suspicion:
             f"only {rank_list(sorted(fronts))} of {len(job.known)} ranks reported a failed operation: "
             "the others may not have come, or it may be one operation too many"
         )
-        return _nobody(job, fronts, reason) if late else reason
+        return _no_culprit(job, fronts, reason) if late else reason
     if messages := find_messages(job, fronts, exited | running):
         return messages
     ops = {rank: operation(trace.call) or trace.call for rank, trace in fronts.items()}
@@ -50,23 +50,23 @@ def find_waits(job: LoggedJob) -> Suspicion:
         return _absent(job, fronts, exited, running)
     if absent:
         return (
-            f"a peer of {rank_list(sorted(fronts))} went away, and the log does not tell which: "
+            f"a peer of {rank_list(sorted(fronts))} went away, and the log does not say which: "
             f"{rank_list(sorted(absent))} left no exception"
         )
     if not late:
-        reason = f"{rank_list(sorted(fronts))} lost a peer, and the log does not tell whose end came first"
+        reason = f"{rank_list(sorted(fronts))} lost a peer, and the log does not say whose end came first"
         listed = set(job.exits) == set(fronts)
         return (_unnamed_left(job, fronts, reason) if listed else None) or reason
     if len(set(ops.values())) > 1 and all(ops.values()):
-        return _parted(job, fronts, ops)
+        return _disagreeing(job, fronts, ops)
     places: dict[int, Hashable] = {rank: trace.site for rank, trace in fronts.items()}
     if len(set(places.values())) > 1:
         return _other_lines(job, fronts, places)
     return _all_alike(job, fronts, late)
 
 
-def _nobody(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
-    """Return the finding that says who waited where, and accuses nobody."""
+def _no_culprit(job: LoggedJob, fronts: dict[int, Trace], reason: str) -> Finding:
+    """Return the finding that says who waited where, and names no culprit."""
     waiting = tuple(sorted(fronts))
     ops = operations_of(fronts)
     return Finding(
@@ -127,7 +127,7 @@ def _absent(job: LoggedJob, fronts: dict[int, Trace], exited: set[int], running:
     )
 
 
-def _parted(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
+def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Finding:
     culprits = odd_ones(dict(ops))
     split = len(culprits) == len(ops)
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
@@ -135,7 +135,7 @@ def _parted(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) -> Fi
     named = all(operation(trace.call) for trace in fronts.values())
     facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
     if split:
-        facts.append("as many ranks stand on either side: who of them is wrong is not told")
+        facts.append("the ranks split into equal halves: which half is wrong is unknown")
     one_sided = bool(ONE_SIDED & set(ops.values()))
     if one_sided:
         facts.append("in these operations some ranks end before others: who is in another one may only be ahead")
@@ -164,7 +164,7 @@ def _other_lines(job: LoggedJob, fronts: dict[int, Trace], places: dict[int, Has
     ops = operations_of(fronts)
     facts = ["the ranks failed in the same operation at different lines"]
     if split:
-        facts.append("they may wait for each other in different groups: the log does not tell the groups")
+        facts.append("they may wait for each other in different groups: the log does not say the groups")
     return Finding(
         kind="rank-skipped-collective",
         summary=f"Ranks stand at different lines in {words_of(ops)}"

@@ -1,4 +1,4 @@
-"""Calls of NCCL that do not agree over the members of a communicator, and members that had called fewer."""
+"""NCCL calls, in NCCL's own log, that differ between members of a communicator, and members with fewer calls."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -41,15 +41,15 @@ class Members:
         return f"{where} of a communicator of {self.size} ranks"
 
 
-def find_parting(job: LoggedJob) -> Finding | None:
-    """Return the finding for members of a communicator that called something else, or fewer."""
+def find_divergence(job: LoggedJob) -> Finding | None:
+    """Return the finding for members of a communicator that called another operation, or fewer operations."""
     groups = _groups(job)
     return _find_calls_apart(groups) or _find_fewer_calls(job, groups)
 
 
 def _find_calls_apart(groups: list[Members]) -> Finding | None:
-    """Return the finding for the first call at which members of a communicator part."""
-    apart = [(where, members) for members in groups if (where := _parting(members)) is not None]
+    """Return the finding for the first call that differs between members of a communicator."""
+    apart = [(where, members) for members in groups if (where := _first_divergence(members)) is not None]
     if not apart:
         return None
     where, members = min(apart, key=lambda item: item[0])
@@ -73,7 +73,7 @@ def _find_calls_apart(groups: list[Members]) -> Finding | None:
 
 
 def _out_of_step(members: Members, where: int, odd: tuple[int, ...], others: tuple[int, ...]) -> Finding | None:
-    """Return the finding where the odd ranks left out one call, or made one more, and went on as the others do."""
+    """Return the finding if a minority of ranks skipped or added one call, and then went on as the others do."""
     mine, theirs = members.calls[odd[0]], members.calls[others[0]]
     ahead, behind = (theirs.get(where + 1), mine.get(where + 1))
     if mine[where] == ahead and behind != ahead:
@@ -129,7 +129,7 @@ def _find_fewer_calls(job: LoggedJob, groups: list[Members]) -> Finding | None:
     return None
 
 
-def _parting(members: Members) -> int | None:
+def _first_divergence(members: Members) -> int | None:
     """Return the first position at which what they called differs."""
     first = max(min(calls) for calls in members.calls.values())
     last = min(members.last(rank) for rank in members.calls)
@@ -169,4 +169,4 @@ def _aligned(members: list[Communicator]) -> list[dict[int, Call]] | None:
     return None
 
 
-RULES: Declared = (log_rule(find_parting, ("rank-skipped-collective", *(kind for kind, _ in ASPECTS))),)
+RULES: Declared = (log_rule(find_divergence, ("rank-skipped-collective", *(kind for kind, _ in ASPECTS))),)

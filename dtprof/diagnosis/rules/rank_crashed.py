@@ -59,7 +59,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
             "failed afterwards because the peer was gone" if first.sees_program else "failed as a peer was gone or late"
         )
         facts.append(f"{rank_list(lost)} {why}: a consequence")
-    facts += [f"the log tells of the OOM killer: {said[:160]}" for said in oom_reports(job)[:1]]
+    facts += [f"the log reports the OOM killer: {said[:160]}" for said in oom_reports(job)[:1]]
     name = capitalised(culprits) if culprits else "A rank that the log does not name"
     known = find_advice(error.type, error.message)
     return exit_finding(
@@ -76,7 +76,7 @@ def _crash_finding(first: RankState, crashed: list[RankState], job: JobState) ->
 
 def _advice(error: ExceptionRecord, culprits: tuple[int, ...]) -> str:
     where = f" in {rank_list(culprits)}" if culprits else ""
-    return f"Mend the {error.type}{where}; errors on the other ranks follow from it."
+    return f"Fix the {error.type}{where}; errors on the other ranks follow from it."
 
 
 def _confidence(named: list[RankState]) -> float:

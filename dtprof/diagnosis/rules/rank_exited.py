@@ -21,13 +21,14 @@ def find_exited(case: Case) -> Iterator[Finding]:
     steps = {rank: job.ranks[rank].steps for rank in culprits}
     yield exit_finding(
         "rank-exited",
-        f"{capitalised(culprits)} left the program with status 0",
+        f"{capitalised(culprits)} exited with status 0",
         culprits,
         sites,
         job,
         confidence=0.95,
         evidence=tuple(
-            f"rank {rank}: ended in order after {steps[rank]} steps; its last record is{at_line(sites.get(rank))}"
+            f"rank {rank}: exited without an error after {steps[rank]} steps; "
+            f"its last record is{at_line(sites.get(rank))}"
             for rank in culprits
         ),
         advice=(
@@ -70,7 +71,7 @@ def find_left_alone(case: Case) -> Iterator[Finding]:
     sites = {rank: site for rank in gone if (site := job.ranks[rank].last_site) is not None}
     yield exit_finding(
         "rank-exited",
-        f"{capitalised(gone)} left the program with status 0, and others lost a peer then",
+        f"{capitalised(gone)} exited with status 0, and others lost a peer then",
         gone,
         sites,
         job,

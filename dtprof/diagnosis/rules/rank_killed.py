@@ -1,4 +1,4 @@
-"""A rank was killed by a signal that nobody sent to the whole job."""
+"""A rank was killed by a signal that was not sent to the whole job."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +18,7 @@ from dtprof.diagnosis.rank_failures import (
     was_killed,
 )
 from dtprof.diagnosis.rule import Declared, Rule, Stage
-from dtprof.formatting import format_bytes
+from dtprof.formatting import format_bytes, plural
 from dtprof.records.tables import UNKNOWN_NS
 
 LATE_THREAD = (
@@ -77,13 +77,15 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
     facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{at_line(place)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if name == "SIGKILL":
-        facts += [f"the log tells of the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
+        facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
     if job.oom_kills and name == "SIGKILL":
-        facts.append(f"the kernel's OOM killer struck {job.oom_kills} time(s) in this job's cgroup while it ran")
+        facts.append(
+            f"the kernel's OOM killer struck {plural(job.oom_kills, 'time')} in this job's cgroup while it ran"
+        )
         facts += _memory_words(rank, job)
         advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
     elif late:
-        facts.append("the program had ended in order: this happened while the interpreter shut down")
+        facts.append("the program had exited without an error: this happened while the interpreter shut down")
         if name == "SIGABRT":
             facts.append(f"the usual cause, not looked for here: {LATE_THREAD}")
         advice = [END_IN_ORDER]
@@ -109,9 +111,9 @@ def _reported_finding(job: JobState) -> Finding:
     culprits, name = tuple(sorted(rank.rank for rank in chosen)), chosen[0].signal_name
     everybody = len(culprits) > 1 and culprits == tuple(range(len(culprits))) and len(culprits) == len(job.ranks)
     facts = [f"{rank_list(culprits)} ended by {name}, as the launcher saw it"]
-    facts += [f"the log tells of the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
+    facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]
     if everybody:
-        facts.append("every rank that the log names ended so: what it began with is not told")
+        facts.append("every rank that the log names ended so: the log does not say which was first")
     ended = job.log.notes("ended-thread") if job.log is not None else []
     if name == "SIGKILL":
         kernel = "Look for the OOM killer in the kernel log of the host (dmesg), and at who may kill."

@@ -21,7 +21,8 @@ Waits = dict[int, tuple[Wait, ...]]
 def find_never_came(case: Case) -> Iterator[Finding]:
     """Give the finding for ranks of which only operations are known, and that never came to one.
 
-    Those that are there and wait for nothing are more probable than those lost; where most are lost, nobody is blamed.
+    Ranks with a source and no open operation are more probable culprits than ranks without a source. If most ranks
+    have no source there is no culprit.
     """
     job, waits = case.job, case.job.waits
     awaited = {rank for own in waits.values() for wait in own if not wait.any_of_them for rank in wait.awaited}
@@ -62,7 +63,7 @@ def _finding(job: JobState, waits: Waits, absent: set[int]) -> Finding:
 
 
 def _most_telling(waits: Waits, absent: set[int]) -> Wait:
-    """Return the wait that shows most of the absent: collectives before messages, then the first to begin."""
+    """Return the wait that involves most absent ranks: collectives before messages, then the oldest."""
     return min(
         (wait for own in waits.values() for wait in own if not wait.any_of_them and absent & set(wait.awaited)),
         key=lambda wait: (wait.operation.p2p, -len(absent & set(wait.awaited)), wait.operation.issued_ns),

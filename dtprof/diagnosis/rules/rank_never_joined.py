@@ -72,7 +72,7 @@ def _gone(gone: list[RankState], waiting: tuple[int, ...]) -> Finding:
         waiting_ranks=waiting,
         confidence=0.85,
         culprit_call_sites={rank.rank: site for rank in gone if (site := rank.place) is not None},
-        evidence=tuple(f"rank {rank.rank}: the program ended in order" for rank in gone[:8]),
+        evidence=tuple(f"rank {rank.rank}: the program exited without an error" for rank in gone[:8]),
         advice=("Make every rank call init_process_group as often as the others.",),
     )
 

@@ -7,6 +7,7 @@ from dtprof.diagnosis.log_facts import Fingerprint
 from dtprof.diagnosis.log_rule import Suspicion, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.rule import Declared, Stage
+from dtprof.formatting import plural
 
 WHAT_IS_CALLED = "Compare what these ranks call at the lines named, and the arguments they pass."
 
@@ -32,7 +33,7 @@ def find_fingerprints(job: LoggedJob) -> Suspicion:
     sequence = {one.seq for one in prints.values() if one.seq is not None}
     if len(sequence) > 1:
         return (
-            f"torch's debug wrapper counts {rank_list(list(prints))} at different positions of the same operation: "
+            f"torch's debug wrapper gives {rank_list(list(prints))} different sequence numbers of the same operation: "
             "either a collective was skipped, or the wrapper counted wrongly (a known false alarm of barriers)"
         )
     return "torch's debug wrapper reports a mismatch whose sides look alike in the log"
@@ -45,9 +46,9 @@ def _raised_before(job: LoggedJob) -> bool:
 
 
 def _by_rank(prints: Iterable[Fingerprint]) -> tuple[dict[int, Fingerprint], set[int]]:
-    """Return what each rank itself said, or a peer of it; and ranks whose data had not come."""
+    """Return the fingerprint of each rank, from itself or from a peer; and ranks whose data had not arrived."""
     own: dict[int, Fingerprint] = {}
-    told: dict[int, Fingerprint] = {}
+    by_peers: dict[int, Fingerprint] = {}
     empty: set[int] = set()
     expected: dict[int | None, int] = {}
     for one in prints:
@@ -60,8 +61,8 @@ def _by_rank(prints: Iterable[Fingerprint]) -> tuple[dict[int, Fingerprint], set
         if one.seq == 0 and one.shape is None and max(expected.values(), default=0) > 1:
             empty.add(one.rank)  # the wrapper prints zeros for a peer that sent nothing
         else:
-            told.setdefault(one.rank, one)
-    return {**told, **own}, empty
+            by_peers.setdefault(one.rank, one)
+    return {**by_peers, **own}, empty
 
 
 def _words(one: Fingerprint) -> str:
@@ -82,7 +83,7 @@ def _mismatch(
     if empty:
         facts.append(f"nothing had come from {rank_list(list(empty))} to another rank: zeros were not compared")
     if split:
-        facts.append("as many ranks stand on either side: who of them is wrong is not told")
+        facts.append("the ranks split into equal halves: which half is wrong is unknown")
     against = "" if split else f" than {rank_list(others)}"
     return Finding(
         kind=kind,
@@ -111,7 +112,7 @@ def _lone(only: Fingerprint, job: LoggedJob, said: str) -> Finding:
         op=operation(only.op),
         seq=only.seq,
         call_sites=job.sites([only.rank]),
-        advice=("Give the logs of all ranks: each tells its own side.",),
+        advice=("Give the logs of all ranks: each reports its own side.",),
         leaves_open=(said,),
     )
 
@@ -131,7 +132,7 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
     at = f" ({rank_list(sorted(aborted))})" if aborted else ""
     return Finding(
         kind="split-size-mismatch" if split else "size-mismatch",
-        summary=f"gloo stopped {len(aborted) or 'at least one'} rank(s){at} that received more bytes "
+        summary=f"gloo stopped {plural(len(aborted), 'rank') if aborted else 'a rank'}{at} that received more bytes "
         f"than expected{who}.",
         culprit_ranks=odd,
         waiting_ranks=tuple(sorted(aborted)),
@@ -148,11 +149,11 @@ def find_size_conflict(job: LoggedJob) -> Finding | None:
 
 def find_other_models(job: LoggedJob) -> Finding | None:
     """Return the finding for ranks that gave DistributedDataParallel models that differ."""
-    told = job.notes("other-count", "other-shape")
-    if not told:
+    notes = job.notes("other-count", "other-shape")
+    if not notes:
         return None
-    counts: dict[int, Hashable] = {n.rank: n.number for n in told if n.kind == "other-count" and n.rank is not None}
-    differ = {note.rank for note in told if note.kind == "other-shape" and note.rank is not None}
+    counts: dict[int, Hashable] = {n.rank: n.number for n in notes if n.kind == "other-count" and n.rank is not None}
+    differ = {note.rank for note in notes if note.kind == "other-shape" and note.rank is not None}
     if counts:
         odd = odd_ones(counts)
     else:  # each compares itself with rank 0: where all others differ, it may be the odd one
@@ -168,7 +169,7 @@ def find_other_models(job: LoggedJob) -> Finding | None:
         confidence=0.85 if alike else 0.5,
         call_sites=job.sites(list(alike)),
         culprit_call_sites=job.sites(list(odd)),
-        evidence=tuple(dict.fromkeys(note.text[:300] for note in told[:3])),
+        evidence=tuple(dict.fromkeys(note.text[:300] for note in notes[:3])),
         advice=("Build the model from the same configuration, and with the same torch, on every rank.",),
     )
 
@@ -176,17 +177,17 @@ def find_other_models(job: LoggedJob) -> Finding | None:
 def find_nccl_mismatch(job: LoggedJob) -> Finding | None:
     """Return the finding for NCCL's own check of collectives."""
     sizes = job.notes("nccl-sizes")
-    told = job.notes("nccl-mismatch") or sizes
-    if not told or job.own_traces:
+    notes = job.notes("nccl-mismatch") or sizes
+    if not notes or job.own_traces:
         return None
-    ranks = tuple(sorted({rank for note in told for rank in note.ranks}))
+    ranks = tuple(sorted({rank for note in notes for rank in note.ranks}))
     at = f" at and around {rank_list(ranks)}" if ranks else ""
     return Finding(
         kind="size-mismatch" if sizes else "collective-order-mismatch",
         summary=f"NCCL found collectives that do not agree{' in size' if sizes else ''}{at}.",
         culprit_ranks=ranks,
         confidence=0.5,
-        evidence=(told[0].text,),
+        evidence=(notes[0].text,),
         advice=(WHAT_IS_CALLED,),
     )
 

@@ -25,8 +25,8 @@ def find_shared_groups(case: Case) -> Iterator[Finding]:
             yield Finding(
                 kind="shared-group",
                 severity="info",
-                summary=f"{number} threads issue on {group_words(known)} by turns on {rank_list(ranks)}; it went well: "
-                "all ranks took them in one order.",
+                summary=f"{number} threads issue on {group_words(known)} by turns on {rank_list(ranks)}; "
+                "it did not hang: all ranks took them in one order.",
                 culprit_ranks=ranks,
                 confidence=0.7,
                 group=known,

@@ -61,7 +61,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
 
 def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...]) -> list[str]:
     cost, named = straggler.blame_ns_per_step, f"rank {straggler.rank}"
-    facts = [f"{named} is most to blame in {straggler.last_share:.0%} of the steps in which somebody waited notably"]
+    facts = [f"{named} has the most blame in {straggler.last_share:.0%} of the steps with notable waits"]
     if cost is not None:
         facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
     if straggler.phase is not None:

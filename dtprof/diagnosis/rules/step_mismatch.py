@@ -1,7 +1,7 @@
-"""Ranks whose calls of one group run ahead of, or behind, those of the others: each meets the call of another step.
+"""Ranks whose operations in a group are shifted against those of the others, because they skipped or added some.
 
-The back end does not notice where the calls have the same form. It shows in lines and steps: from some position on,
-what one rank calls is what the others call a few positions later, or earlier.
+The back end cannot detect it if shapes agree. Call sites and steps show it: from some sequence number on, one rank's
+operations are those that the others issue a few positions later, or earlier.
 """
 
 from collections import Counter
@@ -57,10 +57,10 @@ def _earliest(shifts: dict[GroupId, Finding]) -> list[Finding]:
 
 
 def find_skipped_round(case: Case) -> Iterator[Finding]:
-    """Give the finding for ranks of a job that hangs that skipped the calls of a round and its step, too.
+    """Give the finding for ranks of a hung job that skipped the operations of a round together with its step.
 
-    Their steps agree with those of the others, then; what they have more is a forward pass. That alone means little: it
-    counts where such a rank has come to its end, or to a call that the others have not come to.
+    Their step counts then agree with those of the others, but they ran one extra forward pass. That alone proves
+    little: it counts only if such a rank has exited, or issued an operation that the others have not reached.
     """
     for finding in _earliest(shifts_by_group(case.job, clock="forwards")):
         is_past = all(_is_past_the_others(case.job, rank, finding) for rank in finding.culprit_ranks)
@@ -69,7 +69,7 @@ def find_skipped_round(case: Case) -> Iterator[Finding]:
 
 
 def explain_exit(case: Case, left: Finding) -> list[Finding]:
-    """Return the round that the ranks skipped that left before the others: then they were a round ahead."""
+    """Return the finding for a skipped round that explains why ranks exited early: they were a round ahead."""
     return [skip for skip in case.findings(find_skipped_round) if skip.culprit_ranks == left.culprit_ranks]
 
 
@@ -137,7 +137,7 @@ def _codes(table: Array, clock: str) -> Codes:
 
 
 def _surplus(job: JobState, tables: dict[int, Array], rank: int) -> int:
-    """Return how many calls more a rank made than all others, which have ended in order after as many each; else 0."""
+    """Return how many extra operations a rank issued, if all others exited without an error after equally many."""
     lengths = {len(table) for other, table in tables.items() if other != rank}
     if len(lengths) > 1 or not all(job.ranks[other].finished for other in tables if other != rank):
         return 0
@@ -166,9 +166,10 @@ def _shift(reference: Codes, own: Codes, reference_table: Array, own_table: Arra
 
 
 def _added_before_the_end(reference: Codes, own: Codes, reference_table: Array, own_table: Array) -> Shift | None:
-    """Find calls at lines of a rank's own, shortly before a job came to its end, that met calls the others always make.
+    """Find extra operations at call sites that only one rank has, shortly before the job ended.
 
-    The rank makes those after them: then the first that does not fit is where it meets what the others make later.
+    The rank issues the usual operations after them, so the first that does not fit is paired with a later one of the
+    others.
     """
     common = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:common] != own[:common])
@@ -246,7 +247,7 @@ def _finding(
 def _optimizer_finding(
     job: JobState, key: GroupId, present: dict[int, Operation], culprits: tuple[int, ...], *, seq: int, tie: bool
 ) -> Finding:
-    """Return the finding for ranks whose calls go together and whose optimizer steps do not."""
+    """Return the finding for ranks whose operations match but whose optimizer steps do not."""
     group = job.group(key)
     theirs, mine = _both_sides(present, culprits)
     ahead = (mine.step or 0) - (theirs.step or 0)
@@ -256,7 +257,7 @@ def _optimizer_finding(
         kind="step-mismatch",
         summary=f"{capitalised(culprits)} {what}: at #{seq} of {group_words(group)} "
         f"{'it is' if len(culprits) == 1 else 'they are'} in step {mine.step}, the others in step {theirs.step}. "
-        "The calls go together; parameters may differ from here on.",
+        "The operations match; parameters may differ from here on.",
         culprit_ranks=culprits,
         confidence=_sure(tie=tie),
         group=group,
@@ -269,8 +270,8 @@ def _optimizer_finding(
             *_caveats(tie=tie),
         ),
         advice=(
-            "Look for a condition around optimizer.step() that is not the same on all ranks: a batch that is skipped, "
-            "a check of gradients, a scaler that only one rank has.",
+            "Look for a condition around optimizer.step() that differs between ranks: a skipped batch, a check of "
+            "gradients, a scaler that only one rank has.",
         ),
     )
     return _with_lines(finding, present)
@@ -290,7 +291,7 @@ def _sure(*, tie: bool) -> float:
 
 
 def _caveats(*, tie: bool) -> tuple[str, ...]:
-    return ("as many ranks on either side: which one is wrong is a guess",) if tie else ()
+    return ("the ranks split into equal halves: which half is wrong is a guess",) if tie else ()
 
 
 def _with_lines(finding: Finding, present: dict[int, Operation]) -> Finding:

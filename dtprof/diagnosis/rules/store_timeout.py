@@ -1,4 +1,4 @@
-"""A store, a rendezvous or the making of a communicator waited in vain: ranks did not join, as a log tells."""
+"""A store, a rendezvous or the creation of a communicator timed out in a log: ranks did not join."""
 
 import re
 
@@ -21,9 +21,9 @@ def find_never_joined(job: LoggedJob) -> Suspicion:
         return _find_no_communicator(job)
     reporters = {note.rank for note in notes if note.rank is not None}
     keys = {int(found[1]) for note in notes if note.kind == "store-key" and (found := LAST_NUMBER.search(note.text))}
-    told = keys
+    expected = keys
     sizes = {note.number for note in notes if note.number} or ({job.facts.world_size} - {0})
-    missing = told - reporters
+    missing = expected - reporters
     counts = {note.ranks[0] for note in notes if note.kind in ("store-barrier", "store-clients") and note.ranks}
     if not missing and len(sizes) == 1 and reporters:
         silent = set(range(min(sizes | {100_000}))) - reporters

@@ -26,7 +26,7 @@ def find_stuck(job: LoggedJob) -> Suspicion:
         evidence=(stuck[0].text[:300],),
         advice=(
             "Take native stacks next time: py-spy dump --native --pid PID, or start with dtprof run.",
-            "Set TORCH_NCCL_ENABLE_MONITORING=0 only to look at the processes while they stand still.",
+            "Set TORCH_NCCL_ENABLE_MONITORING=0 only to inspect the stalled processes.",
         ),
         leaves_open=("what the ranks were doing: other ranks may be stuck in the same way and silent",),
     )

@@ -1,4 +1,4 @@
-"""Threads issue on one group in an order that differs between ranks."""
+"""Threads issue operations on one group in an order that differs between ranks."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from dtprof.records.tables import Array
 
 
 def find_thread_order(case: Case) -> list[Finding]:
-    """Return the finding for the first position that calls of different threads met at."""
+    """Return the finding for the first sequence number at which operations of different threads were paired."""
     groups = group_tables(case.job.ranks).items()
     found = [finding for group, tables in groups if (finding := _crossed(case.job, group, tables)) is not None]
     return sorted(found, key=lambda finding: finding.step or 0)[:1]

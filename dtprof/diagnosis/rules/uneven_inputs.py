@@ -66,8 +66,8 @@ def explain_by_inputs(case: Case, cause: Finding) -> Iterator[Finding]:
         evidence=(
             f"data loaders gave {first.batches} batches to rank {first.rank}, and up to {most} to the others so far"
             if counted
-            else f"the last that the data loader of rank {first.rank} gave was no batch; events were dropped, so that "
-            "nobody knows how many each rank had",
+            else f"the data loader of rank {first.rank} was exhausted when last asked; events were dropped, so the "
+            "number of batches of each rank is unknown",
             *cause.evidence[:2],
         ),
         advice=(

@@ -1,4 +1,4 @@
-"""Operations that NCCL's watchdog gave up on: which rank stood where in which group, and who is silent."""
+"""Operations that NCCL's watchdog timed out: the progress of each rank in each group, and the silent ranks."""
 
 from collections.abc import Hashable, Mapping
 
@@ -17,6 +17,7 @@ from dtprof.diagnosis.watchdog_fronts import (
     one_number_for_many,
     usual_front,
 )
+from dtprof.formatting import plural
 from dtprof.records.tables import Group
 
 AGREE_IN_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
@@ -39,13 +40,13 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
         return _suspended(key, fronts)
     if one_number_for_many(job.facts.timeouts):
         reason = "this torch prints ranks of groups, and one number stands for several processes"
-        return _nobody(key, fronts, (), reason)
+        return _no_culprit(key, fronts, (), reason)
     if operation(late[0].op) in ("send", "recv") or late[0].op == "COALESCED":
-        reason = "of messages between two ranks the log does not tell the other side"
-        return _nobody(key, fronts, (), reason)
+        reason = "of messages between two ranks the log does not name the other side"
+        return _no_culprit(key, fronts, (), reason)
     if key is None and len({(one.seq, one.op) for one in late}) > 1:
         reason = "this torch prints no group: sequence numbers that differ may belong to different groups"
-        return _nobody(key, fronts, (), reason)
+        return _no_culprit(key, fronts, (), reason)
     return (
         _disagreement(job, key, fronts)
         or _out_of_step(key, fronts)
@@ -54,8 +55,8 @@ def find_timeouts(job: LoggedJob) -> Finding | None:
     )
 
 
-def _nobody(key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
-    """Return the finding that says who waits where, and accuses nobody."""
+def _no_culprit(key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Finding:
+    """Return the finding that says who waits where, and names no culprit."""
     first = usual_front(fronts)
     op, group = operation(first.op), group_at(key, set(fronts))
     same = len({(one.timeout.seq, one.timeout.op) for one in fronts.values()}) == 1
@@ -77,13 +78,14 @@ def _nobody(key: Key, fronts: Fronts, facts: tuple[str, ...], reason: str) -> Fi
 
 
 def _outstanding(fronts: Fronts) -> tuple[str, ...]:
-    told = {
+    outstanding = {
         one.progress.enqueued - one.progress.completed
         for one in fronts.values()
         if one.progress and one.progress.enqueued is not None and one.progress.completed is not None
     }
-    if len(told) == 1 and len(fronts) > 1:
-        return (f"all of them had {told.pop()} operation(s) outstanding: they are at one place of the program",)
+    if len(outstanding) == 1 and len(fronts) > 1:
+        count = plural(outstanding.pop(), "operation")
+        return (f"all of them had {count} outstanding: they are at one place of the program",)
     return ()
 
 
@@ -93,7 +95,7 @@ def _suspended(key: Key, fronts: Fronts) -> Finding:
         f"an operation ran {one.ran_ms / 1000:.0f} s against a limit of {one.limit_ms / 1000:.0f} s: "
         "the processes were suspended, or their hosts stalled"
     )
-    return _nobody(key, fronts, (reason,), reason)
+    return _no_culprit(key, fronts, (reason,), reason)
 
 
 def _disagreement(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
@@ -137,7 +139,9 @@ def _out_of_step(key: Key, fronts: Fronts) -> Finding | None:
         return None
     culprits = odd_ones(positions)
     if len(culprits) == len(positions) or is_ambiguous(fronts):
-        return _nobody(key, fronts, (), "the ranks stand at different positions, and none of these is the majority's")
+        return _no_culprit(
+            key, fronts, (), "the ranks stand at different positions, and none of these is the majority's"
+        )
     waiting = tuple(rank for rank in sorted(fronts) if rank not in culprits)
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     at = ", ".join(f"#{seq}" for seq in sorted({fronts[rank].timeout.seq for rank in culprits}))
@@ -157,12 +161,12 @@ def _out_of_step(key: Key, fronts: Fronts) -> Finding | None:
 
 
 def _behind(job: LoggedJob, key: Key, fronts: Fronts) -> Finding | None:
-    """Return the finding for ranks that said themselves that they had not come to the operation."""
+    """Return the finding for ranks that reported that they had not enqueued the operation."""
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     if key is None or is_ambiguous(fronts):
         return None
-    told = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
-    behind = {r: done for r, done in told.items() if r is not None and r not in fronts and done is not None}
+    reported = {one.rank: one.enqueued for one in job.facts.progress if (one.group, one.description) == key}
+    behind = {r: done for r, done in reported.items() if r is not None and r not in fronts and done is not None}
     enqueued = {rank: behind[rank] for rank in sorted(behind) if behind[rank] < usual.seq}
     if not enqueued or len(enqueued) > len(fronts):
         return None
@@ -181,7 +185,7 @@ def not_entered(
     confidence: float,
     name: str = "",
 ) -> Finding:
-    """Return the finding for ranks that had begun only so many operations, with what it leaves open.
+    """Return the finding for ranks that had enqueued too few operations, with what it leaves open.
 
     Args:
         job: the attempt.
@@ -219,7 +223,7 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
     usual, group = usual_front(fronts), group_at(key, set(fronts))
     if not begins_at_zero(key, fronts):
         reason = f"the members of {group_words(group)} are not in the log"
-        return _nobody(key, fronts, (), reason)
+        return _no_culprit(key, fronts, (), reason)
     size, certain = group_size(job, fronts)
     elsewhere = {rank for other in groups.values() for rank in other} - set(fronts)
     missing = set(range(size)) - set(fronts)
@@ -230,7 +234,7 @@ def _silent(job: LoggedJob, key: Key, fronts: Fronts, groups: dict[Key, Fronts])
         return _all_in(key, fronts)
     if not culprits or not size or len(missing) > len(fronts):
         count = f"{len(fronts)} of {size} ranks" if size and certain else f"only {rank_list(sorted(fronts))}"
-        return _nobody(key, fronts, (), f"{count} reported; the others are silent")
+        return _no_culprit(key, fronts, (), f"{count} reported; the others are silent")
     facts = [f"{rank_list(culprits)} reported nothing, {rank_list(sorted(fronts))} did", *_outstanding(fronts)]
     facts += [note.text[:160] for note in job.notes("trace-cache")[:1]]
     facts += [f"the log also says: {hint.type}: {hint.message[:120]}" for hint in job.hints[:1]]

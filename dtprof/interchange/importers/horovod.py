@@ -38,7 +38,7 @@ NAMES = {
     "BARRIER": "barrier",
 }
 LACKS = (
-    "exposed_ns: the timeline does not tell when a program was blocked, nor what it computed",
+    "exposed_ns: the timeline does not show when a program was blocked, nor what it computed",
     "partition: nor what the steps were made of",
     "memory: not in the timeline",
     "overhead: not in the timeline",
@@ -106,7 +106,7 @@ def import_horovod(files: Sequence[Path]) -> ImportedRun:
     size = max(ready, default=0) + 1
     lacks: tuple[str, ...] = LACKS
     if not ready:
-        lacks = (*lacks, "ranks: the timeline does not tell when ranks were ready; it is that of rank 0 alone")
+        lacks = (*lacks, "ranks: the timeline does not show when ranks were ready; it is that of rank 0 alone")
     ranks = [_rank(rank, size, timeline.done, file.problems) for rank in range(size)]
     return ImportedRun(
         format=FORMAT,

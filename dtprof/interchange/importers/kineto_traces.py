@@ -37,7 +37,7 @@ _ON_HOST = (events.DATA, events.CHECKPOINT)
 
 
 def read_kineto(path: Path) -> ImportedRank:
-    """Read the trace of one rank; its rank is -1 where the trace does not tell.
+    """Read the trace of one rank; its rank is -1 where the trace does not show.
 
     Raises:
         NotATraceError: it is none, or cannot be read.
@@ -115,7 +115,7 @@ def _backend(trace: KinetoTrace) -> str:
 
 
 def _pid(trace: KinetoTrace) -> int:
-    """Return the process that ran the steps; 0 where the trace does not tell."""
+    """Return the process that ran the steps; 0 where the trace does not show."""
     processes = [call.process for call in trace.annotations if STEP.match(call.name)]
     return next((process for process in processes if type(process) is int and 0 <= process < 1 << 31), 0)
 
@@ -236,7 +236,7 @@ def join_ranks(ranks: Sequence[tuple[Path, ImportedRank]]) -> tuple[list[Importe
     for path, rank in ranks:
         if rank.rank < 0:
             raise NotATraceError(
-                f"{path} does not tell its rank: it has no distributedInfo. Expected traces recorded after "
+                f"{path} does not name its rank: it has no distributedInfo. Expected traces recorded after "
                 "init_process_group where there are several; import this one alone."
             )
         if rank.rank in seen:
@@ -274,7 +274,7 @@ def _on_clocks(ranks: Sequence[ImportedRank]) -> tuple[list[ImportedRank], list[
 def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
     names = {name for rank in ranks for name in rank.ops}
     lacks = [
-        "overhead: a trace does not tell what the profiler cost; step times contain it",
+        "overhead: a trace does not show what the profiler cost; step times contain it",
         "pipeline: a trace does not name the schedule, nor whose microbatch a kernel is of; bubbles are in the waits",
         "api: which line or framework issued an operation is not taken from traces; it is null",
     ]
@@ -285,7 +285,7 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
         )
     else:
         lacks.append(
-            "exposed_ns: a trace does not tell when the program was blocked; exposed is when an operation was under "
+            "exposed_ns: a trace does not show when the program was blocked; exposed is when an operation was under "
             "way and no operator ran, so that Python between operators counts as blocked: an upper bound"
         )
     if events.CUDA_PEAK_ALLOCATED_BYTES not in names:

@@ -49,8 +49,8 @@ LACKS = (
     "bytes: the table has no sizes; bytes are given as 0, bandwidths are not known",
     "idle: neither computation nor communication of the rank is in the table",
     "memory: the table has none",
-    "overhead: the table does not tell what its tracer cost",
-    "clock_error_ns: the table does not tell how well the clocks of the hosts were aligned; they are taken to be one",
+    "overhead: the table does not show what its tracer cost",
+    "clock_error_ns: the table does not show how well the clocks of the hosts were aligned; they are taken to be one",
     "steps: sampled from a longer job, and joined without the time between; those in the table count from 2",
 )
 Rows = dict[str, Any]

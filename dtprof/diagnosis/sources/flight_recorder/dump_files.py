@@ -62,7 +62,7 @@ def _rank(path: Path, dump: Dump) -> int:
         return possible.pop()
     listed = ", ".join(map(str, sorted(possible)[:8])) or "none that its groups tell"
     raise NotADumpError(
-        f"{path} does not tell its rank: its name ends in {named if named is not None else 'no number'}, "
+        f"{path} does not name its rank: its name ends in {named if named is not None else 'no number'}, "
         f"possible are {listed}. Name the file as torch does, with the rank at the end."
     )
 
