@@ -21,14 +21,13 @@ def find_never_joined(job: LoggedJob) -> Suspicion:
         return _find_no_communicator(job)
     reporters = {note.rank for note in notes if note.rank is not None}
     keys = {int(found[1]) for note in notes if note.kind == "store-key" and (found := LAST_NUMBER.search(note.text))}
-    expected = keys
     sizes = {note.number for note in notes if note.number} or ({job.facts.world_size} - {0})
-    missing = expected - reporters
+    missing = keys - reporters
     counts = {note.ranks[0] for note in notes if note.kind in ("store-barrier", "store-clients") and note.ranks}
     if not missing and len(sizes) == 1 and reporters:
         silent = set(range(min(sizes | {100_000}))) - reporters
-        expected = next(iter(sizes)) - max(counts, default=len(reporters))
-        missing = silent if len(silent) == expected else set()
+        num_missing = next(iter(sizes)) - max(counts, default=len(reporters))
+        missing = silent if len(silent) == num_missing else set()
     culprits = tuple(sorted(missing))
     too_many = [note for note in notes if note.kind == "store-barrier" and note.ranks and note.ranks[0] > note.number]
     what = notes[0].text
