@@ -222,8 +222,12 @@ class RankBuilder:
         stream: int = 1,
         error: int = 0,
         flags: int = 0,
+        reached: int | None = None,
     ) -> None:
-        """Add what a device did: an operation, a wait or a phase; `host` is when the host was at its begin and end."""
+        """Add what a device did: an operation, a wait or a phase.
+
+        `host` is when the host was at its begin and end, `reached` when the caller's stream came to an operation.
+        """
         self._device_intervals.append(
             {
                 "kind": KIND[f"device_{kind}"],
@@ -238,6 +242,7 @@ class RankBuilder:
                 "begin_ns": START_NS + begin,
                 "end_ns": _absolute(end),
                 "error_ns": error,
+                "reached_ns": START_NS + (begin if reached is None else reached),
                 "host_begin_ns": START_NS + host[0],
                 "host_end_ns": UNKNOWN_NS if end is None or kind == "operation" else START_NS + host[1],
                 "row": -1,
@@ -535,8 +540,10 @@ def _device_records(rank: RankTables) -> list[tuple[Any, ...]]:
             *(int(row["state"]), int(row["kind"]), schema.NO_CODE, schema.NO_CODE, int(row["op"]), int(row["stream"])),
             *(int(row["group"]), int(row["flags"]), 0, int(row["seq"]), -1, int(row["error_ns"]), 0, int(row["step"])),
             *(int(row[name]) for name in names),
-            *(_offset(int(row["host_end_ns"]), int(row["host_begin_ns"])), 0.0, 0.0),
-            _offset(int(row["end_ns"]), int(row["begin_ns"])),
+            float(row["begin_ns"] - row["reached_ns"])
+            if row["kind"] == schema.KIND["device_operation"]
+            else _offset(int(row["host_end_ns"]), int(row["host_begin_ns"])),
+            *(0.0, 0.0, _offset(int(row["end_ns"]), int(row["begin_ns"]))),
         )
         for row in rank.device_intervals
     ]

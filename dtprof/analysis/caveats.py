@@ -12,6 +12,8 @@ from dtprof.job.clock_alignment import Clocks, worst_error_ns
 from dtprof.job.sound_records import list_ranks
 
 MAX_PROBLEMS = 20
+NEGLIGIBLE = 0.02
+"""Of the duration of an operation: an error of a device's times below it changes no figure of it."""
 NO_BUSBW = ("gather", "scatter")
 IDLE = "idle"
 """What the caveat is about that every run has of which no device was recorded."""
@@ -46,7 +48,7 @@ def list_caveats(
         *_of_records(facts, missing, run_problems, stale, restarts),
         *used.caveats,
         *_of_clocks(one_clock, clocks, boots),
-        *_of_uncertain_waits(facts, reductions, worst_error_ns(clocks, boots.values())),
+        *_of_uncertain_waits(facts, reductions, collectives, worst_error_ns(clocks, boots.values())),
         *_of_devices(facts),
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *(
@@ -128,12 +130,18 @@ def _of_clocks(one_clock: bool, clocks: Clocks, boots: Mapping[int, str]) -> lis
 
 
 def _of_uncertain_waits(
-    facts: Sequence[RankFacts], reductions: Sequence[RankReduction], error_ns: int | None
+    facts: Sequence[RankFacts],
+    reductions: Sequence[RankReduction],
+    collectives: Sequence[CollectiveResult],
+    error_ns: int | None,
 ) -> list[str]:
     uncertain = sum(reduction.uncertain for reduction in reductions)
     if not uncertain:
         return []
     of_devices = max((fact.device_error_ns or 0 for fact in facts), default=0)
+    shortest_ns = min((row.duration_ns for row in collectives if row.duration_ns is not None), default=0)
+    if not error_ns and 2 * of_devices <= NEGLIGIBLE * shortest_ns:
+        return []  # ranks that come at one time are the rule, and so much changes no figure
     across = "hosts or devices" if of_devices else "hosts"
     error = format_ns((error_ns or 0) + 2 * of_devices)
     return [
@@ -158,6 +166,16 @@ def _of_devices(facts: Sequence[RankFacts]) -> list[str]:
         caveats.append(
             f"transfer_ns: the end of {plural(polled, 'operation')} on devices was found by polling: "
             "milliseconds late where no stream waited for it; their transfers are upper bounds"
+        )
+    if skipped := sum(fact.skipped_marks for fact in facts):
+        caveats.append(
+            f"device: {plural(skipped, 'mark')} found no place, as the device was too far behind; operations without "
+            "marks have no times, and where one falls into the measured steps the rank has no partition"
+        )
+    if captured := sum(fact.captured_marks for fact in facts):
+        caveats.append(
+            f"device: {plural(captured, 'mark')} fell into the capture of graphs and were left out; operations that "
+            "graphs replay are not recorded: their time counts as the phase around them"
         )
     return caveats
 

@@ -96,6 +96,12 @@ class PlacedBatch:
         return np.repeat([rank.placed.tables.rank for rank in self.ranks], np.diff(self.bounds))
 
     @functools.cached_property
+    def device_error_of_operation(self) -> Column:
+        """By how much the time of each operation may be apart from that of another device; 0 without a device."""
+        errors = [2 * (rank.placed.tables.device_error_ns or 0) for rank in self.ranks]
+        return np.repeat(errors, np.diff(self.bounds))
+
+    @functools.cached_property
     def shift_of_operation(self) -> Column:
         """What is to be added to the times of each operation."""
         return np.repeat(self.shifts, np.diff(self.bounds))
@@ -201,9 +207,7 @@ def time_batch(batch: "PlacedBatch", instances: OperationInstances, errors: Cloc
         op_names=instances.ops.values,
         rank=batch.rank_of_operation,
         errors=errors,
-        device_error_ns=np.repeat(
-            [2 * (rank.placed.tables.device_error_ns or 0) for rank in batch.ranks], np.diff(batch.bounds)
-        ),
+        device_error_ns=batch.device_error_of_operation,
     )
 
 

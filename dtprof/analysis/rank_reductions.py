@@ -34,8 +34,8 @@ from dtprof.job.clock_errors import ONE_CLOCK, ClockErrors
 from dtprof.job.collective_matching import OperationInstances, RankInstances, describe_operations, match_operations
 from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import RankBatch
-from dtprof.records import codes
-from dtprof.records.tables import Array, Group, OutOfMemory, RankTables
+from dtprof.records import codes, events
+from dtprof.records.tables import Array, Group, OutOfMemory, RankTables, ids_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,8 @@ class RankFacts:
     device_error_ns: int | None  # error bound of its device's clock; None: times are those of the host
     host_lead_ns: int | None
     polled: int  # intervals of its device whose end was found by polling
+    skipped_marks: int  # that found no place
+    captured_marks: int  # that fell into the capture of a graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +218,15 @@ def _state_facts(tables: RankTables, *, share: ModelShare, unsound: int, unmatch
         device_error_ns=tables.device_error_ns,
         host_lead_ns=tables.host_lead_ns,
         polled=int(np.count_nonzero(tables.device_intervals["flags"] & codes.DEVICE_POLLED)),
+        skipped_marks=_largest_sample(tables, events.DEVICE_MARKS_SKIPPED),
+        captured_marks=_largest_sample(tables, events.DEVICE_MARKS_CAPTURED),
     )
+
+
+def _largest_sample(tables: RankTables, name: str) -> int:
+    """Return the largest value of a sample that counts, 0 where there is none."""
+    values = tables.samples["value"][ids_named(tables.ops, (name,))[tables.samples["op"]]]
+    return int(values.max(initial=0))
 
 
 def reduce_ranks(

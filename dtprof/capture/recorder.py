@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dtprof import __version__, fence, settings
 from dtprof.capture import call_sites
@@ -29,6 +29,12 @@ class Recorder(Protocol):
 
     def end_span(self, handle: int, failed: bool, flags: int, is_backward: bool) -> None:
         """Record that it ended."""
+
+    def take_last_operation(self) -> object:
+        """Return the last operation that this thread issued on a device since the last call; false without one."""
+
+    def begin_wait(self, operation: Any) -> int:
+        """Record that the current stream comes to a wait for an operation; `end_span` records that it went on."""
 
     def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
         """Record a phase that has ended, by its times."""

@@ -3,8 +3,8 @@
 The host of a device runs ahead: when it issued an operation, or left a phase, says nothing about when that ran. Here
 operations begin and end when the device began and ended them, waits are those of its streams, and phases run from mark
 to mark on the stream that computes. All that reckons with times then does so with the device's. What of a rank has no
-time on the device keeps that of the host and takes no part: operations on the CPU block nobody here, and operations on
-the device without an interval count as not observed.
+time on the device takes no part: operations on the CPU keep the host's times and block nobody here, and operations on
+the device without an interval lie at the next mark and count as not observed.
 
 What a device does between two marks is not recorded. But where the host made the second one at the very moment at which
 the device reached it, the stream was empty before: the host set the pace of that stretch, and it is host-bound.
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
+from dtprof.intervals import NONE, Column, Intervals, Mask, accumulate_maximum, pair, union
 from dtprof.job.sound_records import is_any
 from dtprof.records import codes, events
 from dtprof.records.tables import SPAN, UNKNOWN_NS, Array, RankTables, join, select
@@ -41,7 +41,8 @@ def place_on_device(tables: RankTables) -> RankTables:
         computes[(kind == codes.DEVICE_OPERATION) & about],
     )
     spans = _place_spans(tables, phases)
-    marks = _list_marks(select(intervals, (kind != codes.DEVICE_OPERATION) & computes))
+    marks = _list_marks(select(intervals, computes))
+    _place_unmarked(operations, marks)
     error_ns = int(np.median(intervals["error_ns"]))
     bound = _find_host_bound(marks, error_ns)
     ops = tables.ops
@@ -62,36 +63,114 @@ def _place_operations(operations: Array, ran: Array, waits: Array, computes: Mas
     """Return operations with the times of the device.
 
     One on the stream that computes blocks it from begin to end. One on another stream blocks whoever waits for it;
-    where it was issued on that other stream (as FSDP does) nothing marks that wait: how long it blocked is not known.
+    where it was issued on that other stream, and no wait for it is marked, how long it blocked is not known. It counts
+    as issued when the caller's stream came to the call; `done_ns - device_ns` is when it started.
 
     Parameters:
         ran: intervals of operations. waits: of the stream that computes.
         computes: which of `ran` were issued on the stream that computes.
     """
     placed = operations.copy()
-    row, begin, end = ran["row"], ran["begin_ns"], ran["end_ns"]
     on_stream = (ran["flags"] & codes.DEVICE_ON_STREAM) != 0
+    row, begin, end = ran["row"], _behind_the_queue(operations, ran), ran["end_ns"]
+    issued = np.where(computes, ran["reached_ns"], begin)
     placed["state"][row] = codes.DONE
     placed["done_ns"][row] = end
     placed["device_ns"][row] = end - begin
-    placed["issued_ns"][row] = begin
-    placed["returned_ns"][row] = np.where(on_stream & computes, end, begin)
+    placed["issued_ns"][row] = issued
+    placed["returned_ns"][row] = np.where(on_stream & computes, end, issued)
     placed["wait_begin_ns"][row] = UNKNOWN_NS
     placed["wait_ns"][row] = 0
     seen = codes.COMPLETION_SEEN
     placed["flags"][row] = np.where(computes, placed["flags"][row] | seen, placed["flags"][row] & ~np.uint8(seen))
     waits = select(waits, is_placed(placed)[waits["row"]])
     if len(waits):
-        row = waits["row"]
+        row, times = _share_waits(operations, ran, waits)
         first = np.full(len(placed), np.iinfo(np.int64).max)
-        np.minimum.at(first, row, waits["begin_ns"])
+        np.minimum.at(first, row, times[:, 0])
         placed["wait_begin_ns"][row] = first[row]
-        np.add.at(placed["wait_ns"], row, waits["end_ns"] - waits["begin_ns"])
+        np.add.at(placed["wait_ns"], row, times[:, 1] - times[:, 0])
         # A stream may stand before an operation that has not begun: the wait is part of what it blocks.
         placed["issued_ns"][row] = np.minimum(placed["issued_ns"][row], first[row])
         placed["returned_ns"][row] = np.minimum(placed["returned_ns"][row], first[row])
         placed["flags"][row] |= np.uint8(seen)
     return placed
+
+
+def _queue_of(operations: Array, ran: Array) -> Column:
+    """Return the queue that each operation ran in: the stream that it was issued on, or that of its group."""
+    on_stream = (ran["flags"] & codes.DEVICE_ON_STREAM) != 0
+    is_p2p = (ran["flags"] & codes.DEVICE_P2P) != 0
+    # Single messages have a stream for each peer, batches of them that of the group.
+    alone = is_p2p & ((ran["flags"] & codes.DEVICE_SEVERAL) == 0)
+    peer = np.where(alone, operations["peer"][ran["row"]].astype(np.int64) + 1, 0)
+    stream = np.where(on_stream, ran["stream"].astype(np.int64) + 1, 0)
+    queue: Column = (ran["group"].astype(np.int64) << 48) | (stream << 24) | peer
+    return queue
+
+
+def _behind_the_queue(operations: Array, ran: Array) -> Column:
+    """Return when operations began: one whose begin is only a mark on its caller's stream, behind those before it.
+
+    A group's own stream works off its operations one after another.
+    """
+    begin = ran["begin_ns"].copy()
+    marked = (ran["flags"] & (codes.DEVICE_EXACT | codes.DEVICE_ON_STREAM | codes.DEVICE_SEVERAL)) == 0
+    rows = np.flatnonzero(marked)
+    if len(rows) < 2:
+        return begin
+    queue = _queue_of(operations, ran)[rows]
+    order = np.lexsort((operations["seq"][ran["row"][rows]], queue))
+    rows, queue = rows[order], queue[order]
+    is_first = np.concatenate(([True], queue[1:] != queue[:-1]))
+    ends = accumulate_maximum(ran["end_ns"][rows], is_first)
+    before = np.where(is_first, begin[rows], np.concatenate((ends[:1], ends[:-1])))
+    begin[rows] = np.minimum(np.maximum(begin[rows], before), ran["end_ns"][rows])
+    return begin
+
+
+def _share_waits(operations: Array, ran: Array, waits: Array) -> tuple[Column, Intervals]:
+    """Return which operations blocked the stream in its waits, and when.
+
+    Who waits for an operation also waits for those before it in its queue: each blocks until its own end.
+    """
+    queue = _queue_of(operations, ran)
+    # Of a batch, whose operations end together, the waited one comes first: the others block nobody.
+    waited = np.zeros(len(operations), np.bool_)
+    waited[waits["row"]] = True
+    order = np.lexsort((~waited[ran["row"]], ran["end_ns"], queue))
+    rows, queue, ends = ran["row"][order], queue[order], ran["end_ns"][order]
+    place = np.full(len(operations), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    last = place[waits["row"]]
+    begins = np.flatnonzero(np.concatenate(([True], queue[1:] != queue[:-1])))
+    first_of_queue = begins[np.searchsorted(begins, np.arange(len(rows)), "right") - 1]
+    # The earliest in the queue that was still to end when the wait began; those of other queues end elsewhere.
+    position = np.lexsort((np.concatenate((ends, waits["begin_ns"])), np.concatenate((queue, queue[last]))))
+    is_wait = position >= len(rows)
+    passed = np.empty(len(waits), np.int64)
+    passed[position[is_wait] - len(rows)] = np.cumsum(~is_wait)[is_wait]
+    first = np.minimum(np.maximum(passed, first_of_queue[last]), last)
+    counts = last - first + 1
+    which = np.repeat(np.arange(len(waits)), counts)
+    at = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + first[which]
+    begin, end = waits["begin_ns"][which], waits["end_ns"][which]
+    until = np.where(at == last[which], end, np.clip(ends[at], begin, end))
+    since = np.where(at == first[which], begin, np.concatenate((begin[:1], until[:-1])))
+    return rows[at], pair(np.minimum(since, until), until)
+
+
+def _place_unmarked(operations: Array, marks: Intervals) -> None:
+    """Move operations whose device is not known to have come to them to the mark that the host made next.
+
+    When they ran is not known; but it is in this step of the device, which may be far behind the host's.
+    """
+    rows = np.flatnonzero(((operations["flags"] & codes.DEVICE) != 0) & ~is_placed(operations))
+    if not len(rows) or not len(marks):
+        return
+    at = np.searchsorted(marks[:, 0], operations["issued_ns"][rows], "left")
+    operations["issued_ns"][rows] = operations["returned_ns"][rows] = marks[np.minimum(at, len(marks) - 1), 1]
+    operations["done_ns"][rows] = operations["wait_begin_ns"][rows] = UNKNOWN_NS
 
 
 def is_placed(operations: Array) -> Mask:
@@ -142,7 +221,7 @@ def _list_marks(intervals: Array) -> Intervals:
     """Return when the host made each mark and when the device reached it, in order."""
     marks = np.concatenate(
         [
-            pair(intervals["host_begin_ns"], intervals["begin_ns"]),
+            pair(intervals["host_begin_ns"], intervals["reached_ns"]),
             pair(intervals["host_end_ns"], intervals["end_ns"])[intervals["host_end_ns"] != UNKNOWN_NS],
         ]
     )

@@ -11,6 +11,7 @@ DEVICE_OPERATION, DEVICE_WAIT, DEVICE_PHASE = (
     schema.KIND[name] for name in ("device_operation", "device_wait", "device_phase")
 )
 DEVICE_ON_STREAM, DEVICE_POLLED = schema.DEVICE_FLAG["on_stream"], schema.DEVICE_FLAG["polled"]
+DEVICE_P2P, DEVICE_EXACT, DEVICE_SEVERAL = (schema.DEVICE_FLAG[name] for name in ("p2p", "exact", "several"))
 NONE = schema.NO_CODE
 DTYPES = tuple(name for name, _ in schema.DTYPES)
 DTYPE_CODES = {name: code for code, name in enumerate(DTYPES)}

@@ -142,7 +142,8 @@ RECORD = lay_out(
             "returned_after",
             "f",
             "ns",
-            "from issue until the call returned; device waits and phases: time of the host from begin to end",
+            "from issue until the call returned; device waits and phases: time of the host from begin to end; device "
+            "operations: from when the caller's stream came to the call until the operation began",
         ),
         ("waited_from", "f", "ns", "from issue until the first wait began; meaningful where waits > 0"),
         ("waited_for", "f", "ns", "time the issuing program was blocked in waits, summed"),

@@ -95,6 +95,7 @@ DEVICE_INTERVALS = (
     TableColumn(name="begin_ns", field="issued_ns", unit="ns"),  # on the device, by the host's clock; as is end_ns
     TableColumn(name="end_ns", unit="ns", unknown=UNKNOWN_NS),  # not known: the device has not come to it
     TableColumn(name="error_ns", field="tag", unit="ns"),  # of both times, at most
+    TableColumn(name="reached_ns", unit="ns"),  # operations: when the caller's stream came to the call; else begin_ns
     TableColumn(name="host_begin_ns", field="numel", unit="ns"),  # an operation's issue; when the host was at the begin
     TableColumn(name="host_end_ns", unit="ns", unknown=UNKNOWN_NS),  # waits and phases: when the host was at the end
     TableColumn(name="row", unknown=-1),  # in RankTables.operations: the operation, or the one waited for

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from dtprof.capture.native import build
 from tests.accelerator.compiled_device import MODULE, ensure_library
 
 
@@ -192,6 +193,16 @@ release_all = _native.release_all
 """End all that never ends and was enqueued by now."""
 report_error = _native.report_error
 """Let the device fail: the sentence is raised where the host next waits for it."""
+
+
+def give_kernel_events() -> None:
+    """Let dtprof read the begin and the end of kernels in the handles of simccl, as it does in NCCL's.
+
+    Without this it asks the handles for completion, as it does those of back ends that it does not know.
+    """
+    hook = sys.modules.get(build.MODULE)
+    if hook is not None:  # the job is recorded
+        hook.use_kernel_events(_native.__file__)
 
 
 def take_trace() -> list[Task]:

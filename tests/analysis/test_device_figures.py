@@ -146,3 +146,125 @@ def test_wait_below_the_error_of_the_marks_is_not_blamed_on_anybody() -> None:
     assert any(
         "hosts or devices came below the error of the clocks, up to 80.0 ms" in caveat for caveat in summary.cannot_tell
     )
+
+
+def test_reducer_that_waits_at_the_end_of_backward_is_blocked_from_there_and_not_from_the_kernel() -> None:
+    # DDP issues buckets at 500 and 700 and waits at the end of the backward pass, which marks nothing. The kernel of
+    # the second stands behind the first until 750; the stream stands from 700, first for the one, then for the other.
+    built = DeviceRank(0, world_size=2), DeviceRank(1, world_size=2)
+    for rank in built:
+        for step in range(4):
+            at, host = 1000 * step, 10 * step
+            rank.phase("forward", at, at + 300, host, host + 1)
+            rank.phase("backward", at + 300, at + 800, host + 1, host + 6)
+            for seq, (reached, begin, end) in enumerate(((500, 500, 750), (700, 750, 800))):
+                rank.op("all_reduce", (host + 2 + seq) * MS, is_async=True, nbytes=8, flags=FOLLOWED, returned=0)
+                rank.device_interval(
+                    *("operation", "all_reduce", (at + begin) * MS, (at + end) * MS),
+                    host=((host + 2 + seq) * MS, 0),
+                    seq=2 * step + seq,
+                    flags=DEVICE_FLAG["exact"],
+                    reached=(at + reached) * MS,
+                )
+            rank.phase("optimizer", at + 800, at + 1000, host + 6, host + 9)
+    summary = summarise(MemoryRun(built))
+    assert in_ms(summary.ranks[0].partition_ns) == {
+        "exposed_transfer": 100,
+        "compute": 300 + 400,
+        "optimizer": 200,
+    }
+    (row,) = summary.collectives
+    assert row.duration_ns == (250 + 50) / 2 * MS
+    assert row.overlap == pytest.approx(1 - (50 + 50) / (250 + 50))
+    # Nobody came last: the path goes through the queue of both operations on the rank itself, back to 500.
+    assert summary.critical_path is not None
+    assert summary.critical_path.transfer_ns == 300 * MS
+
+
+def test_wait_for_the_last_of_a_queue_is_shared_among_those_it_stands_behind() -> None:
+    # Two all_reduces from 500 to 600 and 600 to 700; the stream comes to the wait for the second at 550.
+    summary = summarise(MemoryRun([rank_of_queue(rank, exact=True) for rank in range(2)]))
+    (row,) = summary.collectives
+    assert row.exposed_ns == (50 + 100) / 2 * MS
+    assert row.overlap == pytest.approx(1 - 150 / 200)
+    assert in_ms(summary.ranks[0].partition_ns)["exposed_transfer"] == 150
+
+
+def test_operation_whose_kernel_is_not_seen_begins_when_its_queue_comes_to_it() -> None:
+    # Both marks before the calls lie at 500; the second kernel begins at 600, when the first has ended.
+    summary = summarise(MemoryRun([rank_of_queue(0, exact=False)]))
+    (row,) = summary.collectives
+    assert row.duration_ns == 100 * MS
+
+
+def rank_of_queue(rank: int, *, exact: bool) -> DeviceRank:
+    built = DeviceRank(rank, world_size=2)
+    for step in range(4):
+        at, host = 1000 * step, 10 * step
+        built.phase("forward", at, at + 300, host, host + 1)
+        built.phase("backward", at + 300, at + 800, host + 1, host + 6)
+        for seq, (begin, end) in enumerate(((500, 600), (600 if exact else 500, 700))):
+            wait = (at + 550, at + 700) if seq else None
+            built.operation(
+                *("all_reduce", at + begin, at + end, host + 2 + seq),
+                seq=2 * step + seq,
+                flags=DEVICE_FLAG["exact"] if exact else DEVICE_FLAG["polled"],
+                wait=wait,
+            )
+        built.phase("optimizer", at + 800, at + 1000, host + 6, host + 9)
+    return built
+
+
+def test_gather_on_a_stream_of_its_own_blocks_where_the_wait_for_it_is_marked() -> None:
+    # FSDP2 gathers on stream 2 from 100 to 200; the stream that computes stands for it from 150.
+    built = DeviceRank(0, world_size=2)
+    for step in range(4):
+        at, host = 1000 * step, 10 * step
+        built.phase("forward", at, at + 300, host, host + 1)
+        built.op("all_gather", host * MS, nbytes=8, flags=FOLLOWED, returned=host * MS)
+        built.device_interval(
+            *("operation", "all_gather", (at + 100) * MS, (at + 200) * MS),
+            host=(host * MS, 0),
+            seq=step,
+            flags=ON_STREAM,
+            stream=2,
+        )
+        built.device_interval(
+            "wait", "all_gather", (at + 150) * MS, (at + 200) * MS, host=(host * MS, host * MS), seq=step
+        )
+        built.phase("backward", at + 300, at + 800, host + 1, host + 6)
+        built.phase("optimizer", at + 800, at + 1000, host + 6, host + 9)
+    summary = summarise(MemoryRun([built]))
+    # The other member left no record: all of it counts as wait.
+    assert in_ms(summary.ranks[0].partition_ns) == {"exposed_wait": 50, "compute": 750, "optimizer": 200}
+    assert summary.collectives[0].overlap == pytest.approx(0.5)
+
+
+def test_collectives_in_a_row_on_a_device_are_not_called_serialised() -> None:
+    # They run on one stream whatever the program does: issued together they would take as long.
+    ranks = [DeviceRank(rank, world_size=2) for rank in range(2)]
+    for built in ranks:
+        for step in range(4):
+            at, host = 1000 * step, 10 * step
+            built.phase("backward", at, at + 800, host + 1, host + 6)
+            for seq in range(3):
+                begin = at + 100 + 100 * seq
+                built.operation("all_reduce", begin, begin + 100, host + 2 + seq, seq=3 * step + seq, flags=ON_STREAM)
+            built.phase("optimizer", at + 800, at + 1000, host + 6, host + 9)
+    summary = summarise(MemoryRun(ranks))
+    assert in_ms(summary.ranks[0].partition_ns)["exposed_transfer"] == 300
+    assert summary.serialised == ()
+
+
+def test_operation_without_marks_leaves_the_partition_of_its_rank_unknown() -> None:
+    # All marks were taken: when the device ran it is not known, nor what of the step it exposed.
+    built = rank_of_a_device_bound_job(0, 0, 600)
+    other = rank_of_a_device_bound_job(1, 0, 600)
+    built.op("all_reduce", 35 * MS, nbytes=8, flags=FLAG["device"], returned=35 * MS)
+    built.sample("device_marks_skipped", 35 * MS, 2)
+    other.sample("device_marks_captured", 35 * MS, 4)
+    summary = summarise(MemoryRun([built, other]))
+    assert summary.ranks[0].partition_ns is None
+    assert summary.ranks[1].partition_ns is not None
+    assert any(caveat.startswith("device: 2 marks found no place") for caveat in summary.cannot_tell)
+    assert any(caveat.startswith("device: 4 marks fell into the capture of graphs") for caveat in summary.cannot_tell)

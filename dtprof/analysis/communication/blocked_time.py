@@ -59,7 +59,7 @@ def find_blocked(tables: RankTables, operations: Array, phases: dict[str, Interv
     if tables.device_error_ns is not None:
         # A stream is blocked whatever thread issued it: backward passes have one of their own. What blocks the host
         # alone does not count.
-        counts = (operations["flags"] & codes.FOLLOWED) != 0
+        counts = (operations["flags"] & codes.DEVICE) != 0
     _wait_for_backward(begin, end, operations, unwaited & counts, phases[events.BACKWARD])
     if tables.hook == "python":
         _wait_in_forward(end, operations, unwaited & counts, phases[events.FORWARD])

@@ -3,6 +3,8 @@
 Two neighbours of a thread belong to a row if both are the same operation on the same group and type, the first one was
 done, and its wait over, before the second was issued, and the program did next to nothing between. An operation over
 what the same operation has just given makes no sense, so that the second need not have waited for the first.
+
+Operations that a device timed are left out: those of a group run on one stream, one after the other in any case.
 """
 
 from collections import defaultdict
@@ -18,6 +20,7 @@ from dtprof.analysis.results import GroupResult, SerialisedCollectives
 from dtprof.intervals import Column, Mask
 from dtprof.job.api_names import Apis
 from dtprof.job.axes import purpose_of
+from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import UNNAMED
 from dtprof.records import codes
 from dtprof.records.tables import Array
@@ -52,7 +55,7 @@ def find_rows(
     """Return the rows of serialised collectives of each rank, summed."""
     operations, blocked = batch.operations, batch.blocked
     sums_by_rank: list[dict[SerialKey, SerialSums]] = [{} for _ in batch.ranks]
-    every = np.flatnonzero(chosen & blocked.known & blocked.counts)
+    every = np.flatnonzero(chosen & blocked.known & blocked.counts & ~is_placed(operations))
     if len(every) < 2:
         return sums_by_rank
     order = _by_thread(every, operations, batch.place)

@@ -21,7 +21,7 @@ from dtprof.analysis.placed_ranks import PlacedBatch, SteppedRank
 from dtprof.analysis.results import CriticalPathResult, PathOperation, PathRank
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.intervals import Column, Intervals, Mask, accumulate_maximum, near, paint, union
-from dtprof.job.collective_matching import Matched
+from dtprof.job.device_timeline import is_placed
 from dtprof.job.sound_records import stride_of
 from dtprof.records.tables import UNKNOWN_NS, Array
 
@@ -58,7 +58,7 @@ def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, m
     operations, blocked = batch.operations, batch.blocked
     sampled = [rank.numbers % stride_of(len(rank.numbers), MAX_STEPS) == 0 for rank in batch.ranks]
     windows = batch.windows[np.concatenate(sampled)]
-    start, last = _find_transfers(operations, batch.matched, timing)
+    start, last = _find_transfers(batch, timing)
     in_wait = blocked.wait[:, 1] > blocked.wait[:, 0]
     begin, end = (np.where(in_wait, blocked.wait[:, side], blocked.call[:, side]) for side in (0, 1))
     # Who waits for what was done before is not held up by it.
@@ -118,12 +118,15 @@ def _step_at(times: Column, windows: Intervals) -> Column:
     return np.where(inside, at, -1)
 
 
-def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tuple[Column, Column]:
+def _find_transfers(batch: PlacedBatch, timing: Timing) -> tuple[Column, Column]:
     """Return when the row of transfers began at whose end each operation was done, and who had come last to the first.
 
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
+    Where members arrived within the error of their clocks, each is as much the last as the others: the rank itself.
     """
-    start, last = timing.arrival.copy(), np.where(timing.source == EXACT, timing.culprit, -1)
+    operations, matched, rank = batch.operations, batch.matched, batch.rank_of_operation
+    start = timing.arrival.copy()
+    last = np.where(timing.source == EXACT, timing.culprit, np.where(timing.uncertain, rank, -1))
     queues = matched.of_each(not channel.is_p2p and channel.num_members > 1 for channel in matched.channels) > 0
     every = matched.every_row
     chosen = queues & (last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)  # messages do not queue
@@ -134,7 +137,9 @@ def _find_transfers(operations: Array, matched: Matched, timing: Timing) -> tupl
     rows, group = rows[order], group[order]
     begins = np.concatenate(([True], group[1:] != group[:-1]))
     done = accumulate_maximum(operations["done_ns"][rows], begins)
-    queued = ~begins & (timing.arrival[rows] < np.concatenate((done[:1], done[:-1])))
+    # On a device an operation starts where the one before it in the queue ends, but for the rounding of both times.
+    rounding = np.where(is_placed(operations), batch.device_error_of_operation, 0)[rows]
+    queued = ~begins & (timing.arrival[rows] < np.concatenate((done[:1], done[:-1])) + rounding)
     first = np.maximum.accumulate(np.where(queued, 0, np.arange(len(rows))))
     start[rows], last[rows] = timing.arrival[rows][first], last[rows][first]
     return start, last

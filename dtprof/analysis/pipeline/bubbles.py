@@ -260,11 +260,11 @@ def _find_fill(actions: Array, start: Column) -> Array:
     first_gradient = np.minimum.reduceat(np.where(is_any(kind, GRADIENT), begin, np.iinfo(np.int64).max), start)
     fill["warm_until"] = np.minimum(first_gradient, fill["drain_from"])
     of_step = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(actions))))
-    for name, inside in (
-        ("busy_before", end <= fill["warm_until"][of_step]),
-        ("busy_after", begin >= fill["drain_from"][of_step]),
-    ):
-        fill[name] = np.add.reduceat(np.where(inside, end - begin, 0), start)
+    # Times of a device are rounded: an action that ends where another begins may seem to end behind that.
+    before = np.minimum(end, fill["warm_until"][of_step]) - begin
+    after = end - np.maximum(begin, fill["drain_from"][of_step])
+    for name, busy in (("busy_before", before), ("busy_after", after)):
+        fill[name] = np.add.reduceat(np.maximum(busy, 0), start)
     return fill
 
 

@@ -23,6 +23,7 @@ from dtprof.analysis.steps.step_partition import paint_phases, paint_steps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate
 from dtprof.job.clock_alignment import Clocks, state_errors
 from dtprof.job.collective_matching import Matched, OperationInstances
+from dtprof.job.device_timeline import start_of
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_ranks
@@ -244,6 +245,7 @@ def _number_instances(
     """Return the number of the instance of each operation, and whether the rank arrived first or last."""
     numbers = np.zeros(len(operations), np.int64)
     arrived = np.full(len(operations), BETWEEN, np.int64)
+    start = start_of(operations)
     for channel, rows, seqs in zip(matched.channels, matched.rows, matched.seqs, strict=True):
         table = instances.tables[channel]
         at = np.searchsorted(table["seq"], seqs)
@@ -252,6 +254,6 @@ def _number_instances(
         if channel.is_p2p:
             arrived[rows] = FIRST if channel.sending_rank == rank else LAST
         else:
-            is_first = operations["issued_ns"][rows] == instance_rows["first_start"]
+            is_first = start[rows] == instance_rows["first_start"]
             arrived[rows] = np.where(instance_rows["last_rank"] == rank, LAST, np.where(is_first, FIRST, BETWEEN))
     return numbers, arrived

@@ -12,6 +12,7 @@ from dtprof.formatting import format_bytes
 from dtprof.interning import Interned
 from dtprof.intervals import Column, Intervals, paint, pair
 from dtprof.job.api_names import find_apis
+from dtprof.job.device_timeline import start_of
 from dtprof.job.sound_records import ENDED, spans_of
 from dtprof.records import codes, events
 from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
@@ -159,7 +160,8 @@ def _operations(tables: RankTables, operations: Array, names: BarNames) -> _Colu
     returned = np.maximum(operations["returned_ns"], operations["issued_ns"])
     end = np.where(operations["done_ns"] == UNKNOWN_NS, returned, operations["done_ns"])
     blocked = np.maximum(returned - operations["issued_ns"], operations["wait_ns"])
-    length = end - operations["issued_ns"]
+    start = start_of(operations)
+    length = end - start
     is_p2p = operations["kind"] == codes.POINT_TO_POINT
     kinds = np.where(
         is_p2p,
@@ -178,4 +180,4 @@ def _operations(tables: RankTables, operations: Array, names: BarNames) -> _Colu
         by = f" ({apis.names[api]})" if apis.names[api] not in ("", called) else ""
         where = f" of {of.description or of.name}" if of else ""
         words.append(names.name(f"{called}{by}{where}, {format_bytes(int(sizes[number]))}"))
-    return _rows(pair(operations["issued_ns"], end), COMMUNICATION, kinds, np.array(words)[place.reshape(-1)])
+    return _rows(pair(start, end), COMMUNICATION, kinds, np.array(words)[place.reshape(-1)])

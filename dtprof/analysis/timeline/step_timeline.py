@@ -13,6 +13,7 @@ from dtprof.analysis.results import Interval, Timeline
 from dtprof.analysis.steps.phase_intervals import ORDER
 from dtprof.formatting import format_bytes, format_ns
 from dtprof.intervals import Column, Intervals, locate, near, paint
+from dtprof.job.device_timeline import start_of
 from dtprof.job.sound_records import is_among
 from dtprof.records import codes
 from dtprof.records.tables import UNKNOWN_NS, Array, Group, Site, join, select
@@ -146,7 +147,7 @@ def _operation_bars(batch: PlacedBatch, timing: Timing, windows: Intervals) -> t
     known = batch.blocked.known[rows]
     exposed = np.where(known, timing.exposed_wait[rows] + timing.exposed_transfer[rows], UNKNOWN_NS)
     returned = np.maximum(chosen["returned_ns"], chosen["issued_ns"])
-    bars["begin"] = chosen["issued_ns"]
+    bars["begin"] = start_of(chosen)
     bars["end"] = np.where(chosen["done_ns"] == UNKNOWN_NS, returned, chosen["done_ns"])
     bars["phase"] = -1
     bars["exposed"] = exposed * 2 >= bars["end"] - bars["begin"]

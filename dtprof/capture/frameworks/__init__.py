@@ -11,6 +11,7 @@ from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.ddp_hooks import DataParallel
 from dtprof.capture.frameworks.dtensor_hooks import TensorParallel
 from dtprof.capture.frameworks.fsdp_hooks import FullySharded
+from dtprof.capture.frameworks.fsdp_stream_waits import StreamWaits
 from dtprof.capture.frameworks.pipeline_hooks import Pipelines
 from dtprof.capture.recorder import Recorder
 
@@ -21,6 +22,6 @@ def install(recorder: Callable[[bool], Recorder | None]) -> None:
     attribution = Attribution(recorder)
     device_meshes.install(attribution)
     split_groups.install(attribution)
-    for framework in (Pipelines, FullySharded, DataParallel, TensorParallel):
+    for framework in (Pipelines, FullySharded, StreamWaits, DataParallel, TensorParallel):
         framework(attribution).install()
     labelled_calls.install(attribution)

@@ -55,7 +55,7 @@ struct DeviceInterval {
   std::atomic<uint32_t> generation{1};      // counts its uses
   // The reader's.
   bool begun = false;
-  uint64_t begin_ns = 0, error_ns = 0;
+  uint64_t begin_ns = 0, error_ns = 0, queued_ns = 0;
   Event record;
 };
 
@@ -346,6 +346,10 @@ class FollowedDevice {
       }
       std::tie(interval.begin_ns, interval.error_ns) =
           clock_.time_of(interval.kernel.begin ? interval.kernel.begin : interval.begin);
+      // The kernel stands behind the mark before the call, and perhaps behind other kernels of its stream.
+      interval.queued_ns = interval.kernel.begin && impl_->queryEvent(interval.begin)
+                               ? std::max(0ll, std::llround(clock_.elapsed(interval.begin, interval.kernel.begin)))
+                               : 0;
       interval.begun = true;
     }
     if (ended) {
@@ -413,7 +417,8 @@ class FollowedDevice {
     r->step = interval.step;
     r->issued_ns = interval.begin_ns;
     r->numel = interval.host_begin;
-    r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
+    r->waited_from = r->waited_for = r->done_after = 0;
+    r->returned_after = static_cast<float>(interval.queued_ns);
     r->state.store(STATE_ISSUED, std::memory_order_release);
   }
 
@@ -429,6 +434,7 @@ class FollowedDevice {
     interval->kernel = {};
     interval->record = interval->operation = {};
     interval->begun = false;
+    interval->queued_ns = 0;
     interval->ended.store(false, std::memory_order_relaxed);
     interval->generation.fetch_add(1, std::memory_order_release);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -544,25 +550,17 @@ void stop_following() {
     if (FollowedDevice* device = slot.load()) device->stop();
 }
 
-// Operations that this thread issues between the begin and the end of a batch: the back end starts them at the end.
-struct Batch {
-  bool open = false;
-  std::vector<std::pair<FollowedDevice*, IntervalRef>> operations;
-
-  void begin() {
-    for (auto& [device, interval] : operations) interval.lose();  // of one that an exception has left
-    operations.clear();
-    open = true;
-  }
-  void end(c10d::Work* work) {
-    open = false;
-    for (auto& [device, interval] : operations)
-      if (work) device->end_with(interval, c10::intrusive_ptr<c10d::Work>::reclaim_copy(work), DEVICE_FLAG_SEVERAL);
-      else device->end(interval, DEVICE_FLAG_SEVERAL | DEVICE_FLAG_ON_STREAM);
-    operations.clear();
-  }
+// An operation on a device that this process follows.
+struct DeviceOperation {
+  Event event;
+  uint16_t op = 0;
+  FollowedDevice* device = nullptr;
+  explicit operator bool() const { return device != nullptr; }
 };
-thread_local Batch t_batch;
+
+// The last one that this thread issued: frameworks let streams wait for it by events of their own, which only those who
+// hook the framework can mark.
+thread_local DeviceOperation t_last_operation;
 
 // A forked child has no readers and may not touch the device.
 void forget_devices() {

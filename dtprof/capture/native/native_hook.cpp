@@ -26,6 +26,9 @@
 #include "tensor_sizes.h"
 #include "thread_state.h"
 
+// As torch itself holds works that it hands to Python.
+PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)
+
 namespace dtprof {
 namespace {
 
@@ -120,7 +123,11 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("follow_device", &follow_device);
   m.def("use_kernel_events", &use_kernel_events);
   m.def("begin_batch", [] { t_batch.begin(); });
-  m.def("end_batch", [](c10d::Work* work) { t_batch.end(work); }, py::arg("work").none(true));
+  m.def("end_batch", [](c10::intrusive_ptr<c10d::Work> work) { return t_batch.end(std::move(work)); },
+        py::arg("work").none(true));
+  py::class_<DeviceOperation>(m, "DeviceOperation").def("__bool__", [](const DeviceOperation& o) { return bool(o); });
+  m.def("take_last_operation", &take_last_operation);
+  m.def("begin_wait", &begin_wait);
   m.def("advance_step", [] { return ++g_step; });
   m.def("write_entry", &write_entry);
   m.def("close_log", &close_log, py::call_guard<py::gil_scoped_release>());  // readers may need it to drop a handle

@@ -36,6 +36,7 @@ class OperationHook final : public c10::OperatorKernel {
         arguments_(static_cast<int>(schema.arguments().size())),
         returns_(static_cast<int>(schema.returns().size())),
         p2p_(name == "send" || name.compare(0, 4, "recv") == 0),
+        receives_(p2p_ && name != "send"),
         empty_(name.find("barrier") != std::string::npos) {
     for (int i = 0; i < arguments_; i++) {
       const std::string& argument = schema.arguments()[i].name();
@@ -67,6 +68,7 @@ class OperationHook final : public c10::OperatorKernel {
       try {
         event = issue(log, *thread, *stack, entered, gloo, device);
         if (device) on_device = device->begin(KIND_DEVICE_OPERATION, op_, event.record->site, entered, event);
+        if (on_device) t_last_operation = {event, op_, device};
       } catch (const py::error_already_set&) {
         throw;  // the job's own
       } catch (const abi::__forced_unwind&) {
@@ -219,8 +221,7 @@ class OperationHook final : public c10::OperatorKernel {
     Record* r = event.record;
     r->flags |= FLAG_FOLLOWED;
     if (t_batch.open) {
-      t_batch.operations.emplace_back(&device, on_device);
-      event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+      t_batch.parts.push_back({{event, op_, &device}, on_device, receives_});
       return;
     }
     if (!work) {
@@ -239,7 +240,7 @@ class OperationHook final : public c10::OperatorKernel {
 
   const uint16_t op_;
   const int arguments_, returns_;
-  const bool p2p_, empty_;
+  const bool p2p_, receives_, empty_;
   int group_ = -1, reduce_op_ = -1, peer_ = -1, tag_ = -1, async_ = -1;
   int inputs_ = -1, outputs_ = -1, input_splits_ = -1, output_splits_ = -1;
   mutable std::atomic<const std::type_info*> futureless_{nullptr};  // works of this class have no future

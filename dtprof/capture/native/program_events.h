@@ -114,6 +114,21 @@ void end_span(uintptr_t handle, bool failed, uint8_t flags, bool is_backward) {
   }
 }
 
+// Return the last operation that this thread issued on a device since the last call; empty where there was none.
+DeviceOperation take_last_operation() { return std::exchange(t_last_operation, {}); }
+
+// Mark the current stream before it waits for an operation by other means than its handle; `end_span` marks it behind.
+uintptr_t begin_wait(const DeviceOperation& operation) {
+  if (!operation || !operation.event.current() || !g_log.load(std::memory_order_acquire)) return 0;
+  OpenSpans::Span span{{}, operation.device, {}};
+  try {
+    span.on_device = operation.device->begin(KIND_DEVICE_WAIT, operation.op, operation.event.record->site, now(),
+                                             operation.event);
+  } catch (...) {
+  }
+  return span.on_device ? open_spans().add(span) : 0;
+}
+
 void past_span(uint16_t op, uint64_t begin_ns, uint64_t end_ns) {
   Log* log = g_log.load(std::memory_order_acquire);
   if (!log) return;

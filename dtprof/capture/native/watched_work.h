@@ -48,6 +48,15 @@ struct WatchedWork final : c10d::Work {
     boxed = c10::IValue::make_capsule(std::move(watched));
   }
 
+  // Return a handle for operations that the back end has joined, of which this is one.
+  static c10::intrusive_ptr<c10d::Work> watch(Thread& thread, c10::intrusive_ptr<c10d::Work> work,
+                                              const DeviceOperation& operation) {
+    auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(new (thread) WatchedWork(
+        work->retrieveOpType(), operation.event, operation.op, *operation.device, IntervalRef{}));
+    watched->work_ = std::move(work);
+    return watched;
+  }
+
   static void* operator new(size_t size, Thread& thread) {
     Spare* spare = thread.spares;
     if (!spare) return ::operator new(size);
@@ -182,6 +191,49 @@ struct WatchedWork final : c10d::Work {
   FollowedDevice* device_ = nullptr;  // of operations there
   IntervalRef whole_;                 // of an operation that the program waits for at once: not ended yet
 };
+
+// Operations that this thread issues between the begin and the end of a batch: the back end starts them at the end.
+struct Batch {
+  struct Part {
+    DeviceOperation operation;
+    IntervalRef interval;
+    bool receives = false;
+  };
+  bool open = false;
+  std::vector<Part> parts;
+
+  void begin() {
+    for (Part& part : parts) {  // of one that an exception has left
+      part.interval.lose();
+      close(part);
+    }
+    parts.clear();
+    open = true;
+  }
+  // Return the handle that the program gets: it waits for what it receives, if it receives anything.
+  c10::intrusive_ptr<c10d::Work> end(c10::intrusive_ptr<c10d::Work> work) {
+    open = false;
+    const Part* waited = nullptr;
+    for (Part& part : parts) {
+      if (work && (!waited || part.receives || !waited->receives)) waited = &part;
+      if (work) part.operation.device->end_with(part.interval, work, DEVICE_FLAG_SEVERAL);
+      else part.operation.device->end(part.interval, DEVICE_FLAG_SEVERAL | DEVICE_FLAG_ON_STREAM);
+    }
+    for (const Part& part : parts)
+      if (&part != waited) close(part);
+    if (waited) work = WatchedWork::watch(this_thread(), std::move(work), waited->operation);
+    parts.clear();
+    return work;
+  }
+
+ private:
+  // Nothing more is written to its record.
+  static void close(const Part& part) {
+    const Event& event = part.operation.event;
+    if (event.current()) event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
+  }
+};
+thread_local Batch t_batch;
 
 }  // namespace
 }  // namespace dtprof

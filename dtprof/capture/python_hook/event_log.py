@@ -244,6 +244,13 @@ class EventLog:
             segment.memory[at + AT["flags"]] |= flags
         complete(segment.memory, at, issued, STATE["failed"] if failed else STATE["done"])
 
+    def take_last_operation(self) -> None:
+        """Return None: only the native hook follows devices."""
+
+    def begin_wait(self, operation: object) -> int:  # noqa: ARG002
+        """Record nothing."""
+        return 0
+
     def past_span(self, op: int, begin_ns: int, end_ns: int) -> None:
         """Record a phase that has ended, by its times."""
         claimed = self._plain(schema.KIND["span"], op, 0, 0, begin_ns)

@@ -336,7 +336,9 @@ def to_device_intervals(records: Array) -> Array:
     _copy_fields(table, records, tables.DEVICE_INTERVALS)
     table["end_ns"] = _after(records, "done_after", records["state"] >= schema.STATE["done"])
     host_ns = np.maximum(records["returned_after"], 0).astype(np.int64)
-    both = (records["kind"] != schema.KIND["device_operation"]) & (table["end_ns"] != UNKNOWN_NS)
+    is_operation = records["kind"] == schema.KIND["device_operation"]
+    both = ~is_operation & (table["end_ns"] != UNKNOWN_NS)
     table["host_end_ns"] = np.where(both, table["host_begin_ns"] + host_ns, UNKNOWN_NS)
+    table["reached_ns"] = table["begin_ns"] - np.where(is_operation, host_ns, 0)
     table["row"] = -1
     return table

@@ -9,6 +9,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
+#include "../../../dtprof/capture/native/kernel_events.h"
 #include "memory.h"
 
 namespace sim {
@@ -464,6 +465,19 @@ c10::intrusive_ptr<c10d::Backend> make_backend(int rank, int size, c10::intrusiv
 void stall_network(int64_t after) { collectives_until_stall = after; }
 
 }  // namespace sim
+
+// What dtprof's library for NCCL finds in NCCL's handles: the events around the kernel, on the stream that it runs on.
+extern "C" __attribute__((visibility("default"))) bool dtprof_find_kernel_events(c10d::Work* work,
+                                                                                 dtprof::KernelEvents* found) {
+  auto* issued = dynamic_cast<sim::SimWork*>(work);
+  if (!issued) return false;
+  auto events = std::make_shared<std::pair<sim::Event, sim::Event>>(
+      std::piecewise_construct, std::forward_as_tuple(true, issued->start), std::forward_as_tuple(true, issued->end));
+  found->begin = &events->first;
+  found->end = &events->second;
+  found->keep = std::move(events);
+  return true;
+}
 
 // The macro works inside of this namespace alone.
 namespace c10d {

@@ -6,27 +6,6 @@
 namespace sim {
 namespace {
 
-// Each recording makes a new mark: who waits, waits for the latest recording at that time, as on CUDA.
-class Event {
- public:
-  explicit Event(bool timing) : timing(timing) {}
-  MarkPtr record() {
-    auto made = std::make_shared<Mark>();
-    const std::lock_guard<std::mutex> hold(mutex_);
-    latest_ = made;
-    return made;
-  }
-  MarkPtr latest() {
-    const std::lock_guard<std::mutex> hold(mutex_);
-    return latest_;
-  }
-  const bool timing;
-
- private:
-  std::mutex mutex_;
-  MarkPtr latest_;
-};
-
 MarkPtr latest_of(void* event) { return event ? static_cast<Event*>(event)->latest() : nullptr; }
 c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : current_device(); }
 

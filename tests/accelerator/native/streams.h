@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "settings.h"
 
@@ -45,6 +46,27 @@ class Mark {
   friend void fail_device(const std::string& what);
 };
 using MarkPtr = std::shared_ptr<Mark>;
+
+// Each recording makes a new mark: who waits, waits for the latest recording at that time, as on CUDA.
+class Event {
+ public:
+  explicit Event(bool timing, MarkPtr recorded = nullptr) : timing(timing), latest_(std::move(recorded)) {}
+  MarkPtr record() {
+    auto made = std::make_shared<Mark>();
+    const std::lock_guard<std::mutex> hold(mutex_);
+    latest_ = made;
+    return made;
+  }
+  MarkPtr latest() {
+    const std::lock_guard<std::mutex> hold(mutex_);
+    return latest_;
+  }
+  const bool timing;
+
+ private:
+  std::mutex mutex_;
+  MarkPtr latest_;
+};
 
 // What stands behind a c10::Stream. Tasks run on its thread, one after the other, and advance `clock`.
 class Queue {

@@ -1,0 +1,145 @@
+"""Train steps of known length on 2 ranks; what the devices really did goes to a file of each rank.
+
+    known_layouts.py FOLDER LAYOUT [polled] [late] [bound]
+
+LAYOUT is ddp, fsdp2, pipeline or tensor_parallel. Layers take 20 ms forward and 40 backward, the optimizer 10.
+`polled`: simccl does not give the events of its kernels.
+`late`: layers of rank 1 take 10 ms more forward. `bound`: hosts wait for their devices after each step and sleep 40 ms.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.accelerator import simulated_device as sim
+from tests.accelerator.programs.layout_costs import (
+    BACKWARD_NS,
+    COSTS_NS,
+    FORWARD_NS,
+    LATE_NS,
+    MS,
+    OPTIMIZER_NS,
+    SLEEP_NS,
+)
+
+STEPS, LAYERS, WIDTH, MICROBATCHES = 8, 3, 520, 4
+
+
+class Spin(torch.autograd.Function):
+    """Take time forward and backward."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor, forward_ns: int) -> torch.Tensor:  # noqa: ARG004
+        """Return it."""
+        sim.spin(forward_ns)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        """Return it."""
+        sim.spin(BACKWARD_NS)
+        return grad, None
+
+
+class Layer(nn.Module):
+    """A linear layer whose time is known; its gradient is there when its backward pass has ended."""
+
+    def __init__(self, forward_ns: int) -> None:
+        super().__init__()
+        self.linear, self.forward_ns = nn.Linear(WIDTH, WIDTH, bias=False), forward_ns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute."""
+        return Spin.apply(self.linear(x), self.forward_ns)
+
+
+class Optimizer(torch.optim.SGD):
+    """SGD that takes 10 ms."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Step."""
+        sim.spin(OPTIMIZER_NS)
+        super().step(closure)
+
+
+def start_together() -> None:
+    """Let the devices begin at one time, when the hosts have gone ahead."""
+    sim.synchronize()
+    sim.configure(kernel_ns=0, copy_latency_ns=0, copy_bytes_per_s=1e15, trace=1)
+    for name, cost_ns in COSTS_NS.items():
+        sim.set_cost(name, cost_ns)
+    together = torch.tensor([sim.now()])
+    dist.all_reduce(together, op=dist.ReduceOp.MAX)
+    sim.take_trace()
+    sim.spin_until(int(together.item()) + 300 * MS)
+
+
+def train(layout: str, late_ns: int, *, bound: bool) -> None:
+    """Train; the layers end with this function, before the groups do."""
+    rank, mesh = dist.get_rank(), init_device_mesh("sim", (2,))
+    layers = nn.Sequential(*(Layer(FORWARD_NS + late_ns) for _ in range(LAYERS))).to("sim")
+    x = torch.ones(MICROBATCHES if layout == "pipeline" else 1, WIDTH, device="sim")
+    model: nn.Module = layers
+    schedule = None
+    if layout == "ddp":
+        model = DistributedDataParallel(layers, bucket_cap_mb=1)
+    elif layout == "fsdp2":
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    elif layout == "tensor_parallel":
+        model = parallelize_module(layers[:2], mesh, {"0.linear": ColwiseParallel(), "1.linear": RowwiseParallel()})
+    else:
+        model = layers[rank]
+        stage = PipelineStage(model, rank, 2, torch.device("sim"))
+        schedule = ScheduleGPipe(stage, n_microbatches=MICROBATCHES, loss_fn=lambda out, _: out.sum())
+    optimizer = Optimizer(model.parameters(), lr=1e-6, foreach=False)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        if schedule is None:
+            model(x).sum().backward()
+        elif rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=x)
+        optimizer.step()
+
+    step()
+    start_together()
+    for _ in range(STEPS):
+        step()
+        if bound:
+            sim.synchronize()
+            time.sleep(SLEEP_NS / 1e9)
+    sim.synchronize()
+
+
+def main() -> None:
+    """Train, and write the trace."""
+    folder, layout, *options = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("cpu:gloo,sim:simccl")
+    rank = dist.get_rank()
+    sim.set_device(0)
+    dist.all_reduce(torch.ones(1, device="sim"))  # from here on the device is followed
+    if "polled" not in options:
+        sim.give_kernel_events()
+    train(layout, LATE_NS if "late" in options and rank == 1 else 0, bound="bound" in options)
+    Path(folder, f"{rank}.json").write_text(json.dumps([task._asdict() for task in sim.take_trace()]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
