@@ -30,7 +30,7 @@ JOBS = (
 TOLERANCE, SMALL_NS = 0.02, 300_000
 """How far a figure may be off: this share of it, or so many ns, twice what two devices' times are apart."""
 LOOSE = {"polled": 1_000_000, "bound": 1_000_000}
-"""The same of jobs with these options: ends found by polling, and stretches that end when a host is ready, are less exact."""
+"""The same of jobs with these options: ends found by polling, or stretches that end when a host is ready."""
 _OPS = {
     "simccl::ALLREDUCE": "all_reduce",
     "simccl::_ALLGATHER_BASE": "all_gather",
