@@ -122,11 +122,12 @@ def _find_transfers(batch: PlacedBatch, timing: Timing) -> tuple[Column, Column]
     """Return when the row of transfers began at whose end each operation was done, and who had come last to the first.
 
     Operations of one group queue: one whose members are all there while another is under way begins when that is done.
-    Where members arrived within the error of their clocks, each is as much the last as the others: the rank itself.
+    Where devices came to it within the error of their times, each is as much the last as the others: the rank itself.
     """
     operations, matched, rank = batch.operations, batch.matched, batch.rank_of_operation
     start = timing.arrival.copy()
-    last = np.where(timing.source == EXACT, timing.culprit, np.where(timing.uncertain, rank, -1))
+    together = timing.uncertain & is_placed(operations)
+    last = np.where(timing.source == EXACT, timing.culprit, np.where(together, rank, -1))
     queues = matched.of_each(not channel.is_p2p and channel.num_members > 1 for channel in matched.channels) > 0
     every = matched.every_row
     chosen = queues & (last[every] >= 0) & (operations["done_ns"][every] != UNKNOWN_NS)  # messages do not queue
