@@ -31,10 +31,11 @@ def find_explained(job: JobState, cause: Finding) -> set[int]:
 
 
 def _is_of(wait: Wait, cause: Finding) -> bool:
-    operation, group = wait.operation, cause.group
+    waited, group = wait.operation.group, cause.group
     if group is None:
         return True
-    return (operation.group.name, operation.group.ranks, operation.seq) == (group.name, group.ranks, cause.seq)
+    same = (waited.name, waited.ranks, waited.instance) == (group.name, group.ranks, group.instance)
+    return same and wait.operation.seq == cause.seq
 
 
 def _follows(wait: Wait, explained: Collection[int]) -> bool:

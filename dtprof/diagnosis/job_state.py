@@ -7,9 +7,8 @@ import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import RankStack
 from dtprof.job.groups import GroupId
@@ -27,6 +26,9 @@ from dtprof.records.tables import (
     Site,
 )
 from dtprof.records.user_files import is_user_file
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import StragglerResult
 
 _POLITE = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 TRANSPORT_WORDS = (
@@ -217,7 +219,7 @@ class Stragglers:
     """What the analysis of steps says of ranks that the others wait for."""
 
     steps: int  # analysed
-    found: tuple[StragglerResult, ...]
+    found: "tuple[StragglerResult, ...]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,8 +298,8 @@ class JobState:
 
     def group(self, key: GroupId) -> Group:
         """Return the group as recorded by the rank that knows most of it; only its name where no record is left."""
-        known = self._groups.get(key)
-        return known if known is not None else Group(name=key.name, description="", size=len(key.ranks))
+        known = self._groups.get(key) or Group(name=key.name, description="", size=len(key.ranks))
+        return replace(known, instance=key.instance) if key.instance else known
 
     @cached_property
     def _groups(self) -> dict[GroupId, Group]:

@@ -5,9 +5,32 @@ It does not where the ranks went on and the records have been dropped since, and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtprof.diagnosis.findings import Finding, Verdict
+
+
+class MismatchKey(NamedTuple):
+    """What the files of the nodes identify a mismatch by."""
+
+    kind: str
+    group: str
+    seq: int
+    instance: int = 0  # of the group: one that is created again counts its operations anew
+
+    @classmethod
+    def of(cls, finding: Finding) -> "MismatchKey":
+        """Return the key of a finding."""
+        group = finding.group
+        return cls(finding.kind, group.name if group else "", finding.seq or 0, group.instance if group else 0)
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> "MismatchKey | None":
+        """Return the key of a line; None where it names no mismatch: any value may be missing."""
+        kind, group, *numbers = (row.get(name) for name in cls._fields)
+        if not isinstance(kind, str) or not isinstance(group, str):
+            return None
+        return cls(kind, group, *(number if isinstance(number, int) else 0 for number in numbers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +42,6 @@ class ReportedMismatch:
     seq: int
     summary: str
     after_s: float | None  # since the start of the job
-
-
-def key_of(finding: Finding) -> tuple[str, str, int]:
-    """Return what the files of the nodes call a mismatch: its kind, the name of the group and the position in it."""
-    return finding.kind, finding.group.name if finding.group is not None else "", finding.seq or 0
 
 
 def seconds_after_start(row: Mapping[str, Any], started_ns: int | None) -> float | None:
@@ -42,14 +60,13 @@ def list_reported(
         started_ns: when the job was started, by the time of day; 0 or None where that is not known.
     """
     findings = verdict.findings if verdict is not None else ()
-    known = set(map(key_of, findings))
-    unrepeated: dict[tuple[str, str, int], ReportedMismatch] = {}
+    known = set(map(MismatchKey.of, findings))
+    unrepeated: dict[MismatchKey, ReportedMismatch] = {}
     for row in rows:
-        kind, group, seq, summary = (row.get(name) for name in ("kind", "group", "seq", "summary"))
-        if not isinstance(kind, str) or not isinstance(group, str) or not isinstance(summary, str):
-            continue
-        key = (kind, group, seq if isinstance(seq, int) else 0)
-        if key not in known and key not in unrepeated:
+        key, summary = MismatchKey.read(row), row.get("summary")
+        if key is not None and isinstance(summary, str) and key not in known and key not in unrepeated:
             after_s = seconds_after_start(row, started_ns)
-            unrepeated[key] = ReportedMismatch(kind=kind, group=group, seq=key[2], summary=summary, after_s=after_s)
+            unrepeated[key] = ReportedMismatch(
+                kind=key.kind, group=key.group, seq=key.seq, summary=summary, after_s=after_s
+            )
     return tuple(unrepeated.values())

@@ -49,14 +49,17 @@ COLLECTIVE = np.dtype(
 SIZES_AGREE = ("all_reduce", "broadcast", "reduce", "reduce_scatter")
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 SPLIT = "all_to_all"
-ONE_TENSOR = "_allgather_base_"
-"""The all_gather into one tensor, to which every member must bring as much."""
 MAX_SPLITS = 1024
 """Exchanges of a group whose splits are compared once a job is over, the newest."""
 
 Numbers = npt.NDArray[np.uint64]
 Tables = Mapping[int, Array]
 """The collectives of one group, by member: tables of COLLECTIVE by sequence number."""
+
+
+def agrees_in_size(op: str, c10d_name: str) -> bool:
+    """Say whether every member must bring as many elements: to an all_gather, where it is into one tensor."""
+    return op in SIZES_AGREE or c10d_name.replace("_", "").startswith("allgatherbase")
 
 
 def checksum(text: str) -> int:
@@ -88,8 +91,8 @@ def compare_columns(
     ids = np.ascontiguousarray(rows["op"])
     nobody = np.zeros(len(rows), np.bool_)
 
-    def are(names: Collection[str], among: Sequence[str] = tables.ops) -> Mask:
-        named = np.array([name in names for name in among], np.bool_)
+    def are(names: Collection[str]) -> Mask:
+        named = np.array([name in names for name in tables.ops], np.bool_)
         return named[ids] if named.any() else nobody
 
     table = np.zeros(len(rows), schema)
@@ -97,7 +100,8 @@ def compare_columns(
     table["peer"] = np.where(are((*FROM_ROOT, *TO_ROOT)), rows["peer"], -1)
     table["dtype"] = np.where(are(("barrier",)), codes.NONE, rows["dtype"])
     table["reduce_op"] = np.where(are(REDUCING), rows["reduce_op"], codes.NONE)
-    table["sized"] = are(SIZES_AGREE) | are((ONE_TENSOR,), tables.raw_ops)
+    names = itertools.zip_longest(tables.ops, tables.raw_ops, fillvalue="")
+    table["sized"] = np.array([agrees_in_size(*both) for both in names] or [False], np.bool_)[ids]
     if (exchanges := are((SPLIT,))).any():
         table["balance"] = _balances(rows, tables, exchanges=exchanges, newest=max_splits)
     sites, at = np.unique(rows["site"], return_inverse=True)

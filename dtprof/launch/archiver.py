@@ -1,16 +1,14 @@
 """Compress sealed segments while the job runs, at a lower priority than the job."""
 
-import os
-import threading
 from pathlib import Path
 
 from dtprof import fence
+from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.records import paths, schema
 
 EVERY_S = 2.0
 STOP_S = 60.0
 """How long the end of a job waits for a disk that does not answer."""
-NICENESS = 10
 
 
 class Archiver:
@@ -19,26 +17,23 @@ class Archiver:
     def __init__(self, run: Path) -> None:
         """Start watching the run directory."""
         self._run = run
-        self._end = threading.Event()
         self._given_up: set[Path] = set()
-        self._thread = threading.Thread(target=self._work, name="dtprof-archiver", daemon=True)
+        self._thread = LauncherThread(self._work, "archiver", niceness=NICENESS)
         self._thread.start()
 
     def stop(self) -> None:
         """Finish the current segment and stop."""
-        self._end.set()
-        self._thread.join(STOP_S)
+        self._thread.stop(STOP_S)
 
     @fence.fenced("the search for full segments", "has ended: they stay as they are, uncompressed")
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        while not self._end.wait(EVERY_S):
+        while not self._thread.ended.wait(EVERY_S):
             self._archive_sealed()
 
     @fence.fenced("the search for full segments", "failed")
     def _archive_sealed(self) -> None:
         for segment in sealed_segments(self._run):
-            if self._end.is_set():
+            if self._thread.ended.is_set():
                 return
             if segment not in self._given_up and not self._archive(segment):
                 self._given_up.add(segment)

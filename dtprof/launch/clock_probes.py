@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtprof import fence
+from dtprof.launch.launcher_thread import LauncherThread
 from dtprof.records import paths, writer
 from dtprof.records.nodes import host_clocks
 
@@ -162,26 +163,23 @@ class ClockKeeper:
         """Write whose clock this is; with an address measure it now and every ten seconds."""
         self._file = node_folder / host_clocks.FILE
         self._responder, self._address = responder, address
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = LauncherThread(self._work, "clock")
         self._write({"host": host, "boot_id": writer.boot_id(), "is_reference": address is None})
         if address is not None:
-            self._thread = threading.Thread(target=self._work, name="dtprof-clock", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Measure a last time; stop answering."""
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join(STOP_S)
+        self._thread.stop(STOP_S)
         if self._responder is not None:
             self._responder.close()
 
     @fence.fenced("the clock of this host", "is no longer measured")
     def _work(self) -> None:
         assert self._address is not None
+        ended = self._thread.ended
         while True:
-            is_last = self._end.is_set()
+            is_last = ended.is_set()
             measured = measure(self._address)
             if measured is not None:
                 self._address = dataclasses.replace(self._address, hosts=(measured.host,))
@@ -196,13 +194,13 @@ class ClockKeeper:
                 )
             if is_last:
                 return
-            self._end.wait(EVERY_S)
+            ended.wait(EVERY_S)
 
     def _write(self, entry: dict[str, object]) -> None:
         try:
             writer.append_line(self._file, entry)
         except OSError:
-            self._end.set()  # the disk is full, or the run was deleted: the watcher reports it
+            self._thread.ended.set()  # the disk is full, or the run was deleted: the watcher reports it
 
 
 def start(run: Path, *, is_reference: bool, answers: bool) -> ClockKeeper:

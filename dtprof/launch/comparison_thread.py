@@ -1,8 +1,6 @@
 """Compare the calls of the ranks of this host while the job runs, in a thread of the launcher; report mismatches."""
 
 import json
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,13 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from dtprof import fence
+from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.records import paths
 from dtprof.records.shared_follower import Subscription
 
 EVERY_S = 2.0
 EVERY_AT_MOST_S = 20.0
 """Between comparisons that are so dear that they would take more than a thousandth of a core."""
-NICENESS = 10
 STOP_S = 30.0
 """How long the end of a job waits for the last comparison."""
 
@@ -28,6 +26,7 @@ class Mismatch:
     kind: str
     group: str
     seq: int
+    instance: int = 0  # of the group
     summary: str
     text: str  # in full, with the lines of both sides
 
@@ -52,16 +51,14 @@ class Comparer:
     ) -> None:
         """Start at once. `make` is called in the thread: what it imports takes a moment."""
         self._make, self._records, self._folder, self._say = make, records, node_folder, say
-        self._end = threading.Event()
         self._compares_last = False
-        self._thread = threading.Thread(target=self._work, name="dtprof-comparer", daemon=True)
+        self._thread = LauncherThread(self._work, "comparer", niceness=NICENESS)
         self._thread.start()
 
     def stop(self, *, compares_last: bool) -> None:
         """Compare what came since, where that is wanted, and stop."""
         self._compares_last = compares_last
-        self._end.set()
-        self._thread.join(STOP_S)
+        self._thread.stop(STOP_S)
         if compares_last and self._thread.is_alive():
             self._say(
                 "the newest operations of the ranks were not compared: that takes too long here; diagnose does it"
@@ -69,7 +66,6 @@ class Comparer:
 
     @fence.fenced("the comparison of ranks", "has ended; the job goes on")
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         try:
             self._compare()
         finally:
@@ -78,7 +74,7 @@ class Comparer:
     def _compare(self) -> None:
         compare: Comparison | None = None
         pause_s = EVERY_S
-        while not self._end.wait(pause_s):
+        while not self._thread.ended.wait(pause_s):
             compare = compare or self._make(self._records)
             began_s = time.thread_time()
             self._report(compare(False))
@@ -88,7 +84,7 @@ class Comparer:
 
     def _report(self, found: Iterable[Mismatch]) -> None:
         for mismatch in found:
-            about = f"{mismatch.kind} {mismatch.group} {mismatch.seq}"
+            about = f"{mismatch.kind} {mismatch.group} {mismatch.seq} {mismatch.instance}"
             if not fence.is_first(self._folder.parent, about, mark=fence.REPORTED):
                 continue
             self._say(f"ranks pair mismatched operations: results are invalid; the job goes on\n{mismatch.text}")
@@ -98,6 +94,7 @@ class Comparer:
                 "kind": mismatch.kind,
                 "group": mismatch.group,
                 "seq": mismatch.seq,
+                "instance": mismatch.instance,
                 "summary": mismatch.summary,
             }
             try:

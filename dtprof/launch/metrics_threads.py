@@ -2,14 +2,13 @@
 
 import errno
 import itertools
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof import fence, settings
+from dtprof.launch.launcher_thread import NICENESS, LauncherThread
 from dtprof.records.shared_follower import SharedFollower, Subscription
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 PERIOD_S = 15.0
 EARLY_PERIOD_S, EARLY_LOOKS = 1.0, 30
 """At the beginning, so that what starts is soon seen to start."""
-NICENESS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +47,7 @@ class Metrics:
         """Start at once where there is anybody to tell."""
         self._records, self._state = records, state
         self._server, self._file = server, file
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="dtprof-metrics", daemon=True)
+        self._thread = LauncherThread(self._work, "metrics", niceness=NICENESS)
         if server is not None or file is not None:
             self._thread.start()
         else:
@@ -70,19 +67,17 @@ class Metrics:
 
     def stop(self) -> None:
         """Tell the last state, then nothing more."""
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.stop()
 
     @fence.fenced("the metrics", "are no longer served")
     def _work(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        ended = self._thread.ended
         try:
             from dtprof.monitor.prometheus.metrics_collector import Collector  # numpy: not before the job was started
 
             collector = Collector(self._records, state=self._state)
             for number in itertools.count():
-                is_last = self._end.is_set()
+                is_last = ended.is_set()
                 text = collector.collect()
                 if self._server is not None:
                     self._server.show(text)
@@ -90,7 +85,7 @@ class Metrics:
                     self._file.show(text)
                 if is_last:
                     return
-                self._end.wait(EARLY_PERIOD_S if number < EARLY_LOOKS else PERIOD_S)
+                ended.wait(EARLY_PERIOD_S if number < EARLY_LOOKS else PERIOD_S)
         finally:
             self._records.close()
             if self._server is not None:

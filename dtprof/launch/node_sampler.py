@@ -1,7 +1,6 @@
 """Sample this node once a second while a job runs: host, cores, GPUs, ranks; in a thread of the launcher."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ import psutil
 
 from dtprof import fence
 from dtprof.launch import gpu_sampler
+from dtprof.launch.launcher_thread import LauncherThread
 from dtprof.launch.memory_cgroup import MemoryCgroup, find_memory_cgroup
 from dtprof.records import writer
 from dtprof.records.nodes.node_samples import HOST, Sample, SampleFile, Value
@@ -27,19 +27,17 @@ class Sampler:
         """Start at once. `pids` returns the processes of the ranks known on this host."""
         self._folder = node_folder
         self._pids = pids
-        self._end = threading.Event()
         self._processes: dict[int, psutil.Process] = {}
         self._cgroup = find_memory_cgroup()
         self.description: dict[str, object] = {}
         self.newest: Sample | None = None
         """None where this launcher takes no samples."""
-        self._thread = threading.Thread(target=self._work, name="dtprof-sampler", daemon=True)
+        self._thread = LauncherThread(self._work, "sampler")
         self._thread.start()
 
     def stop(self) -> None:
         """Take the last sample and stop."""
-        self._end.set()
-        self._thread.join(STOP_S)
+        self._thread.stop(STOP_S)
 
     @fence.fenced("the node", "is no longer sampled")
     def _work(self) -> None:
@@ -54,15 +52,16 @@ class Sampler:
             "no_gpus_reason": reason,
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
+        ended = self._thread.ended
         try:
             file = SampleFile(self._folder, self.description)
             while True:
                 sample = self._sample(devices)
                 file.append(sample)
                 self.newest = sample
-                if self._end.is_set():
+                if ended.is_set():
                     break
-                self._end.wait(PERIOD_S - time.time() % PERIOD_S)  # on all nodes at once: ranks wait for the slowest
+                ended.wait(PERIOD_S - time.time() % PERIOD_S)  # on all nodes at once: ranks wait for the slowest
         except OSError:
             self.newest = None  # the disk is full, or the run was deleted: the watcher reports it
         finally:

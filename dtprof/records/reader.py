@@ -35,6 +35,7 @@ from dtprof.records.rank_log.segments import (
 )
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.records.run_cache import RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
 _NOTHING_DROPPED = np.zeros(0, tables.DROPPED)
@@ -55,6 +56,7 @@ class Run:
     job_problem: str = ""  # the problem that made run.json unreadable
     origin: str = ""  # the URL that `path` is a copy of
     lacking: remote.RemoteFiles | None = None  # files of the copy that are fetched as ranks are read
+    cache: RankCache | None = None  # of the newest attempts; None: ranks are read each time
 
     @property
     def name(self) -> str:
@@ -68,12 +70,21 @@ class Run:
 
     def load(self, rank: int, attempt: int | None = None) -> RankTables:
         """Read one rank; its last attempt unless another is named."""
-        attempt, folder = self._folder(rank, attempt)
-        return read_rank(folder, rank=rank, attempt=attempt)
+        if attempt is not None:
+            return read_rank(self._folder(rank, attempt)[1], rank=rank, attempt=attempt)
+        return next(self.load_each([rank]))
 
     def load_each(self, ranks: Iterable[int]) -> Iterator[RankTables]:
-        """Read ranks, in this order, as `load` does; those with short logs several at a time."""
-        return read_ranks((rank, *self._folder(rank, None)) for rank in ranks)
+        """Read the last attempts of ranks, in this order; of those with short logs several at a time."""
+        kept = self.cache.tables if self.cache is not None else {}
+        for is_kept, some in itertools.groupby(ranks, kept.__contains__):
+            if is_kept:
+                yield from map(kept.__getitem__, some)
+                continue
+            for loaded in read_ranks((rank, *self._folder(rank, None)) for rank in some):
+                if self.cache is not None:
+                    self.cache.put(loaded)
+                yield loaded
 
     def load_newest(self, rank: int, attempt: int | None = None, *, of_all: int, of_each: int) -> RankTables:
         """Read one rank, of a long log only the newest operations; `RankTables.past` counts the rest.
@@ -82,8 +93,10 @@ class Run:
             of_all: operations to read of all ranks together.
             of_each: operations to read of this rank, at least.
         """
-        attempt, folder = self._folder(rank, attempt)
-        newest = read_newest(folder, rank=rank, attempt=attempt, of_all=of_all, of_each=of_each)
+        if attempt is None and self.cache is not None and rank in self.cache.tables:
+            return self.cache.tables[rank]
+        number, folder = self._folder(rank, attempt)
+        newest = read_newest(folder, rank=rank, attempt=number, of_all=of_all, of_each=of_each)
         return newest if newest is not None else self.load(rank, attempt)
 
     def _folder(self, rank: int, attempt: int | None) -> tuple[int, Path]:
@@ -116,6 +129,10 @@ class Run:
         lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
         nothing: dict[str, Any] = {"endings": Endings(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
+
+    def kept(self) -> "Run":
+        """Return the run as one that keeps the ranks it has read, as far as there is room."""
+        return dataclasses.replace(self, cache=RankCache())
 
     def load_all(self) -> Iterator[RankTables]:
         """Read the last attempt of every rank, one after the other."""

@@ -77,7 +77,7 @@ _NODE_FILES = (
      "`rounds` (exchanges, of which the shortest counts)"),
     ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
     ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
-     "diagnose` has them"),
+     "diagnose` has them; `instance`: how many groups of that name and those members were created before"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
      "prints them, or `reason` why there are none; `rank` where the process had left no record"),
 )  # fmt: skip

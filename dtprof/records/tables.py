@@ -157,6 +157,7 @@ class Group:
     backend: str | None = None
     timeout_s: float | None = None
     axis: str | None = None  # of parallelism: dp, tp, pp; as a mesh or its user names it
+    instance: int = 0  # groups of this name and these members that were created before, where a finding names it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtprof.diagnosis.sources.flight_recorder.dump_reader import looks_like_dump
 from dtprof.diagnosis.sources.logs.log_files import files_of, looks_like_a_log
 from dtprof.errors import NotARunError
 from dtprof.formatting import plural
@@ -115,6 +114,8 @@ def _refuse_imported_dumps(path: Path) -> None:
 
 
 def _is_dump(file: Path) -> bool:
+    from dtprof.diagnosis.sources.flight_recorder.dump_reader import looks_like_dump
+
     try:
         with file.open("rb") as opened:
             head = opened.read(64)

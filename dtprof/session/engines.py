@@ -104,6 +104,13 @@ def executor_for(engine: Engine, *runs: "Run") -> Iterator["Executor"]:
         yield processes
 
 
+def at_hand(run: "Run", executor: "Executor") -> "Run":
+    """Return a run as one whose ranks are read once, where this process works on them: each is looked at twice."""
+    from dtprof.job.rank_executor import THIS_PROCESS
+
+    return run.kept() if executor is THIS_PROCESS else run
+
+
 @contextmanager
 def beside(executor: "Executor", work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
     """Begin work that an executor does most of, while this process goes on; give what waits for its result.

@@ -24,11 +24,10 @@ def diagnose(paths: Iterable[Path], engine: Engine = IN_THIS_PROCESS) -> "Verdic
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
         UsageError: it is not of one job.
     """
-    from dtprof.diagnosis.sources.logs.log_reader import read_logs
     from dtprof.session.diagnosis_inputs import sort_inputs
 
     inputs = sort_inputs(paths)
-    attempts = read_logs(inputs.logs) if inputs.logs else []
+    attempts = _read_logs(inputs.logs) if inputs.logs else []
     others = attempts[-1:]
     if inputs.dumps:
         others.insert(0, _read_dumps(inputs.dumps))
@@ -51,15 +50,19 @@ def _read_dumps(paths: Sequence[Path]) -> "JobState":
     return gather_dumps(*read_dumps(paths, labels := Labels()), labels)
 
 
+def _read_logs(paths: Iterable[Path]) -> "list[JobState]":
+    from dtprof.diagnosis.sources.logs.log_reader import read_logs  # its grammar takes 20 ms to compile
+
+    return read_logs(paths)
+
+
 def diagnose_logs(paths: Iterable[Path]) -> "Verdict":
     """Return the verdict on files that are taken for logs whatever they hold.
 
     Raises:
         NotARunError: a file cannot be read, or there is none.
     """
-    from dtprof.diagnosis.sources.logs.log_reader import read_logs
-
-    *earlier, last = read_logs(paths)
+    *earlier, last = _read_logs(paths)
     return _diagnose_attempts(earlier, [last])
 
 

@@ -38,7 +38,7 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Comparis
     """Return what compares the new records of the ranks of this host, and yields mismatched operations."""
     from dtprof.diagnosis.findings import Verdict
     from dtprof.diagnosis.live_comparison import LiveComparison
-    from dtprof.diagnosis.reported_mismatches import key_of
+    from dtprof.diagnosis.reported_mismatches import MismatchKey
     from dtprof.records.run_follower import with_open
     from dtprof.report.text.verdict_text import verdict_text
 
@@ -54,10 +54,8 @@ def compare_while_running(records: "Subscription") -> comparison_thread.Comparis
                 verdict = Verdict(
                     outcome="risk", source=("run",), ranks_seen=seen, ranks_missing=(), findings=(finding,)
                 )
-                kind, group, seq = key_of(finding)
-                yield comparison_thread.Mismatch(
-                    kind=kind, group=group, seq=seq, summary=finding.summary, text=verdict_text(verdict)
-                )
+                key = MismatchKey.of(finding)
+                yield comparison_thread.Mismatch(**key._asdict(), summary=finding.summary, text=verdict_text(verdict))
 
     return compare
 

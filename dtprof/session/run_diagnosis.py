@@ -10,14 +10,14 @@ from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.attempts import MAX_ATTEMPTS, Attempt, judge, remember
 from dtprof.diagnosis.findings import Finding, Verdict
 from dtprof.diagnosis.job_state import JobState
-from dtprof.diagnosis.reported_mismatches import key_of, seconds_after_start
+from dtprof.diagnosis.reported_mismatches import MismatchKey, seconds_after_start
 from dtprof.diagnosis.source_merging import merge
 from dtprof.diagnosis.sources import recorded_ranks
 from dtprof.diagnosis.sources.recorded_ranks import read_ranks
 from dtprof.diagnosis.sources.recorded_run import collect, collect_attempt
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.records import reader
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, executor_for, open_run
+from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_for, open_run
 from dtprof.session.process_liveness import observe
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ def diagnose_run(
         NotARunError: the path holds no run.
         MissingDependencyError, SchedulerError, WorkerLostError: the engine cannot do it.
     """
-    run = open_run(path, engine)
-    with executor_for(engine, run) as executor:
+    opened = open_run(path, engine)
+    with executor_for(engine, opened) as executor:
+        run = at_hand(opened, executor)
         if in_a_hurry:
             given = None if summary is None else lambda: summary
             return diagnose_opened(run, given, executor, newest=recorded_ranks.MAX_OPERATIONS, is_stalled=is_stalled)
@@ -104,13 +105,10 @@ def _diagnose_attempts(
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
     """Say of mismatches that `dtprof run` told of while the job ran when that was."""
     started_ns = run.manifest.started_realtime_ns
-    seen = {
-        (row.get("kind"), row.get("group"), row.get("seq")): seconds_after_start(row, started_ns)
-        for row in run.mismatches
-    }
+    seen = {MismatchKey.read(row): seconds_after_start(row, started_ns) for row in run.mismatches}
 
     def dated(finding: Finding) -> Finding:
-        after_s = seen.get(key_of(finding))
+        after_s = seen.get(MismatchKey.of(finding))
         if after_s is None:
             return finding
         when = f"`dtprof run` told of it while the job ran, {after_s:.0f} s after its start"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtprof.errors import OutputError
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, beside, executor_for, open_run
+from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, beside, executor_for, open_run
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -71,7 +71,7 @@ def write_run(
         require_tensorboard()
     opened = open_run(run_directory, engine)
     with executor_for(engine, opened) as executor:
-        return write_opened(opened, kind, path, steps, suffix=suffix, executor=executor)
+        return write_opened(at_hand(opened, executor), kind, path, steps, suffix=suffix, executor=executor)
 
 
 def write_opened(

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtprof.session.engines import Engine, executor_for, open_run
+from dtprof.session.engines import Engine, at_hand, executor_for, open_run
 
 if TYPE_CHECKING:
     from dtprof.analysis.comparison.comparison_series import RunFigures
@@ -27,7 +27,7 @@ def summarise(run: "Run", engine: Engine) -> "Summary":
     from dtprof.session.process_liveness import confirm_running
 
     with executor_for(engine, run) as executor:
-        return confirm_running(run_summary.summarise(run, executor), run)
+        return confirm_running(run_summary.summarise(at_hand(run, executor), executor), run)
 
 
 def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
@@ -35,7 +35,7 @@ def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
     from dtprof.analysis.comparison.comparison_series import measure_run
 
     with executor_for(engine, *runs) as executor:
-        return [measure_run(run, executor) for run in runs]
+        return [measure_run(at_hand(run, executor), executor) for run in runs]
 
 
 def compare(path_a: Path, path_b: Path, engine: Engine, *, at_least: float) -> "Comparison":
@@ -57,7 +57,7 @@ def read_figure_source(run: "Run", engine: Engine) -> "Source":
     from dtprof.session.process_liveness import confirm_running
 
     with executor_for(engine, run) as executor:
-        summary, closeup = examine(run, executor)
+        summary, closeup = examine(at_hand(run, executor), executor)
         return _source(run, confirm_running(summary, run), closeup)
 
 
@@ -76,9 +76,10 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.session.run_diagnosis import diagnose_opened
 
     runs = [open_run(run_path, engine) for run_path in (against, path) if run_path is not None]
-    run = runs[-1]
     summarised: Future[Summary] = Future()
     with executor_for(engine, *runs) as executor, ThreadPoolExecutor(1) as beside:
+        runs = [at_hand(run, executor) for run in runs]
+        run = runs[-1]
         # The pages load Plotly, which takes as long as the workers take to start.
         beside.submit(importlib.import_module, "dtprof.report.pages.html_file")
         diagnosed = beside.submit(diagnose_opened, run, summarised.result)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from dtprof.errors import MissingDependencyError, NotARunError, UsageError
-from dtprof.session.engines import IN_THIS_PROCESS, Engine, beside, executor_for, open_run
+from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, beside, executor_for, open_run
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -53,14 +53,14 @@ def view_run(path: Path, engine: Engine, *, port: int, announce: Callable[[str, 
     opened = open_run(path, engine)
     with tempfile.TemporaryDirectory(prefix="dtprof-tensorboard-") as scratch:
         with executor_for(engine, opened) as executor:
-            logs, remarks = write_logs(opened, Path(scratch), executor)
+            logs, remarks = write_logs(at_hand(opened, executor), Path(scratch), executor)
         announce(opened.name, remarks)
         with _following(path, logs, live=not opened.manifest.ended_realtime_ns):
             return _serve(scratch, port)
 
 
 def write_logs(
-    opened: "Run", folder: Path, executor: "Executor", *, steps: tuple[int, int] | None = None
+    run: "Run", folder: Path, executor: "Executor", *, steps: tuple[int, int] | None = None
 ) -> "tuple[ScalarLogs, list[str]]":
     """Write the log directory of a run; return the logs, to which steps can be added, and what was left out.
 
@@ -68,10 +68,7 @@ def write_logs(
     """
     from dtprof.analysis.timeline.operation_detail import RankDetail, read_detail, summarise_and_map
     from dtprof.interchange.exporters.tensorboard_logs import write_tensorboard
-    from dtprof.job.rank_executor import THIS_PROCESS
-    from dtprof.records.run_cache import keep
 
-    run = keep(opened) if executor is THIS_PROCESS else opened
     summed_up: Future[Summary] = Future()
 
     def look(work: Callable[[RankDetail], Result]) -> list[Result]:
@@ -173,13 +170,12 @@ def follow(run_directory: Path, logs: "ScalarLogs", ended: threading.Event) -> N
     from dtprof.analysis.run_summary import summarise
     from dtprof.analysis.timeline.operation_detail import read_detail
     from dtprof.interchange.exporters.tensorboard_logs import append_steps
-    from dtprof.records.run_cache import keep
 
     pause_s = AGAIN_AFTER_S
     while not ended.wait(pause_s):
         began_s = time.thread_time()
         try:
-            opened = keep(open_run(run_directory, IN_THIS_PROCESS))
+            opened = open_run(run_directory, IN_THIS_PROCESS).kept()
             detail = read_detail(opened)
             append_steps(detail, logs)
             if opened.manifest.ended_realtime_ns:

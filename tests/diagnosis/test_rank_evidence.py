@@ -13,7 +13,6 @@ from dtprof.job.rank_executor import THIS_PROCESS
 from dtprof.records import events, paths, schema
 from dtprof.records.rank_log.archive import archive_segment
 from dtprof.records.reader import Run, open_run
-from dtprof.records.run_cache import keep
 from dtprof.records.tables import RankTables
 from tests.builders import FLAG, RankBuilder, write_run
 
@@ -122,7 +121,7 @@ def test_what_was_long_ago_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_short_log_is_read_whole_and_kept(tmp_path: Path) -> None:
-    run = keep(open_run(write_run(tmp_path / "run", [busy_rank()])))
+    run = open_run(write_run(tmp_path / "run", [busy_rank()])).kept()
     assert run.load_newest(0, of_all=1000, of_each=NEWEST).past is None
     assert run.load(0) is run.load_newest(0, of_all=NEWEST, of_each=NEWEST)
 

@@ -38,6 +38,13 @@ def test_what_the_verdict_says_is_not_said_twice() -> None:
     assert list_reported([ROW], verdict_on("size-mismatch"), started_ns=0) == ()
 
 
+def test_a_group_that_is_created_again_is_another_one() -> None:
+    again = ROW | {"instance": 1}
+    (told,) = list_reported([ROW, again], verdict_on("size-mismatch"), started_ns=2 * SECOND)
+    assert told.summary == "sizes differ"
+    assert len(list_reported([ROW, again], None, started_ns=0)) == 2
+
+
 def test_damaged_rows_are_passed_over() -> None:
     assert list_reported([{}, ROW | {"kind": 3}, ROW | {"summary": None}], None, started_ns=0) == ()
     (told,) = list_reported([ROW | {"realtime_ns": "x", "seq": None}], None, started_ns=0)

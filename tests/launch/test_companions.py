@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dtprof.launch import archiver, child_process, hang_watcher, interpreter, job_launch
+from dtprof.launch import child_process, hang_watcher, interpreter, job_launch, launcher_thread
 
 
 def end_of(command: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> job_launch.JobEnd:
@@ -28,7 +28,7 @@ def test_where_no_thread_can_be_started_the_job_runs_to_its_end(
     monkeypatch.setattr(
         child_process, "threading", types.SimpleNamespace(**vars(child_process.threading) | vars(threads))
     )
-    monkeypatch.setattr(archiver.threading.Thread, "start", refuse)
+    monkeypatch.setattr(launcher_thread.threading.Thread, "start", refuse)
     assert end_of("exit 7", tmp_path / "run", monkeypatch).status == 7
     said = capfd.readouterr().err
     assert "a part of the watch over the job is not started: RuntimeError: can't start new thread" in said

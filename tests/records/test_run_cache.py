@@ -7,7 +7,6 @@ import pytest
 
 from dtprof.records import run_cache
 from dtprof.records.reader import open_run
-from dtprof.records.run_cache import keep
 from tests.builders import RankBuilder, write_run
 
 
@@ -20,13 +19,14 @@ def run_directory(tmp_path: Path) -> Path:
 
 
 def test_a_rank_is_read_once_by_the_run_and_its_parts(run_directory: Path) -> None:
-    run = keep(open_run(run_directory))
+    run = open_run(run_directory).kept()
     first = run.load(0)
     assert first.operations["nbytes"].tolist() == [64]
     assert run.load(0) is first
     assert run.part([0]).load(0) is first
     assert [tables.rank for tables in run.load_all()] == [0, 1]
-    assert run.kept[0] is first
+    assert [tables is run.load(tables.rank) for tables in run.load_each([1, 0])] == [True, True]
+    assert run.load_newest(0, of_all=1, of_each=1) is first
     with pytest.raises(ValueError, match="read-only"):
         first.operations["nbytes"] = 0
 
@@ -34,9 +34,10 @@ def test_a_rank_is_read_once_by_the_run_and_its_parts(run_directory: Path) -> No
 def test_what_is_too_large_is_not_kept_and_another_attempt_neither(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = keep(open_run(run_directory))
+    run = open_run(run_directory).kept()
     assert run.load(1, 0) is not run.load(1, 0)
     monkeypatch.setattr(run_cache, "MOST_BYTES", 1)
     assert run.load(0) is not run.load(0)
-    assert not run.kept
+    assert run.cache is not None
+    assert not run.cache.tables
     assert np.array_equal(run.load(0).operations, open_run(run_directory).load(0).operations)

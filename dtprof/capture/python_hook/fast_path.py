@@ -19,6 +19,7 @@ from typing import Any
 
 from dtprof import fence
 from dtprof.capture.python_hook.event_log import EventLog, Group
+from dtprof.capture.python_hook.operation_arguments import dtype_codes
 from dtprof.capture.python_hook.segment_writer import AT, STATE, complete, pack_f32
 from dtprof.capture.python_hook.work_waits import poll, watch
 from dtprof.records import schema
@@ -84,7 +85,7 @@ def _describer(log: EventLog, method: Method, options: type | None) -> Callable[
     import torch
 
     plain, strided = (torch.Tensor, torch.nn.Parameter), torch.strided
-    dtypes = {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
+    dtypes = dtype_codes()
     reduces, rooted = hasattr(options, "reduceOp"), hasattr(options, "rootRank")
     no_code, sizes_id, splits = schema.NO_CODE, log.sizes_id, method.arity == 5
 

@@ -1,11 +1,20 @@
 """Read the arguments of c10d operators in a Python kernel."""
 
+import functools
 from types import FrameType
 from typing import Any
 
 from dtprof.records import schema
 
 FLAG = schema.FLAG
+
+
+@functools.cache
+def dtype_codes() -> dict[Any, int]:
+    """Return the code of each element type of this torch."""
+    import torch
+
+    return {dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))}
 
 
 class Call:
@@ -50,9 +59,7 @@ class Arguments:
         self._outputs = first("output")
         self._inputs = max(first("input"), 0)
         self._unbox_group = torch._C._distributed_c10d.ProcessGroup.unbox
-        self._dtypes = {
-            dtype: code for code, (name, _) in enumerate(schema.DTYPES) if (dtype := getattr(torch, name, None))
-        }
+        self._dtypes = dtype_codes()
 
     def __call__(self, arguments: tuple[Any, ...], caller: FrameType | None) -> Call:
         """Read one call; `caller` is the frame that called the operator."""

@@ -8,8 +8,8 @@ from dtprof.diagnosis.log_rule import Suspicion, log_rule
 from dtprof.diagnosis.logged_job import LoggedJob, odd_ones, operation
 from dtprof.diagnosis.logged_messages import find_messages
 from dtprof.diagnosis.rule import Declared
+from dtprof.records.events import FROM_ROOT, TO_ROOT
 
-ONE_SIDED = {"broadcast", "reduce", "gather", "scatter"}
 STACKS = "Take the stack of that rank next time while the job hangs (py-spy dump), or start it with dtprof run."
 
 
@@ -136,7 +136,7 @@ def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) 
     facts = [f"rank {rank}: {ops[rank]}" for rank in sorted(fronts)[:3]]
     if split:
         facts.append("the ranks split into equal halves: which half is wrong is unknown")
-    one_sided = bool(ONE_SIDED & set(ops.values()))
+    one_sided = bool({*FROM_ROOT, *TO_ROOT} & set(ops.values()))
     if one_sided:
         facts.append("in these operations some ranks end before others: who is in another one may only be ahead")
     if one_line:

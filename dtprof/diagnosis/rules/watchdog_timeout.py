@@ -18,9 +18,11 @@ from dtprof.diagnosis.watchdog_fronts import (
     usual_front,
 )
 from dtprof.formatting import plural
+from dtprof.job.group_collectives import SIZES_AGREE
 from dtprof.records.tables import Group
 
-AGREE_IN_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+AGREE_IN_SIZE = (*SIZES_AGREE, "all_gather")
+"""NCCL gathers tensors of different sizes by other operations than that."""
 COLLECT = (
     "Give the logs of all ranks. Next time set TORCH_FR_BUFFER_SIZE=20000 (before torch 2.9 "
     "TORCH_NCCL_TRACE_BUFFER_SIZE), TORCH_NCCL_DUMP_ON_TIMEOUT=1 and diagnose the dumps, or start with dtprof run."

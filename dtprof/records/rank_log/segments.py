@@ -281,11 +281,16 @@ def by_time(parts: Sequence[Array], dtype: np.dtype[Any], column: str) -> Array:
 def _after(records: Array, column: str, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Return absolute times from offsets to the issue; UNKNOWN_NS where unknown."""
     offsets = np.ascontiguousarray(records[column])
-    possible = (offsets >= 0) & (offsets < _LONGEST_NS)
-    if not possible.all():
+    if not _are_possible(offsets):
+        possible = (offsets >= 0) & (offsets < _LONGEST_NS)
         offsets, known = np.where(possible, offsets, 0), known & possible
     times = records["issued_ns"].astype(np.int64) + offsets.astype(np.int64)
     return times if known.all() else np.where(known, times, UNKNOWN_NS)
+
+
+def _are_possible(offsets: npt.NDArray[np.float32]) -> bool:
+    """Say whether all can be times; NaN cannot."""
+    return not len(offsets) or bool(offsets.min() >= 0 and offsets.max() < _LONGEST_NS)
 
 
 def _copy_fields(table: Array, records: Array, columns: Sequence[tables.TableColumn]) -> None:
@@ -308,12 +313,12 @@ def other_tables(rows: Array, kind: npt.NDArray[np.uint8]) -> Iterator[tuple[Arr
 
 def fill_operations(table: Array, records: Array) -> None:
     _copy_fields(table, records, tables.OPERATIONS)
-    state = records["state"]
-    table["nbytes"] = records["numel"].astype(np.int64) * ITEM_SIZES[records["dtype"]]
+    state = np.ascontiguousarray(records["state"])
+    table["nbytes"] = table["numel"] * ITEM_SIZES[records["dtype"]]
     table["returned_ns"] = _after(records, "returned_after", state >= schema.STATE["returned"])
     table["wait_begin_ns"] = _after(records, "waited_from", records["waits"] > 0)
-    waited = records["waited_for"]
-    table["wait_ns"] = np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
+    waited = np.ascontiguousarray(records["waited_for"])
+    table["wait_ns"] = waited if _are_possible(waited) else np.where((waited >= 0) & (waited < _LONGEST_NS), waited, 0)
     table["done_ns"] = _after(records, "done_after", state >= schema.STATE["done"])
     table["device_ns"] = UNKNOWN_NS
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from dtprof.job.group_collectives import agrees_in_size
 from dtprof.records import codes
 
 _DTYPES = {
@@ -45,8 +46,6 @@ MAX_TENSORS = 4096
 MAX_DIMS = 64
 MAX_TEXT = 1000
 
-AGREEING = {"all_reduce", "broadcast", "reduce", "_reduce_scatter_base", "_all_gather_base"}
-"""Operations, as torch names them here, whose sizes must be alike on all members."""
 _P2P_NAME = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 _OPS = (
     ("barrier", "barrier"),
@@ -73,7 +72,7 @@ def parse_name(name: str) -> tuple[str, tuple[str, bool, tuple[int, int] | None]
     if raw == "coalesced":
         return backend, (raw, False, None)
     op = next((known for part, known in _OPS if part in raw), raw or "unknown")
-    return backend, (op, raw in AGREEING, None)
+    return backend, (op, agrees_in_size(op, raw), None)
 
 
 def dtype_code(name: object) -> int:

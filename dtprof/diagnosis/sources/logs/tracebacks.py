@@ -7,6 +7,7 @@ from dtprof.diagnosis.log_facts import Exit, Facts, Order, Trace
 from dtprof.diagnosis.sources.logs import traceback_boxes
 from dtprof.diagnosis.sources.logs.line_prefixes import Line
 from dtprof.records.tables import Site
+from dtprof.records.user_files import is_user_file
 
 FRAME = re.compile(r'\s*File "([^"]{1,1000})", line (\d{1,9})(?:, in (.{1,200}))?\s*$')
 RAISED = re.compile(r"\s*((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:\[\w+\])?(?:\(\w+\))?)(?::\s?(.*))?$", re.DOTALL)
@@ -193,19 +194,6 @@ def _indent(text: str) -> int:
     return len(text) - len(text.lstrip(" "))
 
 
-def is_library(file: str) -> bool:
-    """Say whether a frame's file is installed code or the interpreter's own."""
-    inside = (
-        "/site-packages/",
-        "/dist-packages/",
-        "/lib/python3",
-        "/lib64/python3",
-        "/torch/distributed/",
-        "/torch/nn/",
-    )
-    return file.startswith("<") or any(part in file for part in inside) or file.endswith("/bin/torchrun")
-
-
 def is_torch(file: str) -> bool:
     """Say whether a frame's file is torch's."""
     return "/torch/" in file or file.endswith("contextlib.py")
@@ -213,7 +201,7 @@ def is_torch(file: str) -> bool:
 
 def place_of(frames: list[tuple[str, int, str]], sources: dict[int, str]) -> tuple[Site | None, str, str, bool]:
     """Return the user's innermost line, its source, the call of torch.distributed, and whether only torch is below."""
-    own = [i for i, (file, _, _) in enumerate(frames) if not is_library(file)]
+    own = [i for i, (file, _, _) in enumerate(frames) if is_user_file(file)]
     outside = own or [i for i, (file, _, _) in enumerate(frames) if not is_torch(file)]
     last = outside[-1] if outside else -1
     below = frames[last + 1 :]
