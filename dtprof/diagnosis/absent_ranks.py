@@ -13,6 +13,9 @@ LONG_PHASES = {
     events.COMPILE: "Let it finish; a cache of compiled code that lasts (TORCHINDUCTOR_CACHE_DIR) spares the next job.",
 }
 """What may rightly take long while others wait, and what to do about it; an evaluation where the rank works."""
+DEVICE_ADVICE = (
+    "Look at what its device works on: a kernel that does not end, a copy, an error of the device (nvidia-smi, dmesg)."
+)
 
 
 def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str) -> Finding:
@@ -44,6 +47,9 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank)):
             return "long-operation", f"is in a long {phase}", advice, 0.8
+    if stack is not None and stack.device_call:
+        words = f"is blocked in {stack.device_call}: it waits for its own device, which does not get on,"
+        return "rank-stuck", words, DEVICE_ADVICE, 0.9
     if is_working(rank):
         return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
     seen = rank.interruption is not None or (stack is not None and bool(stack.frames))

@@ -3,6 +3,7 @@
 Each folder or file of `sources/` fills it, and says what it does not know.
 """
 
+import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ BACK_ENDS = ("gloo", "nccl", "torch/distributed", "c10d", "processgroup", "store
 CHAINED = ("direct cause of the following exception", "During handling of the above exception")
 
 
+DEVICE_CALL = re.compile(r"(cuda|cu|hip|nccl|rccl|acl|aclrt|ze)[A-Z]\w*$|\w*(Stream|Device|Event|Ctx)Synchronize\w*$")
+"""Functions in which the host calls a device: of drivers, runtimes and NCCL."""
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
 
@@ -69,6 +72,7 @@ class Stack:
     cpu_share: float | None
     frames: tuple[Site, ...]  # of the main thread, innermost first
     reason: str = ""
+    device_call: str = ""  # the function of a driver or of NCCL that the main thread is in; empty: none is seen
 
     @property
     def is_busy(self) -> bool:
@@ -125,6 +129,7 @@ class RankState(RankOperations):
     newest_is_exhaustion: bool = False  # it was the last that happened to data
     group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
     making_group: Site | None = None  # the call of new_group it is in
+    device_phases: tuple[str, ...] = ()  # that its device has begun and not ended
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
     long_phases: tuple[LongPhase, ...] = ()
 
@@ -201,6 +206,14 @@ class RankState(RankOperations):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceHealth:
+    """What NVML said of the GPUs of a host when it was last asked."""
+
+    troubles: tuple[str, ...] = ()
+    reason: str = ""  # why something is not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stop:
     """How a job was going when it was stopped from outside."""
 
@@ -249,6 +262,7 @@ class JobState:
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
+    find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen
     asleep_s: float | None = None  # all ranks have slept outside any operation for so long
@@ -320,11 +334,13 @@ def main_stack(seen: RankStack) -> Stack:
     """Return the stack of the main thread: its frames in the user's files, all where there are none."""
     frames = seen.main.frames if seen.main is not None else ()
     own = tuple(frame for frame in frames if is_user_file(frame.file))
+    calls = (frame.function for frame in frames if frame.line == 0 and DEVICE_CALL.match(frame.function))
     return Stack(
         state=seen.state,
         cpu_share=seen.cpu_share,
         frames=tuple(Site(file=f.file, line=f.line, function=f.function) for f in own or frames),
         reason=seen.reason,
+        device_call=next(calls, ""),
     )
 
 

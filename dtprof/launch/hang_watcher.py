@@ -22,6 +22,7 @@ from dtprof.records.rank_log.strings import json_lines
 _READ = schema.HEADER_STRUCT.size
 _AT = schema.HEADER_OFFSET
 RECHECK_SHARE = 0.25
+STREAM = b'{"k":"stream"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +134,7 @@ class Watcher:
             self._say(f"the disk is full or not writable: {consequence}")
 
     def _examine(self, quiet_s: float) -> None:
-        recorded = {found[0] for found in map(paths.parse_rank_folder, list(self._ranks)) if found is not None}
-        stack_sampler.sample(
-            self.pids,
-            self._run / paths.node_folder_name(writer.host_name()),
-            starting=find_starting(self._run, recorded=recorded),
-        )
+        self._sample_stacks(native=self.hang is not None and self._follows_devices())
         verdict = self._diagnose(self._run)
         if not verdict.is_hang or (verdict.is_early and quiet_s < self._threshold_s(Phase.FIRST_STEP)):
             self.hang = None
@@ -146,15 +142,38 @@ class Watcher:
                 self._reported_unclear = True
                 self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
             return
-        if self.hang is None:
+        is_new = self.hang is None
+        if is_new:
             self.hang_detected_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         self.hang = verdict
         headline = verdict.headline or verdict.text
         if headline not in self._reported_hangs:
             self._reported_hangs.add(headline)
-            if not is_first(self._run, headline, mark=REPORTED):
-                return
-            self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
+            if is_first(self._run, headline, mark=REPORTED):
+                self._say(f"no rank has made progress for {quiet_s:.0f} s\n{verdict.text}")
+        # In which call of its driver a host is blocked only native frames tell, which take a second or more to read:
+        # after the report, and before the job is stopped.
+        if is_new and self._follows_devices():
+            self._sample_stacks(native=True)
+
+    def _sample_stacks(self, *, native: bool = False) -> None:
+        recorded = {found[0] for found in map(paths.parse_rank_folder, list(self._ranks)) if found is not None}
+        stack_sampler.sample(
+            self.pids,
+            self._run / paths.node_folder_name(writer.host_name()),
+            native=native,
+            starting=find_starting(self._run, recorded=recorded),
+        )
+
+    def _follows_devices(self) -> bool:
+        """Say whether a rank has declared a stream of a device."""
+        for folder in list(self._ranks):
+            try:
+                if STREAM in (self._run / folder / paths.STRINGS).read_bytes():
+                    return True
+            except OSError:
+                continue
+        return False
 
     def _poll(self) -> bool:
         """Read the headers; return whether anything moved since the last poll."""

@@ -21,6 +21,7 @@ LATEST_S = HANG_AFTER_S + 2
 PROGRAM = jobs.PROGRAMS / "device_faults.py"
 LINES = PROGRAM.read_text().splitlines()
 BROADCAST = next(i for i, line in enumerate(LINES, 1) if "dist.broadcast" in line)
+WAIT = next(i for i, line in enumerate(LINES, 1) if ".item()" in line and "torch.ones" in line)
 OTHER_CALL = next(i for i, line in enumerate(LINES, 1) if "dist.all_reduce(torch" in line)
 
 
@@ -82,6 +83,27 @@ def test_hang_is_found_in_time_and_named_and_the_job_stopped(name: str, outcomes
     assert (outcome.verdict["outcome"], finding["kind"], finding["culprit_ranks"]) == ("hang", *expected[:2])
     if expected.line is not None:
         assert f"{PROGRAM}:{expected.line}" in outcome.output
+
+
+def test_the_call_in_which_a_host_waits_for_its_device_is_named(outcomes: dict[str, Outcome]) -> None:
+    summary = outcomes["waits_for_its_device"].verdict["findings"][0]["summary"]
+    assert "blocked in simStreamSynchronize: it waits for its own device" in summary
+    assert f"{PROGRAM}:{WAIT}" in summary
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("runs_a_kernel_that_never_ends", "it was begun by the devices of rank 0, not by those of rank 1"),
+        ("loses_the_network", "it was begun by the devices of ranks 0, 1, and completed on none"),
+    ],
+)
+def test_where_devices_began_an_operation_and_where_not_is_evidence(
+    name: str, words: str, outcomes: dict[str, Outcome]
+) -> None:
+    verdict = outcomes[name].verdict
+    assert words in verdict["findings"][0]["evidence"]
+    assert any("the health of these devices is not known" in reason for reason in verdict["cannot_tell"])
 
 
 def test_rank_that_dies_is_named_and_not_those_that_lose_it(outcomes: dict[str, Outcome]) -> None:

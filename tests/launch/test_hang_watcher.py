@@ -61,20 +61,20 @@ class Job:
 
 
 @pytest.fixture
-def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Stand in for the stacks of processes that do not exist; give the pids asked for."""
-    asked: list[list[int]] = []
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[int | str]]:
+    """Stand in for the stacks of processes that do not exist; give the pids asked for, and `native` behind them."""
+    asked: list[list[int | str]] = []
 
-    def note(pids: list[int], _: Path, *, starting: dict[int, int]) -> None:
+    def note(pids: list[int], _: Path, *, native: bool, starting: dict[int, int]) -> None:
         assert starting == {}
-        asked.append(sorted(pids))
+        asked.append([*sorted(pids), *["native"] * native])
 
     monkeypatch.setattr(stack_sampler, "sample", note)
     return asked
 
 
 @pytest.fixture
-def job(tmp_path: Path, sampled: list[list[int]]) -> Job:
+def job(tmp_path: Path, sampled: list[list[int | str]]) -> Job:
     """Give a job that is alarmed of after 10 s."""
     assert sampled == []
     return Job(tmp_path, 10.0)
@@ -88,7 +88,7 @@ def test_no_alarm_while_any_rank_moves(job: Job) -> None:
     assert (job.said, job.num_diagnoses, job.watcher.hang) == ([], 0, None)
 
 
-def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[list[int]]) -> None:
+def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[list[int | str]]) -> None:
     job.start()
     job.wait(10.0)
     assert job.num_diagnoses == 0
@@ -97,6 +97,18 @@ def test_alarm_once_the_time_has_passed_and_not_before(job: Job, sampled: list[l
     assert sampled == [[10_000, 10_001]]
     assert job.watcher.hang is job.verdict
     assert job.watcher.hang_detected_ns is not None
+
+
+def test_native_stacks_of_a_job_with_a_device_are_taken_once_the_hang_is_reported(
+    job: Job, sampled: list[list[int | str]]
+) -> None:
+    job.start()
+    strings = job.folder / paths.rank_folder_name(1, 0) / paths.STRINGS
+    strings.write_bytes(strings.read_bytes() + b'{"k":"stream","id":1,"device":"cuda","index":0,"stream":0}\n')
+    job.wait(11.0)
+    assert (len(job.said), sampled) == (1, [[10_000, 10_001], [10_000, 10_001, "native"]])
+    job.wait(10.0)
+    assert sampled[2:] == [[10_000, 10_001, "native"]]  # the stacks that are kept are never poorer than before
 
 
 def test_no_alarm_once_every_rank_has_ended_and_its_launcher_lingers(job: Job) -> None:
@@ -209,7 +221,7 @@ def test_what_stands_still_without_a_known_reason_is_told_once_and_is_no_hang(jo
     assert (job.watcher.hang, job.watcher.hang_detected_ns) == (None, None)
 
 
-def test_zero_seconds_never_raise_an_alarm(tmp_path: Path, sampled: list[list[int]]) -> None:
+def test_zero_seconds_never_raise_an_alarm(tmp_path: Path, sampled: list[list[int | str]]) -> None:
     job = Job(tmp_path, 0.0)
     job.start()
     job.wait(500.0)

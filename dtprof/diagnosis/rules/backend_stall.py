@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.device_evidence import begin_words, with_device_health
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rank_failures import STOPPED
@@ -45,7 +46,7 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
         group = job.group(collective.group)
         end = f"it failed on {rank_list(tuple(failed))}" if failed else "it does not complete"
         errors = [error for rank in failed if (error := job.ranks[rank].transport_exception) is not None]
-        yield Finding(
+        finding = Finding(
             kind="backend-stall",
             summary=f"All {len(members)} members of {group_words(group)} entered {op.op} #{op.seq}, and {end}.",
             culprit_ranks=(),
@@ -58,10 +59,12 @@ def find_backend_stalls(case: Case) -> Iterator[Finding]:
             call_sites=call_sites(collective.waiting),
             evidence=(
                 "operation and arguments agree on every member",
+                *(begin_words(members) if op.on_device else ()),
                 *(f"{error.type}: {' '.join(error.message.split())[:200]}" for error in errors[:1]),
             ),
             advice=(ADVICE,),
         )
+        yield with_device_health(job, finding, members) if op.on_device else finding
     yield from _find_stalled_messages(job)
 
 

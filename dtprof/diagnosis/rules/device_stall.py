@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from dtprof.diagnosis.blocked_ranks import call_sites
 from dtprof.diagnosis.case import Case
+from dtprof.diagnosis.device_evidence import begin_words, is_held_by_compute, place_words, with_device_health
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.open_collectives import OpenCollective
@@ -11,6 +12,11 @@ from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.wait_graph import is_met
 
 ADVICE = "Look at the devices of these ranks (Xid errors, a kernel that never ends) and at their native stacks."
+HELD_BACK = "issued it, and its device never began"
+HELD_BY_COMPUTE = (
+    "issued it, and its device never began: the stream is held up by work before it that is no operation of a group, "
+    "such as a kernel that does not end"
+)
 
 
 def find_device_stalls(case: Case) -> Iterator[Finding]:
@@ -35,7 +41,8 @@ def _find_one_sided(job: JobState, collective: OpenCollective) -> Finding | None
     if len(waiting) < len(members) and len(waiting) <= half:
         return _finding(job, collective, list(waiting), "does not complete on its own device", 0.7)
     if started and unstarted and len(unstarted) <= half:
-        return _finding(job, collective, unstarted, "issued it, and its device never began", 0.75)
+        held = all(is_held_by_compute(job.ranks[rank]) for rank in unstarted)
+        return _finding(job, collective, unstarted, HELD_BY_COMPUTE if held else HELD_BACK, 0.8 if held else 0.75)
     return None
 
 
@@ -44,7 +51,7 @@ def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words:
     culprits = tuple(sorted(ranks))
     waiting = {rank: o for rank, o in sorted(collective.waiting.items()) if rank not in culprits}
     op = collective.waiting[culprits[0]]
-    return Finding(
+    finding = Finding(
         kind="rank-stuck",
         summary=f"{capitalised(culprits)}: {op.op} #{op.seq} of {group_words(group)}{at_line(op.site)} {words}; the "
         "other members have completed it or are in it.",
@@ -57,9 +64,14 @@ def _finding(job: JobState, collective: OpenCollective, ranks: list[int], words:
         step=op.step,
         call_sites=call_sites(waiting),
         culprit_call_sites=call_sites({rank: collective.waiting[rank] for rank in culprits}),
-        evidence=(f"{rank_list(collective.group.ranks)} all issued it; operations and arguments agree",),
+        evidence=(
+            f"{rank_list(collective.group.ranks)} all issued it; operations and arguments agree",
+            *begin_words({**collective.elsewhere, **collective.waiting}),
+            *place_words(job, culprits),
+        ),
         advice=(ADVICE,),
     )
+    return with_device_health(job, finding, culprits)
 
 
 def _messages_behind(job: JobState) -> Iterator[Finding]:

@@ -163,6 +163,7 @@ def rank_state(
         newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
+        device_phases=_device_phases(tables),
         passes=_passes(tables, spans),
         long_phases=tuple(_long_phases(tables, spans)),
         collectives=index_collectives(
@@ -197,6 +198,14 @@ def _with_device_progress(tables: RankTables) -> tuple[RankTables, frozenset[int
     rows["done_ns"][ended["row"]], rows["state"][ended["row"]] = ended["end_ns"], ended["state"]
     running = intervals[intervals["end_ns"] == UNKNOWN_NS]
     return replace(tables, operations=rows), frozenset(rows["issued_ns"][running["row"]].tolist())
+
+
+def _device_phases(tables: RankTables) -> tuple[str, ...]:
+    """Return the phases that the device has begun and not ended, by their begin."""
+    intervals = tables.device_intervals
+    is_open = (intervals["end_ns"] == UNKNOWN_NS) & (intervals["state"] == codes.ISSUED)
+    phases = intervals["op"][is_open & (intervals["kind"] == codes.DEVICE_PHASE)].tolist()
+    return tuple(tables.ops[op] for op in phases if op < len(tables.ops))
 
 
 def _first_error(tables: RankTables) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
 from dtprof.diagnosis.job_state import main_stack
+from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.recorded_ranks import RankRead
 from dtprof.diagnosis.sources.starting_ranks import find_starting
 from dtprof.diagnosis.stack_groups import read_stacks
@@ -126,6 +127,7 @@ def collect(
         oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
+        find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
         find_handlers=functools.cache(find_handlers),
         problems=tuple(problems),
         starting=find_starting(

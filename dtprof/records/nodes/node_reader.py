@@ -52,16 +52,16 @@ def read_node_samples(run: Path, *, max_samples: int | None = None) -> dict[str,
     return samples_by_node
 
 
-def newest_resident(run: Path) -> dict[tuple[str, int], int]:
-    """Return the resident memory of processes in bytes, by boot id and pid, in their last sample alive.
+def newest_by_node(run: Path) -> list[NodeSamples]:
+    """Return the newest samples of each node: some ten minutes of eight ranks."""
+    files = sorted(run.glob(f"node-*/{node_samples.FILE}"))
+    return [_read(file, file.parent.name.removeprefix("node-"), newest_only=True) for file in files]
 
-    Only the newest samples of each node are read: some ten minutes of eight ranks.
-    """
+
+def newest_resident(run: Path) -> dict[tuple[str, int], int]:
+    """Return the resident memory of processes in bytes, by boot id and pid, in their last sample alive."""
     resident: dict[tuple[str, int], int] = {}
-    for samples in (
-        _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
-        for file in sorted(run.glob(f"node-*/{node_samples.FILE}"))
-    ):
+    for samples in newest_by_node(run):
         for pid, table in samples.processes.items():
             alive = table["rss_bytes"][table["rss_bytes"] > 0]  # a process that has ended holds 0
             if len(alive):
@@ -72,8 +72,7 @@ def newest_resident(run: Path) -> dict[tuple[str, int], int]:
 def newest_samples(run: Path) -> dict[str, int]:
     """Return the time of the newest sample of each node, in ns of its monotonic clock, by boot id."""
     newest: dict[str, int] = {}
-    for file in run.glob(f"node-*/{node_samples.FILE}"):
-        samples = _read(file, file.parent.name.removeprefix("node-"), newest_only=True)
+    for samples in newest_by_node(run):
         if len(samples.host):
             newest[samples.boot_id] = max(int(samples.host["t_ns"][-1]), newest.get(samples.boot_id, 0))
     return newest

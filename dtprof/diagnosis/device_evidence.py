@@ -1,0 +1,81 @@
+"""What is known of the devices of ranks that make no progress: how far they came, what holds them up, their health."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from dtprof.diagnosis.blocked_ranks import operation_words
+from dtprof.diagnosis.findings import Finding, at_line, rank_list
+from dtprof.diagnosis.job_state import JobState, RankState
+from dtprof.job.issued_operations import Operation
+
+MAX_TROUBLES = 4
+NO_SAMPLES = "no GPUs were sampled"
+XIDS = {
+    13: "graphics engine exception",
+    31: "memory page fault",
+    43: "the GPU stopped processing",
+    48: "double-bit ECC error",
+    63: "row remapping recorded",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP timeout",
+    120: "GSP error",
+}
+"""What NVIDIA's driver means by the codes that end or stall kernels."""
+
+
+def begin_words(operations: Mapping[int, Operation]) -> tuple[str, ...]:
+    """Return on which ranks devices have begun an operation and on which not; nothing where that is not known."""
+    begun = [rank for rank, operation in operations.items() if operation.done or operation.started]
+    held = [rank for rank, operation in operations.items() if not operation.done and operation.started is False]
+    if len(begun) + len(held) < len(operations):
+        return ()
+    if not held:
+        done = [rank for rank, operation in operations.items() if operation.done]
+        end = f"completed on {rank_list(done)} only" if done else "completed on none"
+        return (f"it was begun by the devices of {rank_list(begun)}, and {end}",)
+    return (
+        f"it was begun by the devices of {rank_list(begun) if begun else 'no rank'}, not by those of {rank_list(held)}",
+    )
+
+
+def place_words(job: JobState, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return for each rank what its device completed last, in which phase it is, and in which call its host waits."""
+    return tuple(words for rank in ranks if (words := _place(job, job.ranks[rank])))
+
+
+def _place(job: JobState, rank: RankState) -> str:
+    last = next((o for o in reversed(rank.operations) if o.on_device and o.done), None)
+    parts = [f"its device last completed {operation_words(job, last)}"] if last is not None else []
+    if rank.device_phases:
+        parts.append(f"its device is in phase {rank.device_phases[-1]}")
+    if rank.stack is not None and rank.stack.device_call:
+        parts.append(f"its host is blocked in {rank.stack.device_call}{at_line(next(iter(rank.stack.frames), None))}")
+    return f"rank {rank.rank}: {'; '.join(parts)}" if parts else ""
+
+
+def is_held_by_compute(rank: RankState) -> bool:
+    """Say whether a device has begun no operation that is open: what its stream does not get past is none."""
+    return not any(o.started for o in rank.open_operations if o.on_device)
+
+
+def with_device_health(job: JobState, finding: Finding, ranks: Iterable[int]) -> Finding:
+    """Add to a finding what NVML, logs and NCCL say of the devices of some ranks, or why that is not known."""
+    known = job.find_device_health() if job.find_device_health is not None else {}
+    hosts = {r.host: known.get(rank) for rank in ranks if (r := job.ranks.get(rank)) is not None}
+    troubles = [text for health in hosts.values() if health is not None for text in health.troubles][:MAX_TROUBLES]
+    troubles += [note.text[:160] for note in (job.log.notes("xid") if job.log is not None else ())[:1]]
+    unknown = dict.fromkeys(health.reason if health is not None else NO_SAMPLES for health in hosts.values())
+    reasons = [f"the health of these devices is not known: {reason}" for reason in unknown if reason]
+    if not (troubles or reasons) and hosts:
+        troubles = ["NVML reports no Xid and no uncorrected ECC error on the GPUs of these hosts"]
+    backend = finding.group.backend if finding.group is not None else None
+    if "nccl" in (backend or "") and job.log is None:
+        reasons.append(
+            "NCCL's own error state is in the job's output only: give the log, too (dtprof diagnose RUN LOG)"
+        )
+    return replace(finding, evidence=(*finding.evidence, *troubles), leaves_open=(*finding.leaves_open, *reasons))
