@@ -65,8 +65,8 @@ def is_held_by_compute(rank: RankState) -> bool:
 
 def with_device_health(job: JobState, finding: Finding, ranks: Iterable[int]) -> Finding:
     """Add to a finding what NVML, logs and NCCL say of the devices of some ranks, or why that is not known."""
-    known = job.find_device_health() if job.find_device_health is not None else {}
-    hosts = {r.host: known.get(rank) for rank in ranks if (r := job.ranks.get(rank)) is not None}
+    known = job.find_device_health() if job.find_device_health is not None else {}  # dumps alone tell of no host
+    hosts = {r.host: known.get(rank) for rank in ranks if known and (r := job.ranks.get(rank)) is not None}
     troubles = [text for health in hosts.values() if health is not None for text in health.troubles][:MAX_TROUBLES]
     troubles += [note.text[:160] for note in (job.log.notes("xid") if job.log is not None else ())[:1]]
     unknown = dict.fromkeys(health.reason if health is not None else NO_SAMPLES for health in hosts.values())
@@ -75,7 +75,5 @@ def with_device_health(job: JobState, finding: Finding, ranks: Iterable[int]) ->
         troubles = ["NVML reports no Xid and no uncorrected ECC error on the GPUs of these hosts"]
     backend = finding.group.backend if finding.group is not None else None
     if "nccl" in (backend or "") and job.log is None:
-        reasons.append(
-            "NCCL's own error state is in the job's output only: give the log, too (dtprof diagnose RUN LOG)"
-        )
+        reasons.append("what NCCL itself reports is in the output of the job only: give its log as one more path")
     return replace(finding, evidence=(*finding.evidence, *troubles), leaves_open=(*finding.leaves_open, *reasons))

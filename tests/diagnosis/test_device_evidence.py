@@ -50,7 +50,8 @@ def test_what_nvml_says_of_the_culprits_host_is_evidence() -> None:
 
 
 def test_why_the_health_of_devices_is_not_known_is_said_once() -> None:
-    (finding,) = found_by("device_stall", held_up_rank())
+    health = dict.fromkeys(range(3), DeviceHealth(reason="no GPUs were sampled"))
+    (finding,) = found_by("device_stall", held_up_rank(find_device_health=lambda: health))
     assert finding.leaves_open == ("the health of these devices is not known: no GPUs were sampled",)
 
 
