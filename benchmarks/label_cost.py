@@ -26,10 +26,10 @@ else:
     hooked, calls, rest = _PipelineStageBase.perform_reduce_grad, 200, (1,)
     own = types.SimpleNamespace(submod=None, stage_index=3)
 def call_us(function):
-    begun = time.thread_time_ns()
+    started = time.thread_time_ns()
     for _ in range(calls):
         function(own, *rest)
-    return (time.thread_time_ns() - begun) / (1000 * calls)
+    return (time.thread_time_ns() - started) / (1000 * calls)
 for _ in range(3):
     call_us(hooked), call_us(hooked.__wrapped__)
 for _ in range(60):

@@ -56,10 +56,10 @@ def launch_us(recorded):
     works = []
     exclude(key, not recorded)
     launch().wait()
-    begun = time.thread_time_ns()
+    started = time.thread_time_ns()
     for _ in range(launches):
         works.append(launch())
-    taken = time.thread_time_ns() - begun
+    taken = time.thread_time_ns() - started
     exclude(key, False)
     for work in works:
         work.wait()

@@ -106,7 +106,7 @@
 
     tell(position) {
       this.tip.hidden = position === undefined;
-      this.told = position;
+      this.announced = position;
       if (position === undefined) return;
       this.tip.textContent = this.textOf(position);
       const [x, y, width] = this.boxOf(position);
@@ -148,7 +148,7 @@
       this.painted = "";
       this.refresh();
       this.mark();
-      if (this.told !== undefined) this.tell(this.told);
+      if (this.announced !== undefined) this.tell(this.announced);
     }
 
     // Paints the cells, unless they are as they should be or on a page that is not shown.

@@ -193,7 +193,7 @@ globalThis.dtprof = { selected: null };
     const plot = document.getElementById(`plot-${anchor}`);
     if (!plot) return;
     if (plots.has(anchor) && plot.data) {
-      // Under the pointer it waits: what is told there would vanish.
+      // A redraw waits while the pointer is on the chart: the hover text would vanish.
       plot.onmouseleave = plot.matches(":hover") ? () => show(anchor, figure) : null;
       if (!plot.onmouseleave && plots.get(anchor).figure !== figure) await react(anchor, plot, figure);
       return;

@@ -66,10 +66,10 @@ def join_run() -> tuple[Path, bool]:
     program = re.sub(r"[^A-Za-z0-9._-]", "_", Path(sys.argv[0] or "python").stem) or "python"
     parent = (Path(output).parent if output else Path(RUNS)).absolute()
     name = Path(output).name if output else f"{time.strftime('%Y%m%d-%H%M%S')}-{program}"
-    ending = name if output else f"-{program}"
+    suffix = name if output else f"-{program}"
     parent.mkdir(parents=True, exist_ok=True)
     with _locked(parent):
-        runs = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(ending))
+        runs = sorted(path for path in parent.iterdir() if re.sub(r"-\d+$", "", path.name).endswith(suffix))
         for run in reversed(runs):
             if _job_of(run) == list(job):
                 return run, False

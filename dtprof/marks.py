@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def begin_phase(self, name: str) -> Any:
             """Begin a phase; return a handle for `end_phase`."""
 
-        def end_phase(self, begun: Any, failed: bool) -> None:
+        def end_phase(self, started: Any, failed: bool) -> None:
             """End a phase."""
 
 
@@ -50,23 +50,23 @@ def step(tokens: int | None = None) -> None:
 class Phase:
     """A named part of the program: a context manager, or a decorator of functions."""
 
-    __slots__ = ("_begun", "_name")
+    __slots__ = ("_name", "_started")
 
     def __init__(self, name: str) -> None:
         """Name the phase; entering it begins it."""
         self._name = name
-        self._begun: list[Any] = []
+        self._started: list[Any] = []
 
     def __enter__(self) -> Phase:
         """Begin the phase."""
         if _sink is not None and _is_compiling is not None and not _is_compiling():
-            self._begun.append(_sink.begin_phase(self._name))
+            self._started.append(_sink.begin_phase(self._name))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the phase."""
-        if _sink is not None and self._begun:
-            _sink.end_phase(self._begun.pop(), kind is not None)
+        if _sink is not None and self._started:
+            _sink.end_phase(self._started.pop(), kind is not None)
 
     def __call__(self, function: Function) -> Function:
         """Return a function that runs inside this phase."""

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks; free of torch."""
+"""How a model is parallelized over ranks; free of torch."""
 
 from dataclasses import dataclass
 
@@ -67,9 +67,9 @@ class Layout:
         """Name what is more than data parallelism by DDP, for a person."""
         mode = f"{self.dp_mode}{self.zero_stage if self.dp_mode in ('fsdp', 'hsdp') else ''}"
         degrees = (("dp", self.dp), ("tp", self.tp), ("cp", self.cp), ("pp", self.pp))
-        spread = [f"{name} {degree}" for name, degree in degrees if degree > 1]
+        axes = [f"{name} {degree}" for name, degree in degrees if degree > 1]
         if self.dp > 1:
-            spread[0] += f" ({mode})" if mode != "ddp" else ""
+            axes[0] += f" ({mode})" if mode != "ddp" else ""
         if self.pp > 1:
-            spread[-1] += f" ({self.schedule}, {self.microbatches} microbatches)"
-        return f": {', '.join(spread)}" if spread and spread != [f"dp {self.dp}"] else ""
+            axes[-1] += f" ({self.schedule}, {self.microbatches} microbatches)"
+        return f": {', '.join(axes)}" if axes and axes != [f"dp {self.dp}"] else ""

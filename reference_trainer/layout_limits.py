@@ -1,4 +1,4 @@
-"""What cannot be spread over ranks as asked, refused before any rank has joined; free of torch."""
+"""Layouts that are impossible, refused before any rank has joined; free of torch."""
 
 import math
 
@@ -8,7 +8,7 @@ from reference_trainer.presets import ModelShape
 
 
 def refuse_impossible(layout: Layout, *, shape: ModelShape, batch_size: int, sequence_length: int) -> None:
-    """Refuse what cannot be spread like this, before any rank has joined."""
+    """Refuse an impossible layout, before any rank has joined."""
     _refuse_indivisible_model(layout, shape, sequence_length)
     _refuse_data_parallel_combination(layout)
     if layout.pp > 1:

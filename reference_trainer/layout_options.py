@@ -1,4 +1,4 @@
-"""How a model is spread over ranks, as the command line says it; free of torch."""
+"""How a model is parallelized over ranks, as the command line says it; free of torch."""
 
 import argparse
 
@@ -16,7 +16,7 @@ from reference_trainer.placement import Placement
 
 
 def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that spread the model."""
+    """Declare the options that parallelize the model."""
     add = parser.add_argument_group("parallelism").add_argument
     add("--dp", type=int, metavar="N", help="data-parallel ranks (default: those that the other degrees leave over)")
     add("--dp-mode", choices=DP_MODES, default="ddp", help="ddp: whole model on each; zero1: optimizer sharded; fsdp: "
@@ -66,9 +66,9 @@ def read_layout(given: argparse.Namespace, placement: Placement) -> Layout:
         )
     dp = world_size // others if given.dp is None else given.dp
     if dp * others != world_size:
-        spread = f"--dp {dp}" + (f" x {degrees} = {dp * others}" if others > 1 else "")
+        product = f"--dp {dp}" + (f" x {degrees} = {dp * others}" if others > 1 else "")
         raise UsageError(
-            f"{spread}, but the launcher started {world_size} rank(s); leave --dp out, or start with "
+            f"{product}, but the launcher started {world_size} rank(s); leave --dp out, or start with "
             f"torchrun --nproc-per-node {dp * others}"
         )
     schedule = given.schedule or "1f1b"

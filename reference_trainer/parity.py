@@ -173,7 +173,7 @@ def _receive(connection: Connection) -> str:
     try:
         return str(connection.recv())
     except EOFError:
-        return "a rank ended without a word"
+        return "a rank exited without printing anything"
 
 
 def _train(arguments: Sequence[str], placement: Placement, metrics: str, store: str) -> None:

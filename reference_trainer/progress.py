@@ -113,7 +113,7 @@ def draw_bar(step: int, num_steps: int) -> str:
 def open_metrics(path: Path, *, num_done: int) -> TextIO:
     """Open the file of metrics; of an earlier run that is resumed, keep the lines up to the step of its checkpoint.
 
-    Each step is so told once. It is written line by line: what was written survives a kill.
+    Each step is printed once. Output is flushed line by line, so it survives a kill.
     """
     lines = path.read_text(encoding="utf-8").splitlines() if num_done and path.exists() else []
     kept = [line for line in lines if _read_step(line) <= num_done]

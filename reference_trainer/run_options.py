@@ -78,7 +78,7 @@ def read_data_options(given: argparse.Namespace, shape: ModelShape) -> DataOptio
 def read_checkpoint_options(given: argparse.Namespace, *, steps: int, restarted: bool) -> CheckpointOptions | None:
     """Fill in how often and how; refuse what needs a folder, and a folder that cannot be one.
 
-    A job that torchrun has restarted resumes, told to or not.
+    A job that torchrun has restarted resumes with or without --resume.
     """
     folder = given.checkpoint
     if folder is None:

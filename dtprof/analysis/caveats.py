@@ -256,8 +256,8 @@ def _of_memory(facts: Sequence[RankFacts]) -> list[str]:
         )
     if "communication" in unknown:
         caveats.append("memory: buffers of communication are known under DDP and FSDP only")
-    told = [activation_bytes(fact.model_share) is not None for fact in facts]
-    if "activations" not in unknown and not all(told) and (any(told) or any(map(_is_tensor_parallel, facts))):
+    known = [activation_bytes(fact.model_share) is not None for fact in facts]
+    if "activations" not in unknown and not all(known) and (any(known) or any(map(_is_tensor_parallel, facts))):
         caveats.append(
             "activation formula: only the layers that torch.distributed.tensor.parallel spreads tell the sizes that it "
             "takes"
@@ -276,4 +276,4 @@ def _never_recorded(used: MeasuredSteps, facts: Sequence[RankFacts], reductions:
         return []
     if facts and all(fact.device_error_ns is not None for fact in facts):
         return [f"{IDLE}: what a device does between two marks is not recorded; idle is 0"]
-    return [f"{IDLE}: a waiting CPU cannot be told from a working one; idle is 0 and its time is in host"]
+    return [f"{IDLE}: a waiting CPU looks like a working one; idle is 0 and its time is in host"]

@@ -47,9 +47,9 @@ MAX_PAIRED = 256
 
 
 Found = TypeVar("Found")
-RankLook = Callable[[RankTiming, RankTask], Found]
+CollectDetails = Callable[[RankTiming, RankTask], Found]
 """Finds details of a rank while it is there; picklable, and so is what it finds."""
-LookAt = Callable[[Sequence[int], Sequence[Channel]], RankLook[Found] | None]
+MakeCollector = Callable[[Sequence[int], Sequence[Channel]], CollectDetails[Found] | None]
 """Returns what looks at the details of some ranks, whose operations are of these channels."""
 
 
@@ -61,7 +61,7 @@ class ReductionTask(RankTask, Generic[Found]):
     max_bars: int
     width: int
     max_hops: int
-    look: RankLook[Found] | None  # at details of each rank
+    collect: CollectDetails[Found] | None  # at details of each rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,8 @@ def reduce_part(task: ReductionTask[Found]) -> Reductions[Found]:
             max_hops=task.max_hops,
         )
         reductions.join(found)
-        if task.look is not None:
-            reductions.details.extend(task.look(rank, task) for rank in batch.timed(found.timing))
+        if task.collect is not None:
+            reductions.details.extend(task.collect(rank, task) for rank in batch.timed(found.timing))
     return reductions
 
 
@@ -106,7 +106,7 @@ def summarise(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys |
         surveys: of the ranks of the newest attempt, where they are known already.
     """
     found = surveys or survey_run(run, newest_ranks(run.folders), executor)
-    summary, _ = summarise_closely(run, executor, surveys=found, look_at=lambda *_: None)
+    summary, _ = summarise_closely(run, executor, surveys=found, make_collector=lambda *_: None)
     return summary
 
 
@@ -115,15 +115,15 @@ def summarise_closely(
     executor: Executor,
     *,
     surveys: Surveys,
-    look_at: LookAt[Found],
+    make_collector: MakeCollector[Found],
 ) -> tuple[Summary, list[Found]]:
-    """Summarise a run whose ranks are surveyed; return with it the details of each rank that `look_at` collects.
+    """Summarise a run whose ranks are surveyed; return with it the details of each rank that `make_collector` collects.
 
     Parameters:
-        look_at: collects details of ranks, given the channels of their operations; None: no details.
+        make_collector: collects details of ranks, given the channels of their operations; None: no details.
     """
     used = choose_steps(list(agree_on_rule(surveys.steps).values()))
-    reduced = reduce_run(run, executor, surveys=surveys, used=used, look_at=look_at)
+    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=make_collector)
     return state_summary(run, surveys, reduced, used=used), reduced.details
 
 
@@ -133,7 +133,7 @@ def reduce_run(
     *,
     surveys: Surveys,
     used: MeasuredSteps,
-    look_at: LookAt[Found] | None = None,
+    make_collector: MakeCollector[Found] | None = None,
     draws: bool = True,
 ) -> Reductions[Found]:
     """Sum up the measured steps of the ranks that are surveyed.
@@ -157,7 +157,7 @@ def reduce_run(
             width=bin_width(used.last - used.first + 1, num_ranks),
             errors=errors,
             max_hops=MAX_ROWS // max(1, num_ranks) if draws else 0,
-            look=look_at(part, channels) if look_at is not None else None,
+            collect=make_collector(part, channels) if make_collector is not None else None,
         )
         for part, channels in surveys.parts
     )

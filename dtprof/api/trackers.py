@@ -24,7 +24,7 @@ def log_to(tracker: str, run: str | os.PathLike[str] | None = None) -> bool:
     """Log the summary of a run to the tracker's active run; say whether that was done.
 
     Parameters:
-        tracker: "wandb" or "mlflow". It must be installed, and its run must have been begun.
+        tracker: "wandb" or "mlflow". It must be installed, and its run must have been started.
         run: run directory; None: the run that records this process. Then call it on one rank, after the training: what
             the other ranks have recorded by then is in it.
 

@@ -94,10 +94,10 @@ class Forward:
             fence.report("the begin of a forward pass", error)
             return 0
 
-    def end(self, begun: int | None, failed: bool) -> None:
+    def end(self, started: int | None, failed: bool) -> None:
         """End the forward pass that `begin` began."""
         open_pass = self._open
-        if begun and open_pass.owner == begun:
+        if started and open_pass.owner == started:
             span, open_pass.owner, open_pass.span = open_pass.span, 0, 0
             self._spans.end(span, failed=failed)
 
@@ -197,14 +197,14 @@ def _with_span(
     def forward(self: Any, *arguments: Any, **options: Any) -> Any:
         if _dtprof_is_compiling() or not _dtprof_is_root(self):
             return _dtprof_original(self, *arguments, **options)
-        begun = _dtprof_begin(self, arguments, options)
+        started = _dtprof_begin(self, arguments, options)
         failed = True
         try:
             result = _dtprof_original(self, *arguments, **options)
             failed = False
             return result
         finally:
-            _dtprof_end(begun, failed)
+            _dtprof_end(started, failed)
 
     return forward
 

@@ -156,9 +156,11 @@ class Phases:
     @fence.fenced("compilation")
     def _hook_compiler(self, module: Any) -> None:
         """Record compilations: torch calls back at the begin and end of the outermost one in the process."""
-        begun: list[int] = []
-        module.callback_handler.register_start_callback(lambda *_: begun.append(self._spans.begin(events.COMPILE) or 0))
-        module.callback_handler.register_end_callback(lambda *_: self._spans.end(begun.pop() if begun else 0))
+        started: list[int] = []
+        module.callback_handler.register_start_callback(
+            lambda *_: started.append(self._spans.begin(events.COMPILE) or 0)
+        )
+        module.callback_handler.register_end_callback(lambda *_: self._spans.end(started.pop() if started else 0))
 
 
 def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:

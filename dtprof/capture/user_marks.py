@@ -31,10 +31,10 @@ class UserMarks:
         return self._spans.begin(phase) or 0, phase == events.BACKWARD
 
     @fence.fenced("a phase that the program marks")
-    def end_phase(self, begun: tuple[int, bool] | None, failed: bool) -> None:
+    def end_phase(self, started: tuple[int, bool] | None, failed: bool) -> None:
         """End a phase."""
-        if begun is not None:
-            self._spans.end(begun[0], failed=failed, is_backward=begun[1])
+        if started is not None:
+            self._spans.end(started[0], failed=failed, is_backward=started[1])
 
     def _declare(self, name: str) -> str:
         if len(self._names) >= MOST_NAMES:

@@ -217,8 +217,8 @@ class DeviceHealth:
 class Stop:
     """How a job was going when it was stopped from outside."""
 
-    quiet_ns: int  # nothing had begun or ended for so long
-    usual_ns: int  # the longest that a rank had begun nothing before
+    quiet_ns: int  # nothing had started or ended for so long
+    usual_ns: int  # the longest that a rank had started nothing before
     by_kill: bool = False  # all its ranks were killed together by SIGKILL; else somebody asked them to end
 
     @property
@@ -298,7 +298,7 @@ class JobState:
 
     @property
     def went_wrong(self) -> bool:
-        """Say whether the job stands still, or ended with a status other than 0."""
+        """Say whether the job stalled, or ended with a status other than 0."""
         return self.stalled or self.manifest.exit_status not in (None, 0)
 
     @property

@@ -64,7 +64,7 @@ class Fingerprint:
     shape: str | None
     dtype: str | None
     reported_by: int | None
-    """The rank whose message this stands in; itself, a peer, or not told."""
+    """The rank whose message this stands in; itself, a peer, or unknown."""
     has_peer: bool = True
 
 
@@ -212,7 +212,7 @@ class Facts:
             self.ranks_named.add(rank)
 
     def merge(self, other: "Facts") -> None:
-        """Take in what another file of the same attempt told."""
+        """Take in the facts of another file of the same attempt."""
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
             if isinstance(mine, list):

@@ -1,6 +1,6 @@
 """Whether a job that was stopped from outside had stalled before: ranks that wait for each other do so in every step.
 
-A job that goes well is stopped at any moment, with operations open. It counts as stalled when nothing had begun
+A job that goes well is stopped at any moment, with operations open. It counts as stalled when nothing had started
 or ended for much longer than ever before in that job (`stalls.had_stalled`).
 """
 

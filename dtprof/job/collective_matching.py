@@ -121,7 +121,7 @@ class Matched:
 class RankInstances:
     """What one rank brings: rows of INSTANCE whose `op`, `api` and `host` are positions in its own names."""
 
-    clocks: tuple[str, str]  # what starts are told by; of operations on a device that was not followed, the second
+    clocks: tuple[str, str]  # columns of start times; the second for operations on a device that was not followed
     ops: tuple[str, ...]
     apis: tuple[str, ...]
     rows: dict[Channel, Array]

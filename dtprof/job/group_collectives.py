@@ -37,7 +37,7 @@ COMPARED = np.dtype(
 COLLECTIVE = np.dtype(
     [
         *COMPARED.descr,
-        ("forwards", "i8"),  # forward passes begun before it
+        ("forwards", "i8"),  # forward passes started before it
         ("thread", "u2"),
         ("flags", "u1"),
         ("waits", "u1"),
@@ -129,7 +129,7 @@ def index_collectives(
 
     Parameters:
         first: the row to begin with.
-        forwards_before: forward passes begun before the first of `forwards_ns`.
+        forwards_before: forward passes started before the first of `forwards_ns`.
         steppers: threads that make steps; where there are none, all are taken to be in step.
     """
     chosen = first + np.flatnonzero(rows["kind"][first:] != codes.POINT_TO_POINT)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dtprof.records import events
 
 SLOW_AFTER_NS = 5_000_000_000
-"""A job in which nothing began or ended for less than this makes progress, as far as can be told."""
+"""A job that recorded nothing for less than this counts as making progress."""
 HANG_AFTER_S = 10.0
 """Stands in for --hang-after where a run tells of none, or where its alarm is off."""
 PAUSES = 10.0

@@ -2,7 +2,7 @@
 
 A collective waits for all members that have not issued it (and); a receive from any source for any of its peers (or).
 A message meets the one of as many before it in its channel, where nothing was dropped on either end. On devices, what a
-rank has issued has not come before its device has begun it.
+rank has issued has not come before its device has started it.
 """
 
 from collections.abc import Collection, Iterable

@@ -191,7 +191,7 @@ class Watcher:
         return moved
 
     def _is_elsewhere(self, segments: list[Path]) -> bool:
-        """Say whether a rank runs on another host, or whether that cannot be told yet."""
+        """Say whether a rank runs on another host, or on an unknown one so far."""
         if self._boot_id is None:
             return False
         for segment in segments:

@@ -122,7 +122,7 @@ def run_job(
     announcement.withdraw(announced)
     companions.stop(status)
     watch.poll_last()
-    stopped = stopper.begun_s is not None
+    stopped = stopper.stopping_since_s is not None
     if stopped:
         hang_watcher.end_leftovers(watch.pids, records)
     if records != run:
@@ -253,17 +253,17 @@ class _Stopper:
         self._watch = watch
         self._enabled = enabled
         self._killed = False
-        self.begun_s: float | None = None
+        self.stopping_since_s: float | None = None
 
     @fenced("the watch over the job", "missed a poll")
     def tick(self) -> None:
         """Poll once; stop a hung job under --on-hang stop."""
-        if self.begun_s is None:
+        if self.stopping_since_s is None:
             self._watch.tick()
             if self._enabled and self._watch.hang is not None and self._process.status is None:
                 say("stopping the job, as --on-hang stop asks")
-                self.begun_s = time.monotonic()
+                self.stopping_since_s = time.monotonic()
                 self._process.send(signal.SIGTERM)
-        elif not self._killed and time.monotonic() - self.begun_s > STOP_GRACE_S:
+        elif not self._killed and time.monotonic() - self.stopping_since_s > STOP_GRACE_S:
             self._killed = True
             self._process.send(signal.SIGKILL)

@@ -36,7 +36,7 @@ def find_starting(run: Path, *, recorded: Collection[int]) -> dict[int, int]:
         parent for _, parent, place in candidates.values() if parent in candidates and candidates[parent][2] != place
     }
     oldest: dict[int, tuple[float, int]] = {}
-    for pid, (begun, _, (rank_number, _)) in candidates.items():
+    for pid, (created_s, _, (rank_number, _)) in candidates.items():
         if pid not in launchers and rank_number not in recorded:
-            oldest[rank_number] = min(oldest.get(rank_number, (begun, pid)), (begun, pid))
+            oldest[rank_number] = min(oldest.get(rank_number, (created_s, pid)), (created_s, pid))
     return {pid: rank_number for rank_number, (_, pid) in sorted(oldest.items())}

@@ -304,9 +304,9 @@ class Scope:
         return merge(data, differs=True) if data else UNKNOWN
 
     def _new_group(self, node: ast.Call, values: list[Value]) -> Value:
-        told = values[0] if values else next((self.value(w.value) for w in node.keywords if w.arg == "ranks"), None)
+        given = values[0] if values else next((self.value(w.value) for w in node.keywords if w.arg == "ranks"), None)
         members = None
-        ranks = told.known[0] if told is not None and told.known is not None and not told.splits else None
+        ranks = given.known[0] if given is not None and given.known is not None and not given.splits else None
         if isinstance(ranks, list | tuple | set | range) and all(isinstance(rank, int) for rank in ranks):
             members = frozenset(ranks)
         return Value(group=f"new_group of line {node.lineno}:{node.col_offset}", members=members)

@@ -150,7 +150,7 @@ class Monitor:
 
     def _note_pauses(self, growths: Iterable[Growth]) -> None:
         """Take in when ranks began something."""
-        begun: dict[str, set[int]] = {}
+        started: dict[str, set[int]] = {}
         for growth in growths:
             known = growth.tables
             parts = (
@@ -160,8 +160,8 @@ class Monitor:
                 (growth.open_spans, "begin_ns"),
             )
             for rows, column in parts:
-                begun.setdefault(known.boot_id, set()).update(np.unique(rows[column] // INTERVAL_NS).tolist())
-        for boot, intervals in begun.items():
+                started.setdefault(known.boot_id, set()).update(np.unique(rows[column] // INTERVAL_NS).tolist())
+        for boot, intervals in started.items():
             self._pauses.setdefault(boot, Pauses()).add(sorted(intervals))
 
     def _summarise(self) -> None:

@@ -34,7 +34,7 @@ def node_folder_name(host: str) -> str:
 
 
 def window_name(first: int, last: int) -> str:
-    """Return the file name of a window of torch.profiler over some steps; other tools know its ending."""
+    """Return the file name of a window of torch.profiler over some steps; other tools know its suffix."""
     return f"window-{first}-{last}.pt.trace.json.gz"
 
 

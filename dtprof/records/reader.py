@@ -15,7 +15,7 @@ import numpy as np
 
 from dtprof.errors import NotARunError
 from dtprof.records import paths, remote, schema, tables
-from dtprof.records.nodes.exit_records import Endings
+from dtprof.records.nodes.exit_records import ExitRecords
 from dtprof.records.nodes.host_clocks import HostClock, host_clocks
 from dtprof.records.nodes.node_memory import read_node_memory
 from dtprof.records.nodes.node_reader import NodeSamples, read_node_samples
@@ -50,7 +50,7 @@ class Run:
     folders: dict[int, list[tuple[int, Path]]]  # rank -> (attempt, folder), ascending
     processes: tuple[dict[str, Any], ...]  # one document for each interpreter that imported torch
     job_facts: dict[str, Any]  # run.json as it stands
-    endings: Endings  # exits and stacks of processes
+    exit_records: ExitRecords  # exits and stacks of processes
     mismatches: tuple[dict[str, Any], ...] = ()  # reported while the job ran
     problems: tuple[str, ...] = ()
     job_problem: str = ""  # the problem that made run.json unreadable
@@ -113,7 +113,7 @@ class Run:
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
         """Return how a process of a host ended, since a time of that host; None where its exit was not recorded."""
-        return self.endings.exit_of(host, pid, since_ns=since_ns)
+        return self.exit_records.exit_of(host, pid, since_ns=since_ns)
 
     def node_memory(self) -> tuple[NodeMemory, ...]:
         """Read the memory size of each node and the peak in use."""
@@ -127,7 +127,7 @@ class Run:
         """Return the run with only the records of some ranks, to send to another process."""
         folders = {rank: [(number, path.absolute()) for number, path in self.folders[rank]] for rank in ranks}
         lacking = self.lacking and self.lacking.of(path.name for attempts in folders.values() for _, path in attempts)
-        nothing: dict[str, Any] = {"endings": Endings(), "processes": (), "job_facts": {}, "problems": ()}
+        nothing: dict[str, Any] = {"exit_records": ExitRecords(), "processes": (), "job_facts": {}, "problems": ()}
         return dataclasses.replace(self, folders=folders, lacking=lacking, **nothing)
 
     def kept(self) -> "Run":
@@ -209,7 +209,7 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
         folders=folders,
         processes=tuple(processes),
         job_facts=document or {},
-        endings=Endings(exits=exits, stacks=stacks),
+        exit_records=ExitRecords(exits=exits, stacks=stacks),
         mismatches=tuple(mismatches),
         problems=tuple(problems),
         origin=origin,

@@ -1,8 +1,8 @@
 """Follow a run while it is written: what each rank's log has gained since the last poll.
 
 A poll reads only what is new and what had not settled. Records are completed in place: one has settled when nothing
-will be written to it any more, as far as can be told. Each is given once as settled; until then it is among the open
-ones. An operation that will never be seen to complete settles once the rank has gone on to another step.
+will be written to it any more, as far as the records show. Each is given once as settled; until then it is among the
+open ones. An operation that will never be seen to complete settles once the rank has gone on to another step.
 """
 
 import json
@@ -44,7 +44,7 @@ class Growth:
     open_spans: Array  # tables.SPAN
     lost: int  # records that were dropped before they could be read, since following began
     is_whole: bool = True  # all that was there was read
-    open_device_intervals: Array = field(default_factory=lambda: np.zeros(0, DEVICE_INTERVAL))  # begun, not ended
+    open_device_intervals: Array = field(default_factory=lambda: np.zeros(0, DEVICE_INTERVAL))  # started, not ended
 
 
 def with_open(growth: Growth) -> RankTables:

@@ -115,7 +115,7 @@ RECORD = lay_out(
             "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry; spans `step`: how many there have "
             "been, with this one; device kinds: how far its times may be off on the host's clock, in ns",
         ),
-        ("site", "I", "id", "line of the user's code and on whose behalf, declared by a `site` entry; 0 unknown"),
+        ("site", "I", "id", "line of the user's code and attribution, declared by a `site` entry; 0 unknown"),
         (
             "step",
             "I",
@@ -284,7 +284,7 @@ STRING_ENTRIES = {
     "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
     "site": "id, file, line, function, api: a line of the user's code and the call it made; or id, of, label: the site "
     "`of` (0 unknown) on behalf of a label",
-    "label": "id, api, text, module, stage, microbatch: the part of a framework on whose behalf an operation is made, "
+    "label": "id, api, text, module, stage, microbatch: the part of a framework that issued an operation, "
     "like `fsdp all-gather of layers.4`; what does not apply is left out",
     "group": "id, name, description, size, rank, ranks, backend, timeout_s: a process group at its first use; a later "
     "entry of the same id adds what became known; instead of `ranks`, the global ranks in order, there may be `range`: "

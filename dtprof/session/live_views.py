@@ -47,7 +47,7 @@ def serve_pages(
     Parameters:
         port: 0 for any that is free.
         dashboards: pages by name or file; none: all that have something to show.
-        announce: told the address once it can be opened.
+        announce: called with the address once it can be opened.
 
     Raises:
         NotARunError: there is no run.

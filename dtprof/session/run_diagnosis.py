@@ -103,7 +103,7 @@ def _diagnose_attempts(
 
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
-    """Say of mismatches that `dtprof run` told of while the job ran when that was."""
+    """Add to mismatches that `dtprof run` reported while the job ran when it reported them."""
     started_ns = run.manifest.started_realtime_ns
     seen = {MismatchKey.read(row): seconds_after_start(row, started_ns) for row in run.mismatches}
 
@@ -111,7 +111,7 @@ def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:
         after_s = seen.get(MismatchKey.of(finding))
         if after_s is None:
             return finding
-        when = f"`dtprof run` told of it while the job ran, {after_s:.0f} s after its start"
+        when = f"`dtprof run` reported it while the job ran, {after_s:.0f} s after its start"
         return replace(finding, evidence=(*finding.evidence[:3], when, *finding.evidence[3:]))
 
     return replace(verdict, findings=tuple(map(dated, verdict.findings)))

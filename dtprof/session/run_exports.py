@@ -214,10 +214,10 @@ def _replacing(path: Path, *, folder: bool, force: bool) -> Iterator[Path]:
 
 def _is_export(folder: Path) -> bool:
     """Say whether a folder holds nothing but what an export writes."""
-    endings = (".parquet", ".csv", ".pt.trace.json.gz")
+    suffixes = (".parquet", ".csv", ".pt.trace.json.gz")
     return all(
         file.name in ("schema.json", "dtprof.json")
-        or file.name.endswith(endings)
+        or file.name.endswith(suffixes)
         or file.name.startswith("events.out.tfevents.")
         for file in folder.rglob("*")
         if not file.is_dir()

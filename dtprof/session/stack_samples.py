@@ -44,8 +44,10 @@ def read_or_sample(path: Path, *, native: bool = False, stored_only: bool = Fals
         document, taken = sample(alive, None, native=native), "now"
         stacks = read_stacks(document, alive)
     else:
-        document, taken = run.endings.all_stacks(), "kept"
-        stacks = [stack for p in processes for stack in read_stacks(run.endings.stacks_of(p.host), {p.pid: p.rank})]
+        document, taken = run.exit_records.all_stacks(), "kept"
+        stacks = [
+            stack for p in processes for stack in read_stacks(run.exit_records.stacks_of(p.host), {p.pid: p.rank})
+        ]
     if not stacks:
         raise UsageError(_nothing(run.name, len(processes), stored_only=stored_only))
     missing = sorted({process.rank for process in processes} - {stack.rank for stack in stacks})
@@ -67,7 +69,7 @@ def _nothing(name: str, num_ranks: int, *, stored_only: bool) -> str:
 def _notes(missing: Sequence[int], taken: str, path: Path) -> list[str]:
     notes = []
     if taken == "kept":
-        notes.append("These stacks were kept when the job last made no progress.")
+        notes.append("These stacks were sampled when the job last stalled.")
     if missing:
         notes.append(
             f"{capitalised(list(missing))}: ended, or on another host; there, `dtprof stacks {path}` shows them."

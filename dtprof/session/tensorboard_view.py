@@ -38,7 +38,7 @@ def view_run(path: Path, engine: Engine, *, port: int, announce: Callable[[str, 
 
     Parameters:
         port: of this machine to serve it on.
-        announce: told the name of the run and what was left out, once it is exported.
+        announce: called with the name of the run and remarks on what was omitted, once it is exported.
 
     Raises:
         MissingDependencyError: tensorboard is not installed.

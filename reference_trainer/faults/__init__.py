@@ -1,7 +1,7 @@
 """Faults to inject on purpose, one class each, and the finding that dtprof must report for it; free of torch."""
 
 from reference_trainer.errors import UsageError
-from reference_trainer.faults import collectives, endings, model_parts, slowness, waits
+from reference_trainer.faults import collectives, exits, model_parts, slowness, waits
 from reference_trainer.faults.base import Fault, Scene
 
 __all__ = ["FAULTS", "Fault", "Scene", "describe_faults", "parse_fault"]
@@ -27,13 +27,13 @@ FAULTS: dict[str, type[Fault]] = {
         collectives.CrossGroupInversion,
         collectives.UnwaitedAsync,
         collectives.SmallCollectives,
-        endings.UnevenData,
-        endings.EarlyBreak,
-        endings.RaiseException,
-        endings.KillRank,
-        endings.StopRank,
-        endings.ExitRank,
-        endings.OutOfMemory,
+        exits.UnevenData,
+        exits.EarlyBreak,
+        exits.RaiseException,
+        exits.KillRank,
+        exits.StopRank,
+        exits.ExitRank,
+        exits.OutOfMemory,
         waits.LoaderHang,
         waits.TakenLock,
         waits.EmptyFifo,

@@ -1,4 +1,4 @@
-"""What both models attend with; the two swaps by which a sequence can be spread over ranks are here."""
+"""What both models attend with; the two swaps by which a sequence is sharded over ranks are here."""
 
 from typing import cast
 

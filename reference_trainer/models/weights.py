@@ -1,4 +1,4 @@
-"""The first weights: a function of seed and name alone, so that they are the same in whatever way a model is spread."""
+"""The first weights: a function of seed and name alone, so that they are the same in every layout."""
 
 import math
 import zlib

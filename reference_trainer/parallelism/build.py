@@ -13,7 +13,7 @@ from reference_trainer.options import Options
 from reference_trainer.parallelism.axes import Axes
 from reference_trainer.parallelism.checkpointing import checkpoint_activations, compile_layers
 from reference_trainer.parallelism.context import divide_context
-from reference_trainer.parallelism.data import spread_over_data, synchronise_gradients
+from reference_trainer.parallelism.data import apply_data_parallelism, synchronise_gradients
 from reference_trainer.parallelism.gradients import Gradients
 from reference_trainer.parallelism.joining import join_layer_inputs
 from reference_trainer.parallelism.pipeline import PipelinePass, build_stage
@@ -76,7 +76,7 @@ class PlainPass:
 
 
 def build_training(options: Options, axes: Axes, device: torch.device) -> Training:
-    """Spread the model as the layout says; every rank must call this."""
+    """Parallelize the model as the layout says; every rank must call this."""
     layout = options.layout
     loss = TokenLoss(axes.group("tp"))
     pipeline = axes.find("pp")
@@ -120,10 +120,10 @@ def build_part(options: Options, axes: Axes, device: torch.device, *, first: int
     compile_layers(model, enabled=layout.compile)
     if layout.has_plain_parameters:
         fill(model, options, device)
-        return spread_over_data(model, options, axes, device)
-    spread = spread_over_data(model, options, axes, device)
-    fill(spread, options, device)
-    return spread
+        return apply_data_parallelism(model, options, axes, device)
+    parallel_model = apply_data_parallelism(model, options, axes, device)
+    fill(parallel_model, options, device)
+    return parallel_model
 
 
 def fill(model: nn.Module, options: Options, device: torch.device) -> None:

@@ -17,7 +17,7 @@ from reference_trainer.parallelism.axes import DATA_AXES, Axes
 POWERSGD_RANK = 4
 
 
-def spread_over_data(model: nn.Module, options: Options, axes: Axes, device: torch.device) -> nn.Module:
+def apply_data_parallelism(model: nn.Module, options: Options, axes: Axes, device: torch.device) -> nn.Module:
     """Let every backward pass average the gradients over all ranks that see other tokens."""
     layout = options.layout
     if axes.find(*DATA_AXES) is None:

@@ -110,7 +110,7 @@ def test_without_one_clock_the_shortest_duration_stands_for_the_transfer() -> No
     summary = summarise(MemoryRun([a, b]))
     row = only_row(summary)
     assert (row.wait_ns, row.transfer_ns) == (10, 30)
-    # Both were done after both had begun: that says by 80 ns where the one clock is on the other.
+    # Both were done after both had started: that says by 80 ns where the one clock is on the other.
     assert summary.clock_error_ns is not None
     assert summary.clock_error_ns >= 40
     assert any("below the error of the clocks" in caveat for caveat in summary.cannot_tell)

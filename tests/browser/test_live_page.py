@@ -148,11 +148,11 @@ def test_axe_finds_nothing_in_live_pages_nor_in_the_list(
         page.run(
             "document.querySelector('#now .scroll').focus(); document.querySelector('#now .scroll').scrollLeft = 40"
         )
-        begun = page.run("return document.querySelector('#now .scroll').scrollLeft")
-        assert (begun > 0) == (width < 500)
+        started = page.run("return document.querySelector('#now .scroll').scrollLeft")
+        assert (started > 0) == (width < 500)
         page.run("document.querySelector('#now td').textContent = 'of the look before'")
         page.wait_for("return !document.querySelector('#now td').textContent.startsWith('of')")
-        assert page.run("return document.querySelector('#now .scroll').scrollLeft") == begun
+        assert page.run("return document.querySelector('#now .scroll').scrollLeft") == started
         assert page.run("return document.activeElement.className") == "scroll"
         page.run("document.querySelector('.back a').click()")
         page.wait_for("return document.title.startsWith('Runs')")

@@ -36,15 +36,15 @@ def test_kill_at_any_moment_loses_no_operation(tmp_path: Path) -> None:
         assert [attempt for attempt, _ in run.folders[rank]] == list(range(NUM_TRIALS))
         for trial in range(NUM_TRIALS):
             tables = run.load(rank, trial)
-            begun, returned = count_calls((tmp_path / f"calls-{trial}-{rank}").read_bytes())
+            started, returned = count_calls((tmp_path / f"calls-{trial}-{rank}").read_bytes())
             assert tables.problems == ()
             assert not tables.closed
-            assert returned <= len(tables.operations) <= begun, (rank, trial)
+            assert returned <= len(tables.operations) <= started, (rank, trial)
             assert tables.operations["seq"].tolist() == list(range(len(tables.operations)))
             seen_to_return = (tables.operations["state"] >= schema.STATE["returned"]).sum()
             assert seen_to_return >= returned, (rank, trial)
             assert jobs.exit_status(run, tables) == -9
-            issued_in_all += begun
+            issued_in_all += started
     assert issued_in_all > 50 * NUM_TRIALS
     assert diagnose_run(run_folder).findings[0].kind == "rank-killed"
     assert summarise(run).world_size == 2

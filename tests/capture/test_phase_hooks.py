@@ -39,27 +39,27 @@ def much() -> Iterable[list[int]]:
 def test_long_collection_is_timed_and_short_ones_are_not(pauses: Any) -> None:
     list(pauses())
     gc.collect(0)
-    begun = time.monotonic_ns()
+    started = time.monotonic_ns()
     gc.collect()
     ended = time.monotonic_ns()
     gc.collect(0)
     found = list(pauses())
     assert len(found) == 1
-    assert begun <= found[0][0] < found[0][1] <= ended
-    assert found[0][1] - found[0][0] > 0.5 * (ended - begun)
+    assert started <= found[0][0] < found[0][1] <= ended
+    assert found[0][1] - found[0][0] > 0.5 * (ended - started)
     assert list(pauses()) == []
 
 
 def test_times_kept_are_bounded_and_stay_in_order(pauses: Any) -> None:
     for _ in range(phase_hooks.MOST_PAUSES + 7):
         gc.collect(0)
-    begun = time.monotonic_ns()
+    started = time.monotonic_ns()
     callback: Any = gc.callbacks[-1]
     callback("start", {})
     time.sleep(2e-9 * phase_hooks.SHORTEST_PAUSE_NS)
     callback("stop", {})
     found = list(pauses())
-    assert begun <= found[-1][0] < found[-1][1]
+    assert started <= found[-1][0] < found[-1][1]
     assert len(found) <= phase_hooks.MOST_PAUSES
 
 

@@ -66,7 +66,7 @@ def test_run_refuses_before_it_starts_anything(
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of two ranks that have ended; rank 0 has begun a window, and its file is damaged."""
+    """A run of two ranks that have ended; rank 0 has started a window, and its file is damaged."""
     folder = write_run(tmp_path / "run", [RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)])
     rank = folder / paths.rank_folder_name(0, 0)
     entries = [
@@ -90,7 +90,7 @@ def test_windows_without_a_trace_are_listed_with_the_reason(run: Path, capsys: p
     ]
     assert "damaged.json.gz" in rows[0]["problems"][0]
     assert main(["trace", str(run)]) == 0
-    assert "rank 0, steps 5 to 6: no window: it was begun and not written" in capsys.readouterr().out
+    assert "rank 0, steps 5 to 6: no window: it was started and not written" in capsys.readouterr().out
 
 
 def test_workers_read_the_windows_that_this_process_does(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ def looks(ranks: Sequence[RankBuilder | RankTables], *, each: int = 7) -> list[F
             last = max(0, begin + each - late * each)
             ends = np.r_[0, tables.operations["issued_ns"], np.iinfo(np.int64).max]
             begin_ns, end_ns = (int(ends[min(i, len(ends) - 2) + (i > 0)]) for i in (first, last))
-            begun = tables.spans["begin_ns"]
-            spans = tables.spans[(begin_ns <= begun) & (begun < end_ns)]
+            started = tables.spans["begin_ns"]
+            spans = tables.spans[(begin_ns <= started) & (started < end_ns)]
             grown.append(replace(tables, operations=tables.operations[first:last], spans=spans))
         found += comparison.take(grown)
     return found + comparison.take([], is_last=True)

@@ -7,7 +7,7 @@ Calls = list[tuple[str, int]]
 SAME: Calls = [("AllReduce", 10), ("AllGather", 20), ("Broadcast", 5), ("AllReduce", 30)]
 
 
-def begun(rank: int, *, size: int = 4, number: str = "0xabc", address: str = "0x55") -> str:
+def started(rank: int, *, size: int = 4, number: str = "0xabc", address: str = "0x55") -> str:
     comm = f"comm {address}{rank} rank {rank} nranks {size} cudaDev {rank} nvmlDev {rank} busId 1{rank}000"
     return f"host:900{rank}:1 [{rank}] NCCL INFO ncclCommInitRank {comm} commId {number} - Init COMPLETE"
 
@@ -18,7 +18,7 @@ def call(rank: int, op: str, numel: int, *, nth: int = 0, size: int = 4, dtype: 
 
 
 def log(calls: dict[int, Calls], *, with_creation: bool = True, first: int = 0) -> list[str]:
-    lines = [begun(rank, size=len(calls)) for rank in calls] if with_creation else []
+    lines = [started(rank, size=len(calls)) for rank in calls] if with_creation else []
     for rank, own in calls.items():
         lines += [call(rank, op, numel, nth=first + i, size=len(calls)) for i, (op, numel) in enumerate(own)]
     return lines
@@ -76,7 +76,7 @@ def test_agreement_and_what_cannot_be_compared_accuse_nobody(diagnose_texts: Dia
 
 def test_an_address_that_serves_again_is_another_communicator(diagnose_texts: Diagnose) -> None:
     lines = log(dict.fromkeys(range(3), SAME))
-    lines += [begun(rank, size=3, number="0xdef") for rank in range(3)]
+    lines += [started(rank, size=3, number="0xdef") for rank in range(3)]
     lines += [call(rank, "AllReduce", 4 if rank != 2 else 5, size=3) for rank in range(3)]
     (finding,) = diagnose_texts("\n".join(lines)).findings
     assert (finding.kind, finding.culprit_ranks) == ("size-mismatch", (2,))

@@ -27,7 +27,7 @@ from tests.faults.forked_jobs import run
 AT_ONCE = 3
 DEVICES = ("cpu", "sim")
 LATE_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.optim", "torch.utils.data")
-"""What training imports after it has begun."""
+"""What training imports after it has started."""
 
 
 def main() -> int:

@@ -82,18 +82,18 @@ def read(path: Path) -> Read:
             }
             stacks[event.track_uuid].append((packet, arguments, own["event", event.name_iid]))
         else:
-            begun, arguments, name = stacks[event.track_uuid].pop()
+            started, arguments, name = stacks[event.track_uuid].pop()
             done = Slice(
                 rank=rank,
                 track=track.name,
                 name=name,
-                begin_ns=begun.timestamp,
+                begin_ns=started.timestamp,
                 end_ns=packet.timestamp,
                 arguments=arguments,
             )
             found.slices.append(done)
             found.lanes.append(event.track_uuid)
-            for flow in (*begun.track_event.flow_ids, *event.flow_ids):
+            for flow in (*started.track_event.flow_ids, *event.flow_ids):
                 found.flows[flow].append(done)
     found.open = [(tracks[uuid].name, name) for uuid, left in stacks.items() for _, _, name in left]
     return found

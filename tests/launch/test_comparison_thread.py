@@ -33,7 +33,7 @@ def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None
     assert told["kind"] == "reduce-op-mismatch"
     (finding,) = [one for one in diagnose_run(run).findings if one.kind == "reduce-op-mismatch"]
     assert finding.seq == told["seq"]
-    assert any("told of it while the job ran" in fact for fact in finding.evidence)
+    assert any("reported it while the job ran" in fact for fact in finding.evidence)
 
 
 def nothing(run: Path) -> Subscription:

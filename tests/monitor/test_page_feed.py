@@ -264,20 +264,20 @@ def test_answer_does_not_wait_for_what_takes_long(tmp_path: Path, monkeypatch: p
     clock = Clock()
     feed = feed_of(run, clock)
     version = feed.since(0)["version"]
-    begun: list[tuple[Callable[[], Any], Future[Any]]] = []
+    started: list[tuple[Callable[[], Any], Future[Any]]] = []
 
     def begin(work: Callable[[], Any]) -> Future[Any]:
-        begun.append((work, Future()))
-        return begun[-1][1]
+        started.append((work, Future()))
+        return started[-1][1]
 
     feed._begin = begin
     grow(run, 9, tmp_path / "grown")
     clock.now += 300
     news = feed.since(version)
-    assert (news["version"], len(begun)) == (version, 1)  # the page is under way
+    assert (news["version"], len(started)) == (version, 1)  # the page is under way
     assert news["status"]["text"].startswith("running, step 9; figures as of step 8 (5 min ago)")
     assert "Step 8, the newest" in news["now"]
-    for work, future in begun:
+    for work, future in started:
         future.set_result(work())
     clock.now += 1
     news = feed.since(version)

@@ -37,9 +37,9 @@ def many_groups(count):
     groups = [dist.new_group() for _ in range(int(count))]
     took = []
     for group in groups:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         dist.all_reduce(torch.ones(1), group=group)
-        took.append(time.perf_counter() - begun)
+        took.append(time.perf_counter() - started)
     first, last = (1e6 * statistics.median(part) for part in (took[:100], took[-100:]))
     print(f"first use of a group: {first:.0f} us for the first hundred, {last:.0f} us for the last", file=sys.stderr)
     for group in groups:

@@ -19,7 +19,7 @@ from reference_trainer.batches import Batches
 from reference_trainer.errors import UsageError
 from reference_trainer.faults import FAULTS, Fault, Scene, describe_faults, parse_fault
 from reference_trainer.faults.collectives import SkipCollective, WrongReduceOp
-from reference_trainer.faults.endings import EarlyBreak, ExitRank, KillRank, RaiseException, UnevenData
+from reference_trainer.faults.exits import EarlyBreak, ExitRank, KillRank, RaiseException, UnevenData
 from reference_trainer.faults.model_parts import MissingMicrobatch
 from reference_trainer.faults.slowness import GrowingSlowRank, RandomSlowRank, SlowBackward, SlowLink, SlowRank
 from reference_trainer.faults.waits import LoaderHang, LongCheckpoint, MemoryLeak
@@ -154,7 +154,7 @@ def test_slow_link_holds_back_as_long_as_there_are_sends(slept_s: list[float]) -
 
 def test_exit_leaves_with_status_zero_after_the_handlers_of_atexit() -> None:
     program = (
-        "import atexit; from reference_trainer.faults.endings import ExitRank; atexit.register(print, 'left');"
+        "import atexit; from reference_trainer.faults.exits import ExitRank; atexit.register(print, 'left');"
         "ExitRank(rank=0, step=1).strike(); raise RuntimeError"
     )
     result = subprocess.run(
@@ -164,7 +164,7 @@ def test_exit_leaves_with_status_zero_after_the_handlers_of_atexit() -> None:
 
 
 def test_stopped_rank_goes_on_when_told_to() -> None:
-    program = "from reference_trainer.faults.endings import StopRank; StopRank(rank=0).strike(); print('on')"
+    program = "from reference_trainer.faults.exits import StopRank; StopRank(rank=0).strike(); print('on')"
     process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
@@ -178,7 +178,7 @@ def test_stopped_rank_goes_on_when_told_to() -> None:
 
 def test_memory_runs_out_in_an_exception() -> None:
     program = (
-        "from types import SimpleNamespace as N; from torch import nn; from reference_trainer.faults.endings import *;"
+        "from types import SimpleNamespace as N; from torch import nn; from reference_trainer.faults.exits import *;"
         "f = OutOfMemory(rank=0, mb=8); f.scene = N(parts=[N(module=nn.Linear(1, 1))]); f.strike()"
     )
     result = subprocess.run(

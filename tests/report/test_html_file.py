@@ -1,4 +1,4 @@
-"""The page is one file: complete, small, without a word that leads to the network, written whole or not at all."""
+"""The page is one file: complete, small, without a link to the network, written atomically."""
 
 import base64
 import gzip

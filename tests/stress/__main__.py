@@ -53,10 +53,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="draws what the programs do (default: 1)")
     parser.add_argument("--keep", type=Path, help="keep what the trials wrote in this new folder")
     arguments = parser.parse_args()
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def tell(trial: Trial, tally: Tally) -> None:
-        print(f"[{time.monotonic() - begun:4.0f} s] {trial}", file=sys.stderr, flush=True)
+        print(f"[{time.monotonic() - started:4.0f} s] {trial}", file=sys.stderr, flush=True)
         for finding in tally.findings:
             if finding.startswith(str(trial)):
                 print(f"  WRONG {finding.removeprefix(str(trial))}", file=sys.stderr, flush=True)
@@ -68,7 +68,7 @@ def main() -> int:
     print(
         f"{os.cpu_count()} CPUs, Python {platform.python_version()}, torch {torch.__version__}, seed {arguments.seed}"
     )
-    print(f"{time.monotonic() - begun:.0f} s in all\n")
+    print(f"{time.monotonic() - started:.0f} s in all\n")
     print(table(tallies))
     return 0 if all(tally.clean for tally in tallies.values()) else 1
 

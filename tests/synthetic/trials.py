@@ -86,7 +86,7 @@ class Trial:
 
 
 def try_job(job: Job) -> Trial:
-    """Let a job run, analyse it, and hold the result against the truth."""
+    """Let a job run, analyse it, and compare the result with the truth."""
     with tempfile.TemporaryDirectory() as folder:
         truth = generate(Path(folder) / "run", job)
         summary = summarise(open_run(Path(folder) / "run"))

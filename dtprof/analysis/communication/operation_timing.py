@@ -114,7 +114,7 @@ def time_operations(
 
 
 def _find_impossible(op_names: Sequence[str], chosen: Mask, instance_rows: Array, done: Column) -> Column:
-    """Return by how much operations were done before the last member had begun them, by one clock; else 0."""
+    """Return by how much operations were done before the last member had issued them, by one clock; else 0."""
     ahead = np.where(chosen & (done != UNKNOWN_NS), instance_rows["last_start"] - done, 0)
     ahead[ahead < JUMP_NS] = 0
     if ahead.any():

@@ -64,7 +64,7 @@ class MeanDifference:
     difference: float
     low: float
     high: float
-    detectable: float  # the least true difference that would have been told from none four times of five
+    detectable: float  # the smallest true difference that 4 of 5 such comparisons would detect
 
 
 def estimate_mean(series: Series) -> Estimate:

@@ -5,7 +5,7 @@ steps of each run really tell (comparison_statistics.py). Many figures are looke
 the step time of the job, which is asked for first, takes STEP_SHARE of ERROR; the other figures of the job, its
 collectives, and its ranks share the rest evenly, and each divides its part among its figures (Bonferroni). All
 intervals together hold with 95 % then. What the steps of two runs cannot show is how much a run differs from the
-next of the same job; differences below `at_least` are therefore told apart, and not called differences.
+next of the same job; differences below `at_least` are therefore listed separately, and not called differences.
 """
 
 from collections import Counter

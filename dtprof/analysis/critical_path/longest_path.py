@@ -70,7 +70,7 @@ def collect_paths(batch: PlacedBatch, timing: Timing, stretches: Intervals, *, m
     hops = np.zeros(len(rows), _HOP)
     hops["end"], hops["start"], hops["rank"] = end[rows], np.minimum(start[rows], end[rows]), last[rows]
     hops["op"], hops["group"] = operations["op"][rows], operations["group"][rows]
-    # An operation may have begun in the step before: its time is asked for in no other step than this one.
+    # An operation may have started in the step before: its time is asked for in no other step than this one.
     window = union(windows)
     layers = (stretches, *(batch.phases[phase] for phase in ORDER))
     cuts, owner = paint([near(layer, window) for layer in layers], window)

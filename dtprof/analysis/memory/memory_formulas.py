@@ -1,7 +1,7 @@
 """What a rank holds beside what it should hold by formula, and the assumptions that the formula makes.
 
 Model state: ZeRO (Rajbhandari et al. 2020) with Adam. Activations of transformer layers: Korthikanti et al. 2022. How
-the model is spread and how large its layers are only operations tell: labels of frameworks, members, sizes, types.
+the model is sharded and the sizes of its layers come from operations only: labels of frameworks, members, sizes, types.
 """
 
 import re
@@ -18,7 +18,7 @@ from dtprof.records import events
 from dtprof.records.tables import Array, Label, NodeMemory, RankTables
 
 SCHEMES = ("none", "zero1", "zero2", "zero3")
-"""How the model's state is spread over data-parallel ranks."""
+"""How the model's state is sharded over data-parallel ranks."""
 MIXED_FROM = 5
 """Optimizer state over parameters: 2 are the two moments of Adam, 6 those and a copy, in 32 bits, of 16-bit values."""
 TOLERANCE = 0.05
@@ -33,7 +33,7 @@ class ModelShare:
 
     scheme: str = "none"
     is_told: bool = False  # by a framework that spreads or replicates the model
-    shards: int = 1  # ranks that the state is spread over, or could be
+    shards: int = 1  # ranks that the state is sharded over, or could be
     layers: int | None = None  # on this rank, of which `in_flight` microbatches are held
     crossing_values: int | None = None  # batch * sequence * hidden: what crosses tensor-parallel layers
     value_bytes: int = 2
@@ -214,9 +214,9 @@ def _describe_scheme(shares: Sequence[ModelShare]) -> str:
     scheme, shards = shares[0].scheme, shares[0].shards
     return {
         "none": "every rank holds the whole state of its part of the model",
-        "zero1": f"the optimizer's state is spread evenly over {shards} ranks",
-        "zero2": f"gradients and the optimizer's state are spread over {shards} ranks, parameters gathered once a step",
-        "zero3": f"parameters, gradients and the optimizer's state are spread evenly over {shards} ranks",
+        "zero1": f"the optimizer's state is sharded evenly over {shards} ranks",
+        "zero2": f"gradients and the optimizer's state are sharded over {shards} ranks, parameters gathered each step",
+        "zero3": f"parameters, gradients and the optimizer's state are sharded evenly over {shards} ranks",
     }[scheme]
 
 

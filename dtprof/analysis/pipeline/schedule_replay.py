@@ -199,17 +199,17 @@ def _replay(plan: Plan, took: Floats, message_ns: float = 0.0) -> Floats | None:
     first_row = np.cumsum([0, *map(len, plan)]).tolist()
     ready: dict[Needed, tuple[int, Floats]] = {}  # on which rank, and when
     now = np.zeros((len(plan), took.shape[1]))
-    begun = np.full(took.shape[1], np.inf)
+    started = np.full(took.shape[1], np.inf)
     for rank, at, needs, gives in order:
         begin = now[rank]
         if needs is not None:
             source, there = ready[needs]
             begin = np.maximum(begin, there if source == rank else there + message_ns)
-        begun = np.minimum(begun, begin)
+        started = np.minimum(started, begin)
         now[rank] = begin + took[first_row[rank] + at]
         if gives is not None:
             ready[gives] = rank, now[rank].copy()
-    window: Floats = now.max(axis=0) - begun
+    window: Floats = now.max(axis=0) - started
     return window
 
 
@@ -217,7 +217,7 @@ def in_order(plan: Sequence[Sequence[Act]]) -> list[tuple[int, int, Needed | Non
     """Return the actions of all ranks in an order in which each finds what it needs; None where there is none.
 
     A forward needs that of the stage before; a gradient of inputs that of the stage after, in the same microbatch. Each
-    is told as its rank, its position there, what it needs and what it gives.
+    is given as its rank, its position there, what it needs and what it gives.
     """
     last_stage = max((act.stage for acts in plan for act in acts), default=0)
     given: set[Needed] = set()

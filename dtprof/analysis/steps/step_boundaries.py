@@ -4,7 +4,7 @@ A step runs from one end of a step to the next. The first of these rules that an
 end; ranks that do not meet it have no steps:
 
 - marks: where the program calls `dtprof.step()`;
-- optimizer: at the end of a burst, a row of optimizer spans with no backward pass begun between them;
+- optimizer: at the end of a burst, a row of optimizer spans with no backward pass started between them;
 - data: where the program asks the data loader for the next batch;
 - operations: where the sequence of operations repeats, at its longest pause (steps_by_operations.py).
 

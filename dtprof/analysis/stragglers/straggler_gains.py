@@ -67,10 +67,10 @@ class Mending:
         present = ~np.isnan(self.blocked)
         least = np.where(present, self.blocked, np.inf).min(axis=1, keepdims=True)
         bound = share * (self.blocked - least) + np.where(mended, self.excess, 0.0)
-        told = present & (mended | (self.unclear <= waits))
-        bounds: Cells = np.where(told, bound, np.inf).min(axis=1)
+        known = present & (mended | (self.unclear <= waits))
+        bounds: Cells = np.where(known, bound, np.inf).min(axis=1)
         # Those that are mended alone say how much they are longer, and not what others would gain.
-        return np.where((told & ~mended).any(axis=1) | mended.all(axis=1), bounds, np.nan)
+        return np.where((known & ~mended).any(axis=1) | mended.all(axis=1), bounds, np.nan)
 
     def mean_gain(self, at: Sequence[int]) -> float | None:
         """Return the mean over bins of what a step would gain; None where it is known of less than half of them."""

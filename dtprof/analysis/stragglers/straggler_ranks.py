@@ -54,7 +54,7 @@ MIN_PHASE = 0.1
 MAX_CELLS = 1 << 22
 """Bins of steps times ranks; more steps than that go together in bins."""
 MAX_TRACED = 4
-"""Stragglers of which it is told who waited for them."""
+"""Stragglers for which the ranks that waited are listed."""
 MAX_WAITERS = 8
 _CAUSES = {
     events.DATA: "input: it waits for its data loader",
@@ -105,7 +105,7 @@ def find_stragglers(
     hosts: Mapping[int, str] | None = None,
     slack_of: SlackOf | None = None,
 ) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
-    """Return the ranks that the others waited for notably, the costliest first, and what cannot be told of others.
+    """Return the ranks that the others waited for notably, the costliest first, and caveats about the other ranks.
 
     Parameters:
         used: the first and the last used step.

@@ -131,7 +131,7 @@ def summarise_and_map(
         detail.run,
         executor,
         surveys=detail.surveys,
-        look_at=lambda part, channels: partial(_look_at, work, facts_of(part, channels)),
+        make_collector=lambda part, channels: partial(_collect_details, work, facts_of(part, channels)),
     )
 
 
@@ -139,7 +139,9 @@ def _work_on(work: Callable[[RankDetail], Result], task: DetailTask) -> list[Res
     return [work(rank) for rank in _look_closely(task)]
 
 
-def _look_at(work: Callable[[RankDetail], Result], facts: PartFacts, timed: RankTiming, task: RankTask) -> Result:
+def _collect_details(
+    work: Callable[[RankDetail], Result], facts: PartFacts, timed: RankTiming, task: RankTask
+) -> Result:
     return work(_describe(timed, task, facts))
 
 

@@ -35,7 +35,7 @@ class Tracks:
 
 @dataclass(frozen=True, kw_only=True)
 class Closeup:
-    """Details of a run for its pages; what is empty or None could not be told."""
+    """Details of a run for its pages; unknowns are empty or None."""
 
     coordinates: Mapping[int, Mapping[str, int]]  # by rank: its place along each axis of parallelism
     tracks: Tracks | None
@@ -53,7 +53,7 @@ def examine(run: Run, executor: Executor = THIS_PROCESS, *, max_bars: int = MAX_
     surveys = survey_run(run, newest_ranks(run.folders), executor)
     worst = find_worst(surveys.facts)
     look = Look(max_bars=bars_each(max_bars, len(surveys.facts)), phases_of=worst)
-    summary, closeups = summarise_closely(run, executor, surveys=surveys, look_at=lambda *_: look.at)
+    summary, closeups = summarise_closely(run, executor, surveys=surveys, make_collector=lambda *_: look.at)
     ranks = {fact.rank: details for fact, details in zip(surveys.facts, closeups, strict=True)}
     return summary, Closeup(
         coordinates={rank: details.coordinates for rank, details in ranks.items()},

@@ -114,12 +114,12 @@ def wait_for_torch():
 
 
 def wait_for_torch_of_ancestors_job():
-    """Do the same where the environment was cleared, or is ignored: the job is told by the launcher above us."""
+    """Wait for torch where the environment was cleared or is ignored: a parent's announcement names the job."""
     try:
         if not os.environ.get(RUN_DIR) and not os.environ.get(STEP_CLOCK):
             os.environ.update(find_job())
     except Exception:
-        return  # no job of ours, or one that cannot be told: nothing to do in somebody's process
+        return  # no job of ours, or an unknown one: leave the process alone
     wait_for_torch()
 
 

@@ -109,9 +109,9 @@ class Attribution:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
                 return original(*arguments, **options)
-            begun = None
+            started = None
             try:
-                begun = begin(*arguments, **options)
+                started = begin(*arguments, **options)
             except Exception as error:
                 fence.report(what, error)
             failed = True
@@ -121,7 +121,7 @@ class Attribution:
                 return result
             finally:
                 try:
-                    finish(begun, failed)
+                    finish(started, failed)
                 except Exception as error:
                     fence.report(what, error)
 

@@ -64,12 +64,12 @@ class DataParallel:
     def _begin_forward(self, ddp: Any, *_: Any, **__: Any) -> tuple[Any, int]:
         return ddp, self._attribution.begin(_doing, "rebuild of buckets")
 
-    def _end_forward(self, begun: tuple[Any, int] | None, failed: bool) -> None:
-        if begun is None:
+    def _end_forward(self, started: tuple[Any, int] | None, failed: bool) -> None:
+        if started is None:
             return
         import torch
 
-        ddp, before = begun
+        ddp, before = started
         self._attribution.end(before, failed)
         checked = self._forwards.get(ddp, 0)
         if checked < CHECKED_FORWARDS and ddp.require_backward_grad_sync and torch.is_grad_enabled():

@@ -74,9 +74,9 @@ class Pipelines:
         return labels, recorder.begin_span(recorder.name_id(name), False, stage, microbatch)
 
     @staticmethod
-    def _end(begun: tuple[Labels, int] | None, failed: bool) -> None:
-        if begun is not None:
-            begun[0].recorder.end_span(begun[1], failed, 0, False)
+    def _end(started: tuple[Labels, int] | None, failed: bool) -> None:
+        if started is not None:
+            started[0].recorder.end_span(started[1], failed, 0, False)
 
     def _begin_forward(self, stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> tuple[Labels, int] | None:
         return self._begin(events.PP_FORWARD, stage.stage_index, fwd_chunk_id)

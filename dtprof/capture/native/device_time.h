@@ -245,7 +245,7 @@ class FollowedDevice {
   }
 
  private:
-  // Streams of which it cannot be told are left alone.
+  // Streams whose state is unknown are skipped.
   bool is_capturing(const c10::Stream& stream) const {
     try {
       return captures(impl_, stream);

@@ -244,9 +244,9 @@ class Log {
     segment->head().store(0, std::memory_order_release);
   }
 
-  std::string path_of(uint32_t number, const char* ending = "") const {
+  std::string path_of(uint32_t number, const char* suffix = "") const {
     char name[32];
-    snprintf(name, sizeof name, "/events.%05u%s", number, ending);
+    snprintf(name, sizeof name, "/events.%05u%s", number, suffix);
     return folder_ + name;
   }
 
@@ -297,7 +297,7 @@ class Log {
     return bytes;
   }
 
-  // Drop the oldest segment at rest behind the first quarter of the room. A plain one starts anew under its next number
+  // Drop the oldest sealed segment behind the first quarter of the segments. A plain one is reused under its next number
   // and is returned: that needs no room on the disk.
   std::pair<bool, Segment*> drop_oldest() {
     std::map<uint32_t, std::pair<Segment*, const Archive*>> kept;

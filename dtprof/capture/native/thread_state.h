@@ -27,7 +27,7 @@ struct Spare;
 struct alignas(64) Thread {
   uint16_t id = 0;
   uint16_t num_spares = 0;
-  uint32_t label = 0;  // on whose behalf it works, as Python last said; an id of a `label` entry
+  uint32_t label = 0;  // attribution that Python last set: the framework that issues its operations, a `label` entry
   uint32_t p2p_labels = 0;  // how many t_p2p_labels holds
   uint32_t operations = 0;
   struct {

@@ -88,9 +88,9 @@ def watch_waits(work_class: Any) -> None:
         if held is None:
             return original(self, *arguments, **options)
         _, memory, at, issued = held
-        begun = monotonic_ns()
+        started = monotonic_ns()
         if memory[at + AT["waits"]] == 0:
-            pack_f32(memory, at + AT["waited_from"], begun - issued)
+            pack_f32(memory, at + AT["waited_from"], started - issued)
         memory[at + AT["waits"]] = min(memory[at + AT["waits"]] + 1, 255)
         state = STATE["failed"]
         try:
@@ -98,7 +98,7 @@ def watch_waits(work_class: Any) -> None:
             state = STATE["done"]
         finally:
             so_far = unpack_f32(memory, at + AT["waited_for"])[0]
-            pack_f32(memory, at + AT["waited_for"], so_far + monotonic_ns() - begun)
+            pack_f32(memory, at + AT["waited_for"], so_far + monotonic_ns() - started)
             complete(memory, at, issued, state)
             _in_flight.pop(id(self), None)
         return result

@@ -13,6 +13,7 @@ from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
+from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions
 from dtprof.job.issued_operations import Operation
 from dtprof.records import codes
@@ -234,7 +235,7 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
             else "runs on"
         )
         steps = job.ranks[rank].steps
-        ended = f"has ended {steps} steps and " if steps is not None else ""
+        ended = f"has completed {plural(steps, 'step')} and " if steps is not None else ""
         facts.append(f"rank {rank} {ended}{doing}{at_line(now.get(rank))}")
     facts.append(f"the ranks agree on every operation before {skipped.op} #{skipped.seq}{at_line(skipped.site)}")
     name = capitalised(culprits)

@@ -41,7 +41,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
         rank = job.ranks.get(straggler.rank)
         culprits = tuple(sorted(one.rank for one in slow))
         named = list_ranks(culprits)
-        summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late again and again; steps would be "
+        summary = f"{named[0].upper()}{named[1:]} {'is' if alone else 'are'} late in most steps; steps would be "
         summary += f"{slowdown:.2f} times as fast without {'its' if alone else 'their'} lag."
         yield Finding(
             kind="slow-rank",
@@ -65,7 +65,7 @@ def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...])
     if cost is not None:
         facts.append(f"the others lose {cost / 1e6:,.0f} ms a step to it, taken together")
     if straggler.phase is not None:
-        facts.append(f"its work exceeds that of the others most {straggler.phase_words}")
+        facts.append(f"its extra work lies mostly {straggler.phase_words}")
     if straggler.cause is not None:
         facts.append(straggler.cause)
     together = listed[-1].slowdown_together

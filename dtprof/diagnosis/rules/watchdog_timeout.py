@@ -193,7 +193,7 @@ def not_entered(
         job: the attempt.
         group: in which the operation is.
         seq: its position.
-        enqueued: the last position that each of these ranks had begun, in the order of the ranks.
+        enqueued: the last position that each of these ranks had started, in the order of the ranks.
         waiting: the ranks that are in the operation.
         confidence: how sure that is.
         name: of the operation, as the log has it, where the log has it.

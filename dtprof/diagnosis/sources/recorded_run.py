@@ -93,7 +93,7 @@ def collect(
         recorded = read.evidence
         stacks = [
             main_stack(sampled)
-            for sampled in read_stacks(run.endings.stacks_of(recorded.host), {recorded.pid: recorded.rank})
+            for sampled in read_stacks(run.exit_records.stacks_of(recorded.host), {recorded.pid: recorded.rank})
         ]
         ranks.append(
             replace(
@@ -131,7 +131,7 @@ def collect(
         find_handlers=functools.cache(find_handlers),
         problems=tuple(problems),
         starting=find_starting(
-            run.endings.stacks.values(),
+            run.exit_records.stacks.values(),
             known={rank.rank for rank in ranks},
             world_size=world_size,
         ),
@@ -242,7 +242,7 @@ def _time_asleep(
     if not (goes_on or stop is not None) or not all(map(_sleeps, ranks)):
         return None
     newest_ns = last_ns if goes_on else max((rank.moments[-1] for rank in ranks if rank.moments), default=last_ns)
-    times = [run.endings.stacks_of(rank.host).get("t_ns") for rank in ranks]
+    times = [run.exit_records.stacks_of(rank.host).get("t_ns") for rank in ranks]
     taken = [t_ns for t_ns in times if isinstance(t_ns, int) and t_ns - newest_ns >= SLOW_AFTER_NS]
     return (min(taken) - newest_ns) / 1e9 if taken and len(taken) == len(ranks) else None
 

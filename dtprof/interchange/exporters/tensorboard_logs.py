@@ -51,7 +51,7 @@ MAX_POINTS = 1_000
 """TensorBoard shows so many points of a tag."""
 MAX_SPREADS = 100
 MAX_RANKS = 64
-"""More runs than this cannot be told apart in TensorBoard."""
+"""More runs than this are indistinguishable in TensorBoard."""
 MAX_TRACE_EVENTS = 40_000
 """Of all ranks: torch-tb-profiler takes about a second for 20,000."""
 MAX_TRACED_RANKS = 16

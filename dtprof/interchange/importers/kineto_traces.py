@@ -294,7 +294,7 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
         lacks.append("steps: the traces have no ProfilerStep; prof.step() after each step records them")
     missing = [name for name in (events.FORWARD, events.BACKWARD, events.OPTIMIZER, events.DATA) if name not in names]
     if missing:
-        lacks.append(f"phases: {', '.join(missing)} cannot be told from these traces, and are in host or compute")
+        lacks.append(f"phases: {', '.join(missing)} are not in these traces; their time is in host or compute")
     if any(group["name"] == NOT_RECORDED for rank in ranks for group in rank.groups):
         lacks.append(
             "wait_ns: which group an operation was of is not in the traces, and the groups have different members: "

@@ -1,6 +1,6 @@
 """Chrome trace files, as torch.profiler, XLA and Horovod write them, read piece by piece.
 
-Of a file of any size one piece at a time is in memory. What follows damage is lost and told.
+Only one piece of a file is in memory at a time. Everything behind damage is lost, and reported.
 """
 
 import gzip

@@ -61,7 +61,7 @@ class _Collective:
     op: str
     begin: float
     end: float
-    text: str  # of the instruction, where it is told
+    text: str  # of the instruction; empty where the trace has none
 
 
 @dataclass(kw_only=True)
@@ -205,7 +205,9 @@ def _add_collectives(
         if members not in ids:
             ids[members] = len(groups)
             name = ",".join(map(str, members[:8])) if members else NOT_RECORDED
-            groups.append({"name": name, "description": "" if members else "not told", "size": len(members) or size})
+            groups.append(
+                {"name": name, "description": "" if members else "members unknown", "size": len(members) or size}
+            )
             if members:
                 groups[-1]["ranks"] = list(members)
         ((begin, end),) = _whole_ns([(collective.begin, collective.end)]).tolist()

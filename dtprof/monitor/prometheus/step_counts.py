@@ -31,7 +31,7 @@ class StepCounter:
     _before: int = -1  # end of the step before the newest, where that is known
     _end: int = -1  # of the newest; -1: none yet
     _number: int = -1
-    _ends: list[int] = field(default_factory=list)  # of steps begun to count at this poll
+    _ends: list[int] = field(default_factory=list)  # of steps started to count at this poll
 
     @property
     def num_ended(self) -> int:

@@ -41,7 +41,7 @@ DIAGNOSE_SHARE = 0.007
 """Of the time, that the verdict may take between two turns of the job: 40 ms for 8 ranks."""
 DIAGNOSE_EVERY_S = 7.0
 AT_ONCE_S = 0.2
-"""For which an answer waits for what has just been begun: where that is quick, it is part of the same answer."""
+"""For which an answer waits for what has just been started: where that is quick, it is part of the same answer."""
 WATCHED_S = 5.0
 """Since it was asked for, in which a page is drawn ahead of being asked for again."""
 MAX_NODE_SAMPLES = 100
@@ -156,7 +156,7 @@ class Feed:
         self._how: tuple[object, ...] = ()
         self._drawing: Future[_Drawing] | None = None
         self._diagnosing: Future[_Diagnosed] | None = None
-        self._diagnosis_begun = self._begun = _AsOf(step=0, at=0.0)
+        self._diagnosis_started = self._started = _AsOf(step=0, at=0.0)
         self._drawn: _AsOf | None = None
         self._diagnosed: _AsOf | None = None
         self._gone: DtprofError | None = None
@@ -255,7 +255,7 @@ class Feed:
         summary = self.source.summary if self.source is not None else None
         is_due = self._diagnose_interval.is_due and not snapshot.has_ended and self._drawing is None
         if self._diagnosing is None and is_due and summary is not None:
-            self._diagnosis_begun = _AsOf(step=snapshot.step, at=self._clock())
+            self._diagnosis_started = _AsOf(step=snapshot.step, at=self._clock())
             self._diagnosing = self._begin(self._to_diagnose(summary))
         if self._diagnosing is None or not self._diagnosing.done():
             return
@@ -265,9 +265,9 @@ class Feed:
         except DtprofError as error:
             self._gone = error
             return
-        self._diagnose_interval.charge(found.taken_s, since=self._diagnosis_begun.at)
+        self._diagnose_interval.charge(found.taken_s, since=self._diagnosis_started.at)
         self._has_turned |= self._verdict is None or _essence(found.verdict) != _essence(self._verdict)
-        self._verdict, self._diagnosed = found.verdict, self._diagnosis_begun
+        self._verdict, self._diagnosed = found.verdict, self._diagnosis_started
 
     def _to_diagnose(self, summary: Summary) -> Callable[[], _Diagnosed]:
         def diagnose() -> _Diagnosed:
@@ -283,7 +283,7 @@ class Feed:
         snapshot = self._snapshot
         diagnoses = self._has_turned
         self._has_news = self._has_turned = False
-        self._begun = _AsOf(step=snapshot.step if snapshot is not None else 0, at=self._clock())
+        self._started = _AsOf(step=snapshot.step if snapshot is not None else 0, at=self._clock())
         window = None if snapshot is not None and snapshot.has_ended else self._monitor.window.frozen()
         self._watched = {page: at for page, at in self._watched.items() if self._clock() - at <= WATCHED_S}
         watched = frozenset(self._watched)
@@ -330,10 +330,10 @@ class Feed:
         except DtprofError as error:
             self._gone = error
             return
-        self.source, self.pages, self._drawn, self._newest = found.source, found.pages, self._begun, found.newest
+        self.source, self.pages, self._drawn, self._newest = found.source, found.pages, self._started, found.newest
         self._monitor.summary = found.source.summary
         if found.verdict is not None:
-            self._verdict, self._diagnosed = found.verdict, self._begun
+            self._verdict, self._diagnosed = found.verdict, self._started
             self._diagnose_interval.charge(found.diagnosed_s)
         self._version += 1
         there = {panel.anchor for page in found.pages for panel in page.panels}
@@ -343,7 +343,7 @@ class Feed:
         # What details take on top is charged to them alone, or the figures would be renewed less often for it.
         if found.has_details:
             self._detail_interval.charge(found.taken_s)
-        self._refresh_interval.charge(0.0 if found.has_details else found.taken_s, since=self._begun.at)
+        self._refresh_interval.charge(0.0 if found.has_details else found.taken_s, since=self._started.at)
         self._turn_interval.charge(found.taken_s + found.diagnosed_s)
 
     def _draw_pages(self, pages: Sequence[Dashboard]) -> None:

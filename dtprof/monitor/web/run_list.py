@@ -23,7 +23,7 @@ class RunEntry:
     has_ended: bool
     exit_status: int | None
     num_ranks: int | None  # None: not known
-    trouble: str = ""  # why it cannot be told how it stands: found, expected, next step
+    trouble: str = ""  # why its state is unknown: found, expected, next step
 
     @property
     def state(self) -> str:

@@ -1,6 +1,6 @@
 """The server of the live pages: a run, or the runs in a folder. It answers GET and HEAD, and writes nothing.
 
-It listens on loopback unless told otherwise; anywhere else a token is needed. On loopback only requests to a local
+It listens on loopback by default; anywhere else a token is needed. On loopback only requests to a local
 name are answered, so that no page of another site can read along by a name that it points here.
 """
 

@@ -12,7 +12,7 @@ from dtprof.records.tables import ProcessExit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endings:
+class ExitRecords:
     """Exits and stacks by the name of the node's folder."""
 
     exits: Mapping[str, Mapping[int, tuple[ProcessExit, ...]]] = field(default_factory=dict)  # by pid, in order

@@ -1,4 +1,4 @@
-"""Segments at rest: the records of a sealed segment by column, predicted from each other and compressed.
+"""Archives of sealed segments: records by column, predicted from each other and compressed.
 
 The launcher turns `events.NNNNN` into `events.NNNNN.z` while the job runs. Lossless: every byte of every record comes
 back, damaged ones too. A file is the header of the segment (with its marks), the number of records, and one block a

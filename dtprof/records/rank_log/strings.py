@@ -202,7 +202,7 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
             damaged += 1
     if strings.has_crowd:
         problems.append(
-            f"{folder.name} has more than {schema.MAX_TABLE_ENTRIES:,} groups: those beyond cannot be told apart, and "
+            f"{folder.name} has more than {schema.MAX_TABLE_ENTRIES:,} groups: those beyond are indistinguishable, and "
             "their operations are left out"
         )
     if damaged:

@@ -1,4 +1,4 @@
-"""The verdict in one sentence: what holds the job up most, or why that cannot be told."""
+"""The verdict in one sentence: what costs the job most, or why that is unknown."""
 
 import re
 import shlex

@@ -111,10 +111,10 @@ def _explain_no_straggler(summary: Summary) -> Nothing:
 
 
 def render_cannot_tell(_panel: Panel, source: Source, _: Pages) -> Markup:
-    """List what cannot be told, and why."""
+    """List the caveats."""
     summary = source.summary
     if not summary.cannot_tell:
-        return element("p", "Everything on this page could be told from the run.", class_="nothing")
+        return element("p", "No caveats: the run has records for every figure on this page.", class_="nothing")
     caveats = [split_topic(caveat) for caveat in summary.cannot_tell]
     items = [element("li", element("code", topic) if topic else "", f" {sentence}") for topic, sentence in caveats]
     return element("ul", *items, class_="sentences")

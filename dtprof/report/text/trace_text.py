@@ -26,7 +26,7 @@ def _window(rank: RankWindows, joined: JoinedWindow, top: int) -> list[str]:
     window = joined.window
     what = f"rank {rank.rank}, {steps_text(window.first, window.last)}"
     if window.state != "written":
-        reason = window.reason or "it was begun and not written: the job runs, or was killed"
+        reason = window.reason or "it was started and not written: the job runs, or was killed"
         return [f"{what}: no window: {reason}"]
     lines = [
         f"{what}: {rank.path_of(window.file)}",

@@ -111,7 +111,7 @@ class DaskWorkers:
                 ) from None
 
     def _has_workers(self) -> bool:
-        """Say whether there are workers, as far as the scheduler tells: where it is gone, what waits is told so."""
+        """Say whether the scheduler has workers; a scheduler that is gone raises in the tasks that wait for it."""
         try:
             return bool(self._client.scheduler_info()["workers"])
         except OSError:  # it is too busy to answer

@@ -78,8 +78,8 @@ def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by
                 done = None if is_last else t + 150
                 rank.op("all_reduce", t + 100, done, site=gradient, step=step, nbytes=4096)
             if skips or not is_last:  # the culprit is the first to wait
-                begun, done = (t + 90, None) if is_last else (t + 400, t + 450)
-                rank.op("all_reduce", begun, done, site=mean, step=step + 1, group=group, nbytes=8)
+                started, done = (t + 90, None) if is_last else (t + 400, t + 450)
+                rank.op("all_reduce", started, done, site=mean, step=step + 1, group=group, nbytes=8)
     finding = found_by("rank_skipped_collective", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (culprit,))
     assert finding.call_sites[1 - culprit].line == 10

@@ -8,7 +8,7 @@ import pytest
 from dtprof.analysis.run_summary import summarise
 from dtprof.cli.main import main
 from dtprof.records import paths
-from dtprof.records.nodes.exit_records import Endings
+from dtprof.records.nodes.exit_records import ExitRecords
 from dtprof.records.reader import open_run
 from dtprof.records.tables import ProcessExit
 from dtprof.session.run_diagnosis import diagnose_run
@@ -50,15 +50,15 @@ def test_equal_pids_of_two_hosts_are_two_processes(tmp_path: Path, capsys: pytes
 
 def test_of_attempts_with_equal_pids_each_has_its_own_end() -> None:
     rows = (ProcessExit(pid=1, status=1, t_ns=100), ProcessExit(pid=1, status=0, t_ns=200))
-    endings = Endings(exits={"node-a": {1: rows}})
-    assert endings.exit_of("a", 1, since_ns=10) == rows[0]
-    assert endings.exit_of("a", 1, since_ns=150) == rows[1]
-    assert endings.exit_of("a", 1, since_ns=250) is None  # it runs on
-    assert endings.exit_of("a", 1) == rows[1]
+    exit_records = ExitRecords(exits={"node-a": {1: rows}})
+    assert exit_records.exit_of("a", 1, since_ns=10) == rows[0]
+    assert exit_records.exit_of("a", 1, since_ns=150) == rows[1]
+    assert exit_records.exit_of("a", 1, since_ns=250) is None  # it runs on
+    assert exit_records.exit_of("a", 1) == rows[1]
 
 
 def test_a_host_without_a_folder_has_the_only_process_of_that_pid() -> None:
     row = ProcessExit(pid=1, status=0, t_ns=100)
-    assert Endings(exits={"node-a": {1: (row,)}, "node-b": {}}).exit_of("renamed", 1) == row
-    assert Endings(exits={"node-a": {1: (row,)}, "node-b": {1: (row,)}}).exit_of("renamed", 1) is None
-    assert Endings(exits={"node-a": {}, "node-b": {1: (row,)}}).exit_of("a", 1) is None
+    assert ExitRecords(exits={"node-a": {1: (row,)}, "node-b": {}}).exit_of("renamed", 1) == row
+    assert ExitRecords(exits={"node-a": {1: (row,)}, "node-b": {1: (row,)}}).exit_of("renamed", 1) is None
+    assert ExitRecords(exits={"node-a": {}, "node-b": {1: (row,)}}).exit_of("a", 1) is None

@@ -71,8 +71,8 @@ def test_what_a_device_did_is_read_with_the_operation_it_did_it_for(tmp_path: Pa
     returned = {"state": schema.STATE["returned"], "group": 1}
     collective = {**returned, "kind": schema.KIND["collective"], "issued_ns": 10 * MS}
     message = {**returned, "kind": schema.KIND["p2p"], "issued_ns": 11 * MS}
-    begun = {"state": schema.STATE["issued"], "group": 1, "tag": 700, "thread": 2}
-    ended = {**begun, "state": schema.STATE["done"], "done_after": 3 * MS}
+    started = {"state": schema.STATE["issued"], "group": 1, "tag": 700, "thread": 2}
+    ended = {**started, "state": schema.STATE["done"], "done_after": 3 * MS}
     rows = [
         segments.record(**collective, seq=4),
         segments.record(**message, seq=4),
@@ -83,8 +83,8 @@ def test_what_a_device_did_is_read_with_the_operation_it_did_it_for(tmp_path: Pa
         segments.record(
             **ended, kind=codes.DEVICE_WAIT, seq=4, issued_ns=21 * MS, numel=12 * MS, flags=P2P, returned_after=MS / 2
         ),
-        segments.record(**begun, kind=codes.DEVICE_OPERATION, seq=4, issued_ns=25 * MS, numel=10 * MS),
-        segments.record(**begun, kind=codes.DEVICE_PHASE, issued_ns=1 * MS, numel=0),
+        segments.record(**started, kind=codes.DEVICE_OPERATION, seq=4, issued_ns=25 * MS, numel=10 * MS),
+        segments.record(**started, kind=codes.DEVICE_PHASE, issued_ns=1 * MS, numel=0),
     ]
     segment = segments.write_rank(tmp_path, rows)
     segments.fill_up(segment)

@@ -213,8 +213,8 @@ class Entries:
     def _operation(self, name: str) -> _Operation:
         found = self._ops.get(name)
         if found is None:
-            backend, told = parse_name(name[:MAX_TEXT])
-            found = (*told, {})
+            backend, parsed = parse_name(name[:MAX_TEXT])
+            found = (*parsed, {})
             self.backend = self.backend or backend
             if len(self._ops) < MAX_NAMES:
                 self._ops[name] = found
@@ -234,14 +234,18 @@ class Entries:
         """Return the number of the label of a collective."""
         op, agreeing, _, alike = self._operation(name)
         sizes = (entry.get("input_sizes"), entry.get("output_sizes"), entry.get("input_dtypes"))
-        told = (-1, -1, "")
+        arguments = (-1, -1, "")
         if agreeing:
-            told = (numel(sizes[0]), numel(sizes[1]), first_text(sizes[2]) or first_text(entry.get("output_dtypes")))
-        key = (name, id(site), *told)
+            arguments = (
+                numel(sizes[0]),
+                numel(sizes[1]),
+                first_text(sizes[2]) or first_text(entry.get("output_dtypes")),
+            )
+        key = (name, id(site), *arguments)
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = self._labels.number(op, *told, site)
-        if not agreeing or (min(told[:2]) >= 0 and _is_plain(sizes)):
+            number = self._numbers[key] = self._labels.number(op, *arguments, site)
+        if not agreeing or (min(arguments[:2]) >= 0 and _is_plain(sizes)):
             alike[id(site)] = (*sizes, number)
         return number
 

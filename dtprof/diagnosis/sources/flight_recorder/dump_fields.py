@@ -113,7 +113,7 @@ def first_text(values: object) -> str:
 
 
 def numel(sizes: object) -> int:
-    """Return the elements of all tensors, -1 where that is not told."""
+    """Return the elements of all tensors, -1 where unknown."""
     if type(sizes) is not list or not sizes:
         return -1
     total = 0

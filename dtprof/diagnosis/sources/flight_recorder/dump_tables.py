@@ -117,7 +117,7 @@ class Dump:
     p2p_counts: dict[tuple[str, str, tuple[int, int]], int]  # by group, send or recv, and sender and receiver
     whole: bool  # nothing was overwritten in the ring or left out
     newest_ns: int  # when the newest operation was issued; 0: no entry
-    last_done_ns: int  # when an operation was last seen to end; 0: not told
+    last_done_ns: int  # the last known end of an operation; 0: unknown
     last_site: Site | None
     written_ns: int  # when the file was written
     num_entries: int

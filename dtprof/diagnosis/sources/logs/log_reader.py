@@ -128,8 +128,8 @@ class LogReader:
         begun_in = self._newest_torn if line.stream == str(self.number) and self._newest_torn else line.stream
         self._newest_torn = ""
         if begun_in in self._torn:
-            begun, count = self._torn.pop(begun_in)
-            line = begun._replace(text=f"{begun.text.rstrip()} {line.text.lstrip()}")
+            started, count = self._torn.pop(begun_in)
+            line = started._replace(text=f"{started.text.rstrip()} {line.text.lstrip()}")
             if _is_torn(line.text) and count < MAX_TORN_LINES:
                 self._hold(line, count + 1)
                 return

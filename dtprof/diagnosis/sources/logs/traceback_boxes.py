@@ -1,4 +1,4 @@
-"""Tracebacks that rich draws into a frame, as Lightning, Typer and Accelerate print them: told as Python would."""
+"""Turn tracebacks that rich draws into a frame (Lightning, Typer, Accelerate) into the form that Python prints."""
 
 import re
 
