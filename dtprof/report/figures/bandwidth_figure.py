@@ -64,7 +64,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
         f"{format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. A larger mark is more time in flight. "
         "Small messages are slow on every link: latency rules there."
         + (" A send is over once its message is handed over, which may be long before it arrives." if sends else ""),
-        columns=("operation", "group", "called by", "size", "bus bandwidth (GB/s)", "transfer"),
+        columns=("operation", "group", "issued by", "size", "bus bandwidth (GB/s)", "transfer"),
         rows=tuple(
             (
                 row.op,
@@ -97,7 +97,7 @@ def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
 
 def _describe(row: CollectiveResult) -> str:
     lines = [
-        f"{row.op} of group {row.group}" + (f", called by {row.api}" if row.api else ""),
+        f"{row.op} of group {row.group}" + (f", issued by {row.api}" if row.api else ""),
         f"{format_bytes(row.bytes)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
         f"{row.count:,} operations of {format_duration(row.duration_ns or 0)} each",
     ]

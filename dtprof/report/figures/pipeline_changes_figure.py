@@ -74,6 +74,6 @@ def _describe(changes: Changes) -> str:
         return f"{said} This is arithmetic, not a replay: it takes all other causes as they are."
     message = f", with {format_duration(changes.message_ns)} for a message" if changes.message_ns else ""
     return (
-        f"{said} Replayed as it ran{message}, the bubble of a step is missed by {100 * changes.replay_error:.1f} "
+        f"{said} Replayed as it ran{message}, the bubble of a step is off by {100 * changes.replay_error:.1f} "
         "percentage points on average."
     )

@@ -173,5 +173,5 @@ def _describe(chart: PipelineChart, source: Source) -> str:
     name = f"{result.schedule} with {result.microbatches} microbatches: " if result else ""
     return (
         f"{name}planned {format_duration(chart.planned_ns)} with equal times and free messages; {measured}. "
-        "It is the step of middle length."
+        "It is the step of median length."
     )

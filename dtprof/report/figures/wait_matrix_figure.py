@@ -50,7 +50,7 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
         figure=figure,
         sentence=f"Rank {waiter} waits most for rank {culprit}, {format_duration(most)} a step; rank {ranks[worst]} "
         f"comes last in {format_share(float(of_all[worst] / of_all.sum()))} of the time that ranks wait. "
-        "Who comes last may itself have waited before: the page Stragglers follows waits back to their origin.",
+        "The last rank may itself have waited before: the page Stragglers follows waits back to their origin.",
         columns=("rank", "waits for rank", "a step"),
         rows=tuple((str(waiting), str(late), format_duration(time)) for time, waiting, late in pairs[:MAX_ROWS]),
     )

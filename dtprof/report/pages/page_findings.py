@@ -54,7 +54,7 @@ def _render_reported(mismatch: ReportedMismatch) -> Markup:
             class_="facts",
         ),
         _list(
-            "What shows it",
+            "Evidence",
             [f"`dtprof run` reported it {when}, with both lines. The job went on."],
         ),
         class_="finding",
@@ -83,7 +83,7 @@ def _render_finding(finding: Finding, *, first: bool) -> Markup:
         ),
         element("p", finding.summary, class_="finding-summary"),
         element("dl", *described, class_="facts"),
-        _list("What shows it", finding.evidence),
+        _list("Evidence", finding.evidence),
         _list("What to do", finding.advice),
         _render_sites("Where the culprits are", finding.culprit_call_sites),
         _render_sites("Where the waiting ranks are", finding.call_sites),
