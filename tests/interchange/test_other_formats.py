@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from dtprof.analysis.results import Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.errors import DtprofError, NotARunError, NotATraceError
+from dtprof.interchange.importers import imported_files
 from dtprof.interchange.importers.imported_files import import_files
 from dtprof.interchange.importers.imported_run import write_imported
 from dtprof.records.reader import open_run
@@ -247,3 +250,14 @@ def test_a_straggler_table_gives_the_bubble_of_its_pipeline(tmp_path: Path) -> N
 def test_a_table_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DtprofError, match=said):
         import_files([straggler_table(tmp_path / "t", **changes)])
+
+
+def test_every_module_that_declares_an_importer_is_listed_and_is_documented() -> None:
+    folder = Path(imported_files.__file__).parent
+    declaring = {
+        path.stem for path in folder.glob("*.py") if re.search(r"^IMPORTER = ", path.read_text(), re.MULTILINE)
+    }
+    assert declaring == set(imported_files.MODULES)
+    page = (folder.parents[2] / "docs/reference/imports.md").read_text(encoding="utf-8")
+    formats = [import_module(f"{imported_files.__package__}.{name}").FORMAT for name in imported_files.MODULES]
+    assert [name for name in formats if name not in page] == []

@@ -20,7 +20,7 @@ from dtprof.diagnosis.sources.flight_recorder.dump_fields import (
     text,
 )
 from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
-from dtprof.diagnosis.sources.flight_recorder.dump_reader import read_document
+from dtprof.diagnosis.sources.flight_recorder.dump_reader import looks_like_dump, read_document
 from dtprof.diagnosis.sources.flight_recorder.dump_tables import Dump, Labels
 from dtprof.errors import NotATraceError
 from dtprof.interchange.importers.imported_records import (
@@ -29,6 +29,7 @@ from dtprof.interchange.importers.imported_records import (
     POINT_TO_POINT,
     ImportedRank,
     ImportedRun,
+    Importer,
     RecordBuilder,
     number_in_group,
 )
@@ -180,3 +181,10 @@ def _add_durations(builder: RecordBuilder, issued: Any, done: Any, group: Any, d
         np.where(done[known] >= issued[known], done[known] - issued[known], 0), duration[known]
     )
     builder.parts.append(rows)
+
+
+IMPORTER = Importer(
+    name="Flight Recorder dumps",
+    recognises=looks_like_dump,
+    read=import_dumps,
+)

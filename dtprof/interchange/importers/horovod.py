@@ -20,13 +20,15 @@ from dtprof.interchange.importers.imported_records import (
     MAX_WORLD_SIZE,
     ImportedRank,
     ImportedRun,
+    Importer,
     Operation,
     RecordBuilder,
     begins,
 )
-from dtprof.interchange.importers.trace_stream import TraceFile
+from dtprof.interchange.importers.trace_stream import TraceFile, is_json
 
 FORMAT = "Horovod"
+_MARKS = (b"start_time_since_epoch_in_micros", b"NEGOTIATE_")
 NEGOTIATION = "NEGOTIATE_"
 NAMES = {
     "ALLREDUCE": "all_reduce",
@@ -213,3 +215,10 @@ def _moved(rank: ImportedRank, base_ns: int) -> ImportedRank:
     """Return a rank with times since 1970."""
     rank.records["issued_ns"] = begins(rank.records) + base_ns
     return rank
+
+
+IMPORTER = Importer(
+    name="a Horovod timeline",
+    recognises=lambda head: is_json(head) and any(mark in head for mark in _MARKS),
+    read=import_horovod,
+)

@@ -1,7 +1,8 @@
 """What importers make of foreign files, whatever their format: the records of each rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,15 @@ class ImportedRun:
     ranks: tuple[ImportedRank, ...]
     cannot_tell: tuple[str, ...] = ()  # the figure, a colon, why it is not known
     starts_at_epoch: bool = False  # times count from 1970
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importer:
+    """A format that can be imported; each module of an importer declares one as IMPORTER."""
+
+    name: str  # as messages call its files
+    recognises: Callable[[bytes], bool]  # given the first bytes of a file, unpacked
+    read: Callable[[Sequence[Path]], ImportedRun]
 
 
 @dataclass(frozen=True, kw_only=True)

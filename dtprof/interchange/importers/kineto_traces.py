@@ -18,6 +18,8 @@ from dtprof.interchange.importers.imported_records import (
     MAX_WORLD_SIZE,
     Column,
     ImportedRank,
+    ImportedRun,
+    Importer,
     RecordBuilder,
     align_steps,
     merge_intervals,
@@ -30,14 +32,33 @@ from dtprof.interchange.importers.kineto_communication import (
 )
 from dtprof.interchange.importers.kineto_events import Call, KinetoTrace, Times, correlation_of, read_events
 from dtprof.interchange.importers.kineto_phases import STEP, host_phases, host_steps
+from dtprof.interchange.importers.parallel_reading import read_all
+from dtprof.interchange.importers.trace_stream import is_json
 from dtprof.records import events
 
 FORMAT = "torch.profiler"
+_MARKS = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"baseTimeNanoseconds"', b'"traceName"')
 _ON_HOST = (events.DATA, events.CHECKPOINT)
 
 
+def import_kineto(files: Sequence[Path]) -> ImportedRun:
+    """Read the traces of all ranks.
+
+    Raises:
+        NotATraceError: one cannot be read, or they are not of one job.
+    """
+    ranks, lacks = join_ranks(list(zip(files, read_all(read_kineto, files), strict=True)))
+    return ImportedRun(
+        format=FORMAT,
+        files=tuple(map(str, files)),
+        ranks=tuple(ranks),
+        cannot_tell=tuple(lacks),
+        starts_at_epoch=True,
+    )
+
+
 def read_kineto(path: Path) -> ImportedRank:
-    """Read the trace of one rank; its rank is -1 where the trace does not show.
+    """Read the trace of one rank; its rank is -1 where the trace does not name it.
 
     Raises:
         NotATraceError: it is none, or cannot be read.
@@ -312,3 +333,10 @@ def _has(rank: ImportedRank, name: str) -> bool:
 def _without_size(rank: ImportedRank) -> bool:
     collectives = rank.records["kind"] == 1
     return bool(collectives.any() and not rank.records["numel"][collectives].any())
+
+
+IMPORTER = Importer(
+    name="torch.profiler traces",
+    recognises=lambda head: is_json(head) and any(mark in head for mark in _MARKS),
+    read=import_kineto,
+)

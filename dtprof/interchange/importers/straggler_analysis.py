@@ -18,6 +18,7 @@ from dtprof.interchange.importers.imported_records import (
     Column,
     ImportedRank,
     ImportedRun,
+    Importer,
     RecordBuilder,
     merge_intervals,
     number_in_group,
@@ -284,3 +285,10 @@ def _schedule(rank_rows: Rows, stage: int, stages: int, chunks: int, microbatche
     if "".join(order) == one_by_one:
         return "Schedule1F1B"
     return "ScheduleGPipe" if "".join(order) == "f" * microbatches + "b" * microbatches else "unknown"
+
+
+IMPORTER = Importer(
+    name="StragglerAnalysis parquet",
+    recognises=lambda head: head[:4] == b"PAR1",
+    read=import_straggler_analysis,
+)

@@ -197,6 +197,11 @@ def open_trace(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if packed else path.open("rb")
 
 
+def is_json(head: bytes) -> bool:
+    """Say whether a file that begins so may be JSON."""
+    return head.lstrip()[:1] in (b"{", b"[")
+
+
 def read_head(path: Path, size: int = 1 << 20) -> bytes:
     """Return the first bytes of a file, unpacked.
 

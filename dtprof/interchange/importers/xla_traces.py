@@ -21,15 +21,17 @@ from dtprof.interchange.importers.imported_records import (
     Column,
     ImportedRank,
     ImportedRun,
+    Importer,
     Operation,
     RecordBuilder,
     align_steps,
     merge_intervals,
 )
-from dtprof.interchange.importers.trace_stream import TraceFile
+from dtprof.interchange.importers.trace_stream import TraceFile, is_json
 from dtprof.records import events, schema
 
 FORMAT = "XLA"
+_MARKS = (b'"/host:', b'"/device:', b"highres-ticks", b"hlo_op", b"hlo_module")
 _COLLECTIVE = re.compile(
     r"(all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
     r"(-start|-done)?(?:[.\d]+.*)?$"
@@ -261,3 +263,10 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
     if len({rank.clock for rank in ranks}) > 1:
         lacks.append("ranks: devices of several hosts are numbered in the order of the files")
     return lacks
+
+
+IMPORTER = Importer(
+    name="XLA or JAX traces",
+    recognises=lambda head: is_json(head) and b'"traceEvents"' in head and any(mark in head for mark in _MARKS),
+    read=import_xla,
+)
