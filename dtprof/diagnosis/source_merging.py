@@ -35,8 +35,8 @@ def _join(first: JobState, second: JobState) -> JobState:
         )
         return _with_problem(second if _went_well(first) else first, words, names)
     if first.sources == ("run",) and _went_well(first) and not _went_well(second):
-        sources = ", ".join(second.sources)
-        words = f"the run given shows a job in which nothing went wrong: is it the job of the {sources}?"
+        sources = ", ".join(second.sources).replace("_", " ")
+        words = f"the run given shows a job in which nothing went wrong: is it the job of the {sources} given?"
         return _with_problem(second, words, names)
     base, other = (second, first) if len(_issuers(second)) > len(_issuers(first)) else (first, second)
     ranks = {rank: _fill(state, other.ranks.get(rank)) for rank, state in base.ranks.items()}

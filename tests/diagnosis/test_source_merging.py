@@ -125,7 +125,7 @@ def test_a_run_in_which_nothing_went_wrong_is_not_that_of_dumps_of_a_hang() -> N
     dumps = state(2, source="flight_recorder", ended=False, stalled=True)
     merged = merge([state(2), dumps])
     assert (merged.stalled, merged.sources) == (True, ("run", "flight_recorder"))
-    assert "nothing went wrong: is it the one that flight_recorder tells of?" in merged.problems[0]
+    assert "nothing went wrong: is it the job of the flight recorder given?" in merged.problems[0]
 
 
 def test_dumps_of_ranks_that_the_run_never_had_are_of_another_job() -> None:
