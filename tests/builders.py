@@ -24,6 +24,7 @@ import numpy as np
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import axis_of
 from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log import device_durations
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Group, Manifest, ProcessExit, RankTables, Site
 
@@ -67,6 +68,7 @@ class RankBuilder:
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
     windows: tuple[tables.Window, ...] = ()
+    device_uuid: str = ""
 
     def __post_init__(self) -> None:
         """Declare the default group."""
@@ -304,6 +306,7 @@ class RankBuilder:
             dropped_events=self.dropped_events,
             truncated=self.truncated,
             closed=self.closed,
+            device_uuid=self.device_uuid,
             problems=self.problems,
         )
 
@@ -324,6 +327,7 @@ class MemoryRun:
     problems: tuple[str, ...] = ()
     clocks: dict[str, HostClock] = field(default_factory=dict)
     memory: tuple[tables.NodeMemory, ...] = ()
+    samples: dict[str, NodeSamples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Sort by rank and attempt."""
@@ -344,6 +348,10 @@ class MemoryRun:
     def node_memory(self) -> tuple[tables.NodeMemory, ...]:
         """Return the memories of the nodes."""
         return self.memory
+
+    def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:  # noqa: ARG002
+        """Return the samples of the nodes."""
+        return self.samples
 
     def host_clocks(self) -> dict[str, HostClock]:
         """Return the clocks measured, by host."""

@@ -36,6 +36,7 @@ def list_caveats(
     stragglers: Sequence[str],
     clocks: Clocks,
     boots: Mapping[int, str],
+    devices: Sequence[str] = (),
     lacks: Sequence[str] = (),
     unlisted: int = 0,  # rows of the table of collectives
 ) -> tuple[str, ...]:
@@ -50,6 +51,7 @@ def list_caveats(
         *_of_clocks(one_clock, clocks, boots),
         *_of_uncertain_waits(facts, reductions, collectives, worst_error_ns(clocks, boots.values())),
         *_of_devices(facts),
+        *devices,
         *_of_operations(facts, reductions, collectives, any_operations=any_operations),
         *(
             [f"collectives: {format_count(unlisted)} more rows cost less and are not listed, nor all groups"]

@@ -19,6 +19,7 @@ from dtprof.job.groups import Channel
 from dtprof.job.rank_batches import batch_in_turn
 from dtprof.job.rank_executor import Executor, map_tasks, share_out
 from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Manifest, NodeMemory, ProcessExit, RankTables
 
 
@@ -60,6 +61,9 @@ class Run(RankRecords, Protocol):
 
     def exit_of(self, host: str, pid: int) -> ProcessExit | None:
         """Return how a process of a host ended; None where nobody saw it."""
+
+    def node_samples(self, *, max_samples: int | None = None) -> Mapping[str, NodeSamples]:
+        """Return the samples of each node by its name; of each at most `max_samples`, at even distances."""
 
     def node_memory(self) -> Sequence[NodeMemory]:
         """Return how much memory each node has, and the most that was in use."""

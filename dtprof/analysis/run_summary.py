@@ -1,7 +1,7 @@
 """The summary of a run: rank by rank, then across ranks. Nothing grows with ranks times events."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -12,6 +12,7 @@ from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, a
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
+from dtprof.analysis.memory.device_series import samples_each
 from dtprof.analysis.memory.memory_formulas import compare_with_formula, find_headroom, list_assumptions
 from dtprof.analysis.pipeline.bubbles import RankPipeline, measure_pipelines
 from dtprof.analysis.pipeline.slack import Slack
@@ -33,6 +34,7 @@ from dtprof.analysis.results import (
 )
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps, agree_on_rule, choose_steps
 from dtprof.analysis.steps.throughput import measure_throughput
+from dtprof.analysis.stragglers.device_clocks import DeviceClock, RankDevice, list_losses, measure_clocks
 from dtprof.analysis.stragglers.straggler_ranks import SlackOf, bin_width, find_stragglers
 from dtprof.analysis.timeline.step_timeline import MAX_INTERVALS, draw_timeline
 from dtprof.intervals import Column
@@ -40,6 +42,7 @@ from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, w
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array, Group
 
 MAX_PAIRED = 256
@@ -183,10 +186,12 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
     collectives = list_collectives(sums)
     groups = _list_groups(facts, first={row.group for row in collectives} if len(collectives) == MAX_LISTED else ())
     pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
+    nodes = _read_device_nodes(run, facts)
     stragglers, straggler_caveats = _stragglers(
         facts,
         reductions,
         pipelines,
+        device_clocks=measure_clocks(_list_devices(surveys, steps, used), nodes, clocks),
         slack_of=Slack(pipelines, (used.first, used.last)).of,
         used=used,
         width=bin_width(used.last - used.first + 1, len(facts)),
@@ -239,6 +244,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             pipeline=pipeline_caveats,
             throughput=throughput_caveats,
             stragglers=straggler_caveats,
+            devices=list_losses(nodes),
             clocks=clocks,
             boots=surveys.boots,
             lacks=run.manifest.cannot_tell,
@@ -400,6 +406,7 @@ def _stragglers(
     reductions: Sequence[RankReduction],
     pipelines: Mapping[int, RankPipeline],
     *,
+    device_clocks: Mapping[int, DeviceClock | str],
     slack_of: SlackOf,
     used: MeasuredSteps,
     width: int,
@@ -414,5 +421,27 @@ def _stragglers(
         step_ns=max(1, round(float(np.median(durations)))),
         stages={rank: own.pipeline.stages for rank, own in pipelines.items()},
         hosts={fact.rank: fact.host for fact in facts},
+        clocks=device_clocks,
         slack_of=slack_of,
     )
+
+
+def _read_device_nodes(run: Run, facts: Sequence[RankFacts]) -> list[NodeSamples]:
+    """Return the samples of the nodes where a rank computes on a device; nothing is read where none does."""
+    if not any(fact.device_uuid for fact in facts):
+        return []
+    return list(run.node_samples(max_samples=samples_each(len({fact.host for fact in facts}))).values())
+
+
+def _list_devices(surveys: Surveys, steps: Mapping[int, RankSteps], used: MeasuredSteps) -> Iterator[RankDevice]:
+    """Return the device of each rank that recorded which it is, and when the rank's measured steps were."""
+    for fact in surveys.facts:
+        _, windows = steps[fact.rank].used(used.first, used.last)
+        if fact.device_uuid and len(windows):
+            yield RankDevice(
+                rank=fact.rank,
+                boot_id=surveys.boots[fact.rank],
+                uuid=fact.device_uuid,
+                begin_ns=int(windows[0, 0]),
+                end_ns=int(windows[-1, 1]),
+            )

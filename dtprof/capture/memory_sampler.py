@@ -14,6 +14,7 @@ from dtprof.capture.memory_categories import Categories
 from dtprof.capture.recorder import Recorder
 from dtprof.capture.reopened_files import ReopenedFile
 from dtprof.capture.spans import Spans
+from dtprof.capture.string_entries import timed_entry
 from dtprof.records import events
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -108,6 +109,7 @@ class Memory:
             self._device_known = True
             if hasattr(recorder, "follow_device"):
                 recorder.follow_device(device)
+            recorder.write_entry(_describe_device(device))
         values = {**self._resident(), **self._device()}
         for name, measure, budget in self._costly:
             if budget.allows():
@@ -182,6 +184,20 @@ def _device_in_use() -> str:
         if module is not None and getattr(module, "is_initialized", bool)():
             return f"{name}:{module.current_device()}"
     return ""
+
+
+def _describe_device(device: str) -> str:
+    """Return the entry that names a device, such as `cuda:0`, as the samples of its node do."""
+    import torch
+
+    kind, _, index = device.partition(":")
+    try:
+        properties = getattr(torch, kind).get_device_properties(int(index))
+    except (AttributeError, RuntimeError):  # not every back end has them
+        properties = None
+    uuid = getattr(properties, "uuid", None)
+    named = f"GPU-{uuid}" if uuid is not None and kind == "cuda" else str(uuid or "")
+    return timed_entry("device", device=device, name=getattr(properties, "name", ""), uuid=named)
 
 
 def _unique_bytes() -> int | None:

@@ -12,12 +12,18 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 ALL_LINKS = 0xFFFFFFFF
 KIB = 1024
 XID_EVENTS_AT_ONCE = 64
+IS_LOST = (15, 16)
+"""NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED: the driver reaches the device no longer."""
+MIG_ENABLED = 1
 _MEMBER_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of NVML's union of values, by value type."""
 
 
 class Device:
-    """One GPU; a query that it does not support is not repeated."""
+    """One GPU; a query that it does not support is not repeated, and none once the driver has lost the device.
+
+    Of a device that is divided into MIG slices, NVML's figures of memory and load are those of no slice: unknown here.
+    """
 
     def __init__(self, nvml: Any, index: int) -> None:
         """Find the device by NVML's index."""
@@ -26,15 +32,19 @@ class Device:
         self.index = index
         self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
         self.xids: list[int] = []
+        self.lost = False
+        mode = self.ask("GetMigMode")
+        self.is_divided = mode is not None and mode[0] == MIG_ENABLED
 
     def ask(self, function: str, *arguments: object) -> Any:
         """Return the result of one of NVML's functions of devices; None where it is not supported."""
         query = (function, *arguments)
-        if query in self._unsupported:
+        if self.lost or query in self._unsupported:
             return None
         try:
             return getattr(self._nvml, f"nvmlDevice{function}")(self.handle, *arguments)
-        except (self._nvml.NVMLError, AttributeError):  # this device, driver or version of the module lacks it
+        except (self._nvml.NVMLError, AttributeError) as error:  # this device, driver or version of the module lacks it
+            self.lost = getattr(error, "value", None) in IS_LOST
             self._unsupported.add(query)
             return None
 
@@ -47,7 +57,7 @@ class Device:
 
     def describe(self) -> dict[str, object]:
         """Return the properties of the device."""
-        memory = self.ask("GetMemoryInfo")
+        memory = None if self.is_divided else self.ask("GetMemoryInfo")
         bus = self.ask("GetPciInfo")
         return {
             "index": self.index,
@@ -55,12 +65,15 @@ class Device:
             "uuid": _text(self.ask("GetUUID")),
             "bus": _text(bus.busId) if bus is not None else None,
             "memory_bytes": memory.total if memory is not None else None,
+            "is_divided": self.is_divided,
         }
 
     def values(self, *, is_of_job: Callable[[int], bool] | None, sees_errors: bool) -> list[Value]:
         """Return the values of the table `GPU`; `is_of_job` is None where NVML's pids are of another PID namespace."""
         nvml = self._nvml
-        rates, memory = self.ask("GetUtilizationRates"), self.ask("GetMemoryInfo")
+        rates, memory = (
+            None if self.is_divided else self.ask(query) for query in ("GetUtilizationRates", "GetMemoryInfo")
+        )
         values: dict[str, Value] = {
             "utilisation": rates.gpu / 100 if rates is not None else None,
             "memory_utilisation": rates.memory / 100 if rates is not None else None,
@@ -70,16 +83,21 @@ class Device:
             "temperature_c": self.ask("GetTemperature", nvml.NVML_TEMPERATURE_GPU),
             "sm_clock_mhz": self.ask("GetClockInfo", nvml.NVML_CLOCK_SM),
             "memory_clock_mhz": self.ask("GetClockInfo", nvml.NVML_CLOCK_MEM),
-            "throttle_reasons": self.ask("GetCurrentClocksThrottleReasons"),
+            "throttle_reasons": self._throttle_reasons(),
             "ecc_corrected": self._ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
             "ecc_uncorrected": self._ecc_errors(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
             "xid_errors": len(self.xids) if sees_errors else None,
             "last_xid": self.xids[-1] if self.xids else None,
         }
         values |= self._links()
-        if is_of_job is not None:
+        if is_of_job is not None and not self.is_divided:
             values |= self._memory_by_owner(is_of_job)
+        values["lost"] = int(self.lost)
         return [values.get(field.name) for field in GPU]
+
+    def _throttle_reasons(self) -> int | None:
+        reasons: int | None = self.ask("GetCurrentClocksEventReasons")
+        return self.ask("GetCurrentClocksThrottleReasons") if reasons is None else reasons  # drivers before 535
 
     def _ecc_errors(self, kind: int) -> int | None:
         count: int | None = self.ask("GetTotalEccErrors", kind, self._nvml.NVML_VOLATILE_ECC)
@@ -125,7 +143,19 @@ class Gpus:
         self._sees_pids = sees_pids
         self._of_job: dict[int, bool] = {}
         nvml.nvmlInit()
-        self._devices = [Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._devices: list[Device] = []
+        self.problems: list[str] = []
+        """What of the devices cannot be sampled, a sentence each."""
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                self._devices.append(Device(nvml, index))
+            except nvml.NVMLError as error:
+                self.problems.append(f"GPU {index} cannot be sampled: {error}")
+        self.problems += [
+            f"GPU {device.index} is divided into MIG slices, of which NVML gives no load and no memory"
+            for device in self._devices
+            if device.is_divided
+        ]
         self._events = self._watch_errors()
 
     def describe(self) -> list[dict[str, object]]:
@@ -168,10 +198,15 @@ class Gpus:
         for _ in range(XID_EVENTS_AT_ONCE if self._events is not None else 0):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
-                index = self._nvml.nvmlDeviceGetIndex(event.device)
             except self._nvml.NVMLError:
                 return  # no more events
-            self._devices[index].xids.append(int(event.eventData))
+            try:
+                index = self._nvml.nvmlDeviceGetIndex(event.device)
+            except self._nvml.NVMLError:
+                continue  # it is lost, and which one it was is not known
+            for device in self._devices:
+                if device.index == index:
+                    device.xids.append(int(event.eventData))
 
 
 def open_gpus(launcher_pid: int) -> tuple[Gpus | None, str | None]:
@@ -186,7 +221,7 @@ def open_gpus(launcher_pid: int) -> tuple[Gpus | None, str | None]:
         return None, f"NVML cannot be used: {error}"
     if not gpus.describe():
         gpus.close()
-        return None, "NVML shows no GPU"
+        return None, "; ".join(gpus.problems) or "NVML shows no GPU"
     return gpus, None
 
 

@@ -50,6 +50,7 @@ class Sampler:
             "swap_bytes": psutil.swap_memory().total,
             "gpus": devices.describe() if devices is not None else [],
             "no_gpus_reason": reason,
+            "gpu_problems": devices.problems if devices is not None else [],
             "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         }
         ended = self._thread.ended

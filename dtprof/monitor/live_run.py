@@ -12,6 +12,7 @@ import numpy as np
 
 from dtprof.records import codes, events, paths, reader, tables
 from dtprof.records.nodes.host_clocks import HostClock
+from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.rank_log.segments import by_time, last_time
 from dtprof.records.run_follower import Growth, RunFollower
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables, ids_named, join, select
@@ -317,6 +318,10 @@ class LiveWindow:
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
         """Return how a process of a host ended; None where nobody saw it."""
         return self._opened.exit_of(host, pid, since_ns=since_ns)
+
+    def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:
+        """Return the samples of each node by its name; of each at most `max_samples`, at even distances."""
+        return self._opened.node_samples(max_samples=max_samples)
 
     def node_memory(self) -> tuple[NodeMemory, ...]:
         """Return how much memory each node has, and the most that was in use."""

@@ -299,6 +299,8 @@ STRING_ENTRIES = {
     "schedule and what this rank does in it; `order` is the plan of this rank, one string a slot: empty (idle), or "
     "actions like `0F3` (stage 0, forward, microbatch 3), with a space between those that overlap; null without a plan",
     "thread": "id, name, native_id: a thread that issued events",
+    "device": "t_ns, device, name, uuid: the accelerator that the rank computes on, such as cuda:0, its name and "
+    "UUID (`GPU-...` as NVML has it; of a MIG slice its own)",
     "stream": "id, device, index, stream: a stream of a device (cuda, 0) by torch's number; the native recorder alone",
     "sizes": "id, inputs, outputs: element counts of an uneven operation, per peer or per tensor",
     "feature": "name: something the job uses: `backend:NAME` of the default group, `ddp`",

@@ -308,6 +308,7 @@ class RankTables:
     groups: dict[int, Group] = field(default_factory=dict)
     threads: dict[int, str] = field(default_factory=dict)
     streams: dict[int, str] = field(default_factory=dict)  # of devices, such as "cuda:0 stream 7"
+    device_uuid: str = ""  # of the accelerator that the rank computes on, as NVML has it
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     meshes: tuple[Mesh, ...] = ()
     pipelines: dict[int, Pipeline] = field(default_factory=dict)

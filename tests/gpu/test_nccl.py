@@ -125,3 +125,16 @@ def test_messages_and_coalesced_operations_have_their_times(tmp_path: Path) -> N
         assert names.count("recv") >= 5
         assert names.count("all_reduce") >= 15
         assert (ended["flags"] & schema.DEVICE_FLAG["several"] != 0).any()
+
+
+def test_device_of_each_rank_is_one_of_those_that_were_sampled(steps: tuple[Path, jobs.Job]) -> None:
+    run = open_run(steps[0])
+    (node,) = run.node_samples().values()
+    assert node.no_gpus_reason is None
+    index_of = {gpu["uuid"]: gpu["index"] for gpu in node.description["gpus"]}
+    for tables in run.load_all():
+        rows = node.gpus[index_of[tables.device_uuid]]
+        assert (rows["sm_clock_mhz"] > 100).all()
+        assert (rows["temperature_c"] > 0).all()
+        assert (rows["lost"] == 0).all()
+        assert (rows["memory_used_bytes"] > 0).any()

@@ -13,6 +13,14 @@ from dtprof.records.nodes.node_samples import GPU, Value
 class NVMLError(Exception):
     """As pynvml raises for anything."""
 
+    value = 3  # not supported
+
+
+class LostError(NVMLError):
+    """As pynvml raises for a device that has fallen off the bus."""
+
+    value = 15
+
 
 class FakeNvml:
     """A node of some GPUs as pynvml shows it; `refuses` names functions that raise."""
@@ -30,6 +38,8 @@ class FakeNvml:
         self.refuses = refuses
         self.asked: list[str] = []
         self.xids: list[tuple[int, int]] = []
+        self.lost: set[int] = set()
+        self.unopened: set[int] = set()
         self.processes: list[Any] = []
         self.is_open = False
         self.answers: dict[str, Any] = {
@@ -55,10 +65,15 @@ class FakeNvml:
         return self.count
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        if index in self.unopened:
+            raise LostError("GPU is lost")
         return f"handle {index}"
 
     def nvmlDeviceGetIndex(self, handle: str) -> int:  # noqa: N802
-        return int(handle.split()[1])
+        index = int(handle.split()[1])
+        if index in self.lost:
+            raise LostError("GPU is lost")
+        return index
 
     def nvmlEventSetCreate(self) -> str:  # noqa: N802
         return "events"
@@ -78,6 +93,8 @@ class FakeNvml:
         def answer(handle: str, *arguments: Any) -> Any:
             assert handle.startswith("handle ")
             self.asked.append(function)
+            if int(handle.split()[1]) in self.lost:
+                raise LostError("GPU is lost")
             if function in self.refuses:
                 raise NVMLError("not supported")
             if function == "GetClockInfo":
@@ -137,6 +154,7 @@ def test_every_value_has_its_unit() -> None:
         "ecc_uncorrected": 0,
         "xid_errors": 0,
         "last_xid": None,
+        "lost": 0,
     }
 
 
@@ -149,6 +167,7 @@ def test_devices_are_described_once() -> None:
         "uuid": "GPU-1",
         "bus": "00000000:1B:00.0",
         "memory_bytes": 80 << 30,
+        "is_divided": False,
     }
 
 
@@ -216,3 +235,51 @@ def test_ancestors_are_followed_to_the_launcher() -> None:
     assert gpu_sampler.descends_from(os.getpid(), os.getpid())
     assert not gpu_sampler.descends_from(os.getppid(), os.getpid())
     assert not gpu_sampler.descends_from(2**22 + 1, os.getpid())
+
+
+def test_device_that_vanishes_is_lost_and_all_else_of_it_unknown() -> None:
+    nvml = FakeNvml(count=2)
+    devices = opened(nvml)
+    nvml.xids = [(1, 79)]
+    before = devices.sample()
+    assert (named(before[1])["last_xid"], named(before[1])["lost"]) == (79, 0)
+    nvml.lost = {1}
+    nvml.xids = [(1, 79)]  # which device it is of cannot be asked any more
+    sound, lost = (named(values) for values in devices.sample().values())
+    assert (sound["lost"], sound["sm_clock_mhz"]) == (0, 1980)
+    known = {name: value for name, value in lost.items() if value is not None}
+    assert known == {"xid_errors": 1, "last_xid": 79, "lost": 1}
+    nvml.asked.clear()
+    devices.sample()
+    assert nvml.asked.count("GetTemperature") == 1  # of the sound one
+
+
+def test_device_lost_before_the_start_does_not_hide_the_others() -> None:
+    nvml = FakeNvml(count=3)
+    nvml.unopened = {1}
+    devices = opened(nvml)
+    assert list(devices.sample()) == [0, 2]
+    assert devices.problems == ["GPU 1 cannot be sampled: GPU is lost"]
+    nvml.xids = [(2, 13)]
+    assert named(devices.sample()[2])["last_xid"] == 13
+
+
+def test_of_a_device_in_mig_slices_load_and_memory_are_unknown() -> None:
+    nvml = FakeNvml()
+    nvml.answers["GetMigMode"] = [1, 1]
+    devices = opened(nvml)
+    nvml.processes = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=5)]
+    values = named(devices.sample()[0])
+    of_slices = ("utilisation", "memory_utilisation", "memory_used_bytes", "memory_of_job_bytes")
+    assert [values[name] for name in of_slices] == [None] * 4
+    assert (values["temperature_c"], values["lost"]) == (61, 0)
+    assert (devices.describe()[0]["memory_bytes"], devices.describe()[0]["is_divided"]) == (None, True)
+    assert devices.problems == ["GPU 0 is divided into MIG slices, of which NVML gives no load and no memory"]
+
+
+def test_reasons_of_low_clocks_are_asked_for_by_their_new_name_where_the_driver_has_it() -> None:
+    nvml = FakeNvml(refuses=("GetCurrentClocksEventReasons",))
+    assert named(opened(nvml).sample()[0])["throttle_reasons"] == 4
+    nvml = FakeNvml(refuses=("GetCurrentClocksThrottleReasons",))
+    nvml.answers["GetCurrentClocksEventReasons"] = 64
+    assert named(opened(nvml).sample()[0])["throttle_reasons"] == 64

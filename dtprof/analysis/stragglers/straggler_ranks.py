@@ -37,6 +37,7 @@ from dtprof.analysis.stragglers.blame import (
     pass_back,
     trace_forward,
 )
+from dtprof.analysis.stragglers.device_clocks import DeviceClock
 from dtprof.analysis.stragglers.rank_waits import WORK, RankWaits
 from dtprof.analysis.stragglers.straggler_gains import Mending, find_late
 from dtprof.formatting import format_ns
@@ -64,6 +65,7 @@ _CAUSES = {
     events.EVALUATION: "evaluation",
 }
 _COMPUTE = (events.FORWARD, events.BACKWARD, events.RECOMPUTE)
+_ON_DEVICE = (*_COMPUTE, events.OPTIMIZER)
 
 
 class SlackOf(Protocol):
@@ -103,13 +105,14 @@ def find_stragglers(
     step_ns: int,
     stages: Mapping[int, tuple[int, ...]] | None = None,
     hosts: Mapping[int, str] | None = None,
+    clocks: Mapping[int, DeviceClock | str] | None = None,
     slack_of: SlackOf | None = None,
 ) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
     """Return the ranks that the others waited for notably, the costliest first, and caveats about the other ranks.
 
     Parameters:
         used: the first and the last used step.
-        stages: pipeline stages by rank. hosts: host by rank.
+        stages: pipeline stages by rank. hosts: host by rank. clocks: of the devices by rank, or why they are not known.
         slack_of: what of the excess of a rank costs nobody anything.
     """
     waits = [rank for rank in waits if len(rank.work)]
@@ -163,13 +166,25 @@ def find_stragglers(
                 since_step=used[0] + find_onset(balance.excess[:, at]) * width,
                 phase=phase,
                 phases_ns=phases_ns,
-                cause=_find_cause(balance, at, phase, stage, hosts or {}),
+                cause=_find_cause(balance, at, phase, stage, hosts or {}, clocks or {}),
                 waiters=_find_waiters(balance, at) if len(results) < MAX_TRACED else (),
             )
         )
-    return tuple(results), () if mending is None else _tell_turns(
-        mending, most_blamed, balance.ranks, step_ns, num_bins
-    )
+    turns = () if mending is None else _tell_turns(mending, most_blamed, balance.ranks, step_ns, num_bins)
+    return tuple(results), (*turns, *_tell_unknown_clocks(results, clocks or {}))
+
+
+def _tell_unknown_clocks(results: Sequence[StragglerResult], clocks: Mapping[int, DeviceClock | str]) -> list[str]:
+    """Return of which slow ranks it is not known whether the clock of their GPU explains them, and why."""
+    ranks_by_reason: dict[str, list[int]] = {}
+    for result in results:
+        clock = clocks.get(result.rank)
+        if isinstance(clock, str) and result.cause is None and result.phase in _ON_DEVICE:
+            ranks_by_reason.setdefault(clock, []).append(result.rank)
+    return [
+        f"stragglers: whether the clock of a GPU slows {list_ranks(ranks)} down is not known: {reason}"
+        for reason, ranks in ranks_by_reason.items()
+    ]
 
 
 def _tell_turns(mending: Mending, listed: Sequence[int], ranks: Column, step_ns: int, num_bins: int) -> tuple[str, ...]:
@@ -278,13 +293,24 @@ def _find_slow_part(balance: _Balance, at: int, part_of: Mapping[int, Hashable])
 
 
 def _find_cause(
-    balance: _Balance, at: int, phase: str | None, stage: list[int] | None, hosts: Mapping[int, str]
+    balance: _Balance,
+    at: int,
+    phase: str | None,
+    stage: list[int] | None,
+    hosts: Mapping[int, str],
+    clocks: Mapping[int, DeviceClock | str],
 ) -> str | None:
     """Return what made a rank late, where the records tell; None where they do not."""
     if stage is not None:
         alone = " or its rank is slow" if len(stage) == 1 else ""
         return f"pipeline stage of {list_ranks(stage)}: it has more work than the others{alone}"
+    rank = int(balance.ranks[at])
+    clock = clocks.get(rank)
+    if isinstance(clock, DeviceClock) and phase in _ON_DEVICE:
+        others = [own for other, own in clocks.items() if other != rank and isinstance(own, DeviceClock)]
+        if cause := clock.explain(others, surplus=float(balance.surplus[at])):
+            return cause
     host = _find_slow_part(balance, at, hosts)
     if host is not None and len(host) > 1:
-        return f"host {hosts[int(balance.ranks[at])]}: all of its ranks are slow"
+        return f"host {hosts[rank]}: all of its ranks are slow"
     return _CAUSES.get(phase or "")

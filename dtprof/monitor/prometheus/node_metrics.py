@@ -8,7 +8,7 @@ from dtprof.monitor.prometheus import metric_catalogue as c
 from dtprof.monitor.prometheus.node_state import NodeState
 from dtprof.records.nodes.node_samples import GPU, HOST, Value
 
-THROTTLES = {"power": 4, "heat": 8 | 32 | 64 | 128}
+THROTTLES = {"power": 4 | 128, "heat": 32 | 64, "hardware": 8}
 """Bits of NVML's reasons for clocks that are held down."""
 
 

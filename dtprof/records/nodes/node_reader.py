@@ -36,6 +36,7 @@ class NodeSamples:
     gpus: Mapping[int, Table] = field(default_factory=dict)
     processes: Mapping[int, Table] = field(default_factory=dict)
     no_gpus_reason: str | None = None  # why there are no samples of GPUs
+    gpu_problems: tuple[str, ...] = ()  # what of some GPUs is not sampled, a sentence each
     problems: tuple[str, ...] = ()
 
 
@@ -127,6 +128,7 @@ def _read(file: Path, name: str, max_samples: int | None = None, *, newest_only:
         gpus=_keyed(node_samples.GPU, rows, "gpus"),
         processes=_keyed(node_samples.PROCESS, rows, "processes"),
         no_gpus_reason=description.get("no_gpus_reason"),
+        gpu_problems=tuple(map(str, description.get("gpu_problems") or ())),
         problems=tuple(problems),
     )
 

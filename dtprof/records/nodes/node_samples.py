@@ -66,7 +66,7 @@ GPU = _fields(
         ("temperature_c", "C", False, "temperature of the chip"),
         ("sm_clock_mhz", "MHz", False, "clock of the multiprocessors"),
         ("memory_clock_mhz", "MHz", False, "clock of the memory"),
-        ("throttle_reasons", "bits", False, "why clocks are held down, by NVML: 4 power cap; 8, 32, 64, 128 heat"),
+        ("throttle_reasons", "bits", False, "why clocks are held down, by NVML: 4, 128 power; 32, 64 heat; 8 hardware"),
         ("pcie_sent_bytes", "bytes", True, "sent over PCIe, where the device counts"),
         ("pcie_received_bytes", "bytes", True, "received over PCIe, where the device counts"),
         ("pcie_sent_bytes_per_s", "bytes/s", False, "the same over some 20 ms, where it does not count"),
@@ -77,8 +77,18 @@ GPU = _fields(
         ("ecc_uncorrected", "count", True, "memory errors that could not be corrected"),
         ("xid_errors", "count", True, "critical XID events since the launcher started"),
         ("last_xid", "code", False, "XID code of the newest of them"),
+        ("lost", "flag", False, "1: the driver reaches the device no longer, and all else is unknown"),
     ]
 )  # fmt: skip
+THROTTLE_REASONS = {
+    0x2: "clocks that were set for it",
+    0x4: "the power cap",
+    0x8: "its hardware",
+    0x20: "heat",
+    0x40: "heat of its hardware",
+    0x80: "the power brake",
+}
+"""Bits of `throttle_reasons` and what they stand for; an idle device (1) is not held down."""
 PROCESS = _fields(
     [
         ("rss_bytes", "bytes", False, "resident memory, shared pages included"),

@@ -45,6 +45,7 @@ class Strings:
         self.bucket_layouts: list[Layout] = []
         self.threads: dict[int, str] = {}
         self.streams: dict[int, str] = {}
+        self.device_uuid = ""
         self.sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.features: list[str] = []
         self.exceptions: list[tables.ExceptionRecord] = []
@@ -101,6 +102,8 @@ class Strings:
             self.threads[int(row["id"])] = str(row["name"])
         elif kind == "stream":
             self.streams[int(row["id"])] = f"{row['device']}:{int(row['index'])} stream {int(row['stream'])}"
+        elif kind == "device":
+            self.device_uuid = str(row.get("uuid") or "")
         elif kind == "sizes":
             self.sizes[int(row["id"])] = (tuple(map(int, row["inputs"])), tuple(map(int, row["outputs"])))
         elif kind == "feature":
@@ -174,6 +177,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "groups": strings.groups_with_axes(),
         "threads": strings.threads,
         "streams": strings.streams,
+        "device_uuid": strings.device_uuid,
         "sizes": strings.sizes,
         "meshes": tuple(strings.meshes),
         "pipelines": strings.pipelines,
