@@ -13,7 +13,7 @@ help:
 	@echo "make test        set up .venv and run the whole gate: format, lint, types, tests (17 minutes on 2 cores)"
 	@echo "make test-all    the gate with every variant of a test, all layouts of the trainer, and fuzzing (hours)"
 	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
-	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=tests|bench|trainer)"
+	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
 	@echo "make benchmarks  measure what dtprof costs"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
@@ -84,7 +84,7 @@ parity:
 	@.ci/step "training every layout of the reference trainer" .make/parity.log \
 		.venv/bin/python -m reference_trainer.parity
 
-# On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer, each under
+# On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer|layouts, each under
 # ten minutes. `.ci/gpu-wheels` gets beforehand what else it needs.
 PART = all
 gpu:

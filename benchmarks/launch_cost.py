@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import pairs
@@ -79,16 +80,22 @@ for bare_us, recorded_us in rounds:
 
 
 def measure(
-    hook: HookChoice, operation: str, *, launches: int = LAUNCHES, num_pairs: int = PAIRS, backend: str = "gloo"
+    hook: HookChoice,
+    operation: str,
+    *,
+    launches: int = LAUNCHES,
+    num_pairs: int = PAIRS,
+    backend: str = "gloo",
+    environment: Mapping[str, str] | None = None,
 ) -> pairs.Comparison:
     """Return the rounds of all processes, in us a launch."""
     rounds = []
     for _ in range(PROCESSES):
         with tempfile.TemporaryDirectory() as folder:
-            environment = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
+            armed = interpreter.job_environment(run=Path(folder), hook=hook) | {"OMP_NUM_THREADS": "1"}
             result = subprocess.run(
                 [sys.executable, "-c", PROGRAM, operation, str(launches), str(num_pairs), backend],
-                env=environment,
+                env=armed | dict(environment or {}),
                 capture_output=True,
                 text=True,
                 check=True,

@@ -10,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import equal_losses, step_on_device, trained_layouts, trained_presets
 from benchmarks.gpu.__main__ import Measurement, run_measurement
 from benchmarks.gpu.exposed_time import find_exposed
 from benchmarks.gpu.figures import Figure, FigureFile, read_figure
+from reference_trainer.options import parse_options
+from reference_trainer.placement import Placement
 
 REPOSITORY = Path(__file__).parents[1]
+TRAINED = [
+    *((1, arguments) for _, arguments in trained_presets.RUNS),
+    *((num_ranks, (*trained_layouts.COMMON, *layout.split())) for num_ranks, layout in trained_layouts.LAYOUTS),
+    *((num_ranks, arguments) for _, num_ranks, _, arguments in step_on_device.JOBS),
+    *((num_ranks, ("--preset", "small", *layout)) for _, num_ranks, layout in equal_losses.LAYOUTS),
+]
 
 
 def kernel(name: str, begin_us: float, length_us: float) -> dict[str, object]:
@@ -94,6 +103,12 @@ def test_unknown_value_is_said_to_be_unknown(tmp_path: Path) -> None:
         (tmp_path / "bench.md").read_text()
     )
     assert read_figure("FIG") is None
+
+
+@pytest.mark.parametrize(("num_ranks", "arguments"), TRAINED, ids=lambda value: str(value)[:80])
+def test_trainer_takes_every_command_line_of_the_measurements(num_ranks: int, arguments: tuple[str, ...]) -> None:
+    placement = Placement(world_size=num_ranks, local_world_size=num_ranks, launched=True)
+    assert parse_options(arguments, placement).layout.world_size == num_ranks
 
 
 def run_setup(folder: Path, answer: str, *, part: str) -> subprocess.CompletedProcess[str]:

@@ -43,16 +43,20 @@ PARTS = {
         Measurement(module="hook_builds", most_s=400),
         Measurement(module="kernel_durations", most_s=90),
         Measurement(module="exposed_time", most_s=90),
-        Measurement(module="launch_on_device", most_s=90),
-        Measurement(module="equal_losses", most_s=180),
         Measurement(module="step_on_device", most_s=240),
+        Measurement(module="launch_on_device", most_s=120),
         Measurement(module="concurrent_kernels", most_s=90),
+        Measurement(module="equal_losses", most_s=180),
     ),
     "trainer": (
         Measurement(module="machine", most_s=60),
         Measurement(module="hook_builds", most_s=400),
-        Measurement(module="trained_presets", most_s=300),
-        Measurement(module="trained_layouts", most_s=420),
+        Measurement(module="trained_presets", most_s=500),
+    ),
+    "layouts": (
+        Measurement(module="machine", most_s=60),
+        Measurement(module="hook_builds", most_s=400),
+        Measurement(module="trained_layouts", most_s=500),
     ),
 }
 

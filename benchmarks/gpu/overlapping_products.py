@@ -23,6 +23,8 @@ def main(folder: Path, backend: str) -> None:
     """Measure, and leave the times behind."""
     cuda = backend == "nccl"
     device = torch.device("cuda:0" if cuda else "cpu")
+    if cuda:
+        torch.cuda.set_device(device)
     dist.init_process_group(backend)
     exclude, key = torch._C._dispatch_tls_set_dispatch_key_excluded, torch._C.DispatchKey.BackendSelect
     dtype = torch.bfloat16 if cuda else torch.float32

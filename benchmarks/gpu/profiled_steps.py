@@ -23,6 +23,8 @@ WIDTH, LAYERS, ROWS = (64, 4, 8) if sys.argv[2] == "gloo" else (2048, 8, 4096)
 def main(folder: Path, backend: str) -> None:
     """Train, and leave behind what was measured."""
     device = torch.device("cpu" if backend == "gloo" else "cuda:0")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(backend)
     torch.manual_seed(0)
     layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]

@@ -123,7 +123,7 @@ def test_messages_and_coalesced_operations_have_their_times(tmp_path: Path) -> N
         names = [tables.ops[row["op"]] for row in ended]
         assert names.count("send") >= 5
         assert names.count("recv") >= 5
-        assert names.count("all_reduce") >= 15
+        assert names.count("all_reduce") >= 1 + 5  # one of each coalesced batch
         assert (ended["flags"] & schema.DEVICE_FLAG["several"] != 0).any()
 
 
