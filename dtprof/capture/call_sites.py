@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 PACKAGE = Path(__file__).resolve().parents[1]
 TRANSPARENT = ("/c10d_logger.py", "/contextlib.py", "/_contextlib.py", f"{PACKAGE}/")
 """Files whose functions only wrap the call of the user: never reported as its api."""
+PACKAGES = ("site-packages", "dist-packages")
 MAX_DEPTH = 512
 MOST_CODES = 100_000
 """Limit of code objects kept for ever, of which a program may create any number; further ones are ignored."""
@@ -40,6 +41,8 @@ def code_owners(torch_folder: str) -> CodeOwners:
     library = {known["stdlib"], known["platstdlib"], known["purelib"], known["platlib"], *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         library.add(site.getusersitepackages())
+    # Virtual environments over others, PYTHONPATH and .pth files add folders of packages of other interpreters.
+    library.update(folder for folder in sys.path if folder.rstrip("/").endswith(PACKAGES))
     for name in ("os", "threading"):
         if origin := getattr(sys.modules.get(name), "__file__", None):
             library.add(str(Path(origin).parent))

@@ -9,8 +9,9 @@ import itertools
 import operator
 import sys
 import types
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic_ns
 from typing import Any
 
@@ -121,7 +122,7 @@ class Phases:
         """Record when a rank creates a group: creation is a collective, which hangs without all ranks."""
         for name in ("new_group", "split_group"):
             original = getattr(module, name, None)
-            watched = self._spans.around(module, name, events.NEW_GROUP)
+            watched = self._spans.around(module, name, events.NEW_GROUP, number_of=_members_checksum)
             if watched is not None:
                 replace_copies(original, name, watched)
 
@@ -161,6 +162,20 @@ class Phases:
             lambda *_: started.append(self._spans.begin(events.COMPILE) or 0)
         )
         module.callback_handler.register_end_callback(lambda *_: self._spans.end(started.pop() if started else 0))
+
+
+def _members_checksum(ranks: Any = None, *_: Any, **options: Any) -> int:
+    """Return a number that stands for the members asked for in a call of new_group or split_group; 0 for all ranks.
+
+    A group that is being made has no record yet: this tells whether ranks make the same one.
+    """
+    if "split_ranks" in options:
+        ranks = options["split_ranks"]
+    try:
+        members = [sorted(part) if isinstance(part, Iterable) else int(part) for part in ranks or ()]
+    except (TypeError, ValueError):  # the call is about to refuse them
+        return 0
+    return zlib.crc32(repr(members).encode()) & 0x7FFFFFFF if members else 0
 
 
 def _code_that_pickles(storage: Any) -> frozenset[types.CodeType]:

@@ -54,8 +54,8 @@ class Spans:
         """Call this, which must not raise, before each backward pass."""
         self._before_backward.append(call)
 
-    def begin(self, phase: str) -> int:
-        """Begin a span; return its handle, 0 where nothing is recorded."""
+    def begin(self, phase: str, number: int = 0) -> int:
+        """Begin a span with a number that its kind gives a meaning; return its handle, 0 where nothing is recorded."""
         # One Python frame: between the computations of the job this code leaves the CPU caches, and each call costs.
         try:
             recorder = self.recorder(phase in TRAINING)
@@ -65,7 +65,7 @@ class Spans:
                 self._record_pauses(recorder)
             op = self.id_of(recorder, phase)
             if phase != events.BACKWARD:
-                return recorder.begin_span(op, False)
+                return recorder.begin_span(op, False, -1, number)
             for call in self._before_backward:
                 call()
             return recorder.begin_span(op, True)
@@ -109,6 +109,7 @@ class Spans:
         normal_exits: tuple[type[BaseException], ...] = (),
         outermost: bool = False,
         excluded_callers: frozenset[types.CodeType] = frozenset(),
+        number_of: Callable[..., int] | None = None,
     ) -> Callable[..., Any] | None:
         """Replace a function of a module or class by one that records a span around it; None where it is missing.
 
@@ -119,11 +120,12 @@ class Spans:
             normal_exits: exceptions that are no failure of the function.
             outermost: record no span inside another outermost span of this thread.
             excluded_callers: record no span for calls from this code.
+            number_of: gives the number of the span from the arguments of the call; must not raise.
         """
         original = vars(owner).get(name)
         if not isinstance(original, types.FunctionType | types.BuiltinFunctionType):
             return None
-        wrapped = self.wrapped(original, phase, normal_exits=normal_exits)
+        wrapped = self.wrapped(original, phase, normal_exits=normal_exits, number_of=number_of)
         if outermost:
             wrapped = self._outermost(original, wrapped, excluded_callers)
         setattr(owner, name, wrapped)
@@ -148,7 +150,12 @@ class Spans:
         return choose
 
     def wrapped(
-        self, original: Callable[..., Any], phase: str, *, normal_exits: tuple[type[BaseException], ...] = ()
+        self,
+        original: Callable[..., Any],
+        phase: str,
+        *,
+        normal_exits: tuple[type[BaseException], ...] = (),
+        number_of: Callable[..., int] | None = None,
     ) -> Callable[..., Any]:
         """Return a function that records a span around another."""
         begin, end = self.begin, self.end
@@ -156,7 +163,7 @@ class Spans:
 
         @functools.wraps(original)
         def with_span(*arguments: Any, **options: Any) -> Any:
-            span = begin(phase)
+            span = begin(phase) if number_of is None else begin(phase, number_of(*arguments, **options))
             failed, flags = True, 0
             try:
                 result = original(*arguments, **options)

@@ -3,6 +3,7 @@
 from dtprof.diagnosis.blocked_ranks import seen_at
 from dtprof.diagnosis.findings import Finding, at_line, capitalised, wait_words
 from dtprof.diagnosis.job_state import RankState
+from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.records import events
 
 FROZEN = ("stopped", "disk-sleep", "tracing-stop")
@@ -15,6 +16,10 @@ LONG_PHASES = {
 """What may rightly take long while others wait, and what to do about it; an evaluation where the rank works."""
 DEVICE_ADVICE = (
     "Look at what its device works on: a kernel that does not end, a copy, an error of the device (nvidia-smi, dmesg)."
+)
+LONG_WORK = (
+    "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
+    "timeout of the group."
 )
 
 
@@ -42,7 +47,8 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
 
 def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     stack = rank.stack
-    if frozen := frozen_words(rank):
+    progress = progress_of(rank)
+    if (frozen := frozen_words(rank)) and not progress:
         return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():
         if phase in rank.open_phases and (phase != events.EVALUATION or is_working(rank)):
@@ -50,8 +56,15 @@ def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     if stack is not None and stack.device_call:
         words = f"is blocked in {stack.device_call}: it waits for its own device, which does not get on,"
         return "rank-stuck", words, DEVICE_ADVICE, 0.9
+    if progress:
+        return "long-operation", "is still at work outside any collective", LONG_WORK, 0.8
     if is_working(rank):
-        return "rank-stuck", "is busy outside any collective and does not come", "Look at the line it runs.", 0.75
+        return (
+            "rank-stuck",
+            "is busy outside any collective and does not come",
+            "Look at the line it runs: nothing there changes, as in a loop that waits or has no end.",
+            0.75,
+        )
     seen = rank.interruption is not None or (stack is not None and bool(stack.frames))
     return (
         "rank-stuck",
@@ -66,6 +79,19 @@ def is_working(rank: RankState) -> bool:
     return rank.stack is not None and rank.stack.is_busy
 
 
+def progress_of(rank: RankState) -> tuple[str, ...]:
+    """Return what shows that a rank gets on with something: empty where nothing does.
+
+    A host that waits for its device may spin in the driver: where there is one, native code alone shows nothing.
+    """
+    stack = rank.stack
+    if stack is None or stack.state in ("stopped", "tracing-stop"):
+        return ()
+    on_device = bool(stack.device_call) or any(operation.on_device for operation in rank.open_operations)
+    is_all_native = stack.python_state == PythonState.NATIVE and len(stack.progress) == 1
+    return () if on_device and is_all_native else stack.progress
+
+
 def observed_words(rank: RankState) -> str:
     """Return what its stack, its interruption or its last record shows of a rank."""
     stack = rank.stack
@@ -78,7 +104,8 @@ def observed_words(rank: RankState) -> str:
         return f"process state {stack.state}{phases}; {stack.reason}"
     path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in stack.frames[:4])
     share = "" if stack.cpu_share is None else f", {stack.cpu_share:.0%} of a core"
-    return f"process state {stack.state}{share}{phases}; stack: {path}"
+    progress = "".join(f", {words}" for words in progress_of(rank))
+    return f"process state {stack.state}{share}{progress}{phases}; stack: {path}"
 
 
 def frozen_words(rank: RankState) -> str:

@@ -12,16 +12,26 @@ REFUSAL = re.compile(r"ProcessGroup\w*::\w+: ")
 """How the messages of back ends begin that refuse arguments."""
 
 
-def failed_in_communication(rank: RankState) -> bool:
-    """Say whether the exception came out of an operation that failed after waiting: it is a victim's."""
+def raised_by(rank: RankState) -> Operation | None:
+    """Return the operation that the exception came out of; None where it did not come out of one."""
     error = rank.own_exception
     last = rank.operations[-1] if rank.operations else None
     if error is None or last is None or not last.failed or last.done_ns == UNKNOWN_NS:
+        return None
+    return last if 0 <= error.t_ns - last.done_ns < 1_000_000_000 else None
+
+
+def is_refused(rank: RankState) -> bool:
+    """Say whether the exception is that of a back end that refused the arguments of a call."""
+    return rank.own_exception is not None and REFUSAL.search(rank.own_exception.message) is not None
+
+
+def failed_in_communication(rank: RankState) -> bool:
+    """Say whether the exception came out of an operation that failed after waiting: it is a victim's."""
+    error, operation = rank.own_exception, raised_by(rank)
+    if error is None or operation is None or is_refused(rank):
         return False
-    if REFUSAL.search(error.message):
-        return False
-    raised_by_it = 0 <= error.t_ns - last.done_ns < 1_000_000_000
-    return raised_by_it and last.done_ns - last.issued_ns > 1_000_000 and "RuntimeError" in error.type
+    return operation.done_ns - operation.issued_ns > 1_000_000 and "RuntimeError" in error.type
 
 
 def victims(job: JobState, culprits: set[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dtprof.diagnosis.logged_job import LoggedJob
-from dtprof.diagnosis.stack_groups import RankStack
+from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
@@ -60,8 +60,10 @@ CHAINED = ("direct cause of the following exception", "During handling of the ab
 
 DEVICE_CALL = re.compile(r"(cuda|cu|hip|nccl|rccl|acl|aclrt|ze)[A-Z]\w*$|\w*(Stream|Device|Event|Ctx)Synchronize\w*$")
 """Functions in which the host calls a device: of drivers, runtimes and NCCL."""
-BUSY = 0.2
-"""Share of a core above which a process counts as working."""
+MOVED_BYTES = 1 << 16
+"""Read or written within the half second of a sample by a process that works on files or pipes."""
+NEW_PAGES = 64
+"""Page faults within it of a process that takes memory into use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,25 @@ class Stack:
     frames: tuple[Site, ...]  # of the main thread, innermost first
     reason: str = ""
     device_call: str = ""  # the function of a driver or of NCCL that the main thread is in; empty: none is seen
+    children_cpu_share: float | None = None
+    io_bytes: int | None = None
+    page_faults: int | None = None
+    python_state: PythonState | None = None
+    t_ns: int | None = None  # when it was taken
+
+    @property
+    def progress(self) -> tuple[str, ...]:
+        """What shows that it gets on with something while others wait; empty where nothing does."""
+        busy, share = self.is_busy, self.children_cpu_share or 0.0
+        facts = (
+            ((self.io_bytes or 0) >= MOVED_BYTES, f"{(self.io_bytes or 0) / 1e6:,.1f} MB read or written"),
+            (share > BUSY, f"its children use {share:.0%} of a core"),
+            (busy and (self.page_faults or 0) >= NEW_PAGES, f"{self.page_faults or 0:,} page faults"),
+            (busy and self.python_state == PythonState.CHANGED, "its local variables change"),
+            (busy and self.python_state == PythonState.UNSEEN, "it uses the CPU"),
+            (busy and self.python_state == PythonState.NATIVE, "it computes in native code"),
+        )
+        return tuple(words for is_so, words in facts if is_so)
 
     @property
     def is_busy(self) -> bool:
@@ -91,9 +112,9 @@ class PipelinePass:
 
 @dataclass(frozen=True, kw_only=True)
 class LongPhase:
-    """A checkpoint or a compilation that took long, several in a row as one."""
+    """A checkpoint or a compilation that took long, several in a row as one; or work between two operations."""
 
-    phase: str
+    phase: str  # empty: work that no phase names
     site: Site | None
     begin_ns: int
     end_ns: int
@@ -128,6 +149,7 @@ class RankState(RankOperations):
     exhausted: int = 0  # times that a data loader had no batch left
     newest_is_exhaustion: bool = False  # it was the last that happened to data
     group_sites: tuple[Site | None, ...] = ()  # of each call of new_group and split_group
+    group_members: tuple[int, ...] = ()  # what stands for the members asked for in each of them; 0: all, or not known
     making_group: Site | None = None  # the call of new_group it is in
     device_phases: tuple[str, ...] = ()  # that its device has begun and not ended
     passes: tuple[PipelinePass, ...] = ()  # steps of a pipeline: the newest that has ended, and the newest
@@ -341,6 +363,10 @@ def main_stack(seen: RankStack) -> Stack:
         frames=tuple(Site(file=f.file, line=f.line, function=f.function) for f in own or frames),
         reason=seen.reason,
         device_call=next(calls, ""),
+        children_cpu_share=seen.children_cpu_share,
+        io_bytes=seen.io_bytes,
+        page_faults=seen.page_faults,
+        python_state=seen.python_state,
     )
 
 

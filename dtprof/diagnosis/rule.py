@@ -46,6 +46,7 @@ class Rule:
     kinds: tuple[str, ...]
     stages: tuple[Stage, ...]
     find: Find
+    finds_all: bool = False  # each of its findings is a fault of its own; else the first is the most probable
     leave_open: Callable[[Case], Iterable[str]] = lambda _: ()  # why it finds nothing, where that is worth saying
 
 

@@ -2,9 +2,25 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 MAIN_THREAD = "MainThread"
+BUSY = 0.2
+"""Share of a core above which a process counts as working."""
+
+
+class PythonState(StrEnum):
+    """What a busy main thread did to the local variables of its frames within half a second.
+
+    A loop that works on data changes some: what it reads, counts or collects. One that only asks whether something has
+    happened changes none.
+    """
+
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    UNSEEN = "unseen"  # the code has no local variables: it runs at the top level of a module
+    NATIVE = "native"  # it computes in code that has let go of the interpreter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +55,10 @@ class RankStack:
     pid: int
     state: str = ""
     cpu_share: float | None = None  # of one core
+    children_cpu_share: float | None = None  # of its descendants
+    io_bytes: int | None = None  # read and written while it was watched
+    page_faults: int | None = None  # while it was watched
+    python_state: PythonState | None = None  # of one that was busy
     threads: tuple[Thread, ...] = ()
     reason: str = ""
 
@@ -77,18 +97,31 @@ def read_stacks(document: Mapping[str, Any], ranks: Mapping[int, int]) -> list[R
         if not isinstance(facts, dict):
             continue
         threads = facts.get("threads")
-        share = facts.get("cpu_share")
         found.append(
             RankStack(
                 rank=rank,
                 pid=pid,
                 state=str(facts.get("state") or ""),
-                cpu_share=float(share) if isinstance(share, int | float) else None,
+                cpu_share=_number(facts, "cpu_share"),
+                children_cpu_share=_number(facts, "children_cpu_share"),
+                io_bytes=_count(facts, "io_bytes"),
+                page_faults=_count(facts, "page_faults"),
+                python_state=next((state for state in PythonState if state == facts.get("python_state")), None),
                 threads=tuple(map(_thread, threads)) if isinstance(threads, list) else (),
                 reason=str(facts.get("reason") or ""),
             )
         )
     return sorted(found, key=lambda stack: (stack.rank, stack.pid))
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float | None:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _count(facts: Mapping[str, Any], name: str) -> int | None:
+    value = facts.get(name)
+    return value if isinstance(value, int) else None
 
 
 def _thread(facts: Any) -> Thread:

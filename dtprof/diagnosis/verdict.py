@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from dtprof.diagnosis.blocked_ranks import is_refused, raised_by
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.explained_waits import (
     find_explained,
@@ -87,12 +88,12 @@ def _find_first_cause(case: Case) -> list[Finding]:
     """
     if case.job.sources == ("log",) and (named := _find_first(case, Stage.NAMED)):
         return named
-    if death := _find_first(case, Stage.DEATH):
+    if (death := _find_first(case, Stage.DEATH)) and not _died_in_operation(case.job, death[0]):
         return death
-    if abort := _find_first(case, Stage.ABORT):
-        # A back end may abort the process that receives what does not fit: then the end is a consequence.
+    if ended := death or _find_first(case, Stage.ABORT):
+        # A back end raises in, or aborts, the process that receives what does not fit: a consequence.
         broken = _find_first(case, Stage.DIVERGENCE, Stage.BROKEN_MESSAGE)
-        return [explain(broken[0], abort[0])] if broken else abort
+        return [explain(broken[0], ended[0])] if broken else ended
     if case.job.stalled or case.awaited_leavers:
         return _find_first(case, Stage.DIVERGENCE, Stage.WAIT, Stage.STALL, Stage.LATE, *LAST)
     # No rank is blocked: open operations mean nothing. How ranks exited matters where the job failed.
@@ -100,13 +101,19 @@ def _find_first_cause(case: Case) -> list[Finding]:
     return _find_first(case, Stage.LATE, *LAST) if failed else _find_first(case, *LAST)
 
 
+def _died_in_operation(job: JobState, death: Finding) -> bool:
+    """Say whether what ended ranks came out of the operations that they were in, which took their arguments."""
+    ranks = [job.ranks.get(rank) for rank in death.culprit_ranks]
+    return all(rank is not None and raised_by(rank) is not None and not is_refused(rank) for rank in ranks)
+
+
 def _find_first(case: Case, *stages: Stage) -> list[Finding]:
     """Return what the first rule of the first of these stages that finds something finds first, refined."""
     for stage in stages:
         for rule in RULES:
-            cause = next(iter(rule.find(case)), None) if stage in rule.stages else None
-            if cause is not None:
-                return _refine(case, stage, cause)
+            found = iter(rule.find(case) if stage in rule.stages else ())
+            if (cause := next(found, None)) is not None:
+                return [*_refine(case, stage, cause), *(found if rule.finds_all else ())]
     return []
 
 

@@ -88,6 +88,16 @@ def disagreement_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | No
     return _judge(tables, operations, "sizes", seq, pairs) if pairs else None
 
 
+def sizes_at(ranks: Ranks, tables: Tables, seq: int) -> Disagreement | None:
+    """Return how the sizes at a position differ, whether or not the operation asks for equal ones; None: they agree.
+
+    A gather may take uneven tensors. Where the back end crashes in one, the sizes may be why.
+    """
+    operations = at_position(ranks, tables, seq)
+    sizes = {operation.numel for operation in operations.values() if operation.numel >= 0}
+    return _judge(tables, operations, "numel", seq, []) if len(sizes) > 1 else None
+
+
 def _differ_in(column: str, a: Array, b: Array) -> Mask:
     differ: Mask = a[column] != b[column]
     if column in _UNKNOWN and differ.any():

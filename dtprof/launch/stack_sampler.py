@@ -16,12 +16,17 @@ from typing import Any
 
 import psutil
 
+from dtprof.diagnosis.stack_groups import BUSY, MAIN_THREAD, PythonState
+from dtprof.launch.work_counters import WorkCounters, read_work_counters
 from dtprof.records import paths, writer
 
-CPU_WINDOW_S = 0.5
+WINDOW_S = 0.5
+"""Time over which work is counted, between the first and the second look at a process."""
 DUMP_TIMEOUT_S = 10
 TRIES, PAUSE_S = 3, (0.05, 0.2)
 """Attempts for a refused stack, and the pause between them; pauses are random, or all would collide again."""
+FROZEN = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
+"""States in which a process does not answer a tracer."""
 REFUSED = "EPERM"
 """py-spy's error where it may not trace the process, or another tracer, such as a second launcher, does."""
 AT_ONCE = 8
@@ -41,31 +46,87 @@ def sample(
     native: bool = False,
     starting: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
-    """Return state and stacks of every process, with `native` C and C++ frames too; write them to the node's folder.
+    """Return state, stacks and work of processes, with `native` C and C++ frames too; write them to the node folder.
 
     `starting` are further processes without records, with their ranks, which the document keeps. For each pid: `state`
-    (of psutil), `cpu_share` (of one core, over half a second), `threads` (py-spy's JSON: name and frames, innermost
-    first) or `reason` why there is no stack.
+    (of psutil), `threads` (py-spy's JSON: name and frames, innermost first) or `reason` why there is no stack, and what
+    the process did over half a second: `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, `page_faults`
+    and, of one that was busy, `python_state` (of stack_groups.PythonState).
     """
     ranks = starting or {}
     chosen = [*pids, *ranks]
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         processes = dict(zip(chosen, pool.map(functools.partial(_describe, native=native), chosen), strict=True))
+        t_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        first = {pid: read_work_counters(pid) for pid in processes}
+        time.sleep(WINDOW_S)
+        for pid, facts in processes.items():
+            facts |= _work_between(first[pid], read_work_counters(pid))
+            if pid in ranks:
+                facts["rank"] = ranks[pid]
+        busy = [pid for pid, facts in processes.items() if "threads" in facts and _is_busy(facts)]
+        for pid, later in zip(busy, pool.map(functools.partial(_describe, native=False), busy), strict=True):
+            processes[pid]["python_state"] = _python_state(processes[pid]["threads"], later.get("threads"))
+    for facts in processes.values():
+        _drop_locals(facts.get("threads"))  # what a program computes with is its own affair
     document: dict[str, Any] = {
-        "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "t_ns": t_ns,
         "processes": {str(pid): facts for pid, facts in processes.items()},
     }
-    first = {pid: _cpu_s(pid) for pid in processes}
-    time.sleep(CPU_WINDOW_S)
-    for pid, facts in processes.items():
-        before, after = first[pid], _cpu_s(pid)
-        facts["cpu_share"] = None if before is None or after is None else round((after - before) / CPU_WINDOW_S, 3)
-        if pid in ranks:
-            facts["rank"] = ranks[pid]
     if node_folder is not None:
         with contextlib.suppress(OSError):  # a full disk must not stop the diagnosis
             writer.write_json(node_folder / paths.STACKS, document)
     return document
+
+
+def _is_busy(facts: Mapping[str, Any]) -> bool:
+    """Say whether a process works; a runnable one may get little of a host with much to do."""
+    return facts["state"] == psutil.STATUS_RUNNING or (facts["cpu_share"] or 0) > BUSY
+
+
+def _work_between(before: WorkCounters, after: WorkCounters) -> dict[str, float | int | None]:
+    """Return what a process did over the window."""
+
+    def difference(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else b - a
+
+    def share(a: float | None, b: float | None) -> float | None:
+        used_s = difference(a, b)
+        return None if used_s is None else round(max(used_s, 0.0) / WINDOW_S, 3)
+
+    return {
+        "cpu_share": share(before.cpu_s, after.cpu_s),
+        "children_cpu_share": share(before.children_cpu_s, after.children_cpu_s),
+        "io_bytes": difference(before.io_bytes, after.io_bytes),
+        "page_faults": difference(before.page_faults, after.page_faults),
+    }
+
+
+def _python_state(before: Any, after: Any) -> PythonState | None:
+    """Return what became of the main thread between two dumps with local variables."""
+    old, new = _main_thread(before), _main_thread(after)
+    if old is None or new is None:
+        return None
+    if not (old.get("owns_gil") or new.get("owns_gil")):
+        return PythonState.NATIVE
+    first, second = (
+        [(frame.get("name"), frame.get("locals")) for frame in thread.get("frames") or ()] for thread in (old, new)
+    )
+    if not any(variables for _, variables in first):
+        return PythonState.UNSEEN
+    return PythonState.UNCHANGED if first == second else PythonState.CHANGED
+
+
+def _main_thread(threads: Any) -> Mapping[str, Any] | None:
+    found = [thread for thread in threads or () if isinstance(thread, dict)]
+    named = (thread for thread in found if thread.get("thread_name") == MAIN_THREAD)
+    return next(named, found[0] if found else None)
+
+
+def _drop_locals(threads: Any) -> None:
+    for thread in threads or ():
+        for frame in thread.get("frames") or () if isinstance(thread, dict) else ():
+            frame.pop("locals", None)
 
 
 def _describe(pid: int, *, native: bool) -> dict[str, Any]:
@@ -73,14 +134,21 @@ def _describe(pid: int, *, native: bool) -> dict[str, Any]:
         state = psutil.Process(pid).status()
     except psutil.Error:
         return {"state": "gone", "reason": "the process has ended"}
-    if state in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+    if state == psutil.STATUS_ZOMBIE:
         return {"state": state, "reason": f"the process is {state}"}
     spy = find_py_spy()
     if spy is None:
         return {"state": state, "reason": "py-spy is not installed"}
-    threads, reason = _dump([spy, "dump", "--json", "--pid", str(pid), *(["--native"] if native else [])])
+    command = [spy, "dump", "--json", "--locals", "--pid", str(pid)]
+    if state in FROZEN:
+        # It does not answer to being stopped, and does not move while it is read.
+        threads, reason = _dump([*command, "--nonblocking"])
+        return (
+            {"state": state, "threads": threads} if threads else {"state": state, "reason": f"the process is {state}"}
+        )
+    threads, reason = _dump([*command, "--native"] if native else command)
     if threads is None and native:
-        threads, _ = _dump([spy, "dump", "--json", "--pid", str(pid)])  # Python frames are better than none
+        threads, _ = _dump(command)  # Python frames are better than none
     if threads is None:
         return {"state": state, "reason": f"py-spy could not read it: {reason}"}
     return {"state": state, "threads": threads}
@@ -112,11 +180,3 @@ def reason_in(complaint: str) -> str:
         return "no answer"
     first, last = lines[0].removeprefix("Error: "), re.sub(r"^\d+: ", "", lines[-1])
     return first if len(lines) == 1 else f"{first}: {last}"
-
-
-def _cpu_s(pid: int) -> float | None:
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return None
-    return float(times.user + times.system)

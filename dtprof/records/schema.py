@@ -113,7 +113,8 @@ RECORD = lay_out(
             "",
             "point to point: the tag; collectives: id of a `sizes` entry, 0 where sizes are even; spans of a pipeline "
             "stage: the microbatch; spans `pp_step`: id of a `pipeline` entry; spans `step`: how many there have "
-            "been, with this one; device kinds: how far its times may be off on the host's clock, in ns",
+            "been, with this one; spans `new_group`: CRC-32 of the members asked for, 0 for all; device kinds: how "
+            "far its times may be off on the host's clock, in ns",
         ),
         ("site", "I", "id", "line of the user's code and attribution, declared by a `site` entry; 0 unknown"),
         (

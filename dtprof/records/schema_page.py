@@ -78,8 +78,10 @@ _NODE_FILES = (
     ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
     ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
      "diagnose` has them; `instance`: how many groups of that name and those members were created before"),
-    ("stacks.json", "`t_ns`; `processes` by pid: `state`, `cpu_share` (of one core), `threads` as `py-spy dump --json` "
-     "prints them, or `reason` why there are none; `rank` where the process had left no record"),
+    ("stacks.json", "`t_ns`; `processes` by pid: `state`, `threads` as `py-spy dump --json` prints them, or `reason` "
+     "why there are none; over half a second `cpu_share` and `children_cpu_share` (of one core), `io_bytes`, "
+     "`page_faults`, and of a busy process `python_state`: whether local variables changed; `rank` where the process "
+     "had left no record"),
 )  # fmt: skip
 _TYPES = {"B": "uint8", "H": "uint16", "I": "uint32", "i": "int32", "Q": "uint64", "f": "float32"}
 

@@ -1,6 +1,8 @@
 """Stacks taken from outside: what is told where py-spy gets none, and that it is asked again where it may yet."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import psutil
 import pytest
 
 from dtprof.launch import stack_sampler
+from dtprof.launch.work_counters import WorkCounters, read_work_counters
 
 HELD = """Error: Failed to get stack traces
 
@@ -61,9 +64,48 @@ def test_a_process_that_another_holds_is_asked_for_three_times(
     file = spy(tmp_path, refusals)
     monkeypatch.setattr(stack_sampler, "find_py_spy", lambda: str(file))
     monkeypatch.setattr(stack_sampler, "PAUSE_S", (0.0, 0.0))
-    monkeypatch.setattr(stack_sampler, "CPU_WINDOW_S", 0.001)
+    monkeypatch.setattr(stack_sampler, "WINDOW_S", 0.001)
+    # This process counts as idle: of one that is busy a second stack would be taken.
+    monkeypatch.setattr(stack_sampler, "read_work_counters", lambda _: WorkCounters())
     own = psutil.Process().pid
     facts = stack_sampler.sample([own], tmp_path)["processes"][str(own)]
     assert ("threads" in facts) == is_told
     assert is_told or facts["reason"].endswith("Operation not permitted")
     assert json.loads((tmp_path / "count").read_text(encoding="utf-8")) == min(refusals + 1, 3)
+
+
+LOOPS = {
+    "changed": "total = 0\n    while True:\n        total += 1",
+    "unchanged": "ready = False\n    while not ready:\n        pass",
+}
+
+
+@pytest.mark.parametrize("state", LOOPS)
+def test_a_loop_that_changes_no_variable_is_told_from_one_that_works(tmp_path: Path, state: str) -> None:
+    program = f"def main():\n    {LOOPS[state]}\n\nprint('started', flush=True)\nmain()\n"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            facts = stack_sampler.sample([process.pid], tmp_path)["processes"][str(process.pid)]
+        finally:
+            process.kill()
+    if "threads" not in facts:
+        pytest.skip(facts["reason"])
+    assert facts["python_state"] == state
+    assert all("locals" not in frame for thread in facts["threads"] for frame in thread["frames"])
+
+
+def test_bytes_read_and_written_are_counted(tmp_path: Path) -> None:
+    before = read_work_counters(os.getpid()).io_bytes
+    (tmp_path / "file").write_bytes(b"x" * 100_000)
+    after = read_work_counters(os.getpid()).io_bytes
+    assert before is not None
+    assert after is not None
+    assert after - before >= 100_000
+
+
+def test_of_a_process_that_has_ended_nothing_is_known() -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as process:
+        process.wait()
+    assert read_work_counters(process.pid) == WorkCounters()

@@ -7,9 +7,10 @@ from dtprof.diagnosis.blocked_ranks import call_sites, victims
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, group_words, rank_list
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rank_failures import NATIVE_CRASHES
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job import agreement
-from dtprof.job.agreement import Disagreement, disagreement_at
+from dtprof.job.agreement import Disagreement, disagreement_at, sizes_at
 from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
@@ -46,6 +47,18 @@ def find_blocking_mismatches(case: Case) -> Iterator[Finding]:
         if disagreement is not None:
             yield _finding(case.job, collective.group, disagreement)
             return
+
+
+def find_sizes_behind_abort(case: Case) -> Iterator[Finding]:
+    """Give a size mismatch where native code crashed in a collective, also in one that may take uneven sizes."""
+    groups = group_tables(case.job.ranks)
+    for rank in case.job.ranks.values():
+        last = rank.first_blocking or (rank.operations[-1] if rank.operations else None)
+        if rank.signal_name not in NATIVE_CRASHES or last is None or last.p2p:
+            continue
+        disagreement = sizes_at(case.job.ranks, groups.get(last.group, {}), last.seq)
+        if disagreement is not None:
+            yield replace(_finding(case.job, last.group, disagreement), confidence=0.75)
 
 
 def _find_mismatch_before(case: Case) -> Iterator[Finding]:
@@ -130,6 +143,7 @@ def _show(argument: str, operation: Operation) -> str:
 
 RULES: Declared = (
     Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_blocking_mismatches),
+    Rule(kinds=("size-mismatch",), stages=(Stage.BROKEN_MESSAGE,), find=find_sizes_behind_abort),
     Rule(kinds=KINDS, stages=(Stage.MISPAIRED,), find=find_mismatches),
     Rule(kinds=KINDS, stages=(Stage.BESIDE_CRASH,), find=find_silent_mismatches),
 )

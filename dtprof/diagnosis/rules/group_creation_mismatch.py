@@ -57,21 +57,24 @@ def find_creation_mismatch(case: Case) -> Iterator[Finding]:
 
 
 def _find_other_groups(job: JobState) -> Finding | None:
-    """Return the finding where ranks call new_group at different lines, and some do not come out of it."""
-    calls = {rank.rank: rank.group_sites for rank in job.ranks.values()}
+    """Return the finding where ranks call new_group at other lines or for other members, and some stay in it."""
+    calls = {rank.rank: tuple(zip(rank.group_sites, rank.group_members, strict=True)) for rank in job.ranks.values()}
     number = min(map(len, calls.values()))
-    differing = (i for i in range(number) if len({sites[i] for sites in calls.values()}) > 1)
-    place = next((i for i in differing if not _made_together(job, i)), None)
+    differing = (i for i in range(number) if len({own[i] for own in calls.values()}) > 1)
+    place = next((i for i in differing if _hangs(job, i)), None)
     if place is None:
         return None
-    sites = {rank: site for rank, own in calls.items() if (site := own[place]) is not None}
-    usual = Counter(sites.values()).most_common(1)[0][0]
-    culprits = tuple(sorted(rank for rank, site in sites.items() if site != usual))
+    made = {rank: own[place] for rank, own in calls.items()}
+    sites = {rank: site for rank, (site, _) in made.items() if site is not None}
+    chosen, _ = Counter(made.values()).most_common(1)[0]
+    usual = chosen[0]
+    culprits = tuple(sorted(rank for rank, call in made.items() if call != chosen))
+    differs = "for other members" if len(set(sites.values())) == 1 else "at different lines"
     tie = 2 * len(culprits) >= len(sites)
     waiting = tuple(sorted(set(sites) - set(culprits)))
     return Finding(
         kind="group-creation-mismatch",
-        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites[culprits[0]])}; others "
+        summary=f"{capitalised(culprits)} made another group at this place{at_line(sites.get(culprits[0]))}; others "
         f"called new_group{at_line(usual)}; ranks wait in new_group.",
         culprit_ranks=culprits,
         waiting_ranks=waiting,
@@ -80,11 +83,22 @@ def _find_other_groups(job: JobState) -> Finding | None:
         call_sites={rank: site for rank, site in sites.items() if rank in waiting},
         culprit_call_sites={rank: site for rank, site in sites.items() if rank in culprits},
         evidence=(
-            f"their call number {place + 1} of new_group is at different lines",
+            f"their call number {place + 1} of new_group is {differs}",
             *(("the ranks split into equal halves: which half is wrong is a guess",) if tie else ()),
         ),
         advice=(ADVICE,),
     )
+
+
+def _hangs(job: JobState, call: int) -> bool:
+    """Say whether ranks that call new_group differently there do not come out of it together.
+
+    Ranks that each make a group of their own members only come out of it, and differ in nothing but the members.
+    """
+    ranks = job.ranks.values()
+    if len({rank.group_sites[call] for rank in ranks}) > 1:
+        return not _made_together(job, call)
+    return any(rank.making_group is not None and rank.groups_made == call + 1 for rank in ranks)
 
 
 def _made_together(job: JobState, call: int) -> bool:

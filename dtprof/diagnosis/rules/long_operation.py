@@ -1,53 +1,69 @@
-"""All others waited for one long checkpoint or compilation of a rank."""
+"""All others waited for one long piece of work of a rank: a checkpoint, a compilation, or what its stack shows."""
 
 from collections.abc import Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
-from dtprof.diagnosis.job_state import LongPhase, RankState
+from dtprof.diagnosis.job_state import JobState, LongPhase, RankState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.stalls import HANG_AFTER_S, SLOW_AFTER_NS, hang_after_of
 from dtprof.records import events
 from dtprof.records.tables import UNKNOWN_NS, Site
 
-MIN_LONG_NS = 10_000_000_000
 MIN_WAITED = 0.8
 """Share of the long work that each of the others spends waiting."""
+ADVICE = {
+    events.CHECKPOINT: "Save asynchronously, or on all ranks at once (torch.distributed.checkpoint).",
+    events.COMPILE: "Keep compiled code in a cache that lasts (TORCHINDUCTOR_CACHE_DIR).",
+    "": "Do it before training, share it among the ranks, or raise the timeout of the group.",
+}
 
 
 def find_long_operation(case: Case) -> Iterator[Finding]:
-    """Give the finding for the longest checkpoint or compilation of some rank in which all others waited."""
+    """Give the finding for the longest work of some rank in which all others waited."""
     found: list[tuple[RankState, LongPhase, dict[int, int]]] = []
     ranks = case.job.ranks.values()
+    min_ns = _min_long_ns(case.job)
     for rank in ranks:
         for phase in rank.long_phases:
-            if phase.end_ns - phase.begin_ns < MIN_LONG_NS:
+            if phase.end_ns - phase.begin_ns < min_ns:
                 continue
             waited = {r.rank: _waited_ns(r, phase) for r in ranks if r.rank != rank.rank}
             if waited and min(waited.values()) >= MIN_WAITED * (phase.end_ns - phase.begin_ns):
                 found.append((rank, phase, waited))
     if not found:
         return
-    rank, phase, waited = max(found, key=lambda entry: entry[1].end_ns - entry[1].begin_ns)
+    # A phase with a name says more than the gap between operations that it lies in.
+    rank, phase, waited = max(found, key=lambda entry: (bool(entry[1].phase), entry[1].end_ns - entry[1].begin_ns))
     took_s = (phase.end_ns - phase.begin_ns) / 1e9
-    place: Site | None = phase.site
+    place = phase.site or _seen_in(rank, phase)
     waiting = tuple(sorted(waited))
-    advice = (
-        "Save asynchronously, or on all ranks at once (torch.distributed.checkpoint)."
-        if phase.phase == events.CHECKPOINT
-        else "Keep compiled code in a cache that lasts (TORCHINDUCTOR_CACHE_DIR)."
-    )
+    work = f"in a {phase.phase}" if phase.phase else "outside any collective"
     yield Finding(
         kind="long-operation",
         severity="warning",
-        summary=f"Rank {rank.rank} spent {took_s:.0f} s in a {phase.phase}{at_line(place)}; "
+        summary=f"Rank {rank.rank} spent {took_s:.0f} s {work}{at_line(place)}; "
         f"{wait_words(waiting)} for it all the while.",
         culprit_ranks=(rank.rank,),
         waiting_ranks=waiting,
         confidence=0.9,
         culprit_call_sites={rank.rank: place} if place else {},
         evidence=(f"the others were in a collective for {min(waited.values()) / 1e9:.0f} s of it, at least",),
-        advice=(advice,),
+        advice=(ADVICE[phase.phase],),
     )
+
+
+def _min_long_ns(job: JobState) -> float:
+    """Return how long work must take to be named: --hang-after, where that is short, says what its user calls long."""
+    hang_after_s = hang_after_of(job.manifest.settings) or HANG_AFTER_S
+    return max(SLOW_AFTER_NS, min(HANG_AFTER_S, hang_after_s) * 1e9)
+
+
+def _seen_in(rank: RankState, phase: LongPhase) -> Site | None:
+    """Return where the rank was when its stack was taken, where that was during the work."""
+    stack = rank.stack
+    taken = stack is not None and stack.t_ns is not None and phase.begin_ns <= stack.t_ns <= phase.end_ns
+    return stack.frames[0] if stack is not None and taken and stack.frames else None
 
 
 def _waited_ns(rank: RankState, phase: LongPhase) -> int:

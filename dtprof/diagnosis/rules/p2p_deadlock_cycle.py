@@ -6,6 +6,7 @@ from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, capitalised
 from dtprof.diagnosis.p2p_messages import message_finding, message_words
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
 from dtprof.job.wait_graph import went_astray
 
 
@@ -22,6 +23,8 @@ def find_message_cycle(case: Case) -> Iterator[Finding]:
         return
     if sum(went_astray(job.ranks, wait) for wait in inside.values()) == 1:
         return  # one turned to the wrong peer: the others wait as they always did
+    if any(set(finding.culprit_ranks) < set(cycle) for finding in case.findings(find_omitted)):
+        return
     facts = tuple(
         f"rank {r}: {message_words(w.operation)}{at_line(w.operation.site)}" for r, w in sorted(inside.items())[:8]
     )

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator
 
+from dtprof.diagnosis.blocked_ranks import call_sites, operation_words
 from dtprof.diagnosis.case import Case
-from dtprof.diagnosis.findings import Finding, at_line, capitalised
+from dtprof.diagnosis.findings import Finding, at_line, capitalised, group_words, rank_list
+from dtprof.diagnosis.open_collectives import operation_at
 from dtprof.diagnosis.rank_failures import STOPPED, exit_finding
 from dtprof.diagnosis.rule import Declared, Rule, Stage
+from dtprof.job.wait_graph import absent_members
 from dtprof.records.tables import UNKNOWN_NS
 
 TO_THE_END_NS = 1_000_000_000
@@ -85,7 +88,51 @@ def find_left_alone(case: Case) -> Iterator[Finding]:
     )
 
 
+def find_left_in_caught_failure(case: Case) -> Iterator[Finding]:
+    """Give the finding for ranks that ended in order before collectives, which failed for it in the others.
+
+    Where the others caught what was raised, the job ends with status 0, and looks sound.
+    """
+    job = case.job
+    failed = [o for rank in job.ranks.values() for o in rank.open_operations if o.failed and not o.p2p]
+    for operation in sorted(failed, key=lambda operation: operation.issued_ns):
+        absent = absent_members(job.ranks, operation.group, operation.seq, lost=())
+        gone = tuple(rank for rank in absent if job.ranks[rank].finished)
+        if not gone or gone != absent:
+            continue
+        waiting = {
+            rank.rank: own
+            for rank in job.ranks.values()
+            if rank.rank not in gone and (own := operation_at(rank, operation.group, operation.seq)) is not None
+        }
+        group = job.group(operation.group)
+        sites = {rank: site for rank in gone if (site := job.ranks[rank].last_site) is not None}
+        yield Finding(
+            kind="rank-exited",
+            summary=f"{capitalised(gone)} ended before {operation_words(job, operation)}, which failed on "
+            f"{rank_list(tuple(waiting))}; the exception was caught there, and the job went on.",
+            culprit_ranks=gone,
+            confidence=0.85,
+            group=group,
+            op=operation.op,
+            seq=operation.seq,
+            step=operation.step,
+            call_sites=call_sites(waiting),
+            culprit_call_sites=sites,
+            evidence=tuple(
+                f"rank {rank} made {job.ranks[rank].counts.get((operation.group, False), 0)} collectives of "
+                f"{group_words(group)}, the others at least {operation.seq + 1}"
+                for rank in gone[:4]
+            ),
+            advice=(
+                "Every rank must make the same collectives: look for a skipped call or fewer batches on that rank.",
+            ),
+        )
+        return
+
+
 RULES: Declared = (
     Rule(kinds=("rank-exited",), stages=(Stage.WAIT,), find=find_exited),
     Rule(kinds=("rank-exited",), stages=(Stage.LATE,), find=find_left_alone),
+    Rule(kinds=("rank-exited",), stages=(Stage.RISK,), find=find_left_in_caught_failure),
 )

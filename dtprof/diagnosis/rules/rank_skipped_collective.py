@@ -16,6 +16,7 @@ from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
 from dtprof.formatting import plural
 from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions
 from dtprof.job.issued_operations import Operation
+from dtprof.job.own_pattern import usual_operation
 from dtprof.records import codes
 
 
@@ -57,6 +58,41 @@ def find_skip(case: Case) -> Iterator[Finding]:
         yield questionable
 
 
+def find_left_loop(case: Case) -> Iterator[Finding]:
+    """Give findings for ranks that left a round before the collective that always came there, and wait elsewhere.
+
+    Several ranks wait together in a collective that was never made before, on another group: what comes after the
+    loop. Their peers keep to the pattern of the loop.
+    """
+    job = case.job
+    for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks):
+        expected = next(iter(collective.waiting.values()))
+        if any(_left_pattern(job.ranks[rank], operation) for rank, operation in collective.waiting.items()):
+            continue
+        left = [
+            rank
+            for rank in collective.absent
+            if (now := job.ranks[rank].first_blocking) is not None
+            and now.group != collective.group
+            and (usual := usual_operation(job.ranks[rank].operations, now)) is not None
+            and usual.label == expected.label
+            and _is_new(job, now)
+        ]
+        if left:
+            yield _skip_finding(job, expected, tuple(left), confidence=0.75)
+
+
+def _left_pattern(rank: RankState, operation: Operation) -> bool:
+    return usual_operation(rank.operations, operation) is not None
+
+
+def _is_new(job: JobState, operation: Operation) -> bool:
+    """Say whether several ranks wait in an operation the like of which the job has not made before."""
+    here = [r for r in job.ranks.values() if r.first_blocking is not None and r.first_blocking.label == operation.label]
+    like = (o for r in job.ranks.values() for o in r.operations if (o.group, o.op) == (operation.group, operation.op))
+    return len(here) > 1 and all(o.open for o in like)
+
+
 def _references(collective: OpenCollective) -> list[int]:
     """Return a rank of the largest set of waiting ranks that wait at the same line, or of each that is as large."""
     counted = Counter(operation.label for operation in collective.waiting.values())
@@ -82,7 +118,7 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
     never made before, by most, was skipped by a rank that goes on as all did then.
     """
     start = _anchor(reference, rank)
-    if start is None:
+    if start is None or _made_call_of_its_own(reference, rank):
         return None
     ours, theirs = reference.operations, rank.operations
     at, there = start
@@ -90,6 +126,10 @@ def _skipped(reference: RankState, program: "_Program", rank: RankState, *, is_u
         a, b = ours[at], theirs[there]
         if _alike(a, b):
             at, there = at + 1, there + 1
+        elif a.p2p and rank.rank != a.peer_rank:
+            at += 1  # a message to somebody else: ranks differ in theirs
+        elif b.p2p and reference.rank != b.peer_rank:
+            there += 1
         elif a.done and a.on_device and rank.rank not in a.group.ranks:
             at += 1  # of a subgroup that the other is no member of: the device had it when it came
         elif b.done and b.on_device and reference.rank not in b.group.ranks:
@@ -196,6 +236,23 @@ def _made(operations: Sequence[Operation], first: int, wanted: Operation, distan
     return any(o.open and _alike(o, wanted) for o in (operations[i] for i in range(first, last)))
 
 
+def _made_call_of_its_own(reference: RankState, rank: RankState) -> bool:
+    """Say whether a rank met its peer, since the newest step began, with a call at a line that neither had come to.
+
+    Then it has made a call more, and everything after it is a call apart (step_mismatch.py).
+    """
+    for group, mine in rank.newest_collectives.items():
+        if group not in reference.newest_collectives:
+            continue
+        x, y = at_same_positions(reference.newest_collectives[group], mine)
+        if len(y) and (odd := np.flatnonzero((x["line"] != y["line"]) & (y["step"] == y["step"][-1]))).size:
+            first = int(odd[0])
+            known = np.concatenate([x["line"], y["line"][:first]])
+            if first > 0 and not np.isin(y["line"][first], known) and np.isin(x["line"][first], x["line"][:first]):
+                return bool(y["state"][first] == codes.DONE)
+    return False
+
+
 def _anchor(a: RankState, b: RankState) -> tuple[int, int] | None:
     """Return the positions after the last collective that both ranks completed at the same place; both 0 for none."""
     best: tuple[int, int] | None = None
@@ -269,4 +326,8 @@ def _skip_finding(job: JobState, skipped: Operation, culprits: tuple[int, ...], 
     )
 
 
-RULES: Declared = (Rule(kinds=("rank-skipped-collective",), stages=(Stage.DIVERGENCE,), find=find_skip),)
+KINDS = ("rank-skipped-collective",)
+RULES: Declared = (
+    Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_skip),
+    Rule(kinds=KINDS, stages=(Stage.DIVERGENCE,), find=find_left_loop, finds_all=True),
+)

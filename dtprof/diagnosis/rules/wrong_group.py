@@ -49,6 +49,13 @@ def explain_mismatch(case: Case, mismatch: Finding) -> Iterator[Finding]:
         yield explain(wrong, mismatch)
 
 
+def explain_exit(case: Case, left: Finding) -> Iterator[Finding]:
+    """Give the finding for a rank that waits for ranks that ended in a call that its peers made on another group."""
+    everyone = {rank: own[0].operation for rank, own in case.job.waits.items() if not own[0].operation.p2p}
+    if (wrong := find_wrong_call(case.job, everyone, everyone)) is not None:
+        yield explain(wrong, left)
+
+
 def find_call_of_absent(
     job: JobState, operations: dict[int, Operation], everyone: dict[int, Operation]
 ) -> Finding | None:
@@ -122,4 +129,5 @@ RULES: Declared = (
     Refinement(
         kinds=("wrong-group",), causes=argument_mismatch.KINDS, stages=(Stage.DIVERGENCE,), refine=explain_mismatch
     ),
+    Refinement(kinds=("wrong-group",), causes=("rank-exited",), stages=(Stage.WAIT,), refine=explain_exit),
 )

@@ -162,10 +162,11 @@ def rank_state(
         exhausted=past.exhausted + int(exhausted.sum()),
         newest_is_exhaustion=bool(exhausted[-1]) if len(data) else past.newest_is_exhaustion,
         group_sites=tuple(tables.sites.get(site) for site in groups_made["site"].tolist()),
+        group_members=tuple(groups_made["microbatch"].tolist()),
         making_group=tables.sites.get(int(making["site"][-1])) if len(making) else None,
         device_phases=_device_phases(tables),
         passes=_passes(tables, spans),
-        long_phases=tuple(_long_phases(tables, spans)),
+        long_phases=(*_long_phases(tables, spans), *_long_gaps(rows[first:])),
         collectives=index_collectives(
             tables,
             keys,
@@ -173,7 +174,7 @@ def rank_state(
             maker.operation,
             first=swept,
             forwards_before=past.forwards,
-            forwards_ns=np.sort(spans_named(tables, spans, events.FORWARD)["begin_ns"]),
+            forwards_ns=_rounds_ns(tables, spans),
             steppers=np.unique(spans_named(tables, spans, events.STEP, events.OPTIMIZER)["thread"]),
         ),
     )
@@ -454,6 +455,14 @@ def _passes(tables: RankTables, spans: Array) -> tuple[PipelinePass, ...]:
     return tuple(passes)
 
 
+def _rounds_ns(tables: RankTables, spans: Array) -> npt.NDArray[np.int64]:
+    """Return when forward passes began; backward passes where none were seen, as of a single layer that is called."""
+    forwards = spans_named(tables, spans, events.FORWARD)
+    if not len(forwards) and tables.past is None:  # backward passes of segments that are not read are not counted
+        forwards = spans_named(tables, spans, events.BACKWARD)
+    return np.asarray(np.sort(forwards["begin_ns"]), np.int64)
+
+
 def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
     """Give checkpoints and compilations that took long; those that follow one another at once are one."""
     for phase in LONG_PHASES:
@@ -472,3 +481,12 @@ def _long_phases(tables: RankTables, spans: Array) -> Iterable[LongPhase]:
                     end_ns=int(last["end_ns"]),
                 )
             begin = end
+
+
+def _long_gaps(rows: Array) -> Iterable[LongPhase]:
+    """Give the times between operations that took long; where a device ends operations, the host shows none."""
+    if (rows["flags"] & codes.DEVICE).any():
+        return
+    ended = np.maximum.accumulate(np.where(rows["done_ns"] == UNKNOWN_NS, rows["issued_ns"], rows["done_ns"]))
+    for at in np.flatnonzero(rows["issued_ns"][1:] - ended[:-1] >= LONG_NS).tolist():
+        yield LongPhase(phase="", site=None, begin_ns=int(ended[at]), end_ns=int(rows["issued_ns"][at + 1]))

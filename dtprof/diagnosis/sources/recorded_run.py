@@ -83,17 +83,19 @@ def collect(
         summarise: gives the summary, where a rule needs it; None: stragglers are not searched for.
         find_handlers: gives the exception handlers around collectives of a source file, by line.
     """
-    document = run.job_facts
-    same_boot = document.get("boot_id") == host.boot_id
+    job_facts = run.job_facts
+    same_boot = job_facts.get("boot_id") == host.boot_id
     ranks, problems, last_ns = [], list(run.problems), 0
     declared: dict[int, int] = {}
     attempt = newest_attempt(run.folders)
     boots: dict[int, str] = {}
     for read in reads:
         recorded = read.evidence
+        document = run.exit_records.stacks_of(recorded.host)
+        taken_ns = t_ns if isinstance(t_ns := document.get("t_ns"), int) else None
         stacks = [
-            main_stack(sampled)
-            for sampled in read_stacks(run.exit_records.stacks_of(recorded.host), {recorded.pid: recorded.rank})
+            replace(main_stack(sampled), t_ns=taken_ns)
+            for sampled in read_stacks(document, {recorded.pid: recorded.rank})
         ]
         ranks.append(
             replace(
@@ -110,8 +112,8 @@ def collect(
         last_ns = max(last_ns, recorded.last_ns)
     world_size = resolve_world_size(declared.values(), declared)
     ranks += _ends_before_any_record(run, world_size)
-    hang = document.get("hang_detected_ns")
-    stopped = document.get("stopped_on_hang")
+    hang = job_facts.get("hang_detected_ns")
+    stopped = job_facts.get("stopped_on_hang")
     stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
     progress = None
     if not run.manifest.ended_realtime_ns and same_boot and any(rank.alive for rank in ranks) and not host.is_stalled:
@@ -124,7 +126,7 @@ def collect(
         progress=progress,
         stop=stop,
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
-        oom_kills=document.get("oom_kills") if isinstance(document.get("oom_kills"), int) else 0,
+        oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),

@@ -170,3 +170,27 @@ def test_a_call_made_for_the_first_time_was_skipped_by_one_or_added_by_one(savin
             gradients(rank, 3000, done=False)
     finding = judge(ranks, exit_status=None).findings[0]
     assert (finding.kind, finding.culprit_ranks) == (kind, (2,) if saving == (0, 1) else (0,))
+
+
+@pytest.mark.parametrize(("in_operation", "kind"), [(True, "split-size-mismatch"), (False, "rank-crashed")])
+def test_an_exception_that_came_out_of_a_mismatched_operation_is_its_consequence(
+    *, in_operation: bool, kind: str
+) -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        is_odd = rank.rank == 0
+        rank.sizes[5] = ((1, 4, 1) if is_odd else (2, 2, 2), (2, 2, 2))
+        state, end = ("failed", 2201) if is_odd else (None, None)
+        rank.op("all_to_all", 2200, end, returned=end, state=state, nbytes=6, tag=5, site=rank.site(line=60))
+    ranks[0].exception(2202 if in_operation else 2_000_000_000, "RuntimeError", "[enforce fail at alltoallv.cc:138]")
+    verdict = judge(ranks, statuses={0: (1, 2_100_000_000)})
+    assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == (kind, (0,))
+
+
+def test_sizes_of_a_gather_that_crashed_native_code_are_why() -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.op("all_gather", 2200, nbytes=4 if rank.rank == 1 else 8, site=rank.site(line=60))
+    verdict = judge(ranks, statuses={1: (-6, 3000)})
+    assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == ("size-mismatch", (1,))
+    assert "killed by SIGABRT" in verdict.findings[0].evidence[-1]

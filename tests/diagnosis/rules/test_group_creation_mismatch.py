@@ -73,3 +73,28 @@ def test_a_rank_that_makes_another_group_than_the_others_at_its_place_is_named()
     finding = found_by("group_creation_mismatch", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (1,), (0, 2))
     assert finding.culprit_call_sites[1].line == 60
+
+
+def in_a_loop_over(orders: dict[int, list[int]], *, local: bool = False) -> JobState:
+    """Return ranks that call new_group at one line for other members each time, which a number stands for."""
+    ranks = ranks_in_step(3, 1)
+    for rank in ranks:
+        members = orders[rank.rank]
+        for i, number in enumerate(members):
+            is_open = i == len(members) - 1 and not local
+            rank.span(
+                events.NEW_GROUP, 1100 + i, None if is_open else 1150 + i, site=rank.site(line=60), microbatch=number
+            )
+    if local:
+        loss(ranks[0], 1200, done=False)
+    return build_job(ranks, exit_status=None)
+
+
+def test_a_rank_that_makes_the_groups_of_a_loop_in_another_order_is_named() -> None:
+    finding = found_by("group_creation_mismatch", in_a_loop_over({0: [5], 1: [9], 2: [5, 9]}))[0]
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("group-creation-mismatch", (1,), (0, 2))
+    assert finding.evidence[0] == "their call number 1 of new_group is for other members"
+
+
+def test_ranks_that_each_made_a_group_of_their_own_members_did_not_hang_there() -> None:
+    assert not found_by("group_creation_mismatch", in_a_loop_over({0: [5], 1: [9], 2: [5]}, local=True))

@@ -2,7 +2,10 @@
 
 import pytest
 
+from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.rules.p2p_unmatched import find_omitted
+from dtprof.diagnosis.verdict import decide
 from tests.diagnosis.judging import build_job, found_by, message, pair
 
 
@@ -63,3 +66,30 @@ def test_a_message_to_a_peer_as_never_before_is_no_cycle_but_what_its_peer_of_ol
     message(ranks[0], "send", 2, 210, line=4)
     finding = found_by("p2p_unmatched", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("p2p-unmatched", (0,), (1, 2))
+
+
+def exchanging(*, omits: bool) -> JobState:
+    """Return ranks that send each other a message in each of three rounds; in the third, rank 1 may leave out its own.
+
+    Both wait to receive then: rank 0 the message left out, rank 1 that of the round after.
+    """
+    ranks = pair(2)
+    for t in (0, 100, 200):
+        message(ranks[0], "send", 1, t, t + 9, line=4)
+        message(ranks[1], "recv", 0, t, t + 9, line=5)
+        is_left_out = omits and t == 200
+        message(ranks[0], "recv", 1, t + 20, None if t == 200 else t + 29, line=6)
+        if not is_left_out:
+            message(ranks[1], "send", 0, t + 20, t + 29, line=7)
+    message(ranks[1], "recv", 0, 300, line=5)
+    return build_job(ranks, exit_status=None)
+
+
+def test_of_two_ranks_that_both_receive_the_one_that_left_its_pattern_is_named() -> None:
+    finding = decide(exchanging(omits=True)).findings[0]
+    assert (finding.kind, finding.culprit_ranks, finding.op) == ("p2p-unmatched", (1,), "recv")
+    assert finding.evidence[1].endswith("rank 1 made send to rank 0 in its round before")
+
+
+def test_ranks_that_keep_to_their_patterns_leave_out_nothing() -> None:
+    assert not [*find_omitted(Case(exchanging(omits=False)))]

@@ -79,3 +79,14 @@ def test_a_rank_that_leaves_with_batches_left_has_exited() -> None:
     for rank in (ranks[0], ranks[2]):
         gradients(rank, 3000, done=False)
     assert found_by("rank_exited", build_job(ranks, exit_status=None))[0].kind == "rank-exited"
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_rank_that_ended_before_an_operation_whose_failure_was_caught_is_named(*, missed: bool) -> None:
+    ranks = ranks_in_step(3, 2)
+    for rank in ranks:
+        rank.closed = True
+        if rank.rank != 1 or not missed:
+            rank.op("all_reduce", 2100, 2150, site=rank.site(line=10), state="failed")
+    verdict = judge(ranks, exit_status=0, stalled=False)
+    assert [(finding.kind, finding.culprit_ranks) for finding in verdict.findings] == [("rank-exited", (1,))] * missed

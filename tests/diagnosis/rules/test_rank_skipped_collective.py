@@ -3,6 +3,7 @@
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import STEP, build_job, found_by, gradients, judge, ranks_in_step, skipping_ranks
 
@@ -117,3 +118,82 @@ def test_a_call_left_out_on_a_subgroup_is_told_of_that_group_whoever_waits_first
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-skipped-collective", (3,), (2,))
     assert finding.group is not None
     assert (finding.group.ranks, finding.call_sites[2].line) == ((2, 3), 30)
+
+
+def leaving_a_loop(culprits: tuple[int, ...]) -> JobState:
+    """Return two pairs that reduce in groups of their own in three rounds; culprits go to a barrier in the fourth."""
+    ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
+    for rank in ranks:
+        pairs = [rank.group("1", (0, 1)), rank.group("2", (2, 3))]
+        for t in (0, 100, 200):
+            rank.op(
+                "all_reduce", t, t + 9, group=pairs[rank.rank // 2], site=rank.site("all_reduce", line=10), nbytes=8
+            )
+        if rank.rank in culprits:
+            rank.op("barrier", 300, site=rank.site("barrier", line=20))
+        else:
+            rank.op("all_reduce", 300, group=pairs[rank.rank // 2], site=rank.site("all_reduce", line=10), nbytes=8)
+    return build_job(ranks, exit_status=None)
+
+
+def test_each_pair_of_which_one_left_the_loop_before_the_other_is_a_fault_of_its_own() -> None:
+    findings = decide(leaving_a_loop((1, 3))).findings
+    assert [(finding.kind, finding.culprit_ranks, finding.waiting_ranks) for finding in findings] == [
+        ("rank-skipped-collective", (1,), (0,)),
+        ("rank-skipped-collective", (3,), (2,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "line"), [(True, "step-mismatch", 40), (False, "rank-skipped-collective", 10)]
+)
+def test_a_call_at_a_line_of_its_own_that_was_met_is_an_extra_one_and_no_skip(
+    *, extra: bool, kind: str, line: int
+) -> None:
+    ranks = [RankBuilder(rank, 2, closed=False) for rank in range(2)]
+    for rank in ranks:
+        gather, reduce = rank.site("all_gather", line=10), rank.site("reduce_scatter", line=20)
+        for step in range(4):
+            t, is_odd = step * STEP, step == 3 and rank.rank == 1
+            rank.op(
+                "all_gather", t, t + 9, site=rank.site("all_gather", line=40) if is_odd and extra else gather, nbytes=8
+            )
+            rank.op("all_gather", t + 20, t + 29, site=gather, nbytes=8)
+            if is_odd:
+                rank.op("all_gather", t + 40, site=gather, nbytes=8)
+            else:
+                rank.op("reduce_scatter", t + 40, None if step == 3 else t + 49, site=reduce, nbytes=16)
+            rank.span("optimizer", t + 60, t + 70)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == (kind, (1,))
+    assert finding.culprit_call_sites[1].line == line
+
+
+def test_a_rank_without_the_messages_of_another_skipped_nothing() -> None:
+    ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
+    for t in (0, 100):
+        for rank, name, peer in ((ranks[1], "send", 0), (ranks[0], "recv", 1)):
+            rank.op(name, t, t + 9, peer=peer, site=rank.site(name, line=10), nbytes=8)
+    ranks[0].op("recv", 200, peer=1, site=ranks[0].site("recv", line=10), nbytes=8)
+    for rank in ranks[1:]:
+        rank.op("barrier", 300, site=rank.site("barrier", line=20))
+    assert not found_by("rank_skipped_collective", build_job(ranks, exit_status=None))
+
+
+def test_a_round_skipped_by_a_single_layer_shows_in_its_backward_passes() -> None:
+    ranks = [RankBuilder(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        for step in range(12):
+            t = step * STEP
+            rank.span("backward", t, t + 200)
+            if rank.rank == 1 and step == 4:
+                continue  # as a program does that found a loss that is no number
+            is_last = step == 11 and rank.rank != 1
+            rank.op(
+                "all_reduce", t + 300, None if is_last else t + 309, site=rank.site("all_reduce", line=10), nbytes=8
+            )
+            if not is_last:
+                rank.span("optimizer", t + 400, t + 410)
+        rank.closed = rank.rank == 1
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-skipped-collective", (1,))

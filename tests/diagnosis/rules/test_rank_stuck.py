@@ -1,9 +1,15 @@
 """Others wait for a rank that no operation holds up."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from dtprof.diagnosis.absent_ranks import progress_of
 from dtprof.diagnosis.job_state import JobState, Stack
+from dtprof.diagnosis.stack_groups import PythonState
 from dtprof.records import events
+from dtprof.records.schema import FLAG
 from dtprof.records.tables import Site
 from tests.diagnosis.judging import build_job, found_by, gradients, judge, message, pair, ranks_in_step
 
@@ -108,3 +114,43 @@ def test_a_chain_of_messages_that_one_late_rank_begins_is_no_cycle() -> None:
     message(ranks[2], "recv", 1, 100, line=8)
     finding = found_by("rank_stuck", build_job(ranks, exit_status=None))[0]
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-stuck", (0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "kind"),
+    [
+        ("running", {"python_state": PythonState.CHANGED}, "long-operation"),
+        ("running", {"python_state": PythonState.NATIVE}, "long-operation"),
+        ("running", {"python_state": PythonState.UNCHANGED}, "rank-stuck"),  # a loop that asks for something
+        ("running", {"python_state": PythonState.UNCHANGED, "page_faults": 900}, "long-operation"),
+        ("sleeping", {"io_bytes": 50_000_000}, "long-operation"),
+        ("disk-sleep", {"io_bytes": 50_000_000}, "long-operation"),
+        ("disk-sleep", {"io_bytes": 0}, "rank-frozen"),
+        ("sleeping", {"children_cpu_share": 0.9}, "long-operation"),  # a compiler, workers of a loader
+        ("sleeping", {"children_cpu_share": 0.0, "io_bytes": 12, "page_faults": 3}, "rank-stuck"),
+        ("stopped", {"children_cpu_share": 0.9}, "rank-frozen"),
+    ],
+)
+def test_a_rank_that_gets_on_with_something_is_at_a_long_operation(
+    state: str, facts: dict[str, Any], kind: str
+) -> None:
+    ranks = ranks_in_step(3, 3)
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    stack = Stack(state=state, cpu_share=0.9 * (state == "running"), frames=(), reason="no frames", **facts)
+    verdict = judge(ranks, exit_status=None, stacks={0: stack})
+    assert (verdict.findings[0].kind, verdict.findings[0].culprit_ranks) == (kind, (0,))
+    assert verdict.outcome == ("slow" if kind == "long-operation" else "hang")
+
+
+def test_a_host_that_spins_in_a_driver_for_its_device_gets_on_with_nothing() -> None:
+    ranks = ranks_in_step(3, 3)
+    ranks[0].op("all_reduce", 2900, is_async=True, flags=FLAG["device"])
+    for rank in ranks[1:]:
+        gradients(rank, 3000, done=False)
+    stack = Stack(state="running", cpu_share=1.0, frames=(), reason="", python_state=PythonState.NATIVE)
+    job = build_job(ranks, exit_status=None, stacks={0: stack})
+    rank = replace(job.ranks[0], open_operations=(replace(job.ranks[0].operations[-1], on_device=True),))
+    assert not progress_of(rank)
+    assert progress_of(job.ranks[1]) == ()
+    assert progress_of(job.ranks[0]) == ("it computes in native code",)

@@ -1,6 +1,7 @@
 """A rank made the call of its peers on the handle of another group."""
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.diagnosis.verdict import decide
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, pair
 
@@ -73,3 +74,16 @@ def test_a_call_on_another_group_is_found_where_it_met_a_call_of_another_size_th
     assert (finding.kind, finding.culprit_ranks) == ("wrong-group", (2,))
     assert finding.culprit_call_sites[2].line == 30
     assert any("sizes" in fact for fact in finding.evidence)
+
+
+def test_a_call_on_the_world_that_the_others_have_left_is_a_wrong_group() -> None:
+    ranks = [RankBuilder(rank, 4, closed=rank < 2) for rank in range(4)]
+    for rank in ranks:
+        pairs = [rank.group("1", (0, 1)), rank.group("2", (2, 3))]
+        for t in (0, 100, 200):
+            is_odd = t == 200 and rank.rank == 2
+            done = None if t == 200 and rank.rank > 1 else t + 9
+            group = 0 if is_odd else pairs[rank.rank // 2]
+            rank.op("all_reduce", t, done, group=group, site=rank.site("all_reduce", line=10), nbytes=8)
+    finding = decide(build_job(ranks, exit_status=None)).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("wrong-group", (2,))

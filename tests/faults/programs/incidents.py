@@ -131,10 +131,10 @@ def a_caught_error_before_the_reduction(rank: int) -> None:
 # Who deviates from its own steps
 
 
-@faulty("collective-order-mismatch", 1, ranks=2)
+@faulty("step-mismatch", 1, ranks=2)
 def one_more_forward_under_fsdp(rank: int) -> None:
     model = mlp()
-    fully_shard(model)
+    fully_shard(model, reshard_after_forward=True)  # else the parameters gathered for it serve the next pass, too
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(6):
         if rank == 1 and step == 3:

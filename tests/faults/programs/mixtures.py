@@ -146,7 +146,7 @@ def a_loader_that_gives_up(rank: int) -> None:
         dist.all_reduce(rows)
 
 
-@faulty("rank-crashed", 2)
+@faulty("size-mismatch", 2)
 def shards_of_a_sum_that_do_not_add_up(rank: int) -> None:
     for step in range(4):
         whole = torch.ones(7 if rank == 2 and step == 2 else 6)

@@ -1,0 +1,46 @@
+"""What a rank itself did at this place in its earlier rounds: who leaves its own pattern deviates, also of two ranks.
+
+Programs of training repeat: after the same operations comes the same operation. Where several ranks wait for one
+another, the ranks that kept to their patterns are where they would be if nothing were wrong.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from dtprof.job.issued_operations import Operation
+
+MIN_ALIKE = 2
+"""Operations before a place that must be as they were in an earlier round to call it the same place."""
+MAX_ALIKE = 64
+"""Operations compared: the newest rounds tell most."""
+
+
+def usual_operation(operations: Sequence[Operation], current: Operation) -> Operation | None:
+    """Return what the rank made, in its newest round before, where it now made another operation.
+
+    None where it keeps to its pattern, or has none: the operations before were never made in this order, or were
+    followed by different ones when they were.
+    """
+    at = next((i for i in range(len(operations) - 1, -1, -1) if operations[i] == current), None)
+    if at is None:
+        return None
+    labels = [_label(operation) for operation in operations]
+    longest, found = MIN_ALIKE - 1, list[int]()
+    for place in range(at - 1, 0, -1):
+        alike = _count_alike(labels, place, at)
+        if alike > longest:
+            longest, found = alike, [place]
+        elif alike == longest >= MIN_ALIKE:
+            found.append(place)
+    if not found or len({labels[place] for place in found}) > 1 or labels[found[0]] == labels[at]:
+        return None
+    return operations[found[0]]
+
+
+def _count_alike(labels: Sequence[Hashable], a: int, b: int) -> int:
+    """Return how many labels before two places are the same, counted back from both."""
+    most = min(a, b, MAX_ALIKE)
+    return next((i for i in range(most) if labels[a - 1 - i] != labels[b - 1 - i]), most)
+
+
+def _label(operation: Operation) -> Hashable:
+    return operation.label, operation.peer if operation.p2p else -1

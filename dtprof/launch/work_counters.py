@@ -1,0 +1,56 @@
+"""What a process has done so far, as the kernel counts it: two readings show whether it worked in between."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkCounters:
+    """Totals since the process started; None where the kernel does not tell."""
+
+    cpu_s: float | None = None
+    children_cpu_s: float | None = None  # of its descendants that live: loader workers, compilers, tools
+    io_bytes: int | None = None  # read and written, through caches too
+    page_faults: int | None = None
+
+
+def read_work_counters(pid: int) -> WorkCounters:
+    """Return the counters of a process; all unknown where it has ended or belongs to somebody else."""
+    try:
+        process = psutil.Process(pid)
+        return WorkCounters(
+            cpu_s=_cpu_s(process),
+            children_cpu_s=sum(map(_cpu_s, process.children(recursive=True))),
+            io_bytes=_io_bytes(process),
+            page_faults=_page_faults(pid),
+        )
+    except psutil.Error:
+        return WorkCounters()
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0  # a child that has just ended
+    return float(times.user + times.system)
+
+
+def _io_bytes(process: psutil.Process) -> int | None:
+    try:
+        counters = process.io_counters()
+    except (psutil.AccessDenied, NotImplementedError, ValueError):
+        return None
+    return int(counters.read_chars + counters.write_chars)
+
+
+def _page_faults(pid: int) -> int | None:
+    """Return minor and major page faults, from /proc/PID/stat (proc(5), fields 10 and 12)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()  # the name of the program, before it, may hold spaces and parentheses
+        return int(fields[7]) + int(fields[9])
+    except (OSError, ValueError, IndexError):
+        return None

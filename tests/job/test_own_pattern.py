@@ -1,0 +1,36 @@
+"""What a rank did at a place in its earlier rounds, against what it does there now."""
+
+import pytest
+
+from dtprof.job.groups import GroupId
+from dtprof.job.issued_operations import Operation
+from dtprof.job.own_pattern import usual_operation
+
+WORLD = GroupId.of("0", (0, 1))
+
+
+def rounds(text: str) -> list[Operation]:
+    """Return a collective for each letter, the letters standing for operations."""
+    return [
+        Operation(group=WORLD, op=letter, seq=at, p2p=False, done=True, issued_ns=at, observed=True)
+        for at, letter in enumerate(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "usual"),
+    [
+        ("abcabcab" + "c", None),  # as in each round
+        ("abcabcab" + "d", "c"),  # something new where c always came
+        ("abcabcab" + "a", "c"),  # the next round, without c
+        ("ab" + "c", None),  # the first round: nothing is usual
+        ("abcabdab" + "c", None),  # c and d came there in turn
+        ("xabcyabdxab" + "e", "c"),  # what preceded operations of the round before tell the rounds apart
+    ],
+)
+def test_an_operation_is_unusual_where_another_always_followed_the_same_operations(
+    program: str, usual: str | None
+) -> None:
+    operations = rounds(program)
+    found = usual_operation(operations, operations[-1])
+    assert (found.op if found is not None else None) == usual
