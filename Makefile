@@ -58,10 +58,11 @@ unit:
 	@echo "==> unit tests"
 	@$(PYTEST) -q -m "not jobs and not browser and not gpu $(CHOSEN)" -n 2
 
+# Three at a time on two cores: jobs wait for each other, and for thresholds.
 jobs:
 	@.ci/environment test
 	@echo "==> tests that run multi-process jobs on gloo"
-	@$(PYTEST) -q -m "jobs and not alone and not gpu $(CHOSEN)" -n 2 --dist loadscope --durations 15
+	@$(PYTEST) -q -m "jobs and not alone and not gpu $(CHOSEN)" -n 3 --dist loadscope --durations 15
 	@echo "==> tests of jobs whose times are measured, one after the other"
 	@$(PYTEST) -q -m "alone and not gpu $(CHOSEN)" --durations 5
 

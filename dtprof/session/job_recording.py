@@ -67,7 +67,8 @@ def diagnose_stalled(run: Path) -> hang_watcher.Verdict:
 
     verdict = diagnose_run(run, in_a_hurry=True, is_stalled=True)
     return hang_watcher.Verdict(
-        is_hang=verdict.outcome == "hang",
+        # A rank that raised may live on, in a thread that does not end, and its launcher wait for it.
+        is_hang=verdict.outcome in ("hang", "crash"),
         text=verdict_text(verdict),
         is_unclear=verdict.outcome == "unknown",
         is_early=any(finding.in_first_step for finding in verdict.findings),

@@ -160,7 +160,7 @@ def _patience_s() -> float:
 
 def _judge(run: Path) -> hang_watcher.Verdict:
     verdict = diagnose_run(run)
-    return hang_watcher.Verdict(is_hang=verdict.outcome == "hang", text=verdict_text(verdict))
+    return hang_watcher.Verdict(is_hang=verdict.outcome in ("hang", "crash"), text=verdict_text(verdict))
 
 
 def _send_all(pids: set[int], number: int) -> None:
