@@ -52,12 +52,12 @@
     try {
       const answer = await fetch(`documents?page=${encodeURIComponent(page)}&since=${since}`);
       if (!answer.ok) {
-        say("gone", `what was seen last stays: ${await answer.text()}`, []);
+        say("gone", `showing the last known state: ${await answer.text()}`, []);
         return;
       }
       news = await answer.json();
     } catch {
-      say("gone", "what was seen last stays: dtprof dashboard does not answer, it may have been ended", []);
+      say("gone", "showing the last known state: dtprof dashboard does not answer, it may have ended", []);
       return;
     }
     say(news.status.state, news.status.text, news.status.alarms);
@@ -78,7 +78,7 @@
   }
 
   function explain(error) {
-    say("gone", `what was seen last stays: ${error.message}`, []);
+    say("gone", `showing the last known state: ${error.message}`, []);
   }
 
   let asked = Promise.resolve(); // one after the other, so that no older answer overwrites a newer one

@@ -26,7 +26,7 @@ MIN_ROWS = 1 << 10
 MAX_CONSUMED = 1 << 10
 """Samples of what a rank consumes that are kept beside those of its newest steps."""
 LEFT_BEHIND = 2
-"""Steps after which an operation that has not completed is taken for one that nobody waits for."""
+"""Steps after which an operation that has not completed is assumed to be unwaited."""
 _NO_OPERATIONS, _NO_SPANS = np.zeros(0, tables.OPERATION), np.zeros(0, tables.SPAN)
 _NO_SAMPLES = np.zeros(0, tables.SAMPLE)
 _BESIDE_RECORDS = (paths.EXITS, paths.PROCESSES, paths.MISMATCHES, paths.STACKS)
@@ -316,7 +316,7 @@ class LiveWindow:
         return self
 
     def exit_of(self, host: str, pid: int, *, since_ns: int = 0) -> ProcessExit | None:
-        """Return how a process of a host ended; None where nobody saw it."""
+        """Return how a process of a host ended; None without an exit record."""
         return self._opened.exit_of(host, pid, since_ns=since_ns)
 
     def node_samples(self, *, max_samples: int | None = None) -> dict[str, NodeSamples]:

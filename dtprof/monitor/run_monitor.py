@@ -42,7 +42,7 @@ class JobSnapshot:
     """What one poll gives."""
 
     ranks: Sequence[RankActivity]
-    summary: Summary | None  # of the newest steps; None before the first, and where nobody has worked it out
+    summary: Summary | None  # of the newest steps; None before the first
     has_moved: bool  # a rank has left a record since the poll before
     progress: JobProgress  # of the ranks that run
     mismatches: Sequence[ReportedMismatch]  # what the launcher has reported
@@ -71,7 +71,7 @@ class Monitor:
 
         Args:
             run: the run directory.
-            summarises: work out the summary of the newest steps; else whoever does it tells it to `summary`.
+            summarises: summarise the newest steps; otherwise the caller sets `summary`.
             clock: seconds.
 
         Raises:
@@ -104,7 +104,7 @@ class Monitor:
         """Poll once.
 
         Args:
-            summarises: work out the summary where it is due; it takes longest where there are many ranks.
+            summarises: summarise where that is due; with many ranks it takes longest.
 
         Raises:
             NotARunError: the run has been moved or deleted.
@@ -175,7 +175,7 @@ class Monitor:
 
 
 def tell_damage(job_problem: str) -> str:
-    """Say of a run whose run.json cannot be read what is the matter, and what there is to do."""
+    """Say what is wrong with the run.json of a run, and what to do."""
     return (
         f"{job_problem}; expected the JSON object that `dtprof run` writes: put it back, or go by what the ranks "
         "recorded"
@@ -183,7 +183,7 @@ def tell_damage(job_problem: str) -> str:
 
 
 def _progress(running: Sequence[RankActivity], watched_s: float) -> dict[int, RankProgress]:
-    """Return how far ranks have come; where no clock tells, for how long none was seen to leave a record."""
+    """Return the progress of ranks; on unknown clocks, how long no rank has left a record."""
     is_known = all(rank.quiet_ns is not None for rank in running)
     return {
         rank.rank: RankProgress(
@@ -219,7 +219,7 @@ def _find_alarms(
 
 
 def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
-    """Say who did not end well, the few before the many; launchers send SIGTERM to those left, so they come last."""
+    """Name the ranks that failed, the fewest of a kind first; launchers send SIGTERM to the others, so these come last."""
     by_end: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.ended_badly:

@@ -366,7 +366,7 @@ class ProcessExit:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMemory:
-    """A memory of a node, and the most of it that was in use by anybody while the job ran."""
+    """A memory of a node, and the most of it that was in use by any process while the job ran."""
 
     host: str
     device: str  # "host", "container": what a control group allows, "gpu 0"

@@ -1,4 +1,4 @@
-"""Record a job: launch it, diagnose its hangs and compare its ranks while it runs, and say at its end what came of it.
+"""Record a job: launch it, diagnose its hangs and compare its ranks while it runs, and report how it ended.
 
 What diagnoses is loaded when it is needed first: a launch waits for none of it.
 """

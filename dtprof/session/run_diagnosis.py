@@ -1,4 +1,4 @@
-"""Diagnose a run on disk: what its files say, and the processes of the job where they are still there."""
+"""Diagnose a run on disk: its files, and the processes of the job that are still alive."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def diagnose_run(
 ) -> Verdict:
     """Return the verdict on a run directory; stragglers are looked for by the engine, or are those of its summary.
 
-    What other sources tell of the same job (`beside`) is joined with the records before the rules read them.
+    Facts of other sources about the same job (`beside`) are joined with the records before the rules read them.
 
     In a hurry, beside a running job, stragglers are those of the summary that is given and fewer operations are
     compared: however long the job has run, the verdict takes seconds. A caller that has seen the job stall says so.
@@ -68,7 +68,7 @@ def diagnose_opened(
         summarise: gives the summary, where a rule needs it; None: stragglers are not looked for.
         newest: operations of all ranks together that are compared; None for as many as memory allows.
         is_stalled: the caller watches the job and has seen it stall.
-        beside: what other sources tell of the same job.
+        beside: the same job according to other sources.
     """
     return _with_times_seen(_diagnose_attempts(run, summarise, executor, newest, is_stalled, beside), run)
 

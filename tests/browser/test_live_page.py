@@ -90,7 +90,7 @@ def test_page_follows_the_job_and_keeps_zoom_and_selection(
         heading = "return document.querySelector('#now > summary').textContent"
         assert page.run(heading) == "Now"
         run.rename(tmp_path / "elsewhere")
-        page.wait_for(f"{STATUS}.startsWith('what was seen last stays')")
+        page.wait_for(f"{STATUS}.startsWith('showing the last known state')")
         assert page.run(heading) == "As last seen"
         assert page.run("return document.querySelectorAll('#page-overview .cells button').length") == 2
     page.wait_for(f"{STATUS}.includes('does not answer')")

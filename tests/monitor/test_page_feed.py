@@ -229,7 +229,7 @@ def test_what_was_seen_last_stays_when_the_run_is_gone(how: str, tmp_path: Path)
     clock.now += 5
     news = feed.since(0)
     assert news["status"]["state"] == "gone"
-    assert "what was seen last stays" in news["status"]["text"]
+    assert "showing the last known state" in news["status"]["text"]
     assert news["documents"]
     if how == "moved":  # and back
         (tmp_path / "elsewhere").rename(run)

@@ -25,10 +25,10 @@ namespace {
 
 using DeviceImpl = c10::impl::DeviceGuardImplInterface;
 
-constexpr size_t kMostIntervals = 8192;  // begun by the host and not ended on the device; what comes then is skipped
+constexpr size_t kMostIntervals = 8192;  // started by the host and not completed on the device; further ones are skipped
 constexpr int kMostDevices = 64;
 constexpr uint64_t kAnchorEvery = 1'000'000'000, kAnchorAgain = 20'000'000, kPatience = 200'000;
-constexpr double kGoodAnchor = 20e3;  // ns: one that may be off by more is followed by another soon
+constexpr double kGoodAnchor = 20e3;  // ns: after an anchor with a larger error the next one comes soon
 constexpr double kDrift = 100e-6;  // of a device's clock against the host's, before it is measured
 
 template <class Impl>
@@ -59,7 +59,7 @@ struct DeviceInterval {
   Event record;
 };
 
-// One use of an interval: the interval itself may be that of something else by the time it is ended.
+// One use of an interval: the interval may have been recycled by the time it ends.
 struct IntervalRef {
   DeviceInterval* interval = nullptr;
   uint32_t generation = 0;
@@ -70,14 +70,14 @@ struct IntervalRef {
   }
 };
 
-// Of CUDA's driver, which the job has loaded; null where it has not.
+// Function of CUDA's driver, if the job has loaded it; else null.
 void* driver_function(const char* name) {
   void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
   return driver ? dlsym(driver, name) : nullptr;
 }
 
-// While a thread of the job captures a graph in CUDA's default mode, what other threads ask of events ruins it, unless they
-// say that they have nothing to do with it. Throws where they cannot say so.
+// While a thread captures a graph in CUDA's default mode, event queries of any other thread invalidate the capture, unless
+// that thread has exchanged its capture mode for the relaxed one. Throws where that is impossible.
 void allow_captures_elsewhere() {
   constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
   const auto exchange = reinterpret_cast<int (*)(int*)>(driver_function("cuThreadExchangeStreamCaptureMode"));
@@ -85,8 +85,8 @@ void allow_captures_elsewhere() {
   if (!exchange || exchange(&mode) != 0) throw std::runtime_error("graphs that the job captures might be harmed");
 }
 
-// From the times of a device's events to the host's clock, by events on a stream that nobody else uses: the device
-// reaches one between the moment the host records it and the moment the host finds it complete.
+// Maps times of a device's events to the host's clock, by anchor events on a stream of its own: the device reaches an
+// anchor between the moment the host records it and the moment the host finds it complete.
 class DeviceClock {
  public:
   void start(const DeviceImpl* impl, c10::Device device) {
@@ -97,7 +97,7 @@ class DeviceClock {
   bool known() const { return count_ > 0; }
   bool due(uint64_t at) const { return pending_ ? true : at >= next_; }
 
-  // Take one anchor, or go on with one that took longer than we had patience for.
+  // Take one anchor, or finish one whose event had not completed in time.
   void anchor() {
     const uint64_t from = now();
     Anchor& anchor = anchors_[count_ % anchors_.size()];
@@ -113,7 +113,7 @@ class DeviceClock {
     anchor.host = (recorded_ + to) / 2;
     anchor.error = static_cast<double>(to - recorded_) / 2;
     next_ = to + (anchor.error > kGoodAnchor ? kAnchorAgain : kAnchorEvery);
-    // One that says less than what the one before it foretells is left out.
+    // An anchor with a larger error than the prediction from the one before it is dropped.
     if (count_ && anchor.error > error_of(elapsed(newest().event, anchor.event))) return;
     count_++;
     measure_drift();
@@ -174,7 +174,7 @@ class FollowedDevice {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
 
-  // Mark the current stream of this thread as the begin of something; empty where that cannot be.
+  // Mark the begin of an interval on the current stream of this thread; empty where that is impossible.
   IntervalRef begin(uint8_t kind, uint16_t op, uint32_t site, uint64_t at, const Event& operation = {}) {
     const c10::Stream stream = impl_->getStream(device_);
     if (is_capturing(stream)) {
@@ -207,7 +207,7 @@ class FollowedDevice {
     return ref;
   }
 
-  // Mark the current stream as its end.
+  // Mark the end of an interval on the current stream.
   void end(IntervalRef& ref, uint8_t flags = 0) {
     if (!ref) return;
     DeviceInterval* interval = ref.interval;
@@ -223,7 +223,7 @@ class FollowedDevice {
     ref.interval = nullptr;
   }
 
-  // Take its end, and where possible its begin, from the back end's handle.
+  // Take the end of an interval, and where possible its begin, from the back end's Work.
   void end_with(const IntervalRef& ref, const c10::intrusive_ptr<c10d::Work>& work, uint8_t flags = 0) {
     DeviceInterval* interval = ref.interval;
     interval->flags |= flags;
@@ -253,7 +253,7 @@ class FollowedDevice {
       return true;
     }
   }
-  template <class Impl>  // for a compiler that is not to look at what this torch has not
+  template <class Impl>  // a template, so that members this torch lacks are not compiled
   bool captures(const Impl* impl, const c10::Stream& stream) const {
     if constexpr (kTellsCapture<Impl>) return impl->isStreamCapturing(stream);
     int status = 0;  // torch before 2.12
@@ -277,7 +277,7 @@ class FollowedDevice {
     pthread_setname_np(pthread_self(), "dtprof-device");
     try {
       if (device_.is_cuda()) allow_captures_elsewhere();
-      impl_->setDevice(device_);  // else what c10 does on behalf of this thread makes a context on the first device
+      impl_->setDevice(device_);  // else c10 creates a context on the first device for this thread
       clock_.start(impl_, device_);
       while (true) {
         const bool last = wait_a_while();
@@ -301,7 +301,7 @@ class FollowedDevice {
     }
   }
 
-  // Fetch what has begun; return whether this is the last time.
+  // Fetch the started intervals; return whether this is the last time.
   bool wait_a_while() {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto pause = open_.empty() && incoming_.empty() ? std::chrono::milliseconds(10) : std::chrono::milliseconds(1);
@@ -311,7 +311,7 @@ class FollowedDevice {
     return stopping_;
   }
 
-  // Streams work in order, and so do groups: behind the first event that has not come, none of the same is asked for.
+  // Streams and groups run in order: behind the first event that has not completed, no other of the same is queried.
   struct Behind {
     std::vector<int64_t> places;
     bool holds(int64_t place) const { return std::find(places.begin(), places.end(), place) != places.end(); }
@@ -327,7 +327,7 @@ class FollowedDevice {
     open_.resize(kept);
   }
 
-  // Look how far the device has come; return whether the interval is over.
+  // Query the device's progress; return whether the interval has ended.
   bool read(DeviceInterval& interval, Behind& streams, Behind& groups) {
     const bool ended = interval.ended.load(std::memory_order_acquire);
     if (!ended && interval.lost.load(std::memory_order_acquire) == interval.generation) {
@@ -346,7 +346,7 @@ class FollowedDevice {
       }
       std::tie(interval.begin_ns, interval.error_ns) =
           clock_.time_of(interval.kernel.begin ? interval.kernel.begin : interval.begin);
-      // The kernel stands behind the mark before the call, and perhaps behind other kernels of its stream.
+      // The kernel starts after the mark before the call, and perhaps after other kernels of its stream.
       interval.queued_ns = interval.kernel.begin && impl_->queryEvent(interval.begin)
                                ? std::max(0ll, std::llround(clock_.elapsed(interval.begin, interval.kernel.begin)))
                                : 0;
@@ -366,7 +366,7 @@ class FollowedDevice {
         }
       } else {
         void* event = interval.kernel.end ? interval.kernel.end : interval.end;
-        // From its begin, and not from an anchor, which may be another than that of the begin.
+        // Relative to its begin, because the anchor may have changed since the begin.
         void* begin = interval.kernel.begin ? interval.kernel.begin : interval.begin;
         if (impl_->queryEvent(event)) end_ns = interval.begin_ns + std::max(0ll, std::llround(clock_.elapsed(begin, event)));
       }
@@ -389,14 +389,14 @@ class FollowedDevice {
     return give_up(interval);
   }
 
-  // A handle that the program has dropped before it was complete may be one that must not be held.
+  // The program may have dropped the handle on purpose before it completed: do not keep it alive.
   bool give_up(DeviceInterval& interval) {
     if (!interval.work || interval.lost.load(std::memory_order_acquire) != interval.generation) return false;
     forget(interval);
     return true;
   }
 
-  // Claim the record of an interval that has begun.
+  // Claim the record of a started interval.
   void write(DeviceInterval& interval) {
     Log* log = g_log.load(std::memory_order_acquire);
     if (interval.record || !log) return;
@@ -422,7 +422,7 @@ class FollowedDevice {
     r->state.store(STATE_ISSUED, std::memory_order_release);
   }
 
-  // The end of an operation will not be known: then its own record says nothing of its device.
+  // The end of an operation stays unknown: clear the device flag of its record.
   void forget(DeviceInterval& interval) {
     if (interval.record && interval.record.current()) interval.record.complete(STATE_FAILED, interval.begin_ns);
     if (interval.kind == KIND_DEVICE_OPERATION && interval.operation.current())
@@ -496,7 +496,7 @@ class FollowedDevice {
   std::thread reader_;
 };
 
-// By index; of one type, as a process has one kind of accelerator. Never deleted, and not those of a forked child.
+// Followed devices by index; a process has one type of accelerator. Never deleted, and not inherited by a forked child.
 std::array<std::atomic<FollowedDevice*>, kMostDevices> g_devices{};
 std::atomic<int> g_device_type{-1};
 std::mutex g_devices_mutex;
@@ -525,7 +525,7 @@ FollowedDevice* followed(c10::Device device) {
   return known ? known : start_following(device);
 }
 
-// Follow the devices of a job before its first operation there; of a job that has initialised them.
+// Follow a device before its first operation, once the job has initialised it.
 void follow_device(const std::string& device) { followed(c10::Device(device)); }
 
 void use_kernel_events(const std::string& library) {
@@ -558,8 +558,8 @@ struct DeviceOperation {
   explicit operator bool() const { return device != nullptr; }
 };
 
-// The last one that this thread issued: frameworks let streams wait for it by events of their own, which only those who
-// hook the framework can mark.
+// The last device operation that this thread issued: frameworks let streams wait for it by events of their own, which
+// only the framework hooks can mark.
 thread_local DeviceOperation t_last_operation;
 
 // A forked child has no readers and may not touch the device.

@@ -60,7 +60,7 @@ DTPROF_AT(issued_ns, AT_ISSUED_NS);
 DTPROF_AT(numel, AT_NUMEL);
 DTPROF_AT(done_after, AT_DONE_AFTER);
 
-// What is kept of events whose segment is dropped: sums by what was done where.
+// Sums of the events of dropped segments, by kind, operation, group, dtype and site.
 struct Sums {
   uint64_t events = 0, failed = 0, numel = 0, waited_ns = 0, took_ns = 0;
 };
@@ -132,7 +132,7 @@ struct Event {
     return segment->process == g_process.load(std::memory_order_relaxed);
   }
 
-  // Move to done or failed once; whoever comes first decides.
+  // Move to done or failed once; the first caller decides.
   void complete(uint8_t state, uint64_t at = 0) const { complete(record, segment, state, at); }
   static void complete(Record* record, Segment* segment, uint8_t state, uint64_t at = 0) {
     uint8_t seen = record->state.load(std::memory_order_acquire);
@@ -276,7 +276,7 @@ class Log {
   // The pages leave the process, not the file.
   static void release_pages(const Segment* segment) { madvise(segment->base, SEGMENT_SIZE, MADV_DONTNEED); }
 
-  // What the launcher has compressed is given back: the file is gone, and holds its blocks only by our mapping.
+  // Release segments that the launcher has archived: their files are deleted, and only our mapping holds the blocks.
   void release_archived() {
     for (Segment* s : segments_) {
       struct stat archive;

@@ -1,4 +1,4 @@
-// What a back end says of the kernel of a work: the events around it. Shared with libraries that read them.
+// The events that a back end records around the kernel of a Work. Shared with libraries that read them.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -13,7 +13,7 @@ struct KernelEvents {
   std::shared_ptr<void> keep;  // while either is used
 };
 
-// Return whether it is a work of this back end that has both.
+// Return whether a Work is of this back end and has both events.
 using FindKernelEvents = bool (*)(c10d::Work*, KernelEvents*);
 
 }  // namespace dtprof

@@ -69,7 +69,7 @@ Group* known_group(c10d::ProcessGroup* address) {
     if (g_on_group && Py_IsInitialized()) {
       py::gil_scoped_acquire gil;
       PyObject* result = PyObject_CallFunction(g_on_group, "is", static_cast<int>(found->id), name.c_str());
-      if (!result) throw py::error_already_set();  // none of ours: those are caught in Python
+      if (!result) throw py::error_already_set();  // the job's own: errors of dtprof are caught in Python
       Py_DECREF(result);
     }
   }

@@ -29,7 +29,7 @@ void record_on(Log* log, Record* r, uint8_t kind, uint16_t op, uint64_t entered,
   r->returned_after = r->waited_from = r->waited_for = r->done_after = 0;
 }
 
-// Spans that have begun, by handles that end each of them once: another use of a handle finds nothing.
+// Open spans by handle. Each handle ends its span once: using it again finds nothing.
 class OpenSpans {
  public:
   std::mutex& mutex() { return mutex_; }

@@ -1,4 +1,4 @@
-// What the arguments of an operation hold: elements, element type, device, and sizes that differ between peers.
+// Sizes of the arguments of an operation: elements, element type, device, and sizes that differ between peers.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -46,7 +46,7 @@ SizesTable& sizes() {
 [[gnu::cold, noreturn]] void refuse_class() { throw std::runtime_error("an argument of another class than the schema says"); }
 
 // The object that an argument of a custom class holds, or null. The operator's schema has fixed its class, so that the
-// checks of IValue::toCustomClass, dearer than all the rest, are left out; nothing is counted as one more holder.
+// checks of IValue::toCustomClass, which cost more than all the rest, are skipped, and no reference is counted.
 template <class T>
 T* unwrap(const c10::IValue& value) {
   if (!value.isObject()) [[unlikely]] refuse_class();
@@ -61,7 +61,7 @@ int64_t count_of(const at::Tensor& tensor) {
   return count.maybe_as_int().value_or(0);
 }
 
-// What one tensor argument (a tensor, a list, a list of lists) holds.
+// Elements, type and device of one tensor argument (a tensor, a list, a list of lists).
 struct Elements {
   uint64_t total = 0;
   int64_t first = -1;

@@ -1,4 +1,4 @@
-// What each thread remembers between operations, so that the common operation takes no lock and hashes nothing.
+// State that each thread caches between operations, so that the common operation takes no lock and hashes nothing.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -53,7 +53,7 @@ struct alignas(64) Thread {
 thread_local constinit Thread t_thread;
 Thread& this_thread() {
   Thread* thread = &t_thread;
-  asm("" : "+r"(thread));  // else the compiler, which knows what it is, finds it anew at each use
+  asm("" : "+r"(thread));  // else the compiler recomputes the thread-local address at each use
   return *thread;
 }
 thread_local std::deque<uint32_t> t_p2p_labels;  // of the point-to-point operations to come

@@ -1,4 +1,4 @@
-"""Who came last to the collectives of ranks of one node, and how long the others waited for it.
+"""Which rank of a node arrived last in each collective, and how long the others waited for it.
 
 Only operations whose completion the host observes, and members on this node: what a rank waits for those on other nodes
 is not known here. A collective is judged once all members on this node have ended it. A rooted one that ended on a rank
@@ -27,7 +27,7 @@ class Judged:
     ranks: list[int]
     ops: Column  # as the first member calls them
     waited_ns: Column
-    last: Column  # which member came last
+    last: Column  # the member that arrived last
 
 
 @dataclass

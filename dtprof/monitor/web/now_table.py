@@ -1,4 +1,4 @@
-"""What the ranks of a running job do at this moment: a table above the pages, made anew at every poll."""
+"""The table of what the ranks of a running job do now, above the pages; rendered at every poll."""
 
 from collections.abc import Mapping
 

@@ -31,21 +31,21 @@ from dtprof.report.pages.page_documents import Document, render_page
 
 POLL_EVERY_S = 0.5
 REFRESH_EVERY_S, REFRESH_SHARE = 3.5, 0.015
-"""How often the figures of the page that is open are renewed, and the share of the time that may take."""
+"""How often the figures of the open page are redrawn, and the share of the time that may take."""
 DETAIL_EVERY_S, DETAIL_SHARE = 30.0, 0.0015
-"""The same of what is drawn from single operations: timelines, schedules, the critical path, traffic, memory."""
+"""The same for figures of single operations: timelines, schedules, the critical path, traffic, memory."""
 TURN_SHARE = 0.1
-"""Of the time, that drawing may take while the job takes one turn after the other."""
+"""Share of the time for drawing while the state of the job keeps changing: ranks exit, stall or report mismatches."""
 TURN_EVERY_S = 1.0
 DIAGNOSE_SHARE = 0.007
-"""Of the time, that the verdict may take between two turns of the job: 40 ms for 8 ranks."""
+"""Share of the time for the verdict while the state of the job does not change."""
 DIAGNOSE_EVERY_S = 7.0
 AT_ONCE_S = 0.2
-"""For which an answer waits for what has just been started: where that is quick, it is part of the same answer."""
+"""How long an answer waits for work that has just been started, so that quick work is part of the same answer."""
 WATCHED_S = 5.0
-"""Since it was asked for, in which a page is drawn ahead of being asked for again."""
+"""How long after the last request a page is still drawn ahead of the next one."""
 MAX_NODE_SAMPLES = 100
-"""Of one node, of which the course of its devices is drawn."""
+"""Samples of one node from which its devices are drawn."""
 
 Pages = Callable[[Source], Sequence[Dashboard]]
 Result = TypeVar("Result")
@@ -59,10 +59,10 @@ class Diagnose(Protocol):
 
 
 class Begin(Protocol):
-    """What begins work, and gives what its result is to be had from."""
+    """Starts work, and returns the future of its result."""
 
     def __call__(self, work: Callable[[], Result], /) -> Future[Result]:
-        """Begin."""
+        """Start the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +74,21 @@ class _Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawing:
-    """What the pages show from one time on, and those that are watched as they are drawn."""
+    """The new state of the pages, with the documents of the watched ones."""
 
     source: Source
     pages: Sequence[Dashboard]
     documents: Mapping[str, Mapping[str, Document]]  # by page that is drawn already, by anchor
     newest: NewestStep | None
     has_details: bool
-    verdict: Verdict | None  # None: nobody asked for one
+    verdict: Verdict | None  # None: the drawing included no diagnosis
     taken_s: float  # processor time, without that for the verdict
     diagnosed_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Diagnosed:
-    """A verdict that was asked for between two drawings."""
+    """A verdict between two drawings."""
 
     verdict: Verdict
     taken_s: float  # processor time
@@ -96,17 +96,17 @@ class _Diagnosed:
 
 @dataclass(frozen=True, kw_only=True)
 class _AsOf:
-    """When something was taken from the records."""
+    """The step and time at which the records were read."""
 
     step: int
     at: float
 
 
 class Feed:
-    """Polls a run when somebody asks, and draws what has changed; several threads may ask.
+    """Polls a run on request, and draws what has changed; several threads may request.
 
-    What every poll gives is in the answer at once. What takes longer is worked out beside that. Of the pages those are
-    drawn that somebody looks at, the others once they are asked for.
+    The result of a poll is in the answer at once. Drawing and diagnosis run beside the answers. Watched pages are drawn
+    ahead, other pages on request.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Feed:
             diagnose: says what is wrong with a run.
             clock: seconds.
             cpu: processor time of the calling thread, seconds.
-            begin: begins work beside the answers; None: in threads.
+            begin: starts work beside the answers; None: in threads.
 
         Raises:
             NotARunError: there is none.
@@ -230,7 +230,7 @@ class Feed:
         try:
             self._snapshot = self._monitor.poll()
             self._gone = None
-        except DtprofError as error:  # what was seen last stays on the page
+        except DtprofError as error:  # the last known state stays on the page
             self._gone = error
             return
         ends = self._snapshot.has_ended and not had_ended
@@ -243,7 +243,7 @@ class Feed:
         self._renew_verdict(self._snapshot)
 
     def _turns(self, snapshot: JobSnapshot) -> bool:
-        """Say whether the job has taken a turn since the last poll, upon which it is diagnosed at once."""
+        """Say whether ranks exited, stalled or reported mismatches since the last poll: then diagnose at once."""
         before, ends = self._how, [rank.end for rank in snapshot.ranks]
         self._how = (snapshot.has_ended, snapshot.is_stalled, len(snapshot.mismatches), *ends)
         return self._how != before
@@ -251,7 +251,7 @@ class Feed:
     # ---- the verdict ---------------------------------------------------------------------------------------------
 
     def _renew_verdict(self, snapshot: JobSnapshot) -> None:
-        """Begin to diagnose the job where that is due; have the pages drawn anew where the verdict is another one."""
+        """Start a diagnosis that is due; redraw the pages if the verdict has changed."""
         summary = self.source.summary if self.source is not None else None
         is_due = self._diagnose_interval.is_due and not snapshot.has_ended and self._drawing is None
         if self._diagnosing is None and is_due and summary is not None:
@@ -279,7 +279,7 @@ class Feed:
     # ---- the pages -----------------------------------------------------------------------------------------------
 
     def _begin_drawing(self) -> None:
-        """Begin to draw the newest steps, of a job that has ended all."""
+        """Start drawing the newest steps, or all steps of a job that has ended."""
         snapshot = self._snapshot
         diagnoses = self._has_turned
         self._has_news = self._has_turned = False
@@ -318,7 +318,7 @@ class Feed:
         )
 
     def _take_drawing(self, *, wait_s: float | None) -> None:
-        """Show what has been drawn, if it is ready in time; keep what was shown where it has failed."""
+        """Show a finished drawing; keep the previous one if it failed."""
         if self._drawing is None:
             return
         wait([self._drawing], wait_s)
@@ -340,7 +340,7 @@ class Feed:
         self._shown = {anchor: shown for anchor, shown in self._shown.items() if anchor in there}
         for page, documents in found.documents.items():
             self._show(page, documents)
-        # What details take on top is charged to them alone, or the figures would be renewed less often for it.
+        # Details are charged to their own interval, or they would delay the next figures.
         if found.has_details:
             self._detail_interval.charge(found.taken_s)
         self._refresh_interval.charge(0.0 if found.has_details else found.taken_s, since=self._started.at)
@@ -353,7 +353,7 @@ class Feed:
                 self._show(page.name, render_page(page, self.source, self.pages))
 
     def _show(self, page: str, documents: Mapping[str, Document]) -> None:
-        """Take a page as it is drawn now; what is as before keeps its version."""
+        """Take the new documents of a page; unchanged ones keep their version."""
         self._pages_drawn[page] = self._version
         for anchor, document in documents.items():
             as_sent = json.dumps([document.markup, document.drawing], sort_keys=True)
@@ -377,7 +377,7 @@ class Feed:
     def _status(self) -> dict[str, Any]:
         snapshot = self._snapshot
         if self._gone is not None or snapshot is None:
-            return {"state": "gone", "text": f"what was seen last stays: {self._gone}", "alarms": [], "age": ""}
+            return {"state": "gone", "text": f"showing the last known state: {self._gone}", "alarms": [], "age": ""}
         step = f"step {format_count(snapshot.step)}"
         alarms = list(snapshot.alarms)
         if snapshot.has_ended:
@@ -395,13 +395,13 @@ class Feed:
         return {"state": state, "text": text, "alarms": alarms, "age": drawn}
 
     def _tell_age(self, as_of: _AsOf | None) -> str:
-        """Return of which step something is, and how old; empty before there is anything."""
+        """Return the step of a drawing or diagnosis and its age; empty before the first."""
         if as_of is None:
             return ""
         return f"step {format_count(as_of.step)} ({format_age(self._clock() - as_of.at)} ago)"
 
     def _now(self) -> str | None:
-        """Return what the ranks do at this moment; None once the job has ended."""
+        """Return the table of what ranks do now; None once the job has ended."""
         snapshot = self._snapshot
         if snapshot is None or snapshot.has_ended or not snapshot.ranks:
             return None
@@ -409,5 +409,5 @@ class Feed:
 
 
 def _essence(verdict: Verdict) -> tuple[object, ...]:
-    """Return what makes a verdict another one: not its figures, which differ each time."""
+    """Return the parts of a verdict whose change is news: not its figures, which differ each time."""
     return verdict.outcome, *((finding.kind, finding.culprit_ranks, finding.seq) for finding in verdict.findings)

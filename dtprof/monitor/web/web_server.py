@@ -32,7 +32,7 @@ from dtprof.report.pages import html_file
 
 COOKIE = "dtprof-token"
 IDLE_S = 60.0
-"""After which a run that nobody looks at is closed."""
+"""After which a run without requests is closed."""
 MAX_FEEDS = 8
 """Runs that are open at a time."""
 COMPRESS_LEVEL = 1
@@ -49,7 +49,7 @@ MakeFeed = Callable[[Path], Feed]
 
 
 class Runs:
-    """The runs that are shown; each is opened when somebody looks at it."""
+    """The runs on show; each is opened on the first request."""
 
     def __init__(self, path: Path, make_feed: MakeFeed) -> None:
         """Show a run, or all runs in a folder."""

@@ -58,7 +58,7 @@ GPU = _fields(
     [
         ("utilisation", "share", False, "of the last moments, time in which some kernel ran"),
         ("memory_utilisation", "share", False, "of the last moments, time in which device memory was read or written"),
-        ("memory_used_bytes", "bytes", False, "device memory in use by anybody"),
+        ("memory_used_bytes", "bytes", False, "device memory in use by any process"),
         ("memory_of_job_bytes", "bytes", False, "of that, by processes of this job"),
         ("memory_of_others_bytes", "bytes", False, "of that, by processes that are not of this job"),
         ("power_w", "W", False, "power drawn"),
