@@ -219,7 +219,7 @@ def _find_alarms(
 
 
 def _tell_ends(ranks: Sequence[RankActivity]) -> list[str]:
-    """Name the ranks that failed, the fewest of a kind first; launchers send SIGTERM to the others, so these come last."""
+    """Name the ranks that failed, the fewest of a kind first; those ended by the launcher's SIGTERM come last."""
     by_end: dict[str, list[int]] = {}
     for rank in ranks:
         if rank.ended_badly:
