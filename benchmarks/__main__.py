@@ -17,6 +17,7 @@ ALL = (
     "trainer_speed",
     "flight_recorder",
     "import_speed",
+    "live_pages",
 )
 
 
