@@ -28,14 +28,14 @@ def fail() -> None:
 LINE = "a thing is not recorded in this process: ValueError: broken"
 
 
-def test_our_error_is_told_once_and_kept_in(capsys: pytest.CaptureFixture[str]) -> None:
+def test_our_error_is_reported_once_and_kept_in(capsys: pytest.CaptureFixture[str]) -> None:
     fail()
     fail()
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"dtprof: {LINE}\n")
 
 
-def test_errors_that_name_something_else_each_time_are_told_a_few_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_that_name_something_else_each_time_are_reported_a_few_times(capsys: pytest.CaptureFixture[str]) -> None:
     @fence.fenced("a thing")
     def fail_at(address: int) -> None:
         raise KeyError(address)
@@ -49,7 +49,7 @@ def test_errors_that_name_something_else_each_time_are_told_a_few_times(capsys: 
     assert len(fence._warned) == fence.MOST_ALIKE + 1
 
 
-def test_errors_about_a_run_that_is_gone_are_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_about_a_run_that_is_gone_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     @fence.fenced("a look")
     def look() -> None:
         (tmp_path / "run" / "run.json").read_text()
@@ -62,7 +62,7 @@ def test_errors_about_a_run_that_is_gone_are_told_as_one(tmp_path: Path, capsys:
     assert capsys.readouterr().err.splitlines() == [f"dtprof: {gone}", f"dtprof: {LINE}"]
 
 
-def test_what_was_told_before_there_was_a_log_is_noted_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_reported_before_there_was_a_log_is_noted_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     fail()
     noted: list[str] = []
     fence.on_note(noted.append)

@@ -84,7 +84,7 @@ def test_an_even_gpipe_has_the_bubble_of_theory_and_nothing_else() -> None:
     assert [(one.rank, one.bubble_ns) for one in result.per_rank] == [(0, 30), (1, 30)]
 
 
-def test_bubbles_are_told_apart_by_when_they_are() -> None:
+def test_bubbles_are_distinguished_by_when_they_are() -> None:
     # Rank 0 idles from 20 to 50, after its last forward; rank 1 until 10, and from 70 to the end of the window at 90.
     assert result_of(summary_of(GPIPE)).by_time == pytest.approx({"warm_up": 10 / 180, "steady": 0, "drain": 50 / 180})
     # 1F1B, forward 10, backward 20, three microbatches. Rank 0 waits from 20 to 40 for its first gradient and after its

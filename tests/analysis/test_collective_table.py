@@ -201,7 +201,7 @@ def steps_with_a_jump(jump_ns: int) -> list[RankBuilder]:
 
 
 @pytest.mark.parametrize(("jump_ns", "ranks"), [(5_000 * MS, "rank 0"), (-150 * MS, "rank 1"), (0, "")])
-def test_a_clock_that_jumps_is_told_and_its_waits_are_estimated(jump_ns: int, ranks: str) -> None:
+def test_a_clock_that_jumps_is_reported_and_its_waits_are_estimated(jump_ns: int, ranks: str) -> None:
     summary = summarise(MemoryRun(steps_with_a_jump(jump_ns)))
     told = [caveat for caveat in summary.cannot_tell if "ended before another rank began" in caveat]
     assert [f" of {ranks} ended before" in caveat for caveat in told] == [True] * bool(jump_ns)

@@ -36,7 +36,7 @@ def gain_of(job: Job, truth: Truth, summary: Summary) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_two_stragglers_are_told_with_what_mending_each_and_both_gains(seed: int, tmp_path: Path) -> None:
+def test_two_stragglers_are_reported_with_what_mending_each_and_both_gains(seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)
     first, second = (int(rank) for rank in random.choice(8, 2, replace=False))
     job = dataclasses.replace(JOB, overlapped=bool(seed % 2), seed=seed, slow={first: 1.9, second: 1.5})
@@ -74,7 +74,7 @@ def test_all_ranks_of_a_slow_host_are_listed_and_the_host_is_the_cause(tmp_path:
     assert summary.stragglers[-1].together_ns_per_step == pytest.approx(together, abs=MAX_LAG_ERROR * step)
 
 
-def test_a_straggler_that_begins_at_a_step_is_told_with_that_step(tmp_path: Path) -> None:
+def test_a_straggler_that_begins_at_a_step_is_reported_with_that_step(tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, spells=(Spell(ranks=(6,), factor=1.8, first=9),))
     summary, truth = analyse(tmp_path, job)
     (found,) = summary.stragglers
@@ -83,7 +83,7 @@ def test_a_straggler_that_begins_at_a_step_is_told_with_that_step(tmp_path: Path
     assert found.lag_ns_per_step == pytest.approx(expected, abs=MAX_LAG_ERROR * mean_step(truth, summary.steps.used))
 
 
-def test_slowness_that_moves_from_rank_to_rank_is_told_and_nobody_is_called_slow(tmp_path: Path) -> None:
+def test_slowness_that_moves_from_rank_to_rank_is_reported_and_nobody_is_called_slow(tmp_path: Path) -> None:
     job = dataclasses.replace(JOB, spells=take_turns(range(8), 1.8, every=1, steps=16))
     summary, truth = analyse(tmp_path, job)
     assert summary.stragglers == ()
@@ -96,7 +96,7 @@ def test_slowness_that_moves_from_rank_to_rank_is_told_and_nobody_is_called_slow
 
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("jump_ns", [3_000_000, 400_000_000, -400_000])
-def test_a_clock_that_jumps_is_told_and_the_rest_is_analysed(jump_ns: int, *, measured: bool, tmp_path: Path) -> None:
+def test_a_clock_that_jumps_is_reported_and_the_rest_analysed(jump_ns: int, *, measured: bool, tmp_path: Path) -> None:
     # At 1.1 s, in the seventh of 16 steps, the clock of the second host jumps.
     clock = HostClock(offset_ns=7 * 10**9, jump_ns=jump_ns, jumps_at_ns=1_100_000_000, measured=measured)
     job = dataclasses.replace(JOB, jitter=0.02, ranks_per_host=4, clocks={1: clock}, slow={1: 1.5})
@@ -114,7 +114,7 @@ def test_a_clock_that_jumps_is_told_and_the_rest_is_analysed(jump_ns: int, *, me
             assert rank.partition_ns[part] == pytest.approx(expected, abs=error), (rank.rank, part)
 
 
-def test_steps_whose_records_were_dropped_are_left_out_and_the_rest_is_true(tmp_path: Path) -> None:
+def test_steps_whose_records_were_dropped_are_skipped_and_the_rest_is_true(tmp_path: Path) -> None:
     # A step has 17 events on each rank: dropped are those of steps 4 to 7, and rank 2 lost more than the others.
     job = dataclasses.replace(JOB, slow={5: 1.5})
     _, whole = analyse(tmp_path / "whole", job)

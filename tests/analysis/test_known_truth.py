@@ -103,7 +103,7 @@ def test_lag_in_a_large_group_is_too_long_by_what_chance_costs_at_most(
     assert 0.99 * gained <= found.lag_ns_per_step <= (1 + too_long) * gained
 
 
-def test_lost_killed_and_cut_ranks_are_told_and_the_rest_is_analysed(tmp_path: Path) -> None:
+def test_lost_killed_and_cut_ranks_are_reported_and_the_rest_is_analysed(tmp_path: Path) -> None:
     job = Job(dp=4, tp=2, steps=8, jitter=0.02, lost=frozenset({3}), killed={5: 40}, cut={6: 4096 + 64 * 50 + 10})
     summary, truth = analyse(tmp_path / "run", job)
     assert summary.missing_ranks == (3,)

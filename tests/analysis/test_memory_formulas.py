@@ -101,7 +101,7 @@ def test_state_stands_beside_the_formula_of_how_it_is_spread(
     assert not any(caveat.startswith("activation formula") for caveat in summary.cannot_tell)  # nothing is amiss
 
 
-def test_tensor_parallel_layers_of_unknown_sizes_are_told() -> None:
+def test_tensor_parallel_layers_of_unknown_sizes_are_reported() -> None:
     (caveat,) = [
         text for text in holding(parameters=P, state=P, axis="tp").cannot_tell if text.startswith("activation")
     ]

@@ -63,7 +63,7 @@ def running(steps: int) -> MemoryRun:
     return MemoryRun(ranks)
 
 
-def test_what_a_running_job_records_between_two_readings_is_left_out() -> None:
+def test_what_a_running_job_records_between_two_readings_is_skipped() -> None:
     before, after = running(2), running(5)
     detail = read_detail(before)
     assert summarise(after, surveys=detail.surveys).steps == summarise(before).steps

@@ -108,7 +108,7 @@ BARE = [10.0, 10.2, 9.9, 10.1, 10.4, 10.0]
 CONTROL = [10.1, 10.1, 10.0, 10.0, 10.3, 10.1]
 
 
-def test_difference_that_every_pair_shows_is_told() -> None:
+def test_difference_that_every_pair_shows_is_reported() -> None:
     result = compare(trials(BARE), trials([1.05 * value for value in BARE]), trials(CONTROL))
     step = result.quantities[0]
     assert step.name == "step"
@@ -134,7 +134,7 @@ def test_ranks_that_are_blocked_longer_when_recorded_have_lost_overlap() -> None
     assert not same.changed
 
 
-def test_overlap_on_an_accelerator_cannot_be_told() -> None:
+def test_overlap_on_an_accelerator_is_unknown() -> None:
     result = compare(trials(BARE), trials(BARE, accelerator=True), trials(CONTROL))
     assert result.overlap is None
     assert result.cannot_tell == (

@@ -67,7 +67,7 @@ def test_a_backward_inside_a_backward_counts_once() -> None:
     assert phases_of(rank)["backward"] == [[10, 60]]
 
 
-def test_spans_of_a_thread_that_runs_no_steps_are_left_out() -> None:
+def test_spans_of_a_thread_that_runs_no_steps_are_skipped() -> None:
     rank = RankBuilder(0, world_size=1)
     rank.span("checkpoint", 0, 1000, thread=2)
     rank.span("backward", 10, 60)
@@ -75,7 +75,7 @@ def test_spans_of_a_thread_that_runs_no_steps_are_left_out() -> None:
     assert phases_of(rank)["checkpoint"] == []
 
 
-def test_a_forward_that_raised_is_left_out() -> None:
+def test_a_forward_that_raised_is_skipped() -> None:
     # Its span ends when the next forward begins, long after it failed.
     rank = RankBuilder(0, world_size=1)
     rank.span("forward", 0, 100, state="failed")

@@ -111,7 +111,7 @@ def test_a_delay_of_known_size_lies_in_its_interval(delay_us: float) -> None:
     assert unseen <= 1
 
 
-def test_a_slow_rank_is_told_from_the_one_that_waits_for_it() -> None:
+def test_a_slow_rank_is_distinguished_from_the_one_that_waits_for_it() -> None:
     a, b = noisy_run(1, num_steps=60), noisy_run(2, num_steps=60, delay_us=3_000, slow_rank=1)
     result = compare(a, b)
     slow, waits = (
@@ -127,7 +127,7 @@ def test_a_slow_rank_is_told_from_the_one_that_waits_for_it() -> None:
     assert change_of(result, "exposed_transfer_ns").verdict == "none"
 
 
-def test_a_slower_collective_is_told_by_its_transfer() -> None:
+def test_a_slower_collective_is_recognised_by_its_transfer() -> None:
     result = compare(noisy_run(1, num_steps=60), noisy_run(2, num_steps=60, slower_reduce_us=1_000))
     verdicts = {c.figure.name: c.verdict for c in result.of_table(COLLECTIVES)}
     assert verdicts["transfer_ns"] == verdicts["exposed_ns"] == "larger"

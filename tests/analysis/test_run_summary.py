@@ -95,7 +95,7 @@ def test_a_healthy_run_is_complete_and_used_from_the_second_step() -> None:
     check_invariants(summary)
 
 
-def test_the_device_peak_is_told_where_a_device_is_used() -> None:
+def test_the_device_peak_is_reported_where_a_device_is_used() -> None:
     ranks = train(1)
     ranks[0].sample("cuda_peak_allocated_bytes", 1, 77)
     assert summarise(MemoryRun(ranks)).ranks[0].peak_bytes == 77
@@ -121,7 +121,7 @@ def test_only_the_last_attempt_of_a_restarted_job_is_used() -> None:
     assert told(summary, "restarted; only the last attempt (1)")
 
 
-def test_a_rank_that_is_only_in_an_earlier_attempt_is_left_out() -> None:
+def test_a_rank_that_is_only_in_an_earlier_attempt_is_skipped() -> None:
     first, second = train(2, num_steps=9), train(2, num_steps=3)
     second[0].attempt = 1
     summary = summarise(MemoryRun([*first, second[0]]))
@@ -133,7 +133,7 @@ def test_a_rank_that_is_only_in_an_earlier_attempt_is_left_out() -> None:
     assert "**1 rank not in the last attempt**" in summary_markdown(summary)
 
 
-def test_ranks_without_a_log_and_ranks_of_an_earlier_attempt_are_told_apart() -> None:
+def test_ranks_without_a_log_and_ranks_of_an_earlier_attempt_are_distinguished() -> None:
     first, second = train(3, num_steps=9), train(3, num_steps=3)
     second[0].attempt = 1
     summary = summarise(MemoryRun([*first[:2], second[0]]))  # rank 1 was in attempt 0, rank 2 nowhere
@@ -145,7 +145,7 @@ def test_ranks_without_a_log_and_ranks_of_an_earlier_attempt_are_told_apart() ->
     ("phase", "words"),
     [("other", "outside all phases"), ("backward", "in backward"), (None, "")],
 )
-def test_the_phase_in_which_a_straggler_is_slow_is_told_in_words(phase: str | None, words: str) -> None:
+def test_the_phase_in_which_a_straggler_is_slow_is_named_in_words(phase: str | None, words: str) -> None:
     straggler = StragglerResult(rank=1, last_share=0.9, slowdown=None, blame_ns_per_step=None, phase=phase)
     assert straggler.phase_words == words
 
@@ -350,7 +350,7 @@ def test_an_injected_delay_shows_as_wait_of_the_others_and_as_blame(late_ms: int
     assert (straggler.rank, straggler.blame_ns_per_step) == (1, late_ms * MS)
 
 
-def test_what_ranks_noted_of_trouble_is_told_once_with_its_ranks(tmp_path: Path) -> None:
+def test_what_ranks_noted_of_trouble_is_reported_once_with_its_ranks(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", train(num_ranks=3))
     for rank, text in ((0, "memory is not recorded"), (2, "memory is not recorded"), (2, "a phase is not recorded")):
         with (run / paths.rank_folder_name(rank, 0) / paths.STRINGS).open("a") as strings:

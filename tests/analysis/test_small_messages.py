@@ -23,7 +23,7 @@ def found_in(*, count: int, nbytes: int, took: int) -> tuple[SmallMessages, ...]
     return summarise(MemoryRun(ranks)).small_messages
 
 
-def test_many_small_operations_that_hold_up_the_program_are_told() -> None:
+def test_many_small_operations_that_hold_up_the_program_are_reported() -> None:
     # 50 of 400 ns in steps of 1 ms: 20 us, 2 %.
     assert found_in(count=50, nbytes=4096, took=400) == (
         SmallMessages(

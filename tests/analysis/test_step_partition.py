@@ -17,7 +17,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_si
 )
 
 
-def test_a_step_is_parted_as_worked_out_by_hand() -> None:
+def test_a_step_is_partitioned_as_worked_out_by_hand() -> None:
     # Rank 0, step from 100 to 200 (the optimizer of the step before ended at 100):
     #   105..110 data | 110..150 forward (inferred) | 150..185 backward | 190..200 optimizer
     #   all_reduce issued in backward at 160, returned at once, done at 180; rank 1 arrived at 172

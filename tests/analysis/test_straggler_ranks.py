@@ -103,7 +103,7 @@ def test_a_late_root_is_blamed_by_those_who_were_done_before_the_last_rank_came(
     assert (other.rank, other.blame_ns_per_step, other.together_ns_per_step) == (3, 0, 20 * MS)
 
 
-def test_who_paid_and_since_when_is_told() -> None:
+def test_who_paid_and_since_when_is_reported() -> None:
     # Steps are numbered from 1: rank 1 is late from the sixth on. Three ranks wait 20 ms in 7 of 11 measured steps.
     (straggler,) = run_steps(4, lambda rank, step: 20 * MS if rank == 1 and step >= 5 else 0)
     assert straggler.since_step == 6

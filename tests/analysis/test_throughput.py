@@ -111,7 +111,7 @@ def test_a_rank_that_is_given_nothing_is_named() -> None:
     assert caveats(summary) == ["tokens_per_s: the models of rank 1 were given none; they count as 0"]
 
 
-def test_groups_that_nothing_names_are_told_of() -> None:
+def test_groups_that_nothing_names_are_reported() -> None:
     (caveat,) = caveats(job([SAME] * 4, [("mine", (0, 1)), ("mine", (2, 3))]))
     assert "nothing says what group 'mine0' and 1 more is for" in caveat
 

@@ -184,7 +184,7 @@ def test_figures_are_of_steps_without_a_window(
         assert summary.steps.duration_ns.median == 10 * MS
 
 
-def test_windows_that_were_planned_and_not_taken_are_told() -> None:
+def test_windows_that_were_planned_and_not_taken_are_reported() -> None:
     early = Window(number=1, state="written", first=5, last=8, begin_ns=1, reason="ended early: the job ended")
     ranks = [
         RankWindows(rank=0, folder="", windows=(without_trace(early, 0),), snapshots=(), steps=7),

@@ -85,7 +85,7 @@ def test_times_are_on_the_clock_of_the_host_within_the_error_that_is_recorded(ra
     assert tables.streams[int(rows["stream"][0])].startswith("sim:")
 
 
-def test_messages_of_a_batch_are_told_of_as_one(rank: Any) -> None:
+def test_messages_of_a_batch_are_reported_as_one(rank: Any) -> None:
     tables, truth = rank
     (batch,) = [task for task in truth if task["name"].startswith("simccl::") and task["name"] != "simccl::ALLREDUCE"]
     sent, received = (intervals(tables, codes.DEVICE_OPERATION, name) for name in events.POINT_TO_POINT)

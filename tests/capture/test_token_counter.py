@@ -105,7 +105,7 @@ def test_passes_of_a_model_add_up_and_of_several_models_the_one_given_most_count
     assert log.recorded == [("tokens", 3 * 64), ("samples", 3 * 4)]
 
 
-def test_a_count_is_told_where_it_changes_and_now_and_then(consumption: Consumption, log: Samples) -> None:
+def test_a_count_is_reported_where_it_changes_and_now_and_then(consumption: Consumption, log: Samples) -> None:
     for rows in [4] * 10 + [2, 2, 4]:
         consumption.add_inputs(1, (Tensor(rows, 16),), {})
         consumption.end_step()
@@ -144,7 +144,7 @@ def test_what_is_no_number_is_refused_once_and_counted_by_shape(
     assert capsys.readouterr().err.count("expected a number of 0 or more") == 1
 
 
-def test_an_error_of_ours_is_told_and_not_raised(
+def test_an_error_of_ours_is_reported_and_not_raised(
     consumption: Consumption, log: Samples, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Tensor):
@@ -163,7 +163,7 @@ def test_an_error_of_ours_is_told_and_not_raised(
     assert "the tokens and samples of a step is not recorded in this process: RuntimeError" in capsys.readouterr().err
 
 
-def test_a_log_of_its_own_is_told_anew(log: Samples) -> None:
+def test_a_log_of_its_own_is_reported_again(log: Samples) -> None:
     logs = [log]
     consumption = Consumption(Spans(lambda _: cast(Recorder, logs[-1])))
     consumption.install(Tensor, ("int64",))

@@ -68,7 +68,7 @@ def test_every_one_of_a_thousand_groups_has_an_id_and_its_members(tables: RankTa
     assert {tables.groups[group].ranks for group in groups} == {(0,)}
 
 
-def test_every_one_of_ten_thousand_lines_is_told_apart(tables: RankTables) -> None:
+def test_every_one_of_ten_thousand_lines_is_distinguished(tables: RankTables) -> None:
     counted = Counter(
         site.function for row in tables.operations if (site := tables.sites[int(row["site"])]).file.startswith("/gen")
     )
@@ -121,7 +121,7 @@ def test_steps_after_the_surroundings_changed_are_recorded(tables: RankTables) -
     assert len(operations_of(tables, "broken_stderr")) == 1
 
 
-def test_broken_hooks_are_told_once_and_noted(recorded: jobs.Job, tables: RankTables) -> None:
+def test_broken_hooks_are_reported_once_and_noted(recorded: jobs.Job, tables: RankTables) -> None:
     told = [line.removeprefix("dtprof: ") for line in recorded.stderr.splitlines() if line.startswith("dtprof: ")]
     broken = [line for line in told if "planned inside a hook" in line]
     assert "the begin of a phase is not recorded in this process: LookupError: planned inside a hook" in broken

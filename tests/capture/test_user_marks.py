@@ -26,7 +26,7 @@ def names_of(*given: str) -> list[str]:
     return heard.names
 
 
-def test_names_are_told_apart_from_those_of_dtprof() -> None:
+def test_names_are_distinguished_from_those_of_dtprof() -> None:
     assert names_of("thinking", "checkpoint") == ["phase:thinking", events.CHECKPOINT]
 
 

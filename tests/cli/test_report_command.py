@@ -36,7 +36,7 @@ def call(*arguments: object) -> int:
     return status
 
 
-def test_the_page_lies_in_the_run_unless_told_otherwise(
+def test_the_page_lies_in_the_run_unless_reported_otherwise(
     run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(run_directory) == 0
@@ -66,7 +66,7 @@ def test_a_file_that_was_asked_for_is_never_overwritten_without_force(run_direct
     assert call(run_directory, "-o", output, "--force") == 0
 
 
-def test_a_file_in_the_way_is_told_before_the_run_is_read(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_reported_before_the_run_is_read(tmp_path: Path) -> None:
     output = tmp_path / "page.html"
     output.write_text("mine")
     with pytest.raises(OutputError, match=r"page\.html exists; give --force"):

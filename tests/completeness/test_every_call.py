@@ -124,7 +124,7 @@ def describe(tables: RankTables) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: (one["group"], one["kind"], one["seq"]))
 
 
-def test_both_taps_write_the_same_records_for_every_call(observe: Callable[[str], list[Observation]]) -> None:
+def test_both_hooks_write_the_same_records_for_every_call(observe: Callable[[str], list[Observation]]) -> None:
     described: dict[str, list[list[dict[str, Any]]]] = {}
     for hook in HOOKS:
         ranks = [one.tables for one in observe(hook)]

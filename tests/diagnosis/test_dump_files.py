@@ -109,7 +109,7 @@ def test_dumps_of_jobs_of_different_size_are_refused(tmp_path: Path) -> None:
         verdict_on([*write(tmp_path / "a", job(2)[:1]), *write(tmp_path / "b", job(4)[1:])])
 
 
-def test_dump_of_an_earlier_attempt_is_left_out(tmp_path: Path) -> None:
+def test_dump_of_an_earlier_attempt_is_skipped(tmp_path: Path) -> None:
     ranks = [rank.op("all_reduce").op("all_reduce", done=False) for rank in job(3)]
     ranks[1].entries.pop()
     for entry in ranks[2].entries:
@@ -145,7 +145,7 @@ def test_thin_evidence_says_who_waits_where_and_which_dumps_to_give(tmp_path: Pa
     assert "nccl_trace_rank_0 is no Flight Recorder dump" in damage
 
 
-def test_rank_is_told_by_the_groups_where_the_name_does_not(tmp_path: Path) -> None:
+def test_rank_is_recognised_by_the_groups_where_the_name_does_not(tmp_path: Path) -> None:
     ranks = job(4, a=[2, 3], b=[1, 3])
     write(tmp_path, ranks)
     renamed = (tmp_path / "nccl_trace_rank_3").rename(tmp_path / "dump")
@@ -227,7 +227,7 @@ def test_command_reads_a_directory_and_ends_with_1_or_0_or_2(
     assert main(["diagnose", str(tmp_path / "nowhere")]) == 2
 
 
-def test_kind_is_told_by_content_and_sources_are_joined(tmp_path: Path) -> None:
+def test_kind_is_recognised_by_content_and_sources_are_joined(tmp_path: Path) -> None:
     ranks = [rank.op("all_reduce").op("all_reduce", line=9, done=False) for rank in job(2)]
     ranks[1].entries.pop()
     write(tmp_path, ranks)

@@ -56,7 +56,7 @@ def test_most_dumps_missing_is_no_reason_to_blame_anyone(tmp_path: Path) -> None
     assert "ranks 2-7 left no dump" in " ".join(verdict.cannot_tell)
 
 
-def test_skipped_collective_is_told_from_what_the_rank_went_on_to(tmp_path: Path) -> None:
+def test_skipped_collective_is_distinguished_from_what_the_rank_went_on_to(tmp_path: Path) -> None:
     ranks = [steps(rank) for rank in job(4)]
     for rank in ranks:
         rank.op("all_reduce", line=10)
@@ -209,7 +209,7 @@ def test_scheduled_but_never_started(tmp_path: Path) -> None:
     assert "never began" in finding.summary
 
 
-def test_inside_the_call_is_told_from_never_called(tmp_path: Path) -> None:
+def test_inside_the_call_is_distinguished_from_never_called(tmp_path: Path) -> None:
     ranks = [rank.op("all_reduce").op("all_reduce", line=10, done=False) for rank in job(4)]
     for rank in ranks:
         enqueued = 1 if rank.rank == 2 else 2

@@ -64,7 +64,7 @@ def stacks(cpu_share: float, state: str, *, ranks: dict[int, object]) -> str:
         (0.0, "stopped", "is frozen (process state stopped) at /job/train.py:12 (load)", False),
     ],
 )
-def test_a_rank_that_was_seen_elsewhere_before_it_joins_is_told_with_its_line(
+def test_a_rank_that_was_seen_elsewhere_before_it_joins_is_reported_with_its_line(
     tmp_path: Path, cpu_share: float, state: str, words: str, early: bool
 ) -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in (0, 2)]
@@ -83,7 +83,7 @@ def test_a_rank_that_was_seen_elsewhere_before_it_joins_is_told_with_its_line(
     assert finding.in_first_step is early
 
 
-def test_of_ranks_without_a_record_those_that_were_seen_are_told_apart(tmp_path: Path) -> None:
+def test_of_ranks_without_a_record_those_that_were_seen_are_distinguished(tmp_path: Path) -> None:
     rank = RankBuilder(0, 3, closed=False)
     rank.span(events.INIT, 0, site=rank.site(line=5))
     run = write_run(tmp_path / "run", [rank], exit_status=1)

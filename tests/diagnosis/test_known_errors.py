@@ -33,14 +33,14 @@ def crash(tmp_path: Path, kind: str, message: str, *, told: str | None = None) -
     return finding
 
 
-def test_what_held_the_memory_that_ran_out_is_told_largest_first(tmp_path: Path) -> None:
+def test_what_held_the_memory_that_ran_out_is_reported_largest_first(tmp_path: Path) -> None:
     message = "CUDA out of memory. Tried to allocate 20.00 GiB."
     finding = crash(tmp_path, "torch.OutOfMemoryError", message, told=message)
     assert "rank 1 held on cuda:0: 40.0 MiB other, 6.00 MiB optimizer state, 3.00 MiB parameters" in finding.evidence
     assert finding.advice == (DEVICE_MEMORY,)
 
 
-def test_memory_that_ran_out_in_another_exception_is_not_told(tmp_path: Path) -> None:
+def test_memory_that_ran_out_in_another_exception_is_not_known(tmp_path: Path) -> None:
     finding = crash(tmp_path, "ValueError", "boom", told="CUDA out of memory. Tried to allocate 20.00 GiB.")
     assert not any("held on" in fact for fact in finding.evidence)
     assert finding.advice[0].startswith("Fix the ValueError in rank 1")
@@ -60,7 +60,7 @@ def test_a_host_without_such_memory_is_no_mere_error_of_the_line(tmp_path: Path)
         ("OutOfMemoryError", "HIP out of memory", "on its device"),
     ],
 )
-def test_what_helps_is_told_where_the_text_of_an_exception_says_too_little(kind: str, message: str, words: str) -> None:
+def test_advice_is_given_where_the_text_of_an_exception_says_too_little(kind: str, message: str, words: str) -> None:
     advice = find_advice(kind, message)
     assert advice is not None
     assert words in advice

@@ -38,7 +38,7 @@ def job(count: int = 2) -> list[RankBuilder]:
     return [RankBuilder(rank, world_size=count) for rank in range(count)]
 
 
-def test_another_reduction_that_the_back_end_let_pass_is_told_of_once_with_both_lines() -> None:
+def test_another_reduction_that_the_back_end_let_pass_is_reported_once_with_both_lines() -> None:
     ranks = job(3)
     for rank in ranks:
         for step in range(40):
@@ -52,7 +52,7 @@ def test_another_reduction_that_the_back_end_let_pass_is_told_of_once_with_both_
     assert {site.line for site in finding.call_sites.values()} == {5}
 
 
-def test_a_group_made_again_is_compared_by_itself_and_told_of_once_for_each_instance() -> None:
+def test_a_group_made_again_is_compared_by_itself_and_reported_once_for_each_instance() -> None:
     ranks = job(3)
     for rank in ranks:
         for instance in range(3):
@@ -65,7 +65,7 @@ def test_a_group_made_again_is_compared_by_itself_and_told_of_once_for_each_inst
     assert told == [("root-mismatch", (1,), 5), ("root-mismatch", (2,), 5)]
 
 
-def test_another_root_and_another_size_are_told_of() -> None:
+def test_another_root_and_another_size_are_reported() -> None:
     for name, arguments in (("root-mismatch", {"peer": 1}), ("size-mismatch", {"nbytes": 16})):
         ranks = job(3)
         for rank in ranks:
@@ -76,7 +76,7 @@ def test_another_root_and_another_size_are_told_of() -> None:
         assert [(finding.kind, finding.seq) for finding in looks(ranks)] == [(name, 20)]
 
 
-def test_another_size_of_an_all_gather_is_told_of_where_all_are_gathered_into_one_tensor() -> None:
+def test_another_size_of_an_all_gather_is_reported_where_all_are_gathered_into_one_tensor() -> None:
     ranks = job(3)
     for rank in ranks:
         for step in range(30):
@@ -88,7 +88,7 @@ def test_another_size_of_an_all_gather_is_told_of_where_all_are_gathered_into_on
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("size-mismatch", (1,), 20)
 
 
-def test_a_rank_that_left_a_call_out_and_goes_on_is_told_of() -> None:
+def test_a_rank_that_left_a_call_out_and_goes_on_is_reported() -> None:
     ranks = job(3)
     for rank in ranks:
         for step in range(40):
@@ -101,7 +101,7 @@ def test_a_rank_that_left_a_call_out_and_goes_on_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("kept", [live_comparison.MAX_KEPT, 300])
-def test_an_optimizer_step_left_out_is_told_of_as_such(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_step_skipped_is_reported_as_such(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_comparison, "MAX_KEPT", kept)
     monkeypatch.setattr(live_comparison, "MIN_KEPT", kept // 3)
     ranks = job(3)
@@ -116,7 +116,7 @@ def test_an_optimizer_step_left_out_is_told_of_as_such(kept: int, monkeypatch: p
     assert finding.summary.startswith("Rank 1 skipped an optimizer step: at #151 of ")
 
 
-def test_a_program_that_is_right_is_never_told_of() -> None:
+def test_a_program_that_is_right_is_never_reported() -> None:
     """Other lines by rank, subgroups, uneven sizes where they may be, messages, ranks far apart, a restart."""
     ranks = job(4)
     for rank in ranks:
@@ -150,7 +150,7 @@ def test_a_call_that_was_refused_on_one_rank_does_not_shift_the_rest() -> None:
 
 
 @pytest.mark.parametrize("each", [100, 1000, 10_000])
-def test_however_much_comes_between_two_looks_a_mismatch_is_told_of(each: int) -> None:
+def test_however_much_comes_between_two_polls_a_mismatch_is_reported(each: int) -> None:
     ranks = job(2)
     for rank in ranks:
         for step in range(3000):
@@ -160,7 +160,7 @@ def test_however_much_comes_between_two_looks_a_mismatch_is_told_of(each: int) -
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("reduce-op-mismatch", (1,), 700)
 
 
-def test_another_size_is_told_of_among_lines_and_uneven_splits_that_differ_by_right() -> None:
+def test_another_size_is_reported_among_lines_and_uneven_splits_that_differ_by_right() -> None:
     ranks = job(2)
     for rank in ranks:
         rank.sizes[5] = ((3, 4), (2, 4)) if rank.rank else ((1, 2), (1, 3))
@@ -200,7 +200,7 @@ def changed(tables: RankTables, row: int, **values: int) -> RankTables:
     return replace(tables, operations=rows)
 
 
-def test_among_very_many_groups_with_lines_of_their_own_a_look_stays_cheap_and_misses_nothing() -> None:
+def test_among_very_many_groups_with_lines_of_their_own_a_poll_stays_cheap_and_misses_nothing() -> None:
     whole = many_groups(300)
     comparison = LiveComparison()
     began_s = time.thread_time()
@@ -264,7 +264,7 @@ def test_uneven_splits_are_compared_at_every_position() -> None:
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("split-size-mismatch", (1,), 2345)
 
 
-def test_a_rank_that_falls_out_of_step_late_is_told_of_though_lines_differed_by_rank_at_the_start() -> None:
+def test_a_rank_that_falls_out_of_step_late_is_reported_though_lines_differed_by_rank_at_the_start() -> None:
     ranks = job(3)
     for rank in ranks:
         for step in range(1000):
@@ -279,7 +279,7 @@ def test_a_rank_that_falls_out_of_step_late_is_told_of_though_lines_differed_by_
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("step-mismatch", (1,), 1831)
 
 
-def test_a_rank_out_of_step_in_several_groups_is_told_of_once() -> None:
+def test_a_rank_out_of_step_in_several_groups_is_reported_once() -> None:
     ranks = job(3)
     for rank in ranks:
         groups = [rank.group(name, (0, 1, 2)) for name in "abc"]

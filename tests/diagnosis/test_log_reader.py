@@ -65,7 +65,7 @@ def test_name_of_a_file_may_tell_the_rank(name: str, rank: int | None) -> None:
     "prefix",
     ["{r}: ", "[default{r}]:", "(RayTrainWorker[rank={r}] pid=9{r}, ip=10.0.0.1) ", "[1,{r}]<stderr>:", "[rank{r}]: "],
 )
-def test_interleaved_tracebacks_are_told_apart_by_their_carrier(diagnose_texts: Diagnose, prefix: str) -> None:
+def test_interleaved_tracebacks_are_distinguished_by_their_carrier(diagnose_texts: Diagnose, prefix: str) -> None:
     own = CRASH.split("\n")
     lost = texts.traceback(texts.GLOO_LOST, line=90, source="dist.barrier()", call="barrier").split("\n")
     own += [""] * (len(lost) - len(own))
@@ -105,7 +105,7 @@ def test_empty_log_is_unknown(diagnose_texts: Diagnose) -> None:
     assert diagnose_texts("").outcome == "unknown"
 
 
-def test_binary_junk_around_is_skipped_and_told(tmp_path: Path) -> None:
+def test_binary_junk_around_is_skipped_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "mixed.log"
     path.write_bytes(bytes(range(256)) * 50 + b"\n" + texts.watchdog(0).encode() + b"\n\xff\xfe\0" * 9)
     verdict = diagnose_logs([path])
@@ -114,7 +114,7 @@ def test_binary_junk_around_is_skipped_and_told(tmp_path: Path) -> None:
     assert not looks_like_a_log(path)
 
 
-def test_compressed_log_is_read_and_a_torn_one_told(tmp_path: Path) -> None:
+def test_compressed_log_is_read_and_a_torn_one_reported(tmp_path: Path) -> None:
     whole = gzip.compress(("\n".join(texts.watchdog(r) for r in (0, 1, 3)) + "\n").encode() * 50)
     (tmp_path / "a.gz").write_bytes(whole)
     assert diagnose_logs([tmp_path / "a.gz"]).findings[0].culprit_ranks == (2,)
@@ -131,7 +131,7 @@ def test_damaged_archive_and_missing_file_are_refused_in_words(tmp_path: Path) -
         diagnose_logs([])
 
 
-def test_folded_lines_of_ray_are_told(diagnose_texts: Diagnose) -> None:
+def test_folded_lines_of_ray_are_reported(diagnose_texts: Diagnose) -> None:
     text = f"(W[rank=0] pid=1) {texts.watchdog(0)} [repeated 15x across cluster]"
     assert any("RAY_DEDUP_LOGS" in reason for reason in diagnose_texts(text).cannot_tell)
 

@@ -179,7 +179,9 @@ def test_all_that_the_table_lists_lost_a_peer_that_it_does_not_list(diagnose_tex
     assert finding.confidence < 0.5
 
 
-def test_abort_of_a_thread_that_python_ended_is_told_from_a_crash_of_native_code(diagnose_texts: Diagnose) -> None:
+def test_a_thread_that_python_ended_is_distinguished_from_crashed_native_code(
+    diagnose_texts: Diagnose,
+) -> None:
     table = texts.table({0: -6, 1: -15}, first=0)
     said, silent = (diagnose_texts(text) for text in (f"terminate called without an active exception\n{table}", table))
     for verdict in said, silent:

@@ -46,7 +46,7 @@ def test_zeros_of_a_peer_that_sent_nothing_are_no_mismatch(diagnose_texts: Diagn
     assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (0,))
 
 
-def test_counters_alone_that_differ_accuse_nobody(diagnose_texts: Diagnose) -> None:
+def test_counters_alone_that_differ_name_no_culprit(diagnose_texts: Diagnose) -> None:
     one = "Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=1OpType=BARRIER)"
     verdict = diagnose_texts(texts.mismatch(one, one.replace("Rank 1", "Rank 2").replace("=1Op", "=0Op")))
     assert verdict.findings == ()
@@ -107,7 +107,7 @@ def test_odd_operation_among_tracebacks_is_the_culprits(diagnose_texts: Diagnose
     assert (finding.kind, finding.culprit_ranks) == ("collective-order-mismatch", (1,))
 
 
-def test_ranks_alike_in_everything_accuse_nobody(diagnose_texts: Diagnose) -> None:
+def test_ranks_alike_in_everything_name_no_culprit(diagnose_texts: Diagnose) -> None:
     text = "\n".join(message(r, call="all_reduce", source="dist.all_reduce(t)", line=30) for r in range(3))
     verdict = diagnose_texts(text)
     assert verdict.findings[0].culprit_ranks == ()
@@ -124,7 +124,7 @@ def test_monitored_barrier_names_who_did_not_come(diagnose_texts: Diagnose) -> N
     assert finding.culprit_ranks == (4, 5)
 
 
-def test_barriers_that_point_at_each_other_accuse_nobody(diagnose_texts: Diagnose) -> None:
+def test_barriers_that_point_at_each_other_name_no_culprit(diagnose_texts: Diagnose) -> None:
     text = (
         "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for send/recv "
         "from rank 0. Please check rank 0 logs for faulty rank.\n"
@@ -164,7 +164,7 @@ def test_store_barrier_names_the_only_rank_that_did_not_report(diagnose_texts: D
     assert (finding.kind, finding.culprit_ranks) == ("rank-never-joined", (2,))
 
 
-def test_count_of_clients_alone_names_nobody(diagnose_texts: Diagnose) -> None:
+def test_count_of_clients_alone_names_no_rank(diagnose_texts: Diagnose) -> None:
     text = "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 2/4 clients joined."
     (finding,) = diagnose_texts(text).findings
     assert (finding.kind, finding.culprit_ranks) == ("rank-never-joined", ())

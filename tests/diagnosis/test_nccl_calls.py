@@ -34,7 +34,7 @@ def test_the_rank_that_calls_something_else_is_named(diagnose_texts: Diagnose) -
         assert ("call #3" if with_creation else "opCount 2") in finding.summary
 
 
-def test_a_call_left_out_or_made_once_too_often_is_told_from_a_mix_up(diagnose_texts: Diagnose) -> None:
+def test_a_call_skipped_or_made_once_too_often_is_distinguished_from_a_mix_up(diagnose_texts: Diagnose) -> None:
     less = diagnose_texts("\n".join(log({0: SAME, 1: [*SAME[:2], SAME[3]], 2: SAME}))).findings[0]
     assert (less.kind, less.culprit_ranks, less.op) == ("rank-skipped-collective", (1,), "broadcast")
     assert "left out" in less.summary
@@ -63,7 +63,7 @@ def test_who_is_behind_is_named_once_an_operation_timed_out(diagnose_texts: Diag
     assert "AllReduce of 30 float32" in finding.summary
 
 
-def test_agreement_and_what_cannot_be_compared_accuse_nobody(diagnose_texts: Diagnose) -> None:
+def test_agreement_and_what_cannot_be_compared_name_no_culprit(diagnose_texts: Diagnose) -> None:
     assert diagnose_texts("\n".join(log(dict.fromkeys(range(4), SAME)))).findings == ()
     part = log({0: SAME, 1: [("AllGather", 1)], 2: SAME})
     assert diagnose_texts("\n".join(line for line in part if "host:9002" not in line)).findings == ()

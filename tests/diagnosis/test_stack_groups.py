@@ -90,7 +90,7 @@ def test_more_stacks_than_fit_are_counted() -> None:
     assert "12 more stacks, of ranks 8-19" in stacks_text(found, all_threads=False, notes=())
 
 
-def test_damaged_documents_and_processes_of_no_rank_are_left_out() -> None:
+def test_damaged_documents_and_processes_of_no_rank_are_skipped() -> None:
     for processes in (None, [], {"x": {}}, {"100": None}, {"999": WAITS}):
         assert read_stacks({"processes": processes}, {100: 0}) == []
     (bare,) = read_stacks({"processes": {"100": {"threads": [None, {"frames": [None, 3]}]}}}, {100: 0})

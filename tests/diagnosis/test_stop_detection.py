@@ -56,7 +56,7 @@ def write(tmp_path: Path, pids: list[int], *, holds: bool = False, hang_after_s:
 @pytest.mark.parametrize(
     ("facts", "words"), [({}, "at /home/me/train.py:8"), ({"state": "stopped"}, "process state stopped")]
 )
-def test_ranks_that_all_sleep_outside_any_operation_are_told_with_their_lines(
+def test_ranks_that_all_sleep_outside_any_operation_are_reported_with_their_lines(
     tmp_path: Path, processes: list[int], facts: dict[str, Any], words: str
 ) -> None:
     verdict = diagnose_run(write(tmp_path, processes, **facts))

@@ -105,7 +105,7 @@ def test_ranks_killed_together_after_they_stood_still_did_not_die_of_that(tmp_pa
     assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("hang", "rank-stuck", (1,))
 
 
-def test_ranks_killed_together_after_dtprof_run_told_of_a_hang_hung(tmp_path: Path) -> None:
+def test_ranks_killed_together_after_dtprof_run_reported_a_hang_hung(tmp_path: Path) -> None:
     seen = {"hang_detected_ns": START_NS + LAST + 11 * SECOND}
     verdict = stop(tmp_path / "run", blocked(pause_s=9), 12 * SECOND, signal.SIGKILL, **seen)
     assert (verdict.outcome, verdict.findings[0].kind) == ("hang", "rank-stuck")
@@ -182,7 +182,7 @@ def test_a_run_of_which_nobody_is_left_and_nobody_saw_the_end_is_not_healthy(tmp
     assert reason.startswith("ranks 0, 1 exited without an exit record: killed together with dtprof run")
 
 
-def test_ranks_that_all_slept_outside_any_operation_are_told_after_the_end_too(tmp_path: Path) -> None:
+def test_ranks_that_all_slept_outside_any_operation_are_reported_after_the_end_too(tmp_path: Path) -> None:
     ranks = blocked(waits=False)
     frame = {"name": "load", "filename": "/home/me/train.py", "line": 8}
     threads = [{"thread_id": 1, "thread_name": "MainThread", "active": False, "frames": [frame]}]

@@ -61,7 +61,7 @@ def test_the_rank_that_ended_is_named(tmp_path: Path, fault: str, kind: str) -> 
     assert f"ank {CULPRIT}" in job.stderr.split("run kept in")[0].splitlines()[-2]
 
 
-def test_a_hang_is_told_while_it_lasts_and_the_job_is_stopped(tmp_path: Path) -> None:
+def test_a_hang_is_reported_while_it_lasts_and_the_job_is_stopped(tmp_path: Path) -> None:
     options = ["--hang-after", "4", "--on-hang", "stop"]
     job, run = run_trainer(tmp_path, *options, fault="skip-collective", status=3)
     assert "rank-skipped-collective" in job.stderr

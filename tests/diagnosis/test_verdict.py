@@ -43,7 +43,7 @@ def test_ranks_that_all_wait_in_init_do_not_find_each_other() -> None:
     assert reason.endswith("rank 0 at /home/me/train.py:3 (main); rank 1 at /home/me/train.py:3 (main)")
 
 
-def test_a_rank_that_could_not_connect_in_init_is_not_stuck_and_its_error_is_told() -> None:
+def test_a_rank_that_could_not_connect_in_init_is_not_stuck_and_its_error_is_reported() -> None:
     ranks = waiting_in_a_second_init(closed=False)
     message = "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: Connection refused"
     ranks[0].exception(3500, message=message, line=3)
@@ -142,7 +142,7 @@ def test_an_operation_of_a_group_that_the_records_have_lost_is_no_error() -> Non
     assert judge(ranks, exit_status=None).outcome in ("hang", "unknown")
 
 
-def test_nothing_is_left_out_yet_by_a_rank_of_a_job_that_goes_on() -> None:
+def test_nothing_is_skipped_yet_by_a_rank_of_a_job_that_goes_on() -> None:
     ranks = ranks_in_step(3, 1)
     for rank in ranks:
         late = rank.rank == 1

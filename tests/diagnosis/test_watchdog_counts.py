@@ -38,7 +38,7 @@ def test_when_all_began_it_nobody_is_accused(diagnose_texts: Diagnose) -> None:
         [told(0, enqueued=64, done=61)],
     ],
 )
-def test_counts_that_do_not_decide_are_a_hang_that_cannot_be_told(diagnose_texts: Diagnose, lines: list[str]) -> None:
+def test_counts_that_do_not_decide_are_a_hang_that_is_unknown(diagnose_texts: Diagnose, lines: list[str]) -> None:
     verdict = diagnose_texts("\n".join(lines))
     assert (verdict.outcome, verdict.findings) == ("hang", ())
     assert "a collective timed out" in verdict.cannot_tell[0]

@@ -98,7 +98,7 @@ def test_time_far_above_the_limit_is_a_host_that_stood_still(diagnose_texts: Dia
     assert "suspended" in " ".join(verdict.cannot_tell)
 
 
-def test_messages_between_two_ranks_accuse_nobody(diagnose_texts: Diagnose) -> None:
+def test_messages_between_two_ranks_name_no_culprit(diagnose_texts: Diagnose) -> None:
     verdict = diagnose_texts("\n".join(texts.watchdog(r, op="COALESCED", numel=0) for r in (1, 2, 3)))
     assert verdict.findings[0].culprit_ranks == ()
 

@@ -150,7 +150,7 @@ def test_on_the_host_an_operation_lasts_from_its_call_to_the_end_of_its_work(tmp
     assert (phases["forward"], phases["backward"]) == (190 * US, 300 * US)
 
 
-def test_operations_whose_group_is_not_told_meet_nobody(tmp_path: Path) -> None:
+def test_operations_whose_group_is_not_known_meet_nobody(tmp_path: Path) -> None:
     """On gloo traces name no group: with groups of different members a wait would be a guess."""
     groups = [{"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}]
     for rank in (0, 1):

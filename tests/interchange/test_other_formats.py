@@ -109,7 +109,7 @@ def test_an_xla_collective_lasts_from_its_start_to_its_done(tmp_path: Path) -> N
     assert (parts["compute"], parts["exposed_transfer"], parts["idle"]) == (500 * US, 200 * US, 300 * US)
 
 
-def test_xla_groups_that_are_not_told_leave_waits_unknown(tmp_path: Path) -> None:
+def test_xla_groups_that_are_not_known_leave_waits_unknown(tmp_path: Path) -> None:
     summary = imported(tmp_path, write(tmp_path / "t", xla(told=False)))
     (row,) = summary.collectives
     assert (row.wait_ns, row.transfer_ns, row.busbw_gb_per_s) == (None, None, None)
@@ -211,7 +211,7 @@ def straggler_table(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_run_or_a_url_is_told_as_such_by_import(tmp_path: Path) -> None:
+def test_a_run_or_a_url_is_reported_as_such_by_import(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(NotATraceError, match=r"is a run, which needs no import: dtprof summary /"):
         import_files([tmp_path])

@@ -67,7 +67,7 @@ def test_what_is_written_passes_promtool(summary: Summary, out: Path) -> None:
     assert prometheus.check_metrics(out.read_text(encoding="utf-8")) == ""
 
 
-def test_what_is_too_much_is_left_out_and_said(summary: Summary, out: Path) -> None:
+def test_what_is_too_much_is_skipped_and_said(summary: Summary, out: Path) -> None:
     many = replace(
         summary,
         ranks=summary.ranks * (MAX_RANKS // len(summary.ranks) + 1),

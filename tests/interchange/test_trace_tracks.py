@@ -24,7 +24,7 @@ def test_slices_of_a_lane_do_not_overlap_and_no_lane_is_needless(pairs: list[tup
     assert int(lane.max(initial=0)) < max(1, deepest + 1)
 
 
-def test_more_than_can_be_told_apart_are_left_out() -> None:
+def test_more_than_can_be_distinguished_are_skipped() -> None:
     begin = np.arange(100, dtype=np.int64)
     assert (assign_lanes(begin, begin + 1000) == MAX_LANES).sum() == 100 - MAX_LANES
 

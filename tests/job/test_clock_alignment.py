@@ -132,7 +132,7 @@ def test_what_is_smaller_than_the_error_blames_nobody_and_is_said() -> None:
     assert any("below the error of the clocks" in caveat for caveat in found.cannot_tell)
 
 
-def test_comparison_doubts_what_the_summary_doubts() -> None:
+def test_comparison_has_the_caveats_of_the_summary() -> None:
     run = late_by_less_than_the_error(offset_ns=-4 * MS)  # which nobody can know
     figures = measure_run(run).estimates
     for rank in summarise(run).ranks:

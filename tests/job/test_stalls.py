@@ -70,7 +70,7 @@ def test_pauses_are_the_intervals_without_progress_between_those_with_some() -> 
     assert pauses.usual_s == 8 * INTERVAL_NS / S == 4.0
 
 
-def test_phases_are_told_from_what_a_rank_is_in() -> None:
+def test_phases_are_distinguished_from_what_a_rank_is_in() -> None:
     assert phase_of(("forward",), steps=0) == Phase.FIRST_STEP
     assert phase_of((), steps=0) == Phase.STEPS
     assert phase_of(("forward",), steps=3) == Phase.STEPS

@@ -17,7 +17,7 @@ from tests.builders import RankBuilder, write_run
 
 
 @pytest.mark.jobs
-def test_another_reduction_is_told_of_while_the_job_runs(tmp_path: Path) -> None:
+def test_another_reduction_is_reported_while_the_job_runs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     program = jobs.PROGRAMS / "mismatched.py"
     command = [*jobs.DTPROF, "run", "-o", str(run), "--", *jobs.forked(2, program, str(tmp_path / "told"))]
@@ -48,7 +48,7 @@ def only_last_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("only_last_looks")
-def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
+def test_a_look_that_fails_is_reported_and_ends_the_comparison_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def look(is_last: bool) -> list[Mismatch]:
@@ -61,7 +61,7 @@ def test_a_look_that_fails_is_told_of_and_ends_the_comparison_alone(
 
 
 @pytest.mark.usefixtures("only_last_looks")
-def test_a_last_look_that_takes_too_long_is_left_and_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_poll_that_takes_too_long_is_left_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
     def look(is_last: bool) -> list[Mismatch]:
@@ -104,7 +104,7 @@ def test_nothing_is_looked_at_where_the_job_failed(tmp_path: Path) -> None:
     assert looked == []
 
 
-def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path) -> None:
+def test_records_on_disk_are_followed_and_reported_with_both_lines(tmp_path: Path) -> None:
     ranks = [RankBuilder(rank, world_size=2, boot_id=writer.boot_id()) for rank in range(2)]
     for rank in ranks:
         for step in range(30):
@@ -121,7 +121,7 @@ def test_records_on_disk_are_followed_and_told_of_with_both_lines(tmp_path: Path
     assert list(look(True)) == []
 
 
-def test_the_last_look_takes_handles_that_nobody_waited_for_and_more_than_a_segment(
+def test_the_last_poll_takes_handles_that_nobody_waited_for_and_more_than_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "SEGMENT_SIZE", 1 << 14)

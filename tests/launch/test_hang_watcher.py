@@ -124,7 +124,7 @@ def test_no_alarm_once_every_rank_has_ended_and_its_launcher_lingers(job: Job) -
     assert job.num_diagnoses == 1
 
 
-def test_the_same_verdict_is_told_once(job: Job) -> None:
+def test_the_same_verdict_is_reported_once(job: Job) -> None:
     job.start()
     job.wait(100.0)
     first = job.watcher.hang_detected_ns
@@ -151,7 +151,7 @@ def test_of_several_launchers_of_one_run_one_tells_and_all_know(job: Job) -> Non
     assert (job.watcher.hang, other.hang) == (job.verdict, job.verdict)
 
 
-def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_told_again(job: Job) -> None:
+def test_a_hang_that_comes_to_another_verdict_without_any_progress_is_reported_again(job: Job) -> None:
     job.start()
     job.wait(12.0)
     job.verdict = hang_watcher.Verdict(is_hang=True, text="rank 1 was killed")
@@ -180,7 +180,7 @@ def test_short_pauses_and_a_few_long_ones_leave_the_alarm_as_it_was_asked_for(jo
     assert len(job.said) == 1
 
 
-def test_another_verdict_is_told_as_well(job: Job) -> None:
+def test_another_verdict_is_reported_as_well(job: Job) -> None:
     job.start()
     job.wait(20.0)
     job.move(0)
@@ -213,7 +213,7 @@ def test_a_first_step_gets_longer(job: Job) -> None:
     assert job.watcher.hang is job.verdict
 
 
-def test_what_stands_still_without_a_known_reason_is_told_once_and_is_no_hang(job: Job) -> None:
+def test_what_stalls_without_a_known_reason_is_reported_once_and_is_no_hang(job: Job) -> None:
     job.start()
     job.verdict = hang_watcher.Verdict(is_hang=False, text="every rank sleeps", is_unclear=True)
     job.wait(60.0)
@@ -260,7 +260,7 @@ def test_segment_that_is_being_created_is_nothing_to_stumble_over(job: Job, cont
     assert len(job.said) == 1
 
 
-def test_full_disk_is_told_once_whatever_the_number_of_ranks(job: Job) -> None:
+def test_full_disk_is_reported_once_whatever_the_number_of_ranks(job: Job) -> None:
     job.start()
     job.wait(1.0)
     assert not job.watcher.truncated
@@ -271,7 +271,7 @@ def test_full_disk_is_told_once_whatever_the_number_of_ranks(job: Job) -> None:
     assert [text.split(":")[0] for text in job.said] == ["the disk is full or not writable"]
 
 
-def test_full_disk_right_before_the_end_is_told(job: Job) -> None:
+def test_full_disk_right_before_the_end_is_reported(job: Job) -> None:
     job.start()
     job.wait(1.0)
     job.write(0, MARKS, schema.MARK["truncated"])
@@ -280,7 +280,7 @@ def test_full_disk_right_before_the_end_is_told(job: Job) -> None:
     assert len(job.said) == 1
 
 
-def test_run_that_was_deleted_meanwhile_is_survived_by_the_last_look(
+def test_run_that_was_deleted_meanwhile_is_survived_by_the_last_poll(
     job: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.folder.rmdir()

@@ -93,7 +93,7 @@ def test_metrics_are_served_until_the_job_has_ended(start: Start) -> None:
         urllib.request.urlopen(url, timeout=PATIENCE_S)
 
 
-def test_a_port_that_is_taken_is_told_and_nothing_else_happens(start: Start, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_reported_and_nothing_else_happens(start: Start, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -104,7 +104,7 @@ def test_a_port_that_is_taken_is_told_and_nothing_else_happens(start: Start, tmp
     assert (tmp_path / "dtprof.prom").exists(), "the file does not suffer"
 
 
-def test_an_address_of_another_host_is_told(start: Start) -> None:
+def test_an_address_of_another_host_is_reported(start: Start) -> None:
     _, said = start(MetricsSettings(port=0, address="192.0.2.1"))
     assert "metrics cannot be served on 192.0.2.1" in said[0]
     assert said[0].endswith("give as --metrics-address an address of this host, 0.0.0.0 for all it has")
@@ -132,7 +132,7 @@ def test_a_file_is_whole_while_the_job_runs_and_gone_afterwards(start: Start, tm
     assert (said, list(file.parent.iterdir())) == ([], [])
 
 
-def test_an_error_of_dtprofs_own_ends_the_metrics_and_is_told_once(
+def test_an_error_of_dtprofs_own_ends_the_metrics_and_is_reported_once(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> NodeState:

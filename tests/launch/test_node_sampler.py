@@ -93,7 +93,7 @@ def test_driver_that_does_not_answer_does_not_hold_up_the_end(node: Path, monkey
     running._thread.join(60)
 
 
-def test_error_of_our_own_is_told_once(
+def test_error_of_our_own_is_reported_once(
     node: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_cgroup: object, *, busy_s: float) -> list[float]:

@@ -113,7 +113,7 @@ def test_force_replaces_no_run_that_goes_on_and_joins_that_of_its_own_job(
     assert (run / "run.json").exists()
 
 
-def test_without_a_word_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
+def test_without_knowledge_of_the_job_a_second_launcher_is_refused_as_ever(tmp_path: Path) -> None:
     run = created(tmp_path / "run")
     with pytest.raises(OutputError, match="holds a run that has not ended; give another directory, --join"):
         run_joining.enter(run, force=False, join=False)

@@ -90,7 +90,7 @@ def test_this_machines_own_mounts_can_be_read(tmp_path: Path) -> None:
         ("ext4", 63, "only 63 MiB are free at"),
     ],
 )
-def test_place_without_much_room_is_told(kind: str, free_mib: int, told: str | None) -> None:
+def test_place_without_much_room_is_reported(kind: str, free_mib: int, told: str | None) -> None:
     said = storage.remark(Path("/run"), Storage(kind=kind, free_bytes=free_mib * MIB), max_log_mb=256)
     assert (said is None) == (told is None)
     assert (told or "") in (said or "")
@@ -217,7 +217,7 @@ def test_rank_without_a_file_descriptor_left_is_not_recorded_and_trains_on(tmp_p
 
 
 @pytest.mark.jobs
-def test_small_file_system_in_memory_is_told_before_the_job_starts(tmp_path: Path) -> None:
+def test_small_file_system_in_memory_is_reported_before_the_job_starts(tmp_path: Path) -> None:
     mounted = tmp_path / "memory"
     mounted.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "none", str(mounted)]).returncode:

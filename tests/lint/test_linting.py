@@ -503,7 +503,7 @@ def test_comment_with_a_reason_covers_a_finding_and_one_without_does_not(tmp_pat
     assert "without a reason" in bare.problems[0]
 
 
-def test_files_that_are_no_source_are_told_of_and_the_others_read(tmp_path: Path) -> None:
+def test_files_that_are_no_source_are_reported_and_the_others_read(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def (:\n", encoding="utf-8")
     (tmp_path / "binary.py").write_bytes(b"\x00\xff" * 100)
     (tmp_path / "deep.py").write_text("x = " + "(" * 5000 + ")" * 5000, encoding="utf-8")
@@ -559,7 +559,7 @@ def test_a_run_confirms_where_members_disagree_and_acquits_where_all_made_the_ca
 
 
 @pytest.mark.parametrize(("branch", "words"), [("if", "holds"), ("else", "does not hold")])
-def test_the_side_of_a_condition_is_told(tmp_path: Path, branch: str, words: str) -> None:
+def test_the_side_of_a_condition_is_reported(tmp_path: Path, branch: str, words: str) -> None:
     calls = {"if": "dist.barrier()", "else": "print(1)"}
     first, second = (calls["if"], calls["else"]) if branch == "if" else (calls["else"], calls["if"])
     body = f"if dist.get_rank() == 0:\n    {first}\nelse:\n    {second}\n"

@@ -7,16 +7,16 @@ from pathlib import Path
 from dtprof.records import paths, schema
 
 
-def grow(run: Path, looks: int) -> Iterator[None]:
+def grow(run: Path, polls: int) -> Iterator[None]:
     """Let the records of all ranks appear, a part more at each turn."""
     segments = [segment for folder in run.glob("rank-*") for segment in paths.segment_files(folder)]
     heads = {}
     for segment in segments:
         with segment.open("rb") as file:
             heads[segment] = schema.unpack_header(file.read(schema.HEADER_SIZE))["head"]
-    for part in range(1, looks + 1):
+    for part in range(1, polls + 1):
         for segment, head in heads.items():
             with segment.open("r+b") as file:
                 file.seek(schema.HEADER_OFFSET["head"])
-                file.write(struct.pack("<Q", head * part // looks))
+                file.write(struct.pack("<Q", head * part // polls))
         yield

@@ -86,7 +86,7 @@ def test_ranks_once_shown_stay_and_others_follow_up_to_the_bound() -> None:
     assert len(set(shown)) == len(shown) == MAX_RANKS
 
 
-def test_a_restarted_rank_counts_anew_and_what_is_told_of_the_node_goes_on() -> None:
+def test_a_restarted_rank_counts_anew_and_what_is_reported_the_node_goes_on() -> None:
     tally = NodeTally()
     for attempt in range(2):
         rank = RankBuilder(0, world_size=1, attempt=attempt)

@@ -17,35 +17,35 @@ from dtprof.records.tables import UNKNOWN_NS, Array, RankTables
 from tests import builders
 from tests.monitor.test_live_run import STEP, two_ranks
 
-STEPS_A_LOOK = 5
-LOOKS_AN_HOUR = 8
-"""Each of 7 minutes; the live page looks more often and finds less each time."""
+STEPS_PER_POLL = 5
+POLLS_PER_HOUR = 8
+"""Each of 7 minutes; the live page polls more often and finds less each time."""
 HOURS = 24
 
 
-def shifted(rows: Array, look: int) -> Array:
-    """Return rows as they would be so many looks later."""
+def shifted(rows: Array, poll: int) -> Array:
+    """Return rows as they would be so many polls later."""
     later = rows.copy()
     for name in rows.dtype.names or ():
         if name.endswith("_ns") and name not in ("wait_ns", "device_ns"):
-            later[name] = np.where(rows[name] == UNKNOWN_NS, UNKNOWN_NS, rows[name] + look * STEPS_A_LOOK * STEP)
-    later["step"] += look * STEPS_A_LOOK
+            later[name] = np.where(rows[name] == UNKNOWN_NS, UNKNOWN_NS, rows[name] + poll * STEPS_PER_POLL * STEP)
+    later["step"] += poll * STEPS_PER_POLL
     if "seq" in (rows.dtype.names or ()):
-        later["seq"] += look * STEPS_A_LOOK
+        later["seq"] += poll * STEPS_PER_POLL
     return later
 
 
-def looks(first: dict[int, RankTables]) -> Iterator[dict[int, Growth]]:
-    """Yield what each look of a day finds: the same steps, later each time."""
-    for look in range(HOURS * LOOKS_AN_HOUR):
+def polls(first: dict[int, RankTables]) -> Iterator[dict[int, Growth]]:
+    """Yield what each poll of a day finds: the same steps, later each time."""
+    for poll in range(HOURS * POLLS_PER_HOUR):
         found = {}
         for rank, tables in first.items():
-            operations = shifted(tables.operations, look)
+            operations = shifted(tables.operations, poll)
             grown = replace(
                 tables,
                 operations=operations,
-                spans=shifted(tables.spans, look),
-                samples=shifted(tables.samples, look),
+                spans=shifted(tables.spans, poll),
+                samples=shifted(tables.samples, poll),
             )
             none = operations[:0]
             found[rank] = Growth(
@@ -55,16 +55,16 @@ def looks(first: dict[int, RankTables]) -> Iterator[dict[int, Growth]]:
 
 
 def test_memory_does_not_grow_over_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(STEPS_A_LOOK)))
+    live = LiveWindow(builders.write_run(tmp_path / "run", two_ranks(STEPS_PER_POLL)))
     first = {rank: growth.tables for rank, growth in live.poll().items()}
-    day = looks(first)
+    day = polls(first)
     monkeypatch.setattr(live._follower, "poll", lambda: next(day))
     present = RankActivities()
     kept = []
     tracemalloc.start()
     try:
         for _ in range(HOURS):
-            for _ in range(LOOKS_AN_HOUR):
+            for _ in range(POLLS_PER_HOUR):
                 present.take(live.poll(), exit_of=lambda _host, _pid: None, job_has_ended=False, boot_id="")
             summarise(live)
             gc.collect()
@@ -72,6 +72,6 @@ def test_memory_does_not_grow_over_a_day(tmp_path: Path, monkeypatch: pytest.Mon
     finally:
         tracemalloc.stop()
         live.close()
-    assert live.first_step == HOURS * LOOKS_AN_HOUR * STEPS_A_LOOK - live._max_steps
-    an_hour = LOOKS_AN_HOUR * sum(t.operations.nbytes + t.spans.nbytes + t.samples.nbytes for t in first.values())
+    assert live.first_step == HOURS * POLLS_PER_HOUR * STEPS_PER_POLL - live._max_steps
+    an_hour = POLLS_PER_HOUR * sum(t.operations.nbytes + t.spans.nbytes + t.samples.nbytes for t in first.values())
     assert max(kept[12:]) - max(kept[6:12]) < 3 * an_hour, kept  # in twelve hours less than what three bring

@@ -67,7 +67,7 @@ def test_records_are_bounded_even_within_one_step(tmp_path: Path, monkeypatch: p
     assert kept["seq"][-1] == 399
 
 
-def test_run_that_is_deleted_is_told(tmp_path: Path) -> None:
+def test_run_that_is_deleted_is_reported(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(3))
     live = LiveWindow(run)
     live.poll()

@@ -204,7 +204,7 @@ def test_verdict_is_renewed_between_drawings_and_another_one_has_the_pages_drawn
     assert feed.source.verdict.outcome == "risk"
 
 
-def test_pace_keeps_to_its_share() -> None:
+def test_polling_interval_keeps_to_its_share() -> None:
     clock = Clock()
     interval = PollingInterval(every_s=1.0, share=0.01, clock=clock)
     count, busy = 0, 0.0

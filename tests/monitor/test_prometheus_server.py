@@ -69,7 +69,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "job", ranks)
 
 
-def test_what_is_told_passes_promtool(run: Path) -> None:
+def test_what_is_reported_passes_promtool(run: Path) -> None:
     text = Collector(SharedFollower(run, boot_id=None).subscribe(), state=state).collect().decode()
     told = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert told == {metric.name for metric in METRICS}
@@ -78,7 +78,7 @@ def test_what_is_told_passes_promtool(run: Path) -> None:
 
 def test_figures_asked_of_prometheus_are_dtprofs_own(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    growing = grow(run, looks=2)
+    growing = grow(run, polls=2)
     next(growing)
     metrics = Metrics.start(
         MetricsSettings(port=0), SharedFollower(run, boot_id=writer.boot_id()), state, say=said.append

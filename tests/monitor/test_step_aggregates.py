@@ -74,7 +74,7 @@ def test_synthetic_job_fed_part_by_part_gives_its_summary_exactly(job: Job, tmp_
     assert num_folds == POLLS
 
 
-def test_warm_up_is_left_out_once_it_is_known_to_be_one(tmp_path: Path) -> None:
+def test_warm_up_is_skipped_once_it_is_known_to_be_one(tmp_path: Path) -> None:
     ranks = two_ranks(12)
     for rank in ranks:  # steps 2 and 3 take 3 s more than the others, which the first fold cannot know
         for table in (rank._operations, rank._spans, rank._samples):

@@ -85,7 +85,7 @@ def test_each_step_counts_with_what_it_was_fed_however_often_one_looks() -> None
     assert told == sorted(told)
 
 
-def test_a_restart_goes_on_counting_and_an_unknown_count_is_not_told_as_zero() -> None:
+def test_a_restart_goes_on_counting_and_an_unknown_count_is_not_known_as_zero() -> None:
     tally = NodeTally()
     for attempt in range(2):
         tally.take({0: growth(rank_fed(0, [640] * STEPS, attempt=attempt).tables())})

@@ -209,7 +209,7 @@ def test_a_slow_rank_of_a_job_that_is_over_was_slow(tmp_path: Path) -> None:
     assert Monitor(over).poll().alarms[0].startswith("rank 0 was slow: 20.0 ms a step")
 
 
-def test_damaged_description_of_a_job_is_told_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
+def test_damaged_description_of_a_job_is_reported_and_not_taken_for_a_job_that_runs(tmp_path: Path) -> None:
     run = builders.write_run(tmp_path / "run", two_ranks(4))
     (run / "run.json").write_text("[1]")
     clock = iter([0.0, *[1000.0] * 10])

@@ -91,7 +91,7 @@ def test_a_run_without_run_json_is_not_called_running(tmp_path: Path) -> None:
         assert (state["state"], state["text"][:30]) == ("unknown", "cannot tell whether it goes on")
 
 
-def test_runs_that_cannot_be_read_are_told_as_what_they_are(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_read_are_reported_as_what_they_are(tmp_path: Path) -> None:
     damaged = builders.write_run(tmp_path / "damaged", two_ranks(4))
     (damaged / "run.json").write_text("{not json")
     newer = builders.write_run(tmp_path / "newer", two_ranks(4))
@@ -172,7 +172,7 @@ def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "found"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)]
 )
-def test_loopback_is_told_from_the_rest(host: str, found: bool) -> None:
+def test_loopback_is_distinguished_from_the_rest(host: str, found: bool) -> None:
     assert is_loopback(host) == found
 
 

@@ -254,7 +254,7 @@ def test_full_segment_is_read_to_its_last_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("byte_order", 0x04030201), ("record_size", 72)])
-def test_segment_of_another_layout_is_left_out_with_both_values(tmp_path: Path, field: str, value: int) -> None:
+def test_segment_of_another_layout_is_skipped_with_both_values(tmp_path: Path, field: str, value: int) -> None:
     fill_up(write_rank(tmp_path, [record()], **{field: value}))
     tables = open_run(tmp_path).load(0)
     assert tables.num_events == 0

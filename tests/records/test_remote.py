@@ -169,7 +169,7 @@ def test_no_key_of_a_bucket_leads_out_of_the_copy(run: Path, cache: Path) -> Non
         del memory.store["/runs/mine/node-a/../../../escaped"]
 
 
-def test_a_cache_folder_that_cannot_be_written_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTPROF_CACHE_DIR", str(run / "run.json"))
     with pytest.raises(OutputError, match="set DTPROF_CACHE_DIR to a folder that can"):
         open_run(URL)

@@ -256,7 +256,7 @@ def test_records_far_behind_settle_as_they_are(tmp_path: Path, monkeypatch: pyte
     assert len(grown.open_spans) == 0
 
 
-def test_newer_format_is_told_once_and_the_other_ranks_go_on(tmp_path: Path) -> None:
+def test_newer_format_is_reported_once_and_the_other_ranks_go_on(tmp_path: Path) -> None:
     for number in range(2):
         rank = job(2)
         rank.rank = number

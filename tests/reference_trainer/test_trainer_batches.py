@@ -118,7 +118,7 @@ def test_another_seed_gives_another_order_and_another_damage() -> None:
     assert not torch.equal(first["encoder_inputs"], other["encoder_inputs"])
 
 
-def test_held_out_text_is_the_same_at_every_look_and_on_any_number_of_ranks() -> None:
+def test_held_out_text_is_the_same_at_every_evaluation_and_on_any_number_of_ranks() -> None:
     tokens = build_tokens(20_000)  # 2,222 windows: 34 held out, 8 batches of 4
     options = [build_options(num_ranks, "--model", "bart") for num_ranks in (1, 2)]
     alone = Batches(tokens, options[0], data_rank=0)

@@ -13,7 +13,7 @@ def test_default_is_the_standard_library_without_its_tests_and_installed_package
     assert b"def scaled_dot_product_attention" not in corpus.text
 
 
-def test_limit_cuts_the_text_and_is_told() -> None:
+def test_limit_cuts_the_text_and_is_reported() -> None:
     corpus = read_corpus(None, limit_bytes=10_000)
     assert len(corpus.text) == 10_000
     assert corpus.cut

@@ -163,7 +163,7 @@ def test_exit_leaves_with_status_zero_after_the_handlers_of_atexit() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "left\n", "")
 
 
-def test_stopped_rank_goes_on_when_told_to() -> None:
+def test_stopped_rank_goes_on_when_asked_to() -> None:
     program = "from reference_trainer.faults.exits import StopRank; StopRank(rank=0).strike(); print('on')"
     process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:

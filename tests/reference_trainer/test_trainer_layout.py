@@ -27,7 +27,7 @@ def test_data_parallel_ranks_are_those_that_the_others_leave_over() -> None:
     assert layout("", world_size=1).dp == 1
 
 
-def test_pipelines_have_two_microbatches_a_stage_unless_told() -> None:
+def test_pipelines_have_two_microbatches_a_stage_unless_reported() -> None:
     assert layout("--pp 2", world_size=2).microbatches == 4
     assert layout("--pp 2 --schedule zbv", world_size=2).microbatches == 8
     assert layout("--pp 2 --schedule zbv", world_size=2).num_stages == 4

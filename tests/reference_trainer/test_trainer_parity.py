@@ -122,7 +122,7 @@ def test_targets_that_do_not_count_leave_the_mean_right_on_uneven_ranks(tmp_path
 
 
 @pytest.mark.jobs
-def test_a_layout_that_fails_is_told_and_fails_the_command(tmp_path: Path) -> None:
+def test_a_layout_that_fails_is_reported_and_fails_the_command(tmp_path: Path) -> None:
     # Three ranks do not divide the 16 sequences: there is such a layout only for this test.
     program = (
         f"{PREAMBLE}parity.LAYOUTS[:] = [ParityLayout(num_ranks=2, arguments='--seed 1'),"

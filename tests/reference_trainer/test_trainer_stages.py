@@ -27,7 +27,7 @@ def test_stages_go_round_in_circles_or_in_a_v() -> None:
     assert [find_stages_of_rank(v, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
 
 
-def test_layers_are_divided_evenly_unless_told() -> None:
+def test_layers_are_divided_evenly_unless_reported() -> None:
     # 8 layers on 3 ranks: the first two get those that are left over.
     placement = Placement(world_size=3)
     even = ["--preset", "deep", "--pp", "3", "--batch-size", "18"]

@@ -240,7 +240,7 @@ def test_critical_path_lists_the_longest_of_each_kind_first_and_says_what_groups
     assert "backward" not in page
 
 
-def test_stages_that_take_the_same_time_are_not_told_as_a_range() -> None:
+def test_stages_that_take_the_same_time_are_not_known_as_a_range() -> None:
     source = source_of()
     assert source.closeup is not None
     assert source.closeup.pipeline is not None
@@ -259,7 +259,7 @@ def test_lateness_says_how_many_groups_it_leaves_out() -> None:
     assert drawing.sentence.endswith(" 16 of 17 groups are drawn.")
 
 
-def test_microbatch_numbers_are_left_out_where_they_could_not_be_read() -> None:
+def test_microbatch_numbers_are_skipped_where_they_could_not_be_read() -> None:
     assert draw("pipeline", source_of()).figure.layout.uniformtext.to_plotly_json() == {"mode": "hide", "minsize": 8}
 
 

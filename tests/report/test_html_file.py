@@ -208,7 +208,7 @@ def test_markup_escapes_what_is_not_markup() -> None:
     assert element("br") == "<br>"
 
 
-def test_groups_of_one_description_are_told_apart() -> None:
+def test_groups_of_one_description_are_distinguished() -> None:
     summary = summary_of(num_ranks=4)
     groups = tuple(
         GroupResult(name=name, description=description, ranks=(0, 1), axis=None)

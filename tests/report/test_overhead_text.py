@@ -41,7 +41,7 @@ def test_noise_is_called_noise() -> None:
     assert "recording itself counted 0.04 % of a step" in said
 
 
-def test_cost_is_told_with_its_interval() -> None:
+def test_cost_is_reported_with_its_interval() -> None:
     said = text(result([10.4, 10.5, 10.6, 10.5, 10.4, 10.6]))
     assert "step 5.0 % longer when recorded (+4.0 % to +6.0 %, 97 % confidence): 500 us" in said
 

@@ -72,7 +72,7 @@ def test_every_part_and_phase_has_a_hue_and_a_meaning() -> None:
         assert HUES[name].meaning
 
 
-def test_waits_can_be_told_from_transfer_without_colour() -> None:
+def test_waits_can_be_distinguished_from_transfer_without_colour() -> None:
     assert HUES["exposed_wait"].pattern
     assert not HUES["exposed_transfer"].pattern
 

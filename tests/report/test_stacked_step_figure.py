@@ -76,7 +76,7 @@ def test_the_table_beside_holds_the_same_numbers() -> None:
         assert sum(map(float, row[2:])) == float(row[1])
 
 
-def test_ranks_without_a_partition_are_left_out_and_none_at_all_says_why() -> None:
+def test_ranks_without_a_partition_are_skipped_and_none_at_all_says_why() -> None:
     summary = summary_of(num_ranks=2)
     half = replace(summary, ranks=(summary.ranks[0], replace(summary.ranks[1], partition_ns=None)))
     assert [row[0] for row in drawn(half).rows] == ["0"]
@@ -94,7 +94,7 @@ def test_phases_sum_to_the_step_too() -> None:
     assert bars["backward"] == [120] * 4
 
 
-def test_a_bubble_that_is_not_known_is_not_told_as_zero() -> None:
+def test_a_bubble_that_is_not_known_is_not_known_as_zero() -> None:
     summary = summary_of(num_ranks=2)
     known, unknown = summary.ranks
     parts = {**(known.partition_ns or {})}

@@ -53,7 +53,7 @@ def test_ranks_may_know_different_steps() -> None:
     assert drawn(summary).rows[3] == ("5", "120", "120", "120", "1")
 
 
-def test_steps_left_out_are_on_grey_ground() -> None:
+def test_steps_skipped_are_on_grey_ground() -> None:
     drawing = drawn(summary_of(num_steps=20))
     (ground,) = drawing.figure.layout.shapes
     assert (ground.x0, ground.x1) == (1.5, 2.5)  # step 2 is the first known, step 3 the first used

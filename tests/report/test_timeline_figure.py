@@ -50,7 +50,7 @@ def test_title_unit_window_and_clock() -> None:
     )
 
 
-def test_what_was_left_out_and_an_unknown_clock_error_are_said() -> None:
+def test_what_was_skipped_and_an_unknown_clock_error_are_said() -> None:
     summary = summary_of()
     assert summary.timeline is not None
     sentence = drawn(replace(summary, clock_error_ns=None, timeline=replace(summary.timeline, left_out=1200))).sentence

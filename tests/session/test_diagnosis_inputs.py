@@ -40,7 +40,7 @@ def test_a_folder_of_runs_is_refused_with_one_of_them(run: Path, capsys: pytest.
     assert f"dtprof diagnose {run}" in said
 
 
-def test_logs_beside_a_run_are_read_and_the_run_is_told_of(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logs_beside_a_run_are_read_and_the_run_is_reported(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run.parent / "job.log").write_text("step 1\n", encoding="utf-8")
     main(["diagnose", str(run.parent)])
     said = " ".join(capsys.readouterr().out.split())

@@ -118,7 +118,7 @@ def test_a_run_that_dask_workers_do_not_see_is_said_so(dask: DaskWorkers, tmp_pa
 
 
 @FORKED_OR_NOT
-def test_a_worker_that_is_killed_is_told_with_the_way_out(*, forked: bool) -> None:
+def test_a_worker_that_is_killed_is_reported_with_the_way_out(*, forked: bool) -> None:
     with (
         pytest.raises(WorkerLostError, match=r"killed by signal 9.*--jobs 1"),
         LocalProcesses(2, forked=forked) as processes,
@@ -126,7 +126,7 @@ def test_a_worker_that_is_killed_is_told_with_the_way_out(*, forked: bool) -> No
         list(map_tasks(processes, signal.raise_signal, [signal.SIGKILL]))
 
 
-def test_a_lost_dask_worker_is_told(dask: DaskWorkers) -> None:
+def test_a_lost_dask_worker_is_reported(dask: DaskWorkers) -> None:
     with pytest.raises(WorkerLostError, match="Dask"):
         list(map_tasks(dask, signal.raise_signal, [signal.SIGKILL]))
 
@@ -140,7 +140,7 @@ def test_when_no_dask_worker_is_left_the_wait_ends(monkeypatch: pytest.MonkeyPat
             list(map_tasks(workers, abs, [1]))
 
 
-def test_work_longer_than_the_time_between_two_looks_is_waited_for(
+def test_work_longer_than_the_time_between_two_polls_is_waited_for(
     dask: DaskWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_cluster, "LOOK_S", 0.01)
@@ -313,7 +313,7 @@ def test_the_address_of_a_worker_is_said_to_be_one(dask: DaskWorkers) -> None:
         DaskWorkers(scheduler=worker, num=0).__enter__()
 
 
-def test_a_scheduler_without_workers_is_told_with_the_command_that_starts_some(
+def test_a_scheduler_without_workers_is_reported_with_the_command_that_starts_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import distributed
@@ -329,7 +329,9 @@ def test_a_scheduler_without_workers_is_told_with_the_command_that_starts_some(
             DaskWorkers(scheduler=str(named), num=0).__enter__()
 
 
-def test_a_program_in_which_dask_can_start_no_worker_is_told_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_in_which_dask_starts_no_worker_learns_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import distributed
 
     def fail(**_: object) -> None:

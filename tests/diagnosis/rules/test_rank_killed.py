@@ -52,7 +52,7 @@ def test_the_oom_killer_is_named_where_the_cgroup_counted_it() -> None:
         ({0: 2**30}, []),  # the rank itself was not
     ],
 )
-def test_what_a_rank_held_is_told_beside_the_ranks_of_its_host(resident: dict[int, int], said: list[str]) -> None:
+def test_what_a_rank_held_is_reported_beside_the_ranks_of_its_host(resident: dict[int, int], said: list[str]) -> None:
     ranks = ranks_in_step(4, 2)
     ranks[3].host = "elsewhere"
     for victim in (ranks[0], ranks[2], ranks[3]):

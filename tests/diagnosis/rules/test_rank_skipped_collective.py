@@ -86,7 +86,7 @@ def test_of_two_ranks_in_calls_that_follow_each_other_in_a_loop_the_one_ahead_by
     assert finding.call_sites[1 - culprit].line == 10
 
 
-def test_in_a_loop_over_tensors_their_sizes_tell_which_was_left_out() -> None:
+def test_in_a_loop_over_tensors_their_sizes_tell_which_was_skipped() -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]
     for rank in ranks:
         site = rank.site("all_reduce", line=10)
@@ -99,7 +99,7 @@ def test_in_a_loop_over_tensors_their_sizes_tell_which_was_left_out() -> None:
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (1,), 10)
 
 
-def test_a_call_left_out_on_a_subgroup_is_told_of_that_group_whoever_waits_first() -> None:
+def test_a_call_skipped_on_a_subgroup_is_reported_for_that_group_whoever_waits_first() -> None:
     ranks = [RankBuilder(rank, 4, closed=False) for rank in range(4)]
     for rank in ranks:
         world = rank.group("0", range(4), "default_pg")

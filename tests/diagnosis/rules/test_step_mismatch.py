@@ -123,7 +123,7 @@ def skipping_rounds(*, last: str) -> list[RankBuilder]:
     return ranks
 
 
-def test_a_round_left_out_with_its_step_is_told_by_the_forward_pass_of_a_rank_that_came_to_its_end() -> None:
+def test_a_round_skipped_with_its_step_is_recognised_by_the_forward_pass_of_a_rank_that_came_to_its_end() -> None:
     finding = found_by("step_mismatch", build_job(skipping_rounds(last=""), exit_status=1))[0]
     assert (finding.kind, finding.culprit_ranks, finding.seq) == ("rank-skipped-collective", (2,), 6)
     assert {site.line for site in finding.call_sites.values()} == {10}
@@ -179,7 +179,7 @@ SHARDED = (("all_gather", 18, 104), ("all_gather", 18, 100), ("reduce_scatter", 
         (18, ("rank-skipped-collective", (0,), 18)),  # no line of its own: what was left out is nearer
     ],
 )
-def test_a_forward_pass_too_many_is_told_by_its_line_though_the_job_fails_two_calls_later(
+def test_a_forward_pass_too_many_is_recognised_by_its_line_though_the_job_fails_two_calls_later(
     own_line: int, found: tuple[str, tuple[int, ...], int]
 ) -> None:
     ranks = [RankBuilder(rank, 3, closed=False) for rank in range(3)]

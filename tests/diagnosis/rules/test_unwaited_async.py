@@ -62,7 +62,7 @@ def test_an_abort_at_the_end_of_the_interpreter_is_a_consequence_of_a_dropped_ha
 
 
 @pytest.mark.parametrize(("status", "is_usual"), [(-6, True), (-11, False)])
-def test_a_signal_at_the_end_of_the_interpreter_is_told_with_what_to_let_go_of(status: int, is_usual: bool) -> None:
+def test_a_signal_at_the_end_of_the_interpreter_is_reported_with_what_to_let_go_of(status: int, is_usual: bool) -> None:
     ranks = dropping(flags=FLAG["completion"] | FLAG["asked"])
     verdict = judge(ranks, statuses={1: (status, 9000)}, exit_status=1, stalled=False)
     finding = verdict.findings[0]

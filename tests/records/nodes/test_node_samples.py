@@ -50,7 +50,7 @@ def test_what_is_written_is_read(node: Path) -> None:
     assert samples.processes[7]["rss_bytes"].tolist() == [1.0, 1.0]
 
 
-def test_what_processes_held_is_told_as_they_were_last_seen_alive(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_processes_is_that_of_their_last_sample_alive(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = SampleFile(node, {"boot_id": "b"})
     rest = [None] * (len(node_samples.PROCESS) - 1)
     for t_s in range(100):
@@ -67,7 +67,7 @@ def test_what_processes_held_is_told_as_they_were_last_seen_alive(node: Path, mo
     assert newest_resident(node.parent)["b", 7] == 1098, "the line that was cut is left out"
 
 
-def test_of_a_node_without_samples_nothing_is_told(tmp_path: Path) -> None:
+def test_of_a_node_without_samples_nothing_is_reported(tmp_path: Path) -> None:
     (tmp_path / "node-host-a").mkdir()
     assert newest_resident(tmp_path) == {}
     (tmp_path / "node-host-a" / node_samples.FILE).write_bytes(b"")

@@ -176,7 +176,7 @@ IMPOSSIBLE_ENTRIES = [
 
 
 @pytest.mark.parametrize("entry", IMPOSSIBLE_ENTRIES, ids=lambda entry: json.dumps(entry)[:50])
-def test_impossible_entry_is_counted_and_left_out(tmp_path: Path, entry: dict[str, object]) -> None:
+def test_impossible_entry_is_counted_and_skipped(tmp_path: Path, entry: dict[str, object]) -> None:
     segment = write_rank(tmp_path, [record()])
     fill_up(segment)
     lines = [json.dumps(entry), '{"k":"op","id":0,"name":"barrier"}']

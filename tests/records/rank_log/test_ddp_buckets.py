@@ -61,12 +61,12 @@ def test_two_models_in_one_backward_pass_have_buckets_of_their_own() -> None:
     assert found == ["ddp bucket 0, 2 MiB", "ddp bucket 0, 5 MiB", "ddp bucket 1, 3 MiB", "ddp bucket 1, 6 MiB"]
 
 
-def test_rebuilt_buckets_are_known_one_pass_before_they_are_told() -> None:
+def test_rebuilt_buckets_are_known_one_pass_before_they_are_reported() -> None:
     rank = passes((110, 2), (120, 3))
     assert texts(rank, layout(5, t=0), layout(2, 3, t=250)) == ["ddp bucket 0, 2 MiB", "ddp bucket 1, 3 MiB"]
 
 
-def test_what_else_the_backward_pass_reduces_is_told_apart() -> None:
+def test_what_else_the_backward_pass_reduces_is_distinguished() -> None:
     rank = passes((110, 2))
     rank.op("all_reduce", 120, 121, nbytes=7 * 4, api=BACKWARD, dtype="int32")
     rank.op("all_reduce", 130, 131, nbytes=100, api=BACKWARD)

@@ -41,7 +41,7 @@ def test_a_duration_goes_to_the_call_within_which_the_back_end_took_the_operatio
     assert table["state"].tolist() == [schema.STATE["done"]] * 3 + [schema.STATE["returned"]]
 
 
-def test_a_duration_that_fits_no_call_is_left_out() -> None:
+def test_a_duration_that_fits_no_call_is_skipped() -> None:
     table = operations((0, 10, 12))
     device_durations.join(table, measured((0, 15, 5, 90), (0, 9, 5, 90), (3, 11, 5, 90)))
     assert table["device_ns"].tolist() == [UNKNOWN_NS]

@@ -80,7 +80,7 @@ def test_device_times_reach_the_operations_of_their_own_rank(tmp_path: Path) -> 
     assert device_ns == [[-1], [31], [-1], [33]]
 
 
-def test_damage_is_told_of_the_rank_that_has_it(tmp_path: Path) -> None:
+def test_damage_is_reported_the_rank_that_has_it(tmp_path: Path) -> None:
     chance = random.Random(1)
     for rank in range(NUM_RANKS):
         write_random_rank(tmp_path, rank, chance)
