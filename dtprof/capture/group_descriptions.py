@@ -84,6 +84,7 @@ def _members_entry(group_id: int, name: str) -> str:
         return entry("group", id=group_id, name=name, **members_of(ranks), backend=backend, timeout_s=timeout_s)
     backend, _ = c10d._world.pg_map[group]
     ids[name] = group_id
+    # Once, at the first group: a job without NCCL never starts what reads its events.
     while "nccl" in backend and _on_nccl:
         _on_nccl.pop()()
     return entry(

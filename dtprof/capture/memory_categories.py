@@ -49,6 +49,7 @@ class Categories:
         if self.watching and self._baseline is None:
             with self._timed():
                 held = self._live_bytes()
+                # Gradients of earlier microbatches are live now and grow in backward: they count in neither sum.
                 self._baseline = None if held is None else held - self._gradient_bytes()
 
     @fence.fenced("the memory of activations")

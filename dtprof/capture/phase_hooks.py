@@ -105,6 +105,7 @@ class Phases:
         for name in ("save", "load"):
             original = vars(torch)[name]
             watched = self._spans.around(torch, name, events.CHECKPOINT, outermost=True, excluded_callers=pickling)
+            # Another library may have replaced one of the two names: its function stays.
             if vars(torch.serialization).get(name) is original:
                 setattr(torch.serialization, name, watched)
 
@@ -137,12 +138,15 @@ class Phases:
         frame, function = checkpoint._CheckpointFrame, checkpoint.CheckpointFunction
         make_frame, forward = frame.__init__, function.forward
 
+        # torch ends a recomputation by raising, once all tensors that backward needs exist: no failure of the span.
         @functools.wraps(make_frame)
         def make(self: Any, recompute_fn: Any, *arguments: Any, **options: Any) -> None:
             make_frame(self, spans.wrapped(recompute_fn, events.RECOMPUTE, normal_exits=(stop,)), *arguments, **options)
 
         @functools.wraps(forward)
         def run(context: Any, run_function: Any, *arguments: Any) -> Any:
+            # The reentrant variant calls one function for the forward pass and the recomputation: only autograd's
+            # task id shows which of the two runs.
             recompute = spans.wrapped(run_function, events.RECOMPUTE)
             in_backward = torch._C._current_graph_task_id
 

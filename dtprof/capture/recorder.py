@@ -87,6 +87,7 @@ def open_recorder(
     Raises:
         OSError, RuntimeError: the log cannot be created.
     """
+    # Here, not above: Python processes of a job that never join a group do not pay for loading a library.
     from dtprof.capture.native import loader
 
     owners = call_sites.code_owners(torch_folder)

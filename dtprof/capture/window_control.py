@@ -94,6 +94,8 @@ class Windows:
         chosen = settings.parse_traced_ranks(ranks)
         if steps and (not chosen or any(first <= rank <= last for first, last in chosen)):
             self._plan = settings.parse_traced_steps(steps)
+        # Processes of multiprocessing leave by os._exit, without atexit: both ends finish the window, the second does
+        # nothing.
         atexit.register(self.finish)
         multiprocessing.util.Finalize(None, self.finish, exitpriority=-50)
 

@@ -47,6 +47,7 @@ def pack(raw: Path, target: Path, *, pid: int, steps: Sequence[TracedStep], fact
         _pack(raw, draft, pid=pid, steps=steps, facts=facts, limit_bytes=limit_bytes)
         draft.replace(target)
     finally:
+        # Also after an error: neither file may stay on a disk that is perhaps full.
         for file in (raw, draft):
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -63,6 +64,7 @@ def _pack(raw: Path, draft: Path, *, pid: int, steps: Sequence[TracedStep], fact
         base = _BASE.search(source.read(HEAD_BYTES))
         source.seek(max(0, size - TAIL_BYTES))
         tail = source.read()
+        # The steps go to the end of the list of events, so that its many megabytes are copied and never parsed.
         end = tail.rfind(b'],"traceName"')
         end = end if end >= 0 else tail.rfind(b"]")
         if end < 0 or not tail.rstrip().endswith(b"}"):

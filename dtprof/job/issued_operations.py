@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def blocks(self) -> bool:
-        """Say whether the program is seen to wait for it."""
+        """Say whether the program is known to wait for it."""
         return self.open and (self.inside_call or self.waited or self.failed)
 
     @property
@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def open(self) -> bool:
-        """Say whether it is known not to have ended well."""
+        """Say whether it has failed or is known not to have completed."""
         return self.failed or (self.observed and not self.done) or self.inside_call
 
     @property
@@ -66,7 +66,7 @@ class Operation:
 
 
 class LazyOperations(Sequence[Operation]):
-    """Operations of a rank, made from its rows as rules ask for them: of most they never do."""
+    """Operations of a rank, built from its rows on demand: rules ask for few of them."""
 
     def __init__(self, make: Callable[[int], Operation], *, first: int, end: int) -> None:
         """Stand for the rows from `first` up to `end`."""
@@ -98,7 +98,7 @@ class LazyOperations(Sequence[Operation]):
 
 @dataclass(frozen=True)
 class ChannelEnd:
-    """What point-to-point messages go through in order, as one of its ends counts them."""
+    """One end of a channel: point-to-point messages of one group, peer, tag and direction, which arrive in order."""
 
     group: GroupId
     peer: int  # global rank; -1: any source
@@ -133,7 +133,7 @@ class RankCollectives:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOperations:
-    """What one rank has issued, as far as its source knows."""
+    """The operations of one rank, as far as its source knows them."""
 
     rank: int
     operations: Sequence[Operation] = ()  # the newest, in the order of issue
@@ -147,7 +147,7 @@ class RankOperations:
 
     @cached_property
     def blocking(self) -> tuple[Operation, ...]:
-        """What holds its program up: operations it waits for; all that are open where no wait was seen.
+        """Operations that block its program: those it waits for, or all open ones if no wait was recorded.
 
         The host of a device has issued more than the device has come to: what holds it up is what the device is in.
         """

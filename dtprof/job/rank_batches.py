@@ -23,7 +23,7 @@ MAX_AXIS_NS = 1 << 56
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of one table of several ranks, those of one rank after those of another."""
+    """Rows of one table of several ranks, rank after rank."""
 
     table: Array
     bounds: Sequence[int]  # where the rows of each rank begin, and the end of the last
@@ -67,7 +67,7 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class RankBatch:
-    """Some ranks, and those of their records that can be reckoned with."""
+    """Some ranks, and their sound records."""
 
     tables: Sequence[RankTables]
     operations: Rows
@@ -75,7 +75,7 @@ class RankBatch:
 
 
 def batch_ranks(tables: Sequence[RankTables]) -> RankBatch:
-    """Put ranks side by side; one at least."""
+    """Join ranks into one batch; one at least."""
     return RankBatch(
         tables=tables,
         operations=_rows(tables, [one.operations for one in tables], sound_operations),
@@ -84,7 +84,7 @@ def batch_ranks(tables: Sequence[RankTables]) -> RankBatch:
 
 
 def batch_in_turn(ranks: Iterable[RankTables]) -> Iterator[RankBatch]:
-    """Yield batches of all ranks, in order, as many ranks in each as are worth it."""
+    """Yield all ranks in batches of up to MAX_ROWS rows, in order."""
     waiting: list[RankTables] = []
     num_rows = 0
     for tables in ranks:
@@ -99,7 +99,7 @@ def batch_in_turn(ranks: Iterable[RankTables]) -> Iterator[RankBatch]:
 
 
 def lay_out(extents: Sequence[tuple[int, int]]) -> Column | None:
-    """Return what is to be added to the times of each rank so that no rank's touch those of another.
+    """Return the shift of the times of each rank that keeps ranks apart on one axis.
 
     Parameters:
         extents: first and last time of each rank.
@@ -120,6 +120,7 @@ def lay_out(extents: Sequence[tuple[int, int]]) -> Column | None:
 def _rows(tables: Sequence[RankTables], parts: Sequence[Array], sound: Callable[[Array], Array]) -> Rows:
     table = join(parts)
     found = sound(table)
+    # Only a damaged log loses rows: then each rank is sifted alone, because the bounds of all of them move.
     if found is not table:
         parts = [sound(part) for part in parts] if len(parts) > 1 else [found]
         table = join(parts)

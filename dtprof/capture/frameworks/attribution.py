@@ -25,6 +25,7 @@ class Attribution:
         self._recorder = recorder
         self._labels: Labels | None = None
         self._missing: list[str] = []
+        # A forked child opens a log of its own, in which labels must be declared again.
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
@@ -38,6 +39,7 @@ class Attribution:
         if recorder is None:
             return None
         self._labels = Labels(recorder)
+        # Frameworks are hooked as they are imported, often before this process has a log to note in.
         for text in self._missing:
             recorder.write_entry(timed_entry("note", text=text))
         return self._labels
@@ -110,6 +112,7 @@ class Attribution:
             if is_compiling():
                 return original(*arguments, **options)
             started = None
+            # The fence is written out: a fenced function would add a frame to every stack of the program.
             try:
                 started = begin(*arguments, **options)
             except Exception as error:
@@ -158,6 +161,7 @@ class Attribution:
             return
         new = make(original)
         setattr(owner, name, staticmethod(new) if is_static else new)
+        # Other modules of the framework hold the function by `from ... import` and would call the original.
         if isinstance(owner, ModuleType):
             replace_copies(original, name, new)
 

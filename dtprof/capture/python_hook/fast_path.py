@@ -163,6 +163,7 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
     def begin(group: Any, arguments: tuple[Any, ...], caller: FrameType) -> tuple[Any, int, int] | None:
         """Record the issue of a call that may take the fast path; None for every other."""
         issued = monotonic_ns()
+        # A dispatch mode or functorch transform must intercept the operator, which only the kernels let it do.
         if modes() or transforms() is not None:
             return None
         described = describe(arguments)
@@ -171,7 +172,7 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
         known: Group = group_of(group)
         if not known.gloo:
             return None
-        poll()
+        poll()  # the Python hook has no thread of its own: each operation looks after those before it
         dtype, reduce_op, flags, peer, tag, numel = described
         claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, numel)
         return None if claimed is None else (*claimed, issued)
@@ -191,7 +192,7 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
                 exclude(key, True)
                 include(cpu, True)
                 work = original(self, *arguments)
-        except BaseException:
+        except BaseException:  # the job's own, KeyboardInterrupt included: recorded and raised again
             pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
             complete(memory, at, issued, FAILED)
             raise

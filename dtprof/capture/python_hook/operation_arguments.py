@@ -77,8 +77,9 @@ class Arguments:
             call.flags |= FLAG["async"]
         if 0 <= self._reduce_op < given:
             call.reduce_op = _reduce_op(arguments[self._reduce_op], caller)
-        if self._empty:
+        if self._empty:  # a barrier's tensor only selects the device: nothing of it is communicated
             call.dtype, call.inputs, call.outputs = schema.NO_CODE, [], []
+        # A rank that only receives (broadcast, scatter) has no inputs.
         call.numel = sum(call.inputs) or sum(call.outputs)
         if not self.p2p and (self._splits[0] >= 0 or len(call.inputs) > 1 or len(call.outputs) > 1):
             self._compare(call, arguments)
