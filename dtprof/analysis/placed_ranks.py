@@ -103,7 +103,7 @@ class PlacedBatch:
 
     @functools.cached_property
     def shift_of_operation(self) -> Column:
-        """What is to be added to the times of each operation."""
+        """The shift of the times of each operation onto the axis."""
         return np.repeat(self.shifts, np.diff(self.bounds))
 
     def place_times(self, times: Column) -> Column:

@@ -46,11 +46,11 @@ class Run(RankRecords, Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """What is known of the job as a whole."""
+        """The manifest of the job."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read, a sentence each."""
+        """The parts that could not be read, a sentence each."""
 
     @property
     def folders(self) -> Mapping[int, Sequence[tuple[int, Path]]]:
@@ -74,7 +74,7 @@ class Run(RankRecords, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Surveys:
-    """What the first map found, on the clock of the reference as far as clocks are aligned."""
+    """The results of the first map, on the clock of the reference host as far as clocks are aligned."""
 
     clocks: Clocks
     facts: list[RankFacts] = field(default_factory=list)

@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What recording itself cost."""
+    """The cost of recording."""
 
     capture_ns_per_event: int | None
     capture_ns_total: int
@@ -79,7 +79,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What the whole job consumes, by the measured steps; medians."""
+    """The tokens and samples that the whole job consumes; medians over the measured steps."""
 
     tokens_per_s: float | None
     samples_per_s: float | None
@@ -92,7 +92,7 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryGrowth:
-    """How the memory of a rank changes from step to step."""
+    """The trend of a rank's memory over the steps."""
 
     sample: str  # that tells, such as heap_bytes
     bytes_per_step: float
@@ -103,7 +103,7 @@ class MemoryGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFormula:
-    """What a rank holds beside what it should hold by formula."""
+    """The model state and activations of a rank, measured and by formula."""
 
     scheme: str  # "none", "zero1", "zero2", "zero3": how the model's state is spread
     shards: int  # data-parallel ranks that it is, or could be, spread over
@@ -116,7 +116,7 @@ class MemoryFormula:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumption:
-    """What the formulas assume, and whether it holds in this run; None: the records do not tell."""
+    """An assumption of the formulas, and whether it holds in this run; None: the records do not show it."""
 
     text: str
     holds: bool | None
@@ -124,7 +124,7 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True)
 class Headroom:
-    """What was left of a memory when most of it was in use."""
+    """The free part of a memory at its peak."""
 
     host: str
     device: str  # "host", "container": what the job may use of it, "gpu 0"
@@ -255,7 +255,7 @@ class PathRank:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalPathResult:
-    """What must get faster for the step to get faster; work by phase and transfers sum to the step, rounded down."""
+    """The critical path of the step; work by phase and transfers sum to the step, rounded down."""
 
     steps: int  # that were looked at
     step_ns: int  # from the end of the last rank to the end of the last rank, mean

@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What happened, most probable cause first."""
+    """The findings, the most probable cause first."""
 
     outcome: str
     source: tuple[str, ...]

@@ -68,7 +68,7 @@ NEW_PAGES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """What a process was seen doing from outside."""
+    """The sampled state and stack of a process."""
 
     state: str
     cpu_share: float | None
@@ -229,7 +229,7 @@ class RankState(RankOperations):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceHealth:
-    """What NVML said of the GPUs of a host when it was last asked."""
+    """The last NVML sample of the GPUs of a host."""
 
     troubles: tuple[str, ...] = ()
     reason: str = ""  # why something is not known
@@ -237,7 +237,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """How a job was going when it was stopped from outside."""
+    """The progress of a job when it was stopped from outside."""
 
     quiet_ns: int  # nothing had started or ended for so long
     usual_ns: int  # the longest that a rank had started nothing before
@@ -251,7 +251,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Stragglers:
-    """What the analysis of steps says of ranks that the others wait for."""
+    """The stragglers that the analysis of steps found."""
 
     steps: int  # analysed
     found: "tuple[StragglerResult, ...]"

@@ -54,7 +54,7 @@ class _Rank:
 
 @dataclass
 class _Group:
-    """What is undecided of one group, and what was decided."""
+    """The state of the comparison of one group."""
 
     key: GroupId
     newest: int = -1  # position that can be decided on: all members of this host have come to it

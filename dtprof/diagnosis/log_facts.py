@@ -41,7 +41,7 @@ class Timeout:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a process group of a rank had come."""
+    """The progress of a process group on a rank."""
 
     rank: int | None
     group: str
@@ -55,7 +55,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What a rank was calling, as TORCH_DISTRIBUTED_DEBUG=DETAIL tells it."""
+    """The fingerprint of a rank's operation, as TORCH_DISTRIBUTED_DEBUG=DETAIL prints it."""
 
     order: Order
     rank: int
@@ -125,7 +125,7 @@ REDUCTIONS = ("sum", "prod", "max", "min", "avg")
 
 
 class Call(NamedTuple):
-    """What all members of a communicator must agree on."""
+    """The arguments of an NCCL call on which all members must agree."""
 
     op: str
     numel: int
@@ -185,7 +185,7 @@ class Facts:
     last_activity: dict[str, int] = field(default_factory=dict)
     """By stream: ordinary lines since its newest exception."""
     communicators: Communicators = field(default_factory=dict)
-    """Of NCCL, with what was called on them, where its own log tells."""
+    """NCCL communicators with the calls on them, from NCCL's own log."""
     left_out: int = 0
 
     def add(self, fact: Timeout | Progress | Fingerprint | Trace | Note) -> None:

@@ -11,7 +11,7 @@ from dtprof.diagnosis.findings import Finding, Verdict
 
 
 class MismatchKey(NamedTuple):
-    """What the files of the nodes identify a mismatch by."""
+    """The key of a mismatch in the files of the nodes."""
 
     kind: str
     group: str

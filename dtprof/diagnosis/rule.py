@@ -20,7 +20,7 @@ class Stage(Enum):
     DIVERGENCE = auto()
     """Programs of ranks went different ways."""
     BROKEN_MESSAGE = auto()
-    """What beside a divergence makes a back end abort."""
+    """Messages of a wrong size, which make a back end abort beside a divergence."""
     WAIT = auto()
     """Who waits for whom."""
     STALL = auto()
@@ -34,7 +34,7 @@ class Stage(Enum):
     MISPAIRED = auto()
     """Completed operations are mismatched. Only the first rule that finds some applies: later ones see consequences."""
     RISK = auto()
-    """What may go wrong in a job that goes well, costs time, or is worth a note."""
+    """A risk or a cost of a job that makes progress."""
     NOTE = auto()
     """A risk in a group that did not hang: dropped for groups that are MISPAIRED."""
 

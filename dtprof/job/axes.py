@@ -22,11 +22,11 @@ class DescribedGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """What torch calls it."""
+        """The name that torch gives the group."""
 
     @property
     def description(self) -> str:
-        """What the program says that it is."""
+        """The axis that the program declared."""
 
     @property
     def axis(self) -> str | None:

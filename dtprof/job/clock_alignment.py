@@ -190,7 +190,7 @@ def _merge(a: Array, b: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bounds:
-    """What records say of the difference of two clocks: at these times at least, or at most, this much."""
+    """Bounds of the difference of two clocks: at least, or at most, this much at these times."""
 
     at: Floats
     least: Floats  # -inf where not bounded

@@ -119,7 +119,7 @@ class Matched:
 
 @dataclass(frozen=True, kw_only=True)
 class RankInstances:
-    """What one rank brings: rows of INSTANCE whose `op`, `api` and `host` are positions in its own names."""
+    """The operations of one rank: rows of INSTANCE whose `op`, `api` and `host` are positions in its own names."""
 
     clocks: tuple[str, str]  # columns of start times; the second for operations on a device that was not followed
     ops: tuple[str, ...]
@@ -236,7 +236,7 @@ def match_operations(batch: RankBatch) -> list[Matched]:
 
 
 class _Key(NamedTuple):
-    """What the operations of one group and kind of one rank have in common."""
+    """The properties that operations of one group and kind share on one rank."""
 
     place: int
     is_p2p: bool

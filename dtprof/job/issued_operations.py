@@ -61,7 +61,7 @@ class Operation:
 
     @property
     def label(self) -> tuple[GroupId, str, tuple[str, int] | None]:
-        """What makes two operations of two ranks the same place in the program."""
+        """The place in the program: equal for the same operation of two ranks."""
         return self.group, self.op, (self.site.file, self.site.line) if self.site else None
 
 

@@ -29,7 +29,7 @@ class Executor(Protocol):
 
     @property
     def at_once(self) -> int:
-        """How many tasks to hand over before the first result is waited for."""
+        """The number of tasks to submit before waiting for the first result."""
 
     def submit(self, work: Callable[[Task], Result], task: Task) -> Pending[Result]:
         """Hand over one task."""

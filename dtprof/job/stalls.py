@@ -29,7 +29,7 @@ INTERVAL_NS = 500_000_000
 
 
 class Progress(enum.StrEnum):
-    """How a rank or a job fares."""
+    """The progress of a rank or a job."""
 
     PROGRESSING = "progressing"
     SLOW = "slow"
@@ -37,7 +37,7 @@ class Progress(enum.StrEnum):
 
 
 class Phase(enum.StrEnum):
-    """What a rank outside operations is at, as far as that says how long it may take."""
+    """The phase of a rank outside operations, which decides how long it may take."""
 
     STEPS = "steps"
     FIRST_STEP = "first step"
@@ -119,7 +119,7 @@ def stall_threshold(*, hang_after_s: float, usual_pause_s: float, phase: Phase =
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """How far a running rank has come."""
+    """The progress of a running rank."""
 
     quiet_s: float  # since its newest progress
     phase: Phase = Phase.STEPS
@@ -128,7 +128,7 @@ class RankProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress:
-    """How a job fares."""
+    """The progress of a job, and its stall threshold."""
 
     state: Progress
     quiet_s: float  # since the newest progress of any rank

@@ -23,7 +23,7 @@ TRACED = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one operator or kernel took in a window, all calls together."""
+    """The time of one operator or kernel in a window, all calls together."""
 
     name: str
     on_device: bool
@@ -34,7 +34,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowTrace:
-    """What the trace of a window holds."""
+    """The contents of the trace of a window."""
 
     window: Window
     ops: tuple[str, ...] = ()

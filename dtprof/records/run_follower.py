@@ -36,7 +36,7 @@ _COMPLETION = schema.FLAG["completion"]
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """What one rank's log has gained since the last poll."""
+    """The new records of one rank's log since the last poll."""
 
     tables: RankTables  # the rows that have settled since, in order of time; every name known so far
     newest_ns: int  # when the newest record seen for the first time was issued, settled or not; 0: there is none
@@ -349,7 +349,7 @@ class RunFollower:
 
 
 class _Read(NamedTuple):
-    """What was read of one rank."""
+    """The records read of one rank."""
 
     rank: int
     log: LogFollower

@@ -62,7 +62,7 @@ class SharedFollower:
 
 
 class Subscription:
-    """What one taker gets of a shared follower."""
+    """One consumer's view of a shared follower."""
 
     def __init__(self, take: "Callable[[], tuple[Growths, bool]]", leave: Callable[[], None]) -> None:
         self._take, self._leave = take, leave

@@ -357,7 +357,7 @@ class RankTables:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """How a process of the job ended, as its parent learnt it."""
+    """The exit of a process of the job, as its parent saw it."""
 
     pid: int
     status: int  # exit status; negative: the signal that ended it
@@ -376,7 +376,7 @@ class NodeMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `dtprof run` wrote about the whole job; empty fields for a run without it."""
+    """The facts that `dtprof run` wrote about the whole job; empty for a run without them."""
 
     command: tuple[str, ...] = ()
     started_realtime_ns: int = 0

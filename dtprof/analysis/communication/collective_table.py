@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class RowKey(NamedTuple):
-    """What a row of the table of collectives stands for."""
+    """The key of a row of the table of collectives."""
 
     group: GroupId
     op: str

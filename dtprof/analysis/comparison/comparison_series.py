@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFigures:
-    """What one run measured."""
+    """The figures of one run."""
 
     run: str
     world_size: int

@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanDifference:
-    """How far two means differ, and what the true difference lies between."""
+    """The difference of two means and its confidence interval."""
 
     difference: float
     low: float

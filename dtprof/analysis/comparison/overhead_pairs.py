@@ -80,7 +80,7 @@ class OverlapCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class OverheadResult:
-    """What the pairs say."""
+    """The result of all pairs."""
 
     num_pairs: int
     num_ranks: int

@@ -37,7 +37,7 @@ _HOP = np.dtype([("end", "i8"), ("start", "i8"), ("rank", "i8"), ("op", "i4"), (
 
 @dataclass(frozen=True, kw_only=True)
 class RankPath:
-    """What the walk needs of one rank."""
+    """The operations and phases of one rank for the walk along the critical path."""
 
     rank: int
     steps: Column

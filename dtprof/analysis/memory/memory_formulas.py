@@ -29,7 +29,7 @@ LAYER = re.compile(r"((?:.*?\.)?)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShare:
-    """What the operations of a rank tell of its share of the model."""
+    """A rank's share of the model, as its operations show it."""
 
     scheme: str = "none"
     is_told: bool = False  # by a framework that spreads or replicates the model

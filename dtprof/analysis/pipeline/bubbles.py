@@ -78,7 +78,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankPipeline:
-    """What one rank did in its pipeline."""
+    """The pipeline actions of one rank."""
 
     rank: int
     boot_id: str

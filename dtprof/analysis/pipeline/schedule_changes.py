@@ -27,7 +27,7 @@ UNEVEN = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What the bubble would be after one change."""
+    """The predicted bubble after one change."""
 
     what: str
     schedule_fraction: float  # with equal times and free messages

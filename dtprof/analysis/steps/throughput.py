@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class RankConsumption:
-    """What one rank consumed a step: from each of these steps on so much, up to the next of them."""
+    """The consumption of one rank per step: each value holds from its step up to the next one listed."""
 
     steps: Column
     values: Column  # tokens and samples: a row for each of them

@@ -37,7 +37,7 @@ FIRST, BETWEEN, LAST = 0, 1, 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetail:
-    """What all ranks together say, before any is looked at one by one."""
+    """The facts of all ranks together, before the details of single ranks."""
 
     run: Run
     ranks: tuple[int, ...]  # of the newest attempt
@@ -87,7 +87,7 @@ class RankDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class PartFacts:
-    """What is known of some ranks before they are looked at in detail."""
+    """The facts of some ranks, before their details."""
 
     boots: Mapping[int, str]
     used: MeasuredSteps

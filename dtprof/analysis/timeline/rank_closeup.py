@@ -29,7 +29,7 @@ class RankCloseup:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What to look for."""
+    """The details to collect from each rank."""
 
     max_bars: int  # of the timeline of the whole run, each rank; of more the longest
     phases_of: int | None  # the rank whose steps are followed by phase

@@ -23,7 +23,7 @@ MAX_BARS = 160_000
 
 @dataclass(frozen=True, kw_only=True)
 class Tracks:
-    """What every rank did over the whole run, on one clock."""
+    """The activity of every rank over the whole run, on one clock."""
 
     origin_ns: int
     end_ns: int  # since the origin

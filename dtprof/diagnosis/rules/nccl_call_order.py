@@ -23,7 +23,7 @@ ASPECTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """What the members of one communicator called, by position."""
+    """The calls of the members of one communicator, by position."""
 
     size: int
     calls: Mapping[int, Mapping[int, Call]]

@@ -103,7 +103,7 @@ def _references(collective: OpenCollective) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Skip:
-    """What a rank went past."""
+    """The operation that a rank skipped."""
 
     operation: Operation
     fits_steps: bool  # the rank is as many steps further as the program is between the two places

@@ -48,7 +48,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRead:
-    """What the files of one rank hold."""
+    """The evidence in the files of one rank."""
 
     evidence: RankState
     world_size: int  # as it declares

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HostState:
-    """What this host knew of the processes of a run when it was read."""
+    """The processes of a run on this host when the run was read."""
 
     boot_id: str
     now_ns: int  # on the monotonic clock of this boot

@@ -29,7 +29,7 @@ class ClockPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class HostClock:
-    """How one host's CLOCK_MONOTONIC maps to that of the reference host of the run."""
+    """The mapping of one host's CLOCK_MONOTONIC to that of the reference host of the run."""
 
     host: str
     boot_id: str

@@ -50,7 +50,7 @@ _Operation = tuple[str, bool, Peers | None, dict[int, tuple[Any, Any, Any, int]]
 
 @dataclass(slots=True)
 class GroupProgress:
-    """How far one group came, as far as the entries have been read."""
+    """The progress of one group in the entries read so far."""
 
     group: str
     number: int  # in the order in which entries name groups

@@ -51,7 +51,7 @@ class _Open:
 
 @dataclass
 class _Stream:
-    """What is known of the output of one process."""
+    """The state of the output of one process."""
 
     open: _Open | None = None
     chained: bool = False
