@@ -4,7 +4,7 @@
   "use strict";
   const EVERY_MS = 1000;
   const place = document.getElementById("live");
-  const versions = {}; // by page: what is not looked at is not asked for
+  const versions = {}; // by page: only the visible page is requested
   let newest = Number(place.dataset.version);
   const firstVersion = newest;
   let names = null;

@@ -216,7 +216,7 @@ class StragglerResult:
     """A rank that the others waited for because its own work was long."""
 
     rank: int
-    last_share: float  # of the steps in which somebody waited notably: those in which it was most to blame
+    last_share: float  # of the steps with notable waits: those in which it has the most blame
     slowdown: float | None
     blame_ns_per_step: int | None
     lag_ns_per_step: int | None = None  # what a step would gain if it were like the others

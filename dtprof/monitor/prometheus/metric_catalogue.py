@@ -20,7 +20,7 @@ def _metric(name: str, kind: str, text: str, *labels: str) -> DeclaredMetric:
 RUN_INFO = _metric("run_info", GAUGE, "1; which run this is.", "run", "host", "version", "torch")
 RANKS = _metric("ranks", GAUGE, "Ranks of this node that have left a record.")
 WORLD_SIZE = _metric("world_size", GAUGE, "Ranks of the job.")
-HANG = _metric("hang", GAUGE, "1 while the job is held up, as dtprof diagnose finds; else 0.")
+HANG = _metric("hang", GAUGE, "1 while the job is stalled, as dtprof diagnose finds; else 0.")
 LAST_PROGRESS = _metric(
     "last_progress_timestamp_seconds", GAUGE, "When a rank of this node last recorded anything, in Unix time."
 )
