@@ -10,7 +10,8 @@ import numpy as np
 from dtprof.analysis.rank_exits import describe_end
 from dtprof.analysis.steps.step_boundaries import number_marks
 from dtprof.job.axes import purpose_of
-from dtprof.job.stalls import Phase, phase_of
+from dtprof.job.stalls import SLOW_AFTER_NS, Phase, phase_of
+from dtprof.monitor.device_operations import OpenDeviceOperations
 from dtprof.records import events, schema
 from dtprof.records.run_follower import Growth
 from dtprof.records.tables import Array, ProcessExit, RankTables
@@ -28,7 +29,7 @@ class RankActivity:
     host: str
     end: str  # "running", or how it ended: "finished", "exited 1", "killed by SIGKILL"
     step: int  # optimizer steps that it had ended by its newest record
-    doing: str  # "all_reduce #17 of dp", "backward"; empty between phases
+    doing: str  # "all_reduce #17 of dp", "all_reduce #17 of dp on its device", "backward"; empty between phases
     blocks: bool  # it is inside an operation, or waits for one
     where: str  # "train.py:42"; empty where that is not known
     since_ns: int | None  # how long it has been at that, or since its newest record; None where no clock tells
@@ -58,6 +59,7 @@ class RankActivities:
         self._before_marks: dict[int, int] = {}  # steps that were counted before the program marked them itself
         self._memory: dict[int, int] = {}
         self._attempts: dict[int, int] = {}
+        self._devices: dict[int, OpenDeviceOperations] = {}
 
     def take(
         self,
@@ -90,7 +92,13 @@ class RankActivities:
                 has_exception=bool(known.exceptions),
                 job_has_ended=job_has_ended,
             )
+            on_device = self._devices.setdefault(rank, OpenDeviceOperations())
+            open_on_device = on_device.take(growth)
             doing, blocks, where, from_ns = _doing(growth)
+            # A device always has something to do; what it is in matters once the rank makes no progress.
+            is_quiet = known.boot_id == boot_id and now_ns - self._newest_ns[rank] > SLOW_AFTER_NS
+            if not blocks and is_quiet and len(front := on_device.front(open_on_device)):
+                doing, blocks, where, from_ns = _in_operation(front[0], known, " on its device")
             open_phases = [_name(int(op), known) for op in growth.open_spans["op"].tolist()]
             step = self._steps.get(rank, 0) - self._before_marks.get(rank, 0)
             newest_ns = self._newest_ns[rank]
@@ -121,6 +129,8 @@ class RankActivities:
             (known.samples, ("t_ns",)),
             (growth.open_operations, ("issued_ns", "returned_ns")),
             (growth.open_spans, ("begin_ns",)),
+            (known.device_intervals, ("begin_ns", "end_ns")),
+            (growth.open_device_intervals, ("begin_ns",)),
         )
         times = [int(rows[name].max()) for rows, names in parts if len(rows) for name in names]
         steps = [int(rows["step"].max()) for rows, _ in parts if len(rows)]
@@ -143,12 +153,17 @@ def _doing(growth: Growth) -> tuple[str, bool, str, int]:
         (open_["state"] == schema.STATE["returned"]) & (open_["waits"] > 0)
     )
     if inside.any():
-        row = open_[np.flatnonzero(inside)[-1]]
-        return _name_operation(row, known), True, _name_site(int(row["site"]), known), int(row["issued_ns"])
+        return _in_operation(open_[np.flatnonzero(inside)[-1]], known)
     if len(growth.open_spans):
         row = growth.open_spans[-1]
         return _name(int(row["op"]), known), False, _name_site(int(row["site"]), known), int(row["begin_ns"])
     return "", False, "", 0
+
+
+def _in_operation(row: Array, known: RankTables, where: str = "") -> tuple[str, bool, str, int]:
+    """Return that a rank is held up in an operation, at its line, since it issued it."""
+    name = f"{_name_operation(row, known)}{where}"
+    return name, True, _name_site(int(row["site"]), known), int(row["issued_ns"])
 
 
 def _name_operation(row: Array, known: RankTables) -> str:

@@ -14,6 +14,7 @@ from dtprof.interning import Interned
 from dtprof.intervals import NONE, Column, Intervals, Mask, pair, union
 from dtprof.job.axes import purpose_of
 from dtprof.job.groups import GroupId, identify_groups
+from dtprof.monitor.device_operations import OpenDeviceOperations
 from dtprof.monitor.prometheus.collective_arrivals import Arrivals
 from dtprof.monitor.prometheus.metric_catalogue import MAX_NAMES, OTHER
 from dtprof.monitor.prometheus.step_counts import StepCounter
@@ -21,7 +22,7 @@ from dtprof.monitor.prometheus.token_counts import Consumed, sum_consumed
 from dtprof.records import codes, events
 from dtprof.records.events import FROM_ROOT, TO_ROOT
 from dtprof.records.run_follower import Growth
-from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, join, select
 
 KNOWN_OF = {"duration_ns": "timed", "blocked_ns": "seen", "wait_ns": "judged"}
 """Times by group and operation, and of how many operations each is known: where that is 0, the time is not 0."""
@@ -69,6 +70,7 @@ class RankTally:
     wait_ns: int | None = None  # None: no collective has ended on all its members here
     waited_for_ns: int | None = None
     memory: dict[str, int] = field(default_factory=dict)
+    on_device: OpenDeviceOperations = field(default_factory=OpenDeviceOperations)
     oldest_open_ns: int | None = None
     last_ns: int = 0
 
@@ -191,7 +193,7 @@ class NodeTally:
         rows = growth.open_operations
         # Inside its call it is open, and whether its completion will be seen is not known yet.
         sees_end = (rows["state"] == codes.ISSUED) | ((rows["flags"] & codes.COMPLETION_SEEN) != 0)
-        waiting = rows[(rows["done_ns"] == UNKNOWN_NS) & sees_end]
+        waiting = join([rows[(rows["done_ns"] == UNKNOWN_NS) & sees_end], own.on_device.take(growth)])
         own.oldest_open_ns = int(waiting["issued_ns"].min()) if len(waiting) else None
         if len(waiting):
             self._add("open", self._keys(waiting, own), np.ones(len(waiting), np.int64))
