@@ -4,13 +4,14 @@ What one source does not know, another fills in. Positions of operations are cou
 is told by position comes from the source that has most ranks. What speaks against one job is said, not hidden.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import reduce
 
+from dtprof.diagnosis.device_progress import find_uncounted, merge_progress
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.verdict import decide
-from dtprof.job.issued_operations import Operation, RankOperations
+from dtprof.job.issued_operations import RankOperations
 from dtprof.records.tables import UNKNOWN_NS, ProcessExit
 
 BY_POSITION = (*(one.name for one in fields(RankOperations)), "groups")
@@ -34,7 +35,8 @@ def _join(first: JobState, second: JobState) -> JobState:
             "belongs together"
         )
         return _with_problem(second if _went_well(first) else first, words, names)
-    if first.sources == ("run",) and _went_well(first) and not _went_well(second):
+    goes_on = not first.manifest.ended_realtime_ns  # records of devices that nobody follows show no hang
+    if first.sources == ("run",) and _went_well(first) and not (goes_on or _went_well(second)):
         sources = ", ".join(second.sources).replace("_", " ")
         words = f"the run given shows a job in which nothing went wrong: is it the job of the {sources} given?"
         return _with_problem(second, words, names)
@@ -49,11 +51,11 @@ def _join(first: JobState, second: JobState) -> JobState:
         members=tuple(sorted(members)) if base.members is not None else None,
         lost=tuple(rank for rank in base.lost if rank not in ranks),
         manifest=first.manifest if first.manifest.exit_status is not None else second.manifest,
-        stalled=base.stalled or (other.stalled and not _went_well(base)),
+        stalled=base.stalled or (other.stalled and (goes_on or not _went_well(base))),
         timed_out=first.timed_out if first.timed_out is not None else second.timed_out,
         unnamed=(*first.unnamed, *second.unnamed),
         log=first.log or second.log,
-        problems=(*_contradictions(first, second), *first.problems, *second.problems),
+        problems=(*_contradictions(first, second), *_uncounted(base, other), *first.problems, *second.problems),
         sources=names,
     )
 
@@ -98,26 +100,25 @@ def _fill(rank: RankState, other: RankState | None) -> RankState:
         # Lines of a log stand in an order, at no time that other sources could be compared with.
         errors = tuple(replace(error, t_ns=UNKNOWN_NS) for error in source.exceptions)
         filled = replace(filled, exceptions=errors, lost_peer=source.lost_peer)
-    return replace(
+    filled = replace(
         filled,
         exit=filled.exit or source.exit,
         host=filled.host or source.host,
         pid=filled.pid or source.pid,
-        open_operations=tuple(_with_devices(filled.open_operations, source.open_operations)),
     )
+    return merge_progress(filled, other, shift=_shift(rank, other))
 
 
-def _with_devices(operations: Iterable[Operation], others: Iterable[Operation]) -> Iterator[Operation]:
-    """Give open operations with what another source saw of them on their device: calls of a group in their order."""
-    seen: dict[tuple[str, str, bool], list[Operation]] = {}
-    for one in others:
-        seen.setdefault((one.group.name, one.op, one.p2p), []).append(one)
-    for operation in operations:
-        same = seen.get((operation.group.name, operation.op, operation.p2p))
-        if operation.started is None and same:
-            device = same.pop(0)
-            operation = replace(operation, started=device.started, on_device=device.on_device)
-        yield operation
+def _shift(rank: RankState, other: RankState) -> int:
+    """Return what to add to a position to have that of the other source: records begin with 0, dumps with 1."""
+    return int(rank.sees_program) - int(other.sees_program)
+
+
+def _uncounted(base: JobState, other: JobState) -> tuple[str, ...]:
+    """Say of the first rank of which two sources count operations each in their own way."""
+    both = ((rank, other.ranks.get(number)) for number, rank in sorted(base.ranks.items()))
+    told = (find_uncounted(rank, own, shift=_shift(rank, own)) for rank, own in both if own is not None)
+    return next((words for words in told if words), ())[:1]
 
 
 def _contradictions(first: JobState, second: JobState) -> list[str]:

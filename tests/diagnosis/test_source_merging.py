@@ -6,14 +6,18 @@ from pathlib import Path
 from dtprof.diagnosis.findings import Verdict
 from dtprof.diagnosis.job_state import JobState, RankState
 from dtprof.diagnosis.source_merging import merge
+from dtprof.diagnosis.sources.flight_recorder.dump_files import read_dumps
+from dtprof.diagnosis.sources.flight_recorder.dump_tables import Labels
+from dtprof.diagnosis.sources.flight_recorder.dumped_ranks import gather_dumps
 from dtprof.diagnosis.sources.logs.log_reader import read_logs
 from dtprof.diagnosis.verdict import decide
-from dtprof.job.groups import GroupId
-from dtprof.job.issued_operations import Operation
+from dtprof.records.schema import FLAG
 from dtprof.records.tables import UNKNOWN_NS, ExceptionRecord, Manifest, ProcessExit
 from dtprof.session.job_diagnosis import diagnose
+from tests.builders import RankBuilder
 from tests.diagnosis import log_texts as texts
 from tests.diagnosis.dump_builder import job, write
+from tests.diagnosis.judging import build_job
 
 CRASH = texts.traceback("ValueError: bad shard", line=61, source="check(x)", prefix="[rank2]: ")
 
@@ -134,20 +138,59 @@ def test_dumps_of_ranks_that_the_run_never_had_are_of_another_job() -> None:
     assert "the dumps are of 4 ranks, the run of 2: not of one job" in merged.problems[0]
 
 
-def test_records_learn_from_dumps_what_devices_began() -> None:
-    group = GroupId.of("0", (0, 1))
+def recorded(rank: int, num_ops: int, *, flags: int, line: int = 9) -> RankBuilder:
+    """Return the records of a rank whose device nobody followed: all its calls returned at once."""
+    built = RankBuilder(rank, 3, closed=False)
+    for seq in range(num_ops):
+        site = built.site("all_reduce", file="/home/user/train.py", line=8 if seq < 3 else line, function="train")
+        built.op("all_reduce", 1000 * seq, returned=1000 * seq + 5, site=site, nbytes=32, dtype="float32", flags=flags)
+    return built
 
-    def open_calls(*started: bool | None) -> JobState:
-        operations = tuple(
-            Operation(
-                group=group, op="all_reduce", seq=i, p2p=False, done=False, issued_ns=i, observed=True, started=one
-            )
-            for i, one in enumerate(started)
-        )
-        known = state(2, ended=False, stalled=True)
-        rank = replace(known.ranks[0], operations=operations, open_operations=operations)
-        return replace(known, ranks=known.ranks | {0: rank})
 
-    dumps = replace(open_calls(True, False), sources=("flight_recorder",))
-    merged = merge([open_calls(None, None), dumps])
-    assert [operation.started for operation in merged.ranks[0].open_operations] == [True, False]
+def dumped(folder: Path, num_ops: dict[int, int], *, begun: bool) -> JobState:
+    """Return what dumps tell of ranks whose devices completed three all_reduces and are in the fourth."""
+    ranks = job(3)
+    for rank in ranks:
+        for seq in range(num_ops[rank.rank]):
+            state = "" if seq != 3 or not begun else "started"
+            rank.op("all_reduce", line=8 if seq < 3 else 9, done=seq < 3, state=state)
+    return gather_dumps(*read_dumps(write(folder, ranks), labels := Labels()), labels)
+
+
+def test_records_learn_from_dumps_what_devices_completed_and_began(tmp_path: Path) -> None:
+    records = build_job([recorded(rank, 3 if rank == 2 else 5, flags=FLAG["device"]) for rank in range(3)])
+    assert all(not rank.open_operations for rank in records.ranks.values())
+    merged = merge([records, dumped(tmp_path, {0: 5, 1: 5, 2: 3}, begun=True)])
+    first = merged.ranks[0]
+    assert [o.done for o in first.operations] == [True, True, True, False, False]
+    assert [(o.seq, o.started, o.open) for o in first.open_operations] == [(3, True, True), (4, False, True)]
+    finding = decide(merged).findings[0]
+    assert (finding.culprit_ranks, finding.waiting_ranks, finding.seq) == ((2,), (0, 1), 3)
+    assert finding.call_sites[0].line == 9
+
+
+def test_what_records_know_of_begins_stays_where_dumps_tell_none(tmp_path: Path) -> None:
+    ranks = [recorded(rank, 4, flags=FLAG["device"] | FLAG["followed"]) for rank in range(3)]
+    for rank in ranks:
+        for seq in range(4 if rank.rank != 1 else 3):
+            ran = (1000 * seq + 100, 1000 * seq + 200 if seq < 3 else None)
+            rank.device_interval("operation", "all_reduce", *ran, host=(1000 * seq, 0), seq=seq)
+    merged = merge([build_job(ranks), dumped(tmp_path, dict.fromkeys(range(3), 4), begun=False)])
+    assert [merged.ranks[rank].open_operations[0].started for rank in range(3)] == [True, False, True]
+    finding = decide(merged).findings[0]
+    assert (finding.kind, finding.culprit_ranks) == ("rank-stuck", (1,))
+
+
+def test_a_running_job_whose_devices_nobody_follows_hangs_by_its_dumps(tmp_path: Path) -> None:
+    ranks = [recorded(rank, 3 if rank == 2 else 4, flags=FLAG["device"]) for rank in range(3)]
+    records = build_job(ranks, exit_status=None, stalled=False)
+    verdict = decide(merge([records, dumped(tmp_path, {0: 4, 1: 4, 2: 3}, begun=False)]))
+    assert (verdict.outcome, verdict.findings[0].culprit_ranks) == ("hang", (2,))
+
+
+def test_operations_that_two_sources_count_otherwise_are_not_paired(tmp_path: Path) -> None:
+    # The records lack a line that the dumps have: what is at one position is another call.
+    ranks = [recorded(rank, 4, flags=FLAG["device"], line=7) for rank in range(3)]
+    merged = merge([build_job(ranks), dumped(tmp_path, dict.fromkeys(range(3), 4), begun=True)])
+    assert all(not rank.open_operations for rank in merged.ranks.values())
+    assert "do not count the operations of the default group alike" in merged.problems[0]
