@@ -200,6 +200,56 @@ def test_lock_that_another_process_holds_is_not_waited_for_without_end(
     assert chosen.message.startswith(f"another process has held {library.with_name('lock')} for 1 s: using the Python")
 
 
+@pytest.mark.usefixtures("cache")
+def test_library_of_nccl_is_compiled_once_its_headers_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = fake_compiler(tmp_path / "g++", "echo library > $out")
+    monkeypatch.setenv("CXX", str(compiler))
+    torch = tmp_path / "site" / "torch"
+    for file in ("lib/libtorch_cuda.so", "include/torch/library.h"):
+        (torch / file).parent.mkdir(parents=True)
+        (torch / file).touch()
+    monkeypatch.setattr(build, "find_torch", lambda: (torch, "2.11.0"))
+    monkeypatch.setattr(build, "NCCL_HEADERS", ("test_of_nccl.h",))
+
+    def ensure(timeout_s: float = 60) -> Path | None:
+        library = build.ensure("", timeout_s=timeout_s)["library"]
+        return Path(library) if library else None
+
+    hook = ensure()
+    assert hook is not None
+    reason = hook.with_name(build.NCCL_REASON)
+    assert reason.read_text().startswith("test_of_nccl.h was not found beside torch")
+    assert "pip install nvidia-cuda-crt" in reason.read_text()
+    assert (ensure(timeout_s=0), num_calls(compiler)) == (hook, 1)  # nothing has changed: nothing is compiled
+
+    headers = tmp_path / "elsewhere" / "nvidia" / "cu13" / "include"  # a package of another folder on Python's path
+    headers.mkdir(parents=True)
+    (headers / "test_of_nccl.h").touch()
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    assert ensure(timeout_s=0) is None  # to be compiled
+    assert (ensure(), num_calls(compiler)) == (hook, 2)
+    assert build.is_intact(hook.with_name(build.NCCL_LIBRARY), build.NCCL_CHECKSUM)
+    assert not reason.exists()
+    assert (ensure(timeout_s=0), num_calls(compiler)) == (hook, 2)
+
+
+@pytest.mark.usefixtures("cache")
+def test_library_of_nccl_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = fake_compiler(tmp_path / "g++", 'case "$*" in *nccl_events*) exit 1 ;; esac; echo library > $out')
+    monkeypatch.setenv("CXX", str(compiler))
+    torch = tmp_path / "site" / "torch"
+    for file in ("lib/libtorch_cuda.so", "include/torch/library.h"):
+        (torch / file).parent.mkdir(parents=True)
+        (torch / file).touch()
+    monkeypatch.setattr(build, "find_torch", lambda: (torch, "2.11.0"))
+    monkeypatch.setattr(build, "NCCL_HEADERS", ())
+    for _ in range(3):
+        assert build.ensure("", timeout_s=60)["library"] is not None
+    assert num_calls(compiler) == 2
+
+
 def test_user_without_a_home_folder_gets_the_python_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")

@@ -6,6 +6,7 @@ and never imported. Prints one JSON object: {"library": path or null, "torch": v
     python build.py SCHEMA_HEADER SECONDS    SECONDS: how long it may compile, 0 not at all
 """
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
@@ -31,6 +32,9 @@ NCCL_LIBRARY = "dtprof_nccl_events.so"
 """Beside the hook where torch has NCCL and the headers of both are installed; NCCL_REASON else says what is missing."""
 NCCL_CHECKSUM = "nccl_events.sha256"
 NCCL_REASON = "nccl_events.txt"
+NCCL_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h", "nccl.h")
+NOT_FOUND = "was not found beside torch"
+"""In the reason why there is no such library: it is compiled once the header is there."""
 FLAGS = [
     *("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"),
@@ -141,13 +145,24 @@ def compile_nccl_events(torch_folder: Path, library: Path, timeout_s: float) -> 
     Raises:
         CannotBuildError: headers of CUDA or NCCL are not there, or the compiler failed.
     """
+    if (missing := missing_header(torch_folder)) is not None:
+        raise CannotBuildError(
+            f"{missing} {NOT_FOUND}, on Python's path, or in a CUDA toolkit: pip install nvidia-cuda-crt "
+            "nvidia-cuda-cccl for the CUDA of this torch, or set CUDA_HOME"
+        )
     folders = header_folders(torch_folder)
-    for needed in ("cuda_runtime_api.h", "crt/host_defines.h", "nccl.h"):
-        if not any((folder / needed).exists() for folder in [*folders, Path("/usr/include")]):
-            raise CannotBuildError(f"{needed} was not found beside torch, on Python's path, or in a CUDA toolkit")
     includes = [f"-I{folder}" for folder in folders]
     arguments = [*includes, str(NCCL_SOURCE), *("-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda")]
     compile_library(arguments, torch_folder, library, NCCL_CHECKSUM, timeout_s)
+
+
+def missing_header(torch_folder: Path) -> str | None:
+    """Return the first header that the library of NCCL's events needs and that is nowhere; None where all are there."""
+    folders = [*header_folders(torch_folder), Path("/usr/include")]
+    for header in NCCL_HEADERS:
+        if not any((folder / header).exists() for folder in folders):
+            return header
+    return None
 
 
 def header_folders(torch_folder: Path) -> list[Path]:
@@ -243,11 +258,26 @@ def ensure(schema_header: str, *, timeout_s: float) -> dict[str, str | None]:
             if timeout_s == 0:
                 return answer
             compile_once(folder, version, schema_header, library, timeout_s)
+        elif headers_have_come(folder, library):
+            if timeout_s == 0:
+                return answer
+            with contextlib.suppress(CannotBuildError):  # the hook is there
+                compile_once(folder, version, schema_header, library, timeout_s)
     except CannotBuildError as error:
         answer["reason"] = str(error)
     else:
         answer["library"] = str(library)
     return answer
+
+
+def headers_have_come(torch_folder: Path, library: Path) -> bool:
+    """Say whether the library of NCCL's events was left out for want of a header that has been installed since."""
+    try:
+        reason = library.with_name(NCCL_REASON).read_text(encoding="utf-8")
+        compiler()
+    except (OSError, CannotBuildError):
+        return False
+    return NOT_FOUND in reason and missing_header(torch_folder) is None
 
 
 def compile_once(torch_folder: Path, torch_version: str, schema_header: str, library: Path, timeout_s: float) -> None:
@@ -262,11 +292,14 @@ def compile_once(torch_folder: Path, torch_version: str, schema_header: str, lib
             take_lock(lock.fileno(), library.with_name("lock"), timeout_s)
             if not is_intact(library):
                 compile_hook(torch_folder, torch_version, schema_header, library, timeout_s)
-                if (torch_folder / "lib" / "libtorch_cuda.so").exists():
-                    try:
-                        compile_nccl_events(torch_folder, library.with_name(NCCL_LIBRARY), timeout_s)
-                    except CannotBuildError as error:  # the job has all else
-                        library.with_name(NCCL_REASON).write_text(str(error), encoding="utf-8")
+            has_nccl = (torch_folder / "lib" / "libtorch_cuda.so").exists()
+            if has_nccl and not is_intact(library.with_name(NCCL_LIBRARY), NCCL_CHECKSUM):
+                reason = library.with_name(NCCL_REASON)
+                try:
+                    compile_nccl_events(torch_folder, library.with_name(NCCL_LIBRARY), timeout_s)
+                    reason.unlink(missing_ok=True)
+                except CannotBuildError as error:  # the job has all else
+                    reason.write_text(str(error), encoding="utf-8")
     except OSError as error:
         raise CannotBuildError(
             f"the cache folder {library.parent} cannot be used: {error.strerror or error}"
