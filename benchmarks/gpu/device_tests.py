@@ -1,5 +1,6 @@
 """Run tests/gpu: each test is a figure, kept as soon as it has ended."""
 
+import os
 import sys
 
 import pytest
@@ -23,11 +24,11 @@ class Outcomes:
 
 def main() -> int:
     """Return the exit status of pytest."""
-    return int(
-        pytest.main(
-            ["-q", "-m", "gpu", "--timeout", "150", "-p", "no:cacheprovider", "tests/gpu"], plugins=[Outcomes()]
-        )
-    )
+    # Of the plugins and warnings of whatever else is installed there, none matters here.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    plugins = ["-p", "pytest_timeout", "-p", "no:cacheprovider"]
+    arguments = ["-q", "-m", "gpu", "-W", "default", *plugins, "--timeout", "150", "tests/gpu"]
+    return int(pytest.main(arguments, plugins=[Outcomes()]))
 
 
 if __name__ == "__main__":
