@@ -109,7 +109,7 @@ class Memory:
             self._device_known = True
             if hasattr(recorder, "follow_device"):
                 recorder.follow_device(device)
-            recorder.write_entry(_describe_device(device))
+            recorder.write_entry(describe_device(device))
         values = {**self._resident(), **self._device()}
         for name, measure, budget in self._costly:
             if budget.allows():
@@ -186,7 +186,7 @@ def _device_in_use() -> str:
     return ""
 
 
-def _describe_device(device: str) -> str:
+def describe_device(device: str) -> str:
     """Return the entry that names a device, such as `cuda:0`, as the samples of its node do."""
     import torch
 

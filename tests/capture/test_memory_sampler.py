@@ -1,11 +1,14 @@
-"""When what is dear may be measured: rarely, and by all ranks in the same step."""
+"""When what is dear may be measured: rarely, and by all ranks in the same step; and how a device is named."""
 
 import functools
+import json
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from dtprof.capture.memory_sampler import BUDGET_FRACTION, Budget
+from dtprof.capture.memory_sampler import BUDGET_FRACTION, Budget, describe_device
+from dtprof.records.rank_log.strings import Strings, names_in_tables
 
 SECOND_NS = 1_000_000_000
 MIDNIGHT_NS = 86_400 * SECOND_NS * 20_000
@@ -57,3 +60,31 @@ def test_a_clock_that_is_set_back_costs_one_measurement() -> None:
     assert budget.allows()
     budget.charge(1)
     assert not budget.allows()
+
+
+@pytest.mark.parametrize(
+    ("device", "described"),
+    [
+        ("cuda:1", {"device": "cuda:1", "name": "NVIDIA H200", "uuid": "GPU-1234-1"}),
+        ("xpu:0", {"device": "xpu:0", "name": "", "uuid": ""}),
+    ],
+    ids=["a GPU, as NVML names it", "one that torch cannot describe"],
+)
+def test_device_that_a_rank_computes_on_is_named_and_read_back(
+    device: str, described: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    def describe(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name="NVIDIA H200", uuid=f"1234-{index}")
+
+    def refuse(_: int) -> None:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", describe)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", refuse)
+    row = json.loads(describe_device(device))
+    assert {name: row[name] for name in described} == described
+    strings = Strings()
+    strings.take(row)
+    assert names_in_tables(strings)["device_uuid"] == described["uuid"]
