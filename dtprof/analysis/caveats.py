@@ -15,6 +15,8 @@ MAX_PROBLEMS = 20
 NEGLIGIBLE = 0.02
 """Of the duration of an operation: an error of a device's times below it changes no figure of it."""
 NO_BUSBW = ("gather", "scatter")
+TIMED_ON_DEVICE = "device: steps, phases and operations of"
+"""How the caveat begins that says whose times they are; for people that is no caveat but stands beside the steps."""
 IDLE = "idle"
 """What the caveat is about that every run has of which no device was recorded."""
 
@@ -72,7 +74,7 @@ def condense_caveats(caveats: Sequence[str]) -> list[str]:
     subjects: dict[str, list[str]] = {}
     for caveat in caveats:
         subject, _, reason = caveat.partition(": ")
-        if subject != IDLE and caveat != NO_PIPELINE:
+        if subject != IDLE and caveat != NO_PIPELINE and not caveat.startswith(TIMED_ON_DEVICE):
             subjects.setdefault(reason if subject.endswith("_per_s") else caveat, []).append(subject)
     return [reason if reason in caveats else f"{', '.join(named)}: {reason}" for reason, named in subjects.items()]
 
@@ -158,7 +160,7 @@ def _of_devices(facts: Sequence[RankFacts]) -> list[str]:
     if not errors:
         return []
     caveats = [
-        f"device: steps, phases and operations of {list_ranks(f.rank for f in facts if f.device_error_ns is not None)} "
+        f"{TIMED_ON_DEVICE} {list_ranks(f.rank for f in facts if f.device_error_ns is not None)} "
         f"are timed on the device, off by up to {format_ns(max(errors))}; what it waits for the host counts as host"
     ]
     if len(errors) < len(facts):

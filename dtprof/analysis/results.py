@@ -7,8 +7,9 @@ Names, units and meaning follow docs/reference/metrics.md. `None` stands for "no
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dtprof.formatting import plural
+from dtprof.formatting import format_ns, plural
 from dtprof.job.clock_alignment import ClockResult
+from dtprof.job.sound_records import list_ranks
 from dtprof.records.tables import OutOfMemory
 
 PARTS = (
@@ -38,6 +39,19 @@ PHASES = (
     "other",
 )
 """The second, independent partition of a step."""
+
+
+DEVICE, HOST = "device", "host"
+"""Whose times the figures of a rank are in: never both, but of operations on CPU tensors, which have the host's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTimes:
+    """The ranks whose steps, phases and operations are in the time of their device; none where none was followed."""
+
+    ranks: tuple[int, ...] = ()
+    error_ns: int | None = None  # by which these may be off on the clock of the host, at most
+    host_lead_ns: int | None = None  # of the hosts ahead of their devices, median over the ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +164,7 @@ class RankResult:
     out_of_memory: tuple[OutOfMemory, ...] = ()
     memory_growth: MemoryGrowth | None = None  # None: too few samples
     memory_formula: MemoryFormula | None = None  # None: what memory is held for was not recorded
+    clock: str | None = HOST  # whose times those of this rank are: DEVICE or HOST; None: those that another tool took
     host_lead_ns: int | None = None  # by which the host is ahead of its device, median; None: no device was followed
     waited_for_ns: dict[int, int] | None = None  # a step, exposed, by who came last; None: not known, or too many ranks
 
@@ -348,6 +363,7 @@ class Summary:
     clock_error_ns: int | None
     wall_ns: int | None  # first to last event
     clocks: tuple[ClockResult, ...] = ()  # of the hosts, where there are several
+    device: DeviceTimes = field(default_factory=DeviceTimes)
     overhead: Overhead
     groups: tuple[GroupResult, ...]
     steps: Steps
@@ -364,6 +380,24 @@ class Summary:
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     critical_path: CriticalPathResult | None = None
     cannot_tell: tuple[str, ...]
+
+    @property
+    def time_error_ns(self) -> int | None:
+        """Return how far the times of two ranks may be apart: by the clocks of their hosts and of their devices."""
+        if self.clock_error_ns is None or self.device.error_ns is None:
+            return self.clock_error_ns
+        return self.clock_error_ns + 2 * self.device.error_ns
+
+    @property
+    def clock_words(self) -> str:
+        """Say for people whose times the figures are in."""
+        device = self.device
+        if device.error_ns is None:
+            return "of the host" if any(rank.clock for rank in self.ranks) else "as the other tool took them"
+        all_ranks = len(device.ranks) == len(self.ranks)
+        of = "of the device" if all_ranks else f"of the device on {list_ranks(device.ranks)}, else of the host"
+        lead = "" if device.host_lead_ns is None else f"; the host leads by {format_ns(device.host_lead_ns)}"
+        return f"{of}, off by up to {format_ns(device.error_ns)}{lead}"
 
     @property
     def part_shares(self) -> dict[str, float | None] | None:

@@ -22,7 +22,10 @@ from dtprof.analysis.rank_reductions import BatchReduction, RankFacts, RankReduc
 from dtprof.analysis.rank_surveys import RankTask, Run, Surveys, survey_run
 from dtprof.analysis.results import (
     BUBBLE,
+    DEVICE,
+    HOST,
     CriticalPathResult,
+    DeviceTimes,
     GroupResult,
     Overhead,
     RankResult,
@@ -265,6 +268,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
             step_ns=int(np.median(durations)) if len(durations) else None,
         ),
         clocks=_list_clocks(surveys),
+        device=_device_times(facts),
         memory_assumptions=list_assumptions([(fact.memory_categories, fact.model_share) for fact in facts]),
         headroom=find_headroom(run.node_memory()),
     )
@@ -284,6 +288,16 @@ def _list_clocks(surveys: Surveys) -> tuple[ClockResult, ...]:
     ]
     hosts = {boots[fact.rank]: fact.host for fact in reversed(surveys.facts)}
     return list_clocks(surveys.clocks, hosts, int(np.median(middle)) if middle else 0)
+
+
+def _device_times(facts: Sequence[RankFacts]) -> DeviceTimes:
+    errors = {fact.rank: fact.device_error_ns for fact in facts if fact.device_error_ns is not None}
+    leads = [fact.host_lead_ns for fact in facts if fact.host_lead_ns is not None]
+    return DeviceTimes(
+        ranks=tuple(errors),
+        error_ns=max(errors.values(), default=None),
+        host_lead_ns=int(np.median(leads)) if leads else None,
+    )
 
 
 def _max_bars(num_ranks: int) -> int:
@@ -390,6 +404,7 @@ def _rank_result(
         out_of_memory=fact.out_of_memory,
         user_phases_ns=reduction.user_phases_ns,
         waited_for_ns=reduction.waits.by_culprit() if reduction.waits is not None and num_ranks <= MAX_PAIRED else None,
+        clock=DEVICE if fact.device_error_ns is not None else HOST if fact.hook else None,
         host_lead_ns=fact.host_lead_ns,
         events=fact.events,
         ended=describe_end(

@@ -98,15 +98,34 @@ def test_wait_ends_when_the_last_member_starts(summary: Summary) -> None:
     assert (within.wait_ns, within.transfer_ns, within.overlap) == (15 * MS, 30 * MS, 0)
 
 
-def test_host_is_said_to_be_ahead(summary: Summary) -> None:
-    # It takes 10 ms a step, the device 1000: its lead grows from 500 ms to 3450 - 39.
-    first = summary.ranks[0]
-    assert first.host_lead_ns is not None
-    assert 500 * MS < first.host_lead_ns < 3411 * MS
+def test_every_figure_says_whose_time_it_is_in(summary: Summary) -> None:
+    # The host takes 10 ms a step, the device 1000: its lead grows from 500 ms to 3450 - 39.
+    assert [rank.clock for rank in summary.ranks] == ["device", "device"]
+    assert (summary.device.ranks, summary.device.error_ns) == ((0, 1), 0)
+    for lead in (summary.ranks[0].host_lead_ns, summary.device.host_lead_ns):
+        assert lead is not None
+        assert 500 * MS < lead < 3411 * MS
     assert summary.cannot_tell[0] == (
         "device: steps, phases and operations of ranks 0, 1 are timed on the device, off by up to 0 ns; what it waits "
         "for the host counts as host"
     )
+    assert summary.clock_words.startswith("of the device, off by up to 0 ns; the host leads by 2.")
+
+
+def test_times_of_a_rank_without_a_device_are_the_hosts_and_said_to_be() -> None:
+    host = RankBuilder(1, world_size=2)
+    for step in range(4):
+        host.span("backward", 1000 * step * MS, (1000 * step + 700) * MS)
+        host.span("optimizer", (1000 * step + 700) * MS, (1000 * step + 900) * MS)
+    device = rank_of_a_device_bound_job(0, 0, 600)
+    for interval in device._device_intervals:
+        interval["error_ns"] = 30_000
+    summary = summarise(MemoryRun([device, host]))
+    assert [rank.clock for rank in summary.ranks] == ["device", "host"]
+    assert summary.clock_words.startswith("of the device on rank 0, else of the host, off by up to 30.0 us")
+    assert summary.ranks[1].host_lead_ns is None
+    # Two marks of devices may be off either way.
+    assert (summary.clock_error_ns, summary.time_error_ns) == (0, 60_000)
 
 
 def test_device_that_has_caught_up_waits_for_the_host() -> None:

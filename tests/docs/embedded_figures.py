@@ -24,9 +24,10 @@ def shown(page: str) -> list[str]:
 
 
 def _table(kind: str) -> str:
-    rows = ["| figure | unit | better | is | null where |", "|---|---|---|---|---|"]
+    rows = ["| figure | unit | clock | better | is | null where |", "|---|---|---|---|---|---|"]
     rows += [
-        f"| `{m.name}` | {m.unit} | {m.better} | {m.definition} [{m.section}](#{slug_of(m.section)}) | {m.null} |"
+        f"| `{m.name}` | {m.unit} | {m.clock} | {m.better} "
+        f"| {m.definition} [{m.section}](#{slug_of(m.section)}) | {m.null} |"
         for m in KINDS[kind]
     ]
     return "".join(f"{row}\n" for row in rows)

@@ -42,6 +42,8 @@ def _plain(value: Any) -> Any:
 def _rank(rank: RankResult) -> dict[str, Any]:
     return {
         "rank": rank.rank,
+        "clock": rank.clock,
+        "host_lead_ns": rank.host_lead_ns,
         "step_ns": rank.step_ns,
         "partition_ns": rank.partition_ns,
         "phases_ns": rank.phases_ns,

@@ -46,7 +46,7 @@ def draw_timeline(summary: Summary) -> Drawing | Nothing:
     figure.update_xaxes(range=[0, timeline.end_ns / 1e6])
     return Drawing(
         figure=figure,
-        sentence=_describe(timeline, ranks, summary.clock_error_ns),
+        sentence=_describe(timeline, ranks, summary.time_error_ns),
         columns=("rank", "lane", "what", "kind", "begins (ms)", "lasts (ms)"),
         rows=tuple(
             (
@@ -116,9 +116,9 @@ def _name_lanes(figure: Any, ranks: Sequence[int]) -> None:
     )
 
 
-def _describe(timeline: Timeline, ranks: Sequence[int], clock_error_ns: int | None) -> str:
+def _describe(timeline: Timeline, ranks: Sequence[int], time_error_ns: int | None) -> str:
     window = format_duration(timeline.end_ns)
-    clock = "an unknown error" if clock_error_ns is None else f"an error of {format_duration(clock_error_ns)}"
+    clock = "an unknown error" if time_error_ns is None else f"an error of {format_duration(time_error_ns)}"
     left_out = f" {timeline.left_out:,} shorter intervals are left out." if timeline.left_out else ""
     if len(ranks) == 1:
         return f"{_title(timeline)}: {window} of rank {ranks[0]}.{left_out}"

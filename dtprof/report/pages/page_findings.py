@@ -156,7 +156,10 @@ def render_clocks(panel: Panel, source: Source, _: Pages) -> Markup:
     """List the clocks of the hosts."""
     clocks = source.summary.clocks
     if not clocks:
-        return render_nothing(Nothing(why="All ranks share one clock.", remedy="Its error is 0: they are on one host."))
+        remedy = "Its error is 0: they are on one host."
+        if (error_ns := source.summary.device.error_ns) is not None:
+            remedy += f" Times of devices are off on it by up to {format_duration(error_ns)}."
+        return render_nothing(Nothing(why="All ranks share one clock.", remedy=remedy))
     rows = [
         (
             clock.host,

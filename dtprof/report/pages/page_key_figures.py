@@ -184,8 +184,12 @@ def _slowdown(summary: Summary) -> KeyFigure:
 
 
 def _clock_error(summary: Summary) -> KeyFigure:
-    error, num_hosts = summary.clock_error_ns, len(summary.hosts)
+    error, num_hosts = summary.time_error_ns, len(summary.hosts)
     beside = "one host, one clock" if num_hosts == 1 else f"{num_hosts} hosts" if num_hosts else "hosts not known"
+    if summary.device.ranks:
+        beside = f"times of devices, on {plural(num_hosts, 'host')}"
+        if summary.device.host_lead_ns is not None:
+            beside += f"; hosts {format_duration(summary.device.host_lead_ns)} ahead"
     if error is None:
         return KeyFigure("Clock error", NOT_KNOWN, beside)
     return KeyFigure("Clock error", f"\u00b1{NBSP}{format_duration(error)}", beside)

@@ -41,7 +41,7 @@ def render_run_timeline(panel: Panel, source: Source) -> tuple[Markup, Mapping[s
 def _describe(tracks: Tracks, source: Source) -> str:
     num = len(tracks.tracks)
     bars = sum(len(track.begin_ns) for track in tracks.tracks)
-    error = source.summary.clock_error_ns
+    error = source.summary.time_error_ns
     clock = "" if num == 1 else f" on one clock with {'an unknown error' if error is None else _error(error)}"
     left = f" {format_count(tracks.left_out)} of the shortest are left out." if tracks.left_out else ""
     return (

@@ -117,7 +117,9 @@ def _notes(summary: Summary) -> str:
         lines.append(f"- ended: {', '.join(map(escape, exits))}")
     share = summary.overhead.share_of_step
     cost = "not known" if share is None else f"{100 * share:.2f} % of a step"
-    clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
+    clock = "not known" if summary.time_error_ns is None else format_ns(summary.time_error_ns)
+    if summary.device.ranks:
+        lines.append(f"- times: {summary.clock_words}")
     lines.append(f"- own cost: {cost}; dropped {format_count(summary.dropped_events)}; clock error {clock}")
     return "\n".join(lines)
 

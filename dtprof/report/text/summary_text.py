@@ -124,11 +124,12 @@ def _step_lines(summary: Summary) -> list[str]:
         return labelled("steps", f"{steps.count} completed on every rank; none has both a recorded start and end")
     first, last = steps.used
     spread = steps.duration_ns
-    return labelled(
+    lines = labelled(
         "steps",
         f"{steps.count}, figures from {first} to {last}: median {format_ns(spread.median)}"
         f" (p10 {format_ns(spread.p10)}, p90 {format_ns(spread.p90)})",
     )
+    return lines + labelled("times", summary.clock_words) if summary.device.ranks else lines
 
 
 def _throughput_lines(throughput: Throughput | None) -> list[str]:
@@ -324,7 +325,7 @@ def _serialised_lines(summary: Summary) -> list[str]:
 
 def _quality_lines(summary: Summary) -> list[str]:
     overhead = summary.overhead
-    clock = "not known" if summary.clock_error_ns is None else format_ns(summary.clock_error_ns)
+    clock = "not known" if summary.time_error_ns is None else format_ns(summary.time_error_ns)
     share = f" ({100 * overhead.share_of_step:.2f} % of a step)" if overhead.share_of_step is not None else ""
     per_event = overhead.capture_ns_per_event
     text = f"{format_ns(per_event)} an event{share}" if per_event is not None else "not known"
