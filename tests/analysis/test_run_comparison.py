@@ -293,3 +293,19 @@ def test_a_collective_that_only_one_run_makes_is_a_difference() -> None:
 def test_an_empty_run_says_so() -> None:
     result = compare(MemoryRun([]), regular())
     assert any(reason.startswith("steps: A has no step") for reason in result.cannot_compare)
+
+
+def test_times_of_devices_and_of_hosts_are_not_compared_silently() -> None:
+    device = RankBuilder(0, world_size=1)
+    for step in range(12):
+        for name, begin, end in (("backward", 0, 700), ("optimizer", 700, 900)):
+            host = ((100 * step + begin // 10) * 1_000, (100 * step + end // 10) * 1_000)
+            times = ((1_000 * step + begin + 500) * 1_000, (1_000 * step + end + 500) * 1_000)
+            device.span(name, *host)
+            device.device_interval("phase", name, *times, host=host)
+    of_device, of_host = MemoryRun([device]), regular(1)
+    reasons = compare(of_device, of_host).cannot_compare
+    assert any(
+        reason.startswith("clock: times of A are those of its devices, of B those of its hosts") for reason in reasons
+    )
+    assert not any(reason.startswith("clock") for reason in compare(of_device, of_device).cannot_compare)

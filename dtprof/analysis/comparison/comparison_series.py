@@ -68,6 +68,7 @@ class RunFigures:
     layout: frozenset[tuple[str, tuple[int, ...]]]  # axis and members of each group of several ranks
     num_steps: int  # ended on every rank
     used: tuple[int, int] | None
+    timed_on_device: frozenset[int]  # ranks whose times are those of their device; of the others the host's
     estimates: dict[Figure, Estimate]
     unknown: dict[Figure, str]  # figures of the run that are not known, and why
     exposed_fraction: Estimate | None  # of the step, mean over ranks
@@ -166,6 +167,7 @@ def measure_run(run: Run, executor: Executor = THIS_PROCESS) -> RunFigures:
         layout=_layout(facts),
         num_steps=used.count,
         used=(int(numbers[0]), int(numbers[-1])) if len(numbers) else None,
+        timed_on_device=frozenset(fact.rank for fact in facts if fact.device_error_ns is not None),
         estimates=estimates,
         unknown=sums.unknown,
         exposed_fraction=_fraction(sums, ("exposed_transfer_ns", "exposed_wait_ns")),

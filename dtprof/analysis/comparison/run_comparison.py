@@ -149,6 +149,12 @@ def _find_comparable(a: RunFigures, b: RunFigures) -> tuple[set[str], list[str]]
     ]
     if missing:
         reasons.append(f"ranks: {'; '.join(missing)}; figures of the job are means of the ranks that are there")
+    if bool(a.timed_on_device) != bool(b.timed_on_device):
+        device, host = ("A", "B") if a.timed_on_device else ("B", "A")
+        reasons.append(
+            f"clock: times of {device} are those of its devices, of {host} those of its hosts, which may run ahead of "
+            "theirs: only steps and what hosts wait for mean the same in both"
+        )
     if a.world_size != b.world_size:
         reasons.append(
             f"world size: A has {plural(a.world_size, 'rank')}, B {b.world_size}; ranks are not "
