@@ -63,9 +63,6 @@ CHEAP_ON_DEVICE = (
     "ring_that_receives_first",
     "two_groups_in_opposite_order",
     "fewer_batches",
-    "tags_by_step_that_one_stage_counts_otherwise",
-    "a_list_of_messages_without_the_receive",
-    "ring_of_batched_messages",
 )
 """Programs on whose hosts all calls return, on a device: what is known of them, devices tell."""
 

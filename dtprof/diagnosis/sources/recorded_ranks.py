@@ -53,6 +53,7 @@ class RankRead:
     evidence: RankState
     world_size: int  # as it declares
     boot_id: str
+    torch_version: str
     first_ns: int
     problems: tuple[str, ...]
 
@@ -92,6 +93,7 @@ def _read(tables: RankTables) -> RankRead:
         evidence=rank_state(tables, exit=None, stack=None, alive=None),
         world_size=tables.world_size,
         boot_id=tables.boot_id,
+        torch_version=tables.torch_version,
         first_ns=tables.first_ns,
         problems=tables.problems,
     )

@@ -4,12 +4,13 @@ Reads the files of the run alone. What only the caller can know, which processes
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtprof.diagnosis import job_state as facts
 from dtprof.diagnosis.absent_ranks import FROZEN
+from dtprof.diagnosis.findings import rank_list
 from dtprof.diagnosis.job_state import main_stack
 from dtprof.diagnosis.sources.device_health import find_device_health
 from dtprof.diagnosis.sources.recorded_ranks import RankRead
@@ -89,6 +90,7 @@ def collect(
     declared: dict[int, int] = {}
     attempt = newest_attempt(run.folders)
     boots: dict[int, str] = {}
+    builds: dict[str, list[int]] = {}
     for read in reads:
         recorded = read.evidence
         document = run.exit_records.stacks_of(recorded.host)
@@ -108,10 +110,12 @@ def collect(
         boots[recorded.rank] = read.boot_id
         problems += read.problems
         if recorded.attempt == attempt:
+            builds.setdefault(read.torch_version, []).append(recorded.rank)
             declared[recorded.rank] = read.world_size
         last_ns = max(last_ns, recorded.last_ns)
     world_size = resolve_world_size(declared.values(), declared)
     ranks += _ends_before_any_record(run, world_size)
+    problems += _builds_that_differ(builds)
     hang = job_facts.get("hang_detected_ns")
     stopped = job_facts.get("stopped_on_hang")
     stop = _find_stop(run, ranks, boots) if not any(rank.alive for rank in ranks) else None
@@ -139,6 +143,15 @@ def collect(
         ),
         asleep_s=_time_asleep(run, ranks, stop, last_ns=last_ns, same_boot=same_boot),
     )
+
+
+def _builds_that_differ(builds: Mapping[str, Sequence[int]]) -> list[str]:
+    """Say which ranks ran which build of torch, where they ran several."""
+    known = sorted((ranks, version) for version, ranks in builds.items() if version)
+    if len(known) < 2:
+        return []
+    told = "; ".join(f"{version} on {rank_list(list(ranks))}" for ranks, version in known)
+    return [f"ranks ran different builds of torch ({told}): what one sends another may not understand"]
 
 
 def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankState]:
