@@ -15,7 +15,7 @@ from dtprof.job.issued_operations import ChannelEnd, Operation, Ranks
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """One rank held up in one operation."""
+    """One rank blocked by one operation."""
 
     rank: int
     operation: Operation

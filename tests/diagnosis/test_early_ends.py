@@ -59,7 +59,7 @@ def stacks(cpu_share: float, state: str, *, ranks: dict[int, object]) -> str:
     ("cpu_share", "state", "words", "early"),
     [
         (0.9, "running", "is busy at /job/train.py:12 (load)", True),
-        (0.0, "sleeping", "is held up at /job/train.py:12 (load)", False),
+        (0.0, "sleeping", "is blocked at /job/train.py:12 (load)", False),
         (0.0, "disk-sleep", "is frozen (process state disk-sleep) at /job/train.py:12 (load)", True),
         (0.0, "stopped", "is frozen (process state stopped) at /job/train.py:12 (load)", False),
     ],

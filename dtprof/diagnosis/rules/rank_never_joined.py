@@ -36,7 +36,7 @@ def _without_record(job: JobState, waiting: tuple[int, ...]) -> Finding:
     summary, confidence = f"{whose} never joined", 0.8
     advice = "Check that every rank was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE."
     if seen and len(seen) == len(job.missing):
-        does = "busy" if is_working(seen[0]) else frozen_words(seen[0]) or "held up"
+        does = "busy" if is_working(seen[0]) else frozen_words(seen[0]) or "blocked"
         who = "it" if len(seen) == 1 else f"rank {seen[0].rank}"
         summary = f"{whose} started and did not join: {who} is {does}{seen_at(seen[0])}"
         advice, confidence = "Look at the line it is at: what comes before init_process_group.", 0.9
