@@ -1,6 +1,6 @@
 """All others waited for one long piece of work of a rank: a checkpoint, a compilation, or what its stack shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding, at_line, wait_words
@@ -28,8 +28,8 @@ def find_long_operation(case: Case) -> Iterator[Finding]:
         for phase in rank.long_phases:
             if phase.end_ns - phase.begin_ns < min_ns:
                 continue
-            waited = {r.rank: _waited_ns(r, phase) for r in ranks if r.rank != rank.rank}
-            if waited and min(waited.values()) >= MIN_WAITED * (phase.end_ns - phase.begin_ns):
+            waited = _waits_of_all((other for other in ranks if other.rank != rank.rank), phase)
+            if waited:
                 found.append((rank, phase, waited))
     if not found:
         return
@@ -66,10 +66,23 @@ def _seen_in(rank: RankState, phase: LongPhase) -> Site | None:
     return stack.frames[0] if stack is not None and taken and stack.frames else None
 
 
+def _waits_of_all(ranks: Iterable[RankState], phase: LongPhase) -> dict[int, int]:
+    """Return for how long each rank waited during the phase; nothing where one of them waited too little."""
+    waited: dict[int, int] = {}
+    for rank in ranks:
+        waited[rank.rank] = _waited_ns(rank, phase)
+        if waited[rank.rank] < MIN_WAITED * (phase.end_ns - phase.begin_ns):
+            return {}
+    return waited
+
+
 def _waited_ns(rank: RankState, phase: LongPhase) -> int:
     """Return the longest stretch of the phase during which a rank was in one operation."""
     longest = 0
     for operation in rank.operations:
+        # In order of issue: no later one can overlap, and to build thousands of them costs a live page its verdict.
+        if operation.issued_ns >= phase.end_ns:
+            break
         end = operation.done_ns if operation.done_ns != UNKNOWN_NS else phase.end_ns
         longest = max(longest, min(end, phase.end_ns) - max(operation.issued_ns, phase.begin_ns))
     return longest
