@@ -14,8 +14,8 @@ from dtprof.job.wait_graph import is_met
 ADVICE = "Look at the devices of these ranks (Xid errors, a kernel that never ends) and at their native stacks."
 HELD_BACK = "issued it, and its device never began"
 HELD_BY_COMPUTE = (
-    "issued it, and its device never began: earlier work on the stream that is no operation of a group blocks it, "
-    "such as a kernel that does not complete"
+    "issued it, and its device never began: the stream is blocked by work before it that is no operation of a group, "
+    "such as a kernel that does not end"
 )
 
 
