@@ -516,6 +516,7 @@ COLLECTIVE: tuple[Metric[CollectiveResult], ...] = (
         unit="bytes",
         definition="Bytes that one rank puts into one operation, mean.",
         section="Collectives",
+        null="the run was imported from records without sizes",
         tooltips={"collectives": "bytes"},
         compared=10,
         prometheus="operation_bytes",

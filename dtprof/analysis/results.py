@@ -180,7 +180,7 @@ class CollectiveResult:
     op: str
     api: str | None
     count: int  # operations, each counted once however many ranks took part
-    bytes: int
+    bytes: int | None  # None: the records do not tell sizes
     duration_ns: int | None
     wait_ns: int | None
     transfer_ns: int | None

@@ -59,7 +59,7 @@ class AxisCollectives:
     op: str
     api: str | None
     count: int  # operations of all groups
-    bytes: int
+    bytes: int | None
     duration_ns: float | None
     wait_ns: float | None
     exposed_ns: float | None
@@ -78,6 +78,7 @@ def collectives_by_axis(summary: Summary) -> tuple[AxisCollectives, ...]:
         records = [groups.records_of(row) for row in rows]
         # A bandwidth is bytes over time, so rows weigh in by their time in transfer.
         transfers = [number * (row.transfer_ns or 0) for number, row in zip(records, rows, strict=True)]
+        size = _weighted_mean([row.bytes for row in rows], records)
         durations = [number * (row.duration_ns or 0) for number, row in zip(records, rows, strict=True)]
         merged.append(
             AxisCollectives(
@@ -86,7 +87,7 @@ def collectives_by_axis(summary: Summary) -> tuple[AxisCollectives, ...]:
                 op=op,
                 api=api,
                 count=sum(row.count for row in rows),
-                bytes=round(_weighted_mean([row.bytes for row in rows], records) or 0),
+                bytes=round(size) if size is not None else None,
                 duration_ns=_weighted_mean([row.duration_ns for row in rows], records),
                 wait_ns=_weighted_mean([row.wait_ns for row in rows], records),
                 exposed_ns=_weighted_mean([row.exposed_ns for row in rows], records),

@@ -14,6 +14,7 @@ from dtprof.job.api_names import Apis
 from dtprof.job.collective_matching import OperationInstances
 from dtprof.job.groups import GroupId
 from dtprof.job.sound_records import UNNAMED
+from dtprof.records.codes import NONE
 from dtprof.records.tables import UNKNOWN_NS, Array, join, select
 
 MAX_LISTED = 1 << 16
@@ -35,6 +36,7 @@ ROW_SUMS = np.dtype(
         ("count", "i8"),  # each operation once
         ("of_lowest", "i8"),  # records of the lowest member of the group; of messages all
         ("dropped", "i8"),  # of the records those of which only sums are left
+        ("sized", "i8"),  # records whose size is known
         ("nbytes", "i8"),
         ("timed", "i8"),  # records whose duration is known
         ("duration", "i8"),
@@ -90,6 +92,7 @@ def sum_rows(
         some = slice(begin, begin + _ROWS_AT_ONCE)
         first = np.flatnonzero(np.concatenate(([True], keys[some][1:] != keys[some][:-1])))
         columns = _columns(operations["nbytes"][rows[some]], rows[some], timing, batch.blocked)
+        columns["sized"] = operations["dtype"][rows[some]] != NONE
         columns["count"], columns["of_lowest"] = counted[some], is_lowest[some]
         table = np.zeros(len(first), ROW_SUMS)
         for name, values in columns.items():
@@ -160,7 +163,7 @@ def list_collectives(sums: dict[RowKey, Array]) -> tuple[CollectiveResult, ...]:
             key=lambda row: (
                 -(row.exposed_ns or 0) * row.count,
                 -(row.duration_ns or 0) * row.count,
-                -row.bytes * row.count,
+                -(row.bytes or 0) * row.count,
                 (row.group, row.op, row.api or ""),
             ),
         )
@@ -182,7 +185,7 @@ def _result(key: RowKey, sums: tuple[int, ...]) -> CollectiveResult:
         # An operation may be dropped by one rank and kept by another: then the lowest has seen each once, too.
         count=max(int(row["of_lowest"]) if row["dropped"] else 0, int(row["count"]), 1),
         dropped_records=int(row["dropped"]),
-        bytes=int(row["nbytes"]) // int(row["records"]),
+        bytes=0 if key.op == "barrier" else _mean(row["nbytes"], row["sized"]),
         duration_ns=_mean(row["duration"], row["timed"]),
         wait_ns=_mean(row["wait"], row["split"]),
         transfer_ns=_mean(row["transfer"], row["split"]),

@@ -23,7 +23,7 @@ def sum_dropped(tables: RankTables) -> dict[RowKey, Array]:
         op = tables.ops[row["op"]] if row["op"] < len(tables.ops) else UNNAMED
         row_sums = np.zeros(1, ROW_SUMS)
         row_sums["records"] = row_sums["dropped"] = row["events"]
-        row_sums["nbytes"] = row["nbytes"]
+        row_sums["nbytes"], row_sums["sized"] = row["nbytes"], row["events"] * (row["dtype"] != codes.NONE)
         if row["kind"] == codes.POINT_TO_POINT:
             row_sums["count"] = row_sums["of_lowest"] = row["events"]
         elif tables.rank == group.ranks.lowest:

@@ -28,6 +28,7 @@ def find_small_messages(
         exposed_ns = int((row.exposed_ns or 0) * a_step)
         if (
             row.op in POINT_TO_POINT
+            or row.bytes is None
             or row.bytes > MOST_BYTES
             or a_step < FEWEST_A_STEP
             or exposed_ns < MIN_SHARE * step_ns

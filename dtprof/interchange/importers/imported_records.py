@@ -162,6 +162,7 @@ class RecordBuilder:
         rows["done_after"] = np.where(done, end - begin, 0)
         for name, values in fields.items():
             rows[name] = values
+        rows["dtype"][rows["numel"] == 0] = schema.NO_CODE  # the file does not tell the size: it is unknown, not 0
 
     def spans(
         self, name: str, begin: Column, end: Column, *, stage: Column | int = -1, microbatch: Column | int = 0

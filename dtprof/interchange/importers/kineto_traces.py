@@ -322,7 +322,7 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
             "operations of different ranks cannot be matched"
         )
     if any(_without_size(rank) for rank in ranks):
-        lacks.append("bytes: sizes are not in these traces (record_shapes=True records them); bytes are given as 0")
+        lacks.append("bytes: sizes are not in these traces (record_shapes=True records them)")
     return lacks
 
 

@@ -47,7 +47,7 @@ COLLECTIVES = {
     "layernorm-grads-all-reduce": ("all_reduce", "tp"),
 }
 LACKS = (
-    "bytes: the table has no sizes; bytes are given as 0, bandwidths are not known",
+    "bytes: the table has no sizes; bandwidths are not known, either",
     "idle: neither computation nor communication of the rank is in the table",
     "memory: the table has none",
     "overhead: the table does not show what its tracer cost",

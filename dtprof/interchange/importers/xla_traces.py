@@ -256,7 +256,7 @@ def _lacks(ranks: Sequence[ImportedRank]) -> list[str]:
     if any(group["name"] == NOT_RECORDED for group in groups):
         lacks += [
             "wait_ns: which devices take part in a collective is not in the trace; waits and bandwidths are not known",
-            "bytes: sizes are not in the trace; bytes are given as 0",
+            "bytes: sizes are not in the trace",
         ]
     if not any(events.STEP in rank.ops for rank in ranks if rank.first_step is not None):
         lacks.append("steps: the trace has none; jax.profiler.StepTraceAnnotation(name, step_num=i) records them")

@@ -17,7 +17,7 @@ HANDED_OVER = "send"
 
 def draw_bandwidth(source: Source) -> Drawing | Nothing:
     """Draw bus bandwidth over bytes, both on logarithmic axes."""
-    known = [row for row in source.summary.collectives if row.busbw_gb_per_s and row.bytes > 0]
+    known = [row for row in source.summary.collectives if row.busbw_gb_per_s and row.bytes]
     if not known:
         return Nothing(
             why="No bandwidth is known.",
@@ -45,7 +45,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
                 hovertext=[as_label(_describe(row)) for row in some],
             )
         )
-    ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [row.bytes for row in known])]
+    ticks = [2**power for power in range(0, 50, 5) if _within(2**power, [row.bytes or 0 for row in known])]
     figure.update_xaxes(type="log")
     if len(ticks) > 1:
         names = [format_bytes(tick).replace(".00", "").replace(".0", "") for tick in ticks]
@@ -60,7 +60,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
     return Drawing(
         figure=figure,
-        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of {format_bytes(fastest.bytes)} with "
+        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of {format_bytes(fastest.bytes or 0)} with "
         f"{format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. A larger mark is more time in flight. "
         "Small messages are slow on every link: latency rules there."
         + (" A send is over once its message is handed over, which may be long before it arrives." if sends else ""),
@@ -70,7 +70,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
                 row.op,
                 row.group,
                 row.api or "\u2013",
-                format_bytes(row.bytes),
+                format_bytes(row.bytes or 0),
                 format_number(row.busbw_gb_per_s or 0, 2),
                 format_duration(row.transfer_ns) if row.transfer_ns is not None else "\u2013",
             )
@@ -98,7 +98,7 @@ def _size(row: CollectiveResult, known: Sequence[CollectiveResult]) -> float:
 def _describe(row: CollectiveResult) -> str:
     lines = [
         f"{row.op} of group {row.group}" + (f", issued by {row.api}" if row.api else ""),
-        f"{format_bytes(row.bytes)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
+        f"{format_bytes(row.bytes or 0)} at {format_number(row.busbw_gb_per_s or 0, 2)} GB/s",
         f"{row.count:,} operations of {format_duration(row.duration_ns or 0)} each",
     ]
     return "\n".join(lines)
