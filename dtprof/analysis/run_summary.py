@@ -9,6 +9,7 @@ import numpy as np
 
 from dtprof.analysis.caveats import list_caveats
 from dtprof.analysis.communication.collective_table import MAX_LISTED, RowKey, add_rows, list_collectives
+from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.analysis.communication.serialised_collectives import find_serialised
 from dtprof.analysis.communication.small_messages import find_small_messages
 from dtprof.analysis.critical_path.longest_path import MAX_ROWS, find_critical_path
@@ -47,10 +48,6 @@ from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array, Group
-
-MAX_PAIRED = 256
-"""Ranks up to which every pair of ranks has a row of its own."""
-
 
 Found = TypeVar("Found")
 CollectDetails = Callable[[RankTiming, RankTask], Found]

@@ -70,7 +70,7 @@ def test_of_too_many_bars_the_longest_stay_and_the_rest_are_counted() -> None:
 def test_messages_are_summed_by_pair() -> None:
     _, closeup = look(pair_of_ranks(steps=4))
     assert closeup.traffic.sent is not None
-    assert closeup.traffic.sent.tolist() == [[0, 4 * 32], [0, 0]]
+    assert closeup.traffic.sent.values.tolist() == [[0, 4 * 32], [0, 0]]
 
 
 def test_lateness_is_the_time_from_the_first_to_the_last_arrival() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dtprof.analysis.communication.rank_pairs import pair_ranks
 from dtprof.analysis.communication.traffic import Lateness, Traffic
 from dtprof.analysis.memory.device_series import DeviceSeries, NodeSeries
 from dtprof.analysis.memory.memory_series import MemorySeries, RankMemory, SampleSeries
@@ -158,7 +159,7 @@ def closeup_of(summary: Summary, *, bars_each: int = 200) -> Closeup:
         ),
         traffic=Traffic(
             ranks=ranks,
-            sent=np.eye(len(ranks), k=1, dtype=np.int64) * 5 * MIB if 1 < len(ranks) <= 256 else None,
+            sent=pair_ranks(ranks, {rank: {rank + 1: 5 * MIB} for rank in ranks}),
             lateness=(
                 Lateness(
                     group="0",

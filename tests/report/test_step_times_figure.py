@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from dtprof.analysis.results import Steps, StepSeries, Summary
+from dtprof.analysis.steps.step_lanes import MAX_POINTS
 from dtprof.report.figures.drawing import Drawing, Nothing
-from dtprof.report.figures.step_times_figure import MAX_POINTS, draw_step_times
+from dtprof.report.figures.step_times_figure import draw_step_times
 from tests.report.example_summaries import MS, empty_summary, summary_of
 
 

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from dtprof.analysis.communication.rank_pairs import RankPairs, pair_ranks
 from dtprof.analysis.results import Summary
-from dtprof.analysis.run_summary import MAX_PAIRED
 from dtprof.intervals import Column
 from dtprof.job.collective_matching import FAR, OperationInstances
-
-Matrix = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +27,7 @@ class Traffic:
     """Of the whole run; empty where nothing was recorded."""
 
     ranks: tuple[int, ...]
-    sent: Matrix | None  # bytes of messages from row to column; None without messages
+    sent: RankPairs | None  # bytes of messages; None without messages, or with too many ranks
     lateness: tuple[Lateness, ...]
 
 
@@ -41,15 +38,7 @@ QUANTILES = (10, 50, 90, 99)
 def find_traffic(sent_bytes: Mapping[int, Mapping[int, int]], instances: OperationInstances) -> Traffic:
     """Return who sent how much to whom, of the ranks that sent_bytes has; the instances say who arrived last."""
     ranks = tuple(sent_bytes)
-    place = {rank: position for position, rank in enumerate(ranks)}
-    sent = None
-    if any(sent_bytes.values()) and len(ranks) <= MAX_PAIRED:
-        sent = np.zeros((len(ranks), len(ranks)), np.int64)
-        for source, targets in sent_bytes.items():
-            for target, nbytes in targets.items():
-                if target in place:
-                    sent[place[source], place[target]] = nbytes
-    return Traffic(ranks=ranks, sent=sent, lateness=_find_lateness(instances))
+    return Traffic(ranks=ranks, sent=pair_ranks(ranks, sent_bytes), lateness=_find_lateness(instances))
 
 
 def _find_lateness(instances: OperationInstances) -> tuple[Lateness, ...]:

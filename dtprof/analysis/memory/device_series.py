@@ -1,6 +1,6 @@
 """What processors, memories and GPUs of the nodes were doing over the run, from the samples of their launchers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,8 @@ MAX_SAMPLES = 400
 """Of one node."""
 MAX_OF_ALL = 20_000
 """Of all nodes together."""
+POINTS = 200
+"""Of the time that devices share where they are summed up."""
 Floats = npt.NDArray[np.float64]
 
 
@@ -81,3 +83,40 @@ def _follow_gpu(host: str, number: int, rows: Array, origin: int) -> DeviceSerie
 def _series(host: str, device: str, t_ns: Column, values: Mapping[str, Floats]) -> DeviceSeries:
     known = {name: column for name, column in values.items() if np.isfinite(column).any()}
     return DeviceSeries(host=host, device=device, t_ns=t_ns, values=known)
+
+
+def spread_of(devices: Sequence[DeviceSeries]) -> dict[str, tuple[Floats, dict[str, Floats]]]:
+    """Return the least, the median and the most of devices over time: times in ns, values; empty without devices."""
+    if not devices:
+        return {}
+    t_ns = np.linspace(0, max(float(device.t_ns[-1]) for device in devices), POINTS)
+    columns: dict[str, list[Floats]] = {}
+    for device in devices:
+        for name, column in device.values.items():
+            known = np.isfinite(column)
+            at = device.t_ns[known]
+            columns.setdefault(name, []).append(np.interp(t_ns, at, column[known], left=np.nan, right=np.nan))
+    return {
+        "least": (t_ns, {name: np.fmin.reduce(values) for name, values in columns.items()}),
+        "median": (t_ns, {name: _median(np.array(values)) for name, values in columns.items()}),
+        "most": (t_ns, {name: np.fmax.reduce(values) for name, values in columns.items()}),
+    }
+
+
+def _median(columns: Floats) -> Floats:
+    """Return the median of the values that are known, NaN where none is."""
+    known = np.isfinite(columns).any(axis=0)
+    medians = np.full(columns.shape[1], np.nan)
+    medians[known] = np.nanmedian(columns[:, known], axis=0)
+    return medians
+
+
+def extremes_of(column: Floats) -> tuple[float, float, float]:
+    """Return the least, the mean and the most of what is known."""
+    return float(np.nanmin(column)), float(np.nanmean(column)), float(np.nanmax(column))
+
+
+def mean_busy(devices: Sequence[DeviceSeries]) -> float | None:
+    """Return the share of time in which devices were busy, on average; None where that was not sampled."""
+    busy = [extremes_of(column)[1] for device in devices if (column := device.values.get("busy")) is not None]
+    return sum(busy) / len(busy) if busy else None

@@ -60,8 +60,9 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
     return Drawing(
         figure=figure,
-        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of {format_bytes(fastest.bytes or 0)} with "
-        f"{format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. A larger mark is more time in flight. "
+        sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of "
+        f"{format_bytes(fastest.bytes or 0)} with {format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. "
+        "A larger mark is more time in flight. "
         "Small messages are slow on every link: latency rules there."
         + (" A send is over once its message is handed over, which may be long before it arrives." if sends else ""),
         columns=("operation", "group", "issued by", "size", "bus bandwidth (GB/s)", "transfer"),

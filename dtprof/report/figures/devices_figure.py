@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dtprof.analysis.memory.device_series import DeviceSeries, Floats, NodeSeries
+from dtprof.analysis.memory.device_series import (
+    DeviceSeries,
+    Floats,
+    NodeSeries,
+    extremes_of,
+    mean_busy,
+    spread_of,
+)
 from dtprof.formatting import plural
 from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
@@ -15,8 +22,6 @@ from dtprof.report.figures.figure_source import Source
 
 MAX_LINES = 6
 """Devices that have a line of their own; of more the least, the median and the most are drawn."""
-POINTS = 200
-"""Of the time that those share."""
 ROW_HEIGHT = 136
 GAP = 0.06
 QUANTITIES = {
@@ -75,7 +80,12 @@ def draw_devices(source: Source) -> Drawing | Nothing:
         sentence=_describe(shown, nodes),
         columns=("host", "device", "what", "least", "mean", "most"),
         rows=tuple(
-            (device.host, device.device, QUANTITIES[name].split(" (")[0], *(_word(name, x) for x in _extremes(column)))
+            (
+                device.host,
+                device.device,
+                QUANTITIES[name].split(" (")[0],
+                *(_word(name, x) for x in extremes_of(column)),
+            )
             for device in shown
             for name, column in device.values.items()
         ),
@@ -97,41 +107,14 @@ def _own_lines(devices: Sequence[DeviceSeries]) -> list[_Line]:
 
 
 def _shared_lines(devices: Sequence[DeviceSeries]) -> list[_Line]:
-    """Return the least, the median and the most of all hosts, and of all GPUs, on one axis of time."""
+    """Return the least, the median and the most of all hosts, and of all GPUs."""
     lines = []
     for kind, position in (("hosts", 0), ("GPUs", 3)):
         some = [device for device in devices if (device.device == "host") == (kind == "hosts")]
-        if not some:
-            continue
-        end = max(float(device.t_ns[-1]) for device in some) / 1e9
-        t_s = np.linspace(0, end, POINTS)
-        values: dict[str, list[Floats]] = {}
-        for device in some:
-            for name, column in device.values.items():
-                known = np.isfinite(column)
-                at = device.t_ns[known] / 1e9
-                values.setdefault(name, []).append(np.interp(t_s, at, column[known], left=np.nan, right=np.nan))
-        for offset, (word, reduce) in enumerate((("least", np.fmin), ("median", None), ("most", np.fmax))):
-            lines.append(
-                _Line(
-                    name=f"{word} of {len(some)} {kind}",
-                    meta=f"series {position + offset}",
-                    t_s=t_s,
-                    values={
-                        name: _median(np.array(columns)) if reduce is None else reduce.reduce(columns)
-                        for name, columns in values.items()
-                    },
-                )
-            )
+        for offset, (word, (t_ns, values)) in enumerate(spread_of(some).items()):
+            name = f"{word} of {len(some)} {kind}"
+            lines.append(_Line(name=name, meta=f"series {position + offset}", t_s=t_ns / 1e9, values=values))
     return lines
-
-
-def _median(columns: Floats) -> Floats:
-    """Return the median of the values that are known, NaN where none is."""
-    known = np.isfinite(columns).any(axis=0)
-    medians = np.full(columns.shape[1], np.nan)
-    medians[known] = np.nanmedian(columns[:, known], axis=0)
-    return medians
 
 
 def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
@@ -165,10 +148,6 @@ def _add(figure: Any, line: _Line, quantity: str, scale: float, row: int) -> Non
     )
 
 
-def _extremes(column: Floats) -> tuple[float, float, float]:
-    return float(np.nanmin(column)), float(np.nanmean(column)), float(np.nanmax(column))
-
-
 def _word(quantity: str, value: float) -> str:
     if np.isnan(value):
         return "not known"
@@ -184,9 +163,8 @@ def _describe(shown: Sequence[DeviceSeries], nodes: NodeSeries) -> str:
     gpus = [device for device in shown if device.device != "host"]
     said = []
     for word, some in (("processors", hosts), ("GPUs", gpus)):
-        busy = [column for device in some if (column := device.values.get("busy")) is not None]
-        if busy:
-            mean = sum(float(np.nanmean(column)) for column in busy) / len(busy)
+        mean = mean_busy(some)
+        if mean is not None:
             said.append(f"{word} are busy for {format_share(mean)} of the time")
     sentence = f"{plural(len(hosts), 'host')}, {plural(len(gpus), 'GPU')}"
     sentence += f": on average {' and '.join(said)}." if said else "."

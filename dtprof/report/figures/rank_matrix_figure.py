@@ -1,23 +1,20 @@
 """A matrix of ranks by ranks as a heatmap, for figures that compare pairs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 
+from dtprof.analysis.communication.rank_pairs import RankPairs
 from dtprof.report.figures.drawing import new_figure
 from dtprof.report.figures.figure_numbers import Unit, choose_unit
 
 MAX_PRINTED = 16
 """Ranks up to which each cell bears its value."""
-Matrix = npt.NDArray[np.int64]
 
 
 def draw_matrix(
-    values: Matrix,
-    ranks: Sequence[int],
+    pairs: RankPairs,
     *,
     titles: tuple[str, str, str],
     units: tuple[Unit, ...],
@@ -31,6 +28,7 @@ def draw_matrix(
         write: a value, as a cell bears it.
         describe: what hovering shows, of the ranks of a row and a column and their value as it is written.
     """
+    ranks, values = pairs.ranks, pairs.values
     names = [str(rank) for rank in ranks]
     unit = choose_unit([float(values.max())], units)
     title, x_title, y_title = titles
@@ -63,9 +61,3 @@ def draw_matrix(
     figure.update_xaxes(type="category", showgrid=False, side="top", nticks=33)
     figure.update_yaxes(type="category", showgrid=False, autorange="reversed", nticks=33)
     return figure
-
-
-def largest_pairs(values: Matrix, ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return value, rank of the row and rank of the column of each cell that has a value, the largest first."""
-    pairs = ((int(values[i, j]), ranks[i], ranks[j]) for i, j in zip(*values.nonzero(), strict=True))
-    return sorted(pairs, reverse=True)

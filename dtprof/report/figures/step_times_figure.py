@@ -1,14 +1,12 @@
 """Step time over the steps of the run: median and range of the ranks, with warm-up and unmeasured steps marked."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 
-from dtprof.analysis.results import StepSeries, Summary
+from dtprof.analysis.results import Summary
+from dtprof.analysis.steps.step_lanes import MAX_POINTS, StepLanes, StepPoints, align_steps, reduce_steps
 from dtprof.report.figures.drawing import Drawing, Nothing, new_figure
 from dtprof.report.figures.figure_numbers import (
     DURATIONS,
@@ -19,32 +17,7 @@ from dtprof.report.figures.figure_numbers import (
     format_share,
 )
 
-MAX_POINTS = 1500
-"""Runs of more steps share points: a screen has no more pixels."""
 MAX_RANK_LINES = 8
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Lanes:
-    """Durations of the steps known on any rank, one row per rank, NaN where a rank does not know a step."""
-
-    ranks: tuple[int, ...]
-    steps: npt.NDArray[np.int64]
-    durations: Floats
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Points:
-    """The points of the figure: each covers steps first to last, with their durations over all ranks."""
-
-    first: npt.NDArray[np.int64]
-    last: npt.NDArray[np.int64]
-    low: Floats
-    middle: Floats
-    high: Floats
-    slowest_rank: list[int]
 
 
 def draw_step_times(summary: Summary) -> Drawing | Nothing:
@@ -55,8 +28,8 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
             why="No step has both a begin and an end to measure.",
             remedy="Steps are counted from torch.optim optimizers: call step() of one of them on every rank.",
         )
-    lanes = _align(series)
-    points = _reduce(lanes)
+    lanes = align_steps(series)
+    points = reduce_steps(lanes)
     typical = summary.steps.duration_ns.median if summary.steps.duration_ns else float(np.nanmedian(lanes.durations))
     unit = choose_unit([typical], DURATIONS)
     figure = new_figure(title="Step time over steps", x_title="step", y_title=f"step time ({unit.name})", height=290)
@@ -75,39 +48,7 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     )
 
 
-def _align(series: Sequence[StepSeries]) -> _Lanes:
-    steps = np.unique(np.concatenate([np.asarray(part, np.int64) for part in {one.steps for one in series}]))
-    durations = np.full((len(series), len(steps)), np.nan)
-    for row, one in zip(durations, series, strict=True):
-        row[np.searchsorted(steps, one.steps)] = one.duration_ns
-    return _Lanes(ranks=tuple(one.rank for one in series), steps=steps, durations=durations)
-
-
-def _reduce(lanes: _Lanes) -> _Points:
-    length = len(lanes.steps)
-    edges = np.unique(np.linspace(0, length, min(length, MAX_POINTS) + 1).astype(np.int64))
-    widths = np.diff(edges)
-    low, middle, high = np.empty((3, len(widths)))
-    slowest = np.empty(len(widths), np.int64)
-    for width in np.unique(widths).tolist():  # two at most
-        chosen = np.flatnonzero(widths == width)
-        parts = lanes.durations[:, edges[chosen][:, np.newaxis] + np.arange(width)].swapaxes(0, 1)
-        table = np.sort(parts.reshape(len(chosen), -1), axis=1)  # NaN sorts last
-        rows, count = np.arange(len(chosen)), np.count_nonzero(~np.isnan(table), axis=1)
-        low[chosen], high[chosen] = table[:, 0], table[rows, count - 1]
-        middle[chosen] = (table[rows, (count - 1) // 2] + table[rows, count // 2]) / 2
-        slowest[chosen] = np.nanargmax(parts.reshape(len(chosen), -1), axis=1) // width
-    return _Points(
-        first=lanes.steps[edges[:-1]],
-        last=lanes.steps[edges[1:] - 1],
-        low=low,
-        middle=middle,
-        high=high,
-        slowest_rank=[lanes.ranks[place] for place in slowest.tolist()],
-    )
-
-
-def _add_band(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+def _add_band(figure: Any, points: StepPoints, unit: Unit, num_ranks: int) -> None:
     if num_ranks == 1 and (points.last == points.first).all():
         return
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "legendgroup": "band"}
@@ -126,7 +67,7 @@ def _add_band(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
     )
 
 
-def _add_rank_lines(figure: Any, lanes: _Lanes, unit: Unit) -> None:
+def _add_rank_lines(figure: Any, lanes: StepLanes, unit: Unit) -> None:
     for position, (rank, row) in enumerate(zip(lanes.ranks, lanes.durations, strict=True)):
         figure.add_trace(
             go.Scatter(
@@ -145,7 +86,7 @@ def _add_rank_lines(figure: Any, lanes: _Lanes, unit: Unit) -> None:
         )
 
 
-def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> None:
+def _add_middle(figure: Any, points: StepPoints, unit: Unit, num_ranks: int) -> None:
     figure.add_trace(
         go.Scatter(
             x=points.last,
@@ -161,7 +102,7 @@ def _add_middle(figure: Any, points: _Points, unit: Unit, num_ranks: int) -> Non
     )
 
 
-def _explain(points: _Points) -> list[str]:
+def _explain(points: StepPoints) -> list[str]:
     """Return the hover text of each point."""
     texts = []
     for first, last, low, middle, high, rank in zip(
@@ -173,7 +114,7 @@ def _explain(points: _Points) -> list[str]:
     return texts
 
 
-def _mark_unmeasured(figure: Any, summary: Summary, lanes: _Lanes) -> None:
+def _mark_unmeasured(figure: Any, summary: Summary, lanes: StepLanes) -> None:
     if summary.steps.used is None:
         return
     first, last = summary.steps.used
@@ -196,7 +137,7 @@ def _mark_unmeasured(figure: Any, summary: Summary, lanes: _Lanes) -> None:
             )
 
 
-def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None:
+def _set_scale(figure: Any, summary: Summary, lanes: StepLanes, unit: Unit) -> None:
     """Scale to the measured steps: a first step that takes 20 times longer would flatten the others."""
     steps, table = lanes.steps, lanes.durations
     figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)
@@ -220,7 +161,7 @@ def _set_scale(figure: Any, summary: Summary, lanes: _Lanes, unit: Unit) -> None
         )
 
 
-def _describe(summary: Summary, lanes: _Lanes) -> str:
+def _describe(summary: Summary, lanes: StepLanes) -> str:
     spread = summary.steps.duration_ns
     if spread is None or summary.steps.used is None:
         return f"Duration of {len(lanes.steps)} steps; none of them is measured."
@@ -232,7 +173,7 @@ def _describe(summary: Summary, lanes: _Lanes) -> str:
     )
 
 
-def _rows(points: _Points, unit: Unit) -> tuple[tuple[str, ...], ...]:
+def _rows(points: StepPoints, unit: Unit) -> tuple[tuple[str, ...], ...]:
     decimals = choose_decimals(points.high / unit.size)
     return tuple(
         (

@@ -1,10 +1,10 @@
 """Who sends how much to whom, point to point."""
 
-from dtprof.analysis.run_summary import MAX_PAIRED
+from dtprof.analysis.communication.rank_pairs import MAX_PAIRED
 from dtprof.report.figures.drawing import Drawing, Nothing
 from dtprof.report.figures.figure_numbers import SIZES, format_bytes
 from dtprof.report.figures.figure_source import Source
-from dtprof.report.figures.rank_matrix_figure import draw_matrix, largest_pairs
+from dtprof.report.figures.rank_matrix_figure import draw_matrix
 
 MAX_ROWS = 1000
 
@@ -17,20 +17,19 @@ def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
             why=f"{len(traffic.ranks):,} ranks are too many for a matrix of pairs.",
             remedy=f"It is drawn for up to {MAX_PAIRED}; the table of collectives holds the sums.",
         )
-    if traffic is None or traffic.sent is None or not traffic.sent.any():
+    if traffic is None or traffic.sent is None:
         return Nothing(
             why="No messages from rank to rank were recorded.",
             remedy="Sends and receives come from pipelines and torch.distributed.send; collectives have no sender.",
         )
     figure = draw_matrix(
         traffic.sent,
-        traffic.ranks,
         titles=("Bytes sent from rank to rank", "to rank", "from rank"),
         units=SIZES,
         write=format_bytes,
         describe=lambda sender, receiver, sent: f"<b>rank {sender} to rank {receiver}</b><br>{sent} in the whole run",
     )
-    pairs = largest_pairs(traffic.sent, traffic.ranks)
+    pairs = traffic.sent.largest
     most, sender, receiver = pairs[0]
     return Drawing(
         figure=figure,
