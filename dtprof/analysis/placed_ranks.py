@@ -126,6 +126,8 @@ class PlacedBatch:
 
     def count(self, chosen: Mask) -> list[int]:
         """Return how many of the operations of each rank are chosen."""
+        if not chosen.any():  # as a rule
+            return [0] * len(self.ranks)
         return [int(np.count_nonzero(chosen[begin:end])) for begin, end in itertools.pairwise(self.bounds)]
 
     def stretches(self, times: Column) -> Iterator[slice]:

@@ -49,8 +49,10 @@ def find_operations(operations: Array, intervals: Array) -> None:
     Completion is left as it is: what is known of an operation on its device is in the intervals alone, so that rules
     for operations whose program waits for them on the host do not take it up.
     """
+    if not len(intervals) or not len(operations):
+        return
     about = np.flatnonzero(intervals["kind"] != schema.KIND["device_phase"])
-    if not len(about) or not len(operations):
+    if not len(about):
         return
     p2p = (intervals["flags"][about] & schema.DEVICE_FLAG["p2p"]) != 0
     wanted = _places(intervals["group"][about], p2p, intervals["seq"][about])
