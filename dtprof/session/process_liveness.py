@@ -1,17 +1,16 @@
 """Which processes of a run are alive on this host now, from /proc."""
 
-import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtprof.analysis.rank_exits import NO_EXIT_RECORD, RUNNING
-from dtprof.analysis.results import Summary
-from dtprof.diagnosis.sources.recorded_ranks import RankRead
-from dtprof.diagnosis.sources.recorded_run import HostState, exit_of
 from dtprof.records import writer
 from dtprof.records.rank_processes import find_processes
 from dtprof.records.reader import Run
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import Summary
 
 
 def is_alive(pid: int, run_path: Path) -> bool:
@@ -33,7 +32,7 @@ def is_recorded(run: Run) -> bool:
     return any(is_alive(row["pid"], run.path) for row in here)
 
 
-def confirm_running(summary: Summary, run: Run) -> Summary:
+def confirm_running(summary: "Summary", run: Run) -> "Summary":
     """Return the summary with ranks of this host that are gone marked as such.
 
     From the files alone, a rank without an exit record runs. Where dtprof was killed with the job, it is gone.
@@ -45,19 +44,3 @@ def confirm_running(summary: Summary, run: Run) -> Summary:
     gone = {process.rank for process in processes if not is_alive(process.pid, run.path)} & running
     ranks = [replace(rank, ended=NO_EXIT_RECORD) if rank.rank in gone else rank for rank in summary.ranks]
     return replace(summary, ranks=tuple(ranks))
-
-
-def observe(run: Run, reads: Iterable[RankRead], *, is_stalled: bool = False) -> HostState:
-    """Return which of the ranks that were read are alive; after the reading, so that no record comes later.
-
-    Parameters:
-        is_stalled: the caller watches the job and has seen it stall.
-    """
-    boot_id = writer.boot_id()
-    unended = [read.evidence for read in reads if read.boot_id == boot_id and exit_of(run, read) is None]
-    return HostState(
-        boot_id=boot_id,
-        now_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
-        alive={rank.rank: is_alive(rank.pid, run.path) for rank in unended},
-        is_stalled=is_stalled,
-    )

@@ -1,7 +1,8 @@
 """Diagnose a run on disk: its files, and the processes of the job that are still alive."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,12 @@ from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.reported_mismatches import MismatchKey, seconds_after_start
 from dtprof.diagnosis.source_merging import merge
 from dtprof.diagnosis.sources import recorded_ranks
-from dtprof.diagnosis.sources.recorded_ranks import read_ranks
-from dtprof.diagnosis.sources.recorded_run import collect, collect_attempt
+from dtprof.diagnosis.sources.recorded_ranks import RankRead, read_ranks
+from dtprof.diagnosis.sources.recorded_run import HostState, collect, collect_attempt, exit_of
 from dtprof.job.rank_executor import THIS_PROCESS, Executor
-from dtprof.records import reader
+from dtprof.records import reader, writer
 from dtprof.session.engines import IN_THIS_PROCESS, Engine, at_hand, executor_for, open_run
-from dtprof.session.process_liveness import observe
+from dtprof.session.process_liveness import is_alive
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import Summary
@@ -85,7 +86,7 @@ def _diagnose_attempts(
     evidence = collect(
         run,
         reads,
-        observe(run, reads, is_stalled=is_stalled),
+        _observe(run, reads, is_stalled=is_stalled),
         summarise=summarise,
         find_handlers=lambda file: _find_handlers(Path(file), run),
     )
@@ -100,6 +101,22 @@ def _diagnose_attempts(
     numbers = Counter(number for attempts in run.folders.values() for number, _ in attempts[:-1])
     earlier = [number for number in sorted(numbers) if numbers[number] > 1][-MAX_ATTEMPTS:]
     return remember(last, [judge_earlier(number) for number in earlier])
+
+
+def _observe(run: reader.Run, reads: Iterable[RankRead], *, is_stalled: bool = False) -> HostState:
+    """Return which of the ranks that were read are alive; after the reading, so that no record comes later.
+
+    Parameters:
+        is_stalled: the caller watches the job and has seen it stall.
+    """
+    boot_id = writer.boot_id()
+    unended = [read.evidence for read in reads if read.boot_id == boot_id and exit_of(run, read) is None]
+    return HostState(
+        boot_id=boot_id,
+        now_ns=time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        alive={rank.rank: is_alive(rank.pid, run.path) for rank in unended},
+        is_stalled=is_stalled,
+    )
 
 
 def _with_times_seen(verdict: Verdict, run: reader.Run) -> Verdict:

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from dtprof.analysis.results import StragglerResult
 from dtprof.diagnosis.case import Case
 from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.sound_records import list_ranks
+
+if TYPE_CHECKING:
+    from dtprof.analysis.results import StragglerResult
 
 MIN_SLOWDOWN = 1.2
 """The job would be this much faster without the rank's lag."""
@@ -59,7 +62,7 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
         )
 
 
-def _list_facts(straggler: StragglerResult, listed: tuple[StragglerResult, ...]) -> list[str]:
+def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ...]") -> list[str]:
     cost, named = straggler.blame_ns_per_step, f"rank {straggler.rank}"
     facts = [f"{named} has the most blame in {straggler.last_share:.0%} of the steps with notable waits"]
     if cost is not None:

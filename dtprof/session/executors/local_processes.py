@@ -92,7 +92,9 @@ class LocalProcesses:
         """Start them, away from the terminal: Ctrl-C is for this process, which ends them."""
         try:
             if self._forked:
-                gc.freeze()  # what all share is not to be touched, and so copied, by a worker that looks for garbage
+                # What all share is not to be touched, and so copied, by a worker that looks for garbage; nor is this
+                # process to look through its modules each time it takes in results.
+                gc.freeze()
             for _ in range(self._num):
                 started = self._fork() if self._forked else _start()
                 self._workers.append(started)
@@ -103,14 +105,13 @@ class LocalProcesses:
                 f"worker {len(self._workers) + 1} of {self._num} cannot be started ({error.strerror}); "
                 "use fewer, for example --jobs 1"
             ) from error
-        finally:
-            gc.unfreeze()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         """End them; at once where the work was cut short."""
+        gc.unfreeze()
         if kind is not None:
             for worker in self._workers:
                 worker.process.kill()
