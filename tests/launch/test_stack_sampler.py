@@ -65,8 +65,8 @@ def test_a_process_that_another_holds_is_asked_for_three_times(
     monkeypatch.setattr(stack_sampler, "find_py_spy", lambda: str(file))
     monkeypatch.setattr(stack_sampler, "PAUSE_S", (0.0, 0.0))
     monkeypatch.setattr(stack_sampler, "WINDOW_S", 0.001)
-    # This process counts as idle: of one that is busy a second stack would be taken.
-    monkeypatch.setattr(stack_sampler, "read_work_counters", lambda _: WorkCounters())
+    # This process runs: of one that is busy a second stack is taken.
+    monkeypatch.setattr(stack_sampler, "_is_busy", lambda _: False)
     own = psutil.Process().pid
     facts = stack_sampler.sample([own], tmp_path)["processes"][str(own)]
     assert ("threads" in facts) == is_told
