@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs browser fuzz parity gpu benchmarks clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity gpu benchmarks clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -25,7 +25,8 @@ demo:
 test:
 	@$(MAKE) -s -j 2 environment tools
 	@$(MAKE) -s -j 3 check accelerator unit
-	@$(MAKE) -s jobs browser
+	@$(MAKE) -s -j 2 jobs browser
+	@$(MAKE) -s alone
 	@echo "==> all of the gate has passed"
 
 test-all:
@@ -58,11 +59,13 @@ unit:
 	@echo "==> unit tests"
 	@$(PYTEST) -q -m "not jobs and not browser and not gpu $(CHOSEN)" -n 2
 
-# Three at a time on two cores: jobs wait for each other, and for thresholds.
 jobs:
 	@.ci/environment test
 	@echo "==> tests that run multi-process jobs on gloo"
-	@$(PYTEST) -q -m "jobs and not alone and not gpu $(CHOSEN)" -n 3 --dist loadscope --durations 15
+	@$(PYTEST) -q -m "jobs and not alone and not gpu $(CHOSEN)" -n 2 --dist loadscope --durations 15
+
+alone:
+	@.ci/environment test
 	@echo "==> tests of jobs whose times are measured, one after the other"
 	@$(PYTEST) -q -m "alone and not gpu $(CHOSEN)" --durations 5
 
@@ -70,7 +73,7 @@ browser:
 	@.ci/environment test
 	@.ci/browser
 	@echo "==> tests in a headless Chromium"
-	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)" -n 2 --dist worksteal
+	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)"
 
 # atheris is not there for every Python; make test tries some damaged inputs without it.
 fuzz:

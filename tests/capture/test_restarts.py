@@ -1,5 +1,6 @@
 """torchrun's restarts, and ranks that the injection does not reach."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -28,7 +29,8 @@ def test_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     assert run.load(1).exceptions == ()
     assert [run.load(rank).operations["op"].size for rank in (0, 1)] == [2, 2]
     statuses = [jobs.exit_status(run, run.load(rank, attempt)) for attempt in (0, 1) for rank in (0, 1)]
-    assert statuses[1] in (1, ABORTED)
+    # Where rank 0 fails of the lost connection before rank 1 has ended, torchrun ends rank 1.
+    assert statuses[1] in (1, ABORTED, -signal.SIGTERM)
     assert statuses[2:] == [0, 0]
     assert "next: dtprof summary" in job.stderr
 
