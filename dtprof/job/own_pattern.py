@@ -11,7 +11,9 @@ from dtprof.job.issued_operations import Operation
 MIN_ALIKE = 2
 """Operations before a place that must be as they were in an earlier round to call it the same place."""
 MAX_ALIKE = 64
-"""Operations compared: the newest rounds tell most."""
+"""Operations compared before a place."""
+NEWEST = 256
+"""Operations looked at: of a thousand ranks, objects for all would take seconds to make."""
 
 
 def usual_operation(operations: Sequence[Operation], current: Operation) -> Operation | None:
@@ -20,10 +22,11 @@ def usual_operation(operations: Sequence[Operation], current: Operation) -> Oper
     None where it keeps to its pattern, or has none: the operations before were never made in this order, or were
     followed by different ones when they were.
     """
-    at = next((i for i in range(len(operations) - 1, -1, -1) if operations[i] == current), None)
+    newest = operations[-NEWEST:]
+    at = next((i for i in range(len(newest) - 1, -1, -1) if newest[i] == current), None)
     if at is None:
         return None
-    labels = [_label(operation) for operation in operations]
+    labels = [_label(operation) for operation in newest]
     longest, found = MIN_ALIKE - 1, list[int]()
     for place in range(at - 1, 0, -1):
         alike = _count_alike(labels, place, at)
@@ -33,7 +36,7 @@ def usual_operation(operations: Sequence[Operation], current: Operation) -> Oper
             found.append(place)
     if not found or len({labels[place] for place in found}) > 1 or labels[found[0]] == labels[at]:
         return None
-    return operations[found[0]]
+    return newest[found[0]]
 
 
 def _count_alike(labels: Sequence[Hashable], a: int, b: int) -> int:

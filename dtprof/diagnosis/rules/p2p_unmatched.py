@@ -12,6 +12,9 @@ from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import usual_operation
 from dtprof.job.wait_graph import Wait, find_expecting, went_astray
 
+MAX_ASKED = 64
+"""Messages, those waited for longest, whose peers' own patterns are looked at."""
+
 
 def find_unmatched(case: Case) -> Iterator[Finding]:
     """Give findings for messages whose other end its peer does not post: it waits elsewhere, or has ended.
@@ -59,9 +62,9 @@ def find_omitted(case: Case) -> Iterator[Finding]:
     It waits in the next round then, and the ranks that keep to their programs wait for it, in a chain or a cycle.
     """
     job, waits = case.job, case.job.waits
-    for wait in case.unmet_messages:
+    for wait in case.unmet_messages[:MAX_ASKED]:
         mine = wait.operation
-        for rank in wait.awaited:
+        for rank in wait.awaited[:MAX_ASKED]:
             stuck = waits[rank][0].operation if rank in waits else None
             usual = usual_operation(job.ranks[rank].operations, stuck) if stuck is not None else None
             if usual is None or not _is_other_end(usual, of=mine, rank=wait.rank) or _left_own_program(job, wait):

@@ -14,10 +14,13 @@ from dtprof.diagnosis.open_collectives import OpenCollective, operation_at
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.diagnosis.rules.step_mismatch import MAX_SHIFT
 from dtprof.formatting import plural
-from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions
+from dtprof.job.group_collectives import SIZES_AGREE, at_same_positions, checksum
 from dtprof.job.issued_operations import Operation
 from dtprof.job.own_pattern import usual_operation
 from dtprof.records import codes
+
+MAX_ASKED = 8
+"""Ranks that wait in one collective whose own pattern is looked at: they are at the same place."""
 
 
 def find_skip(case: Case) -> Iterator[Finding]:
@@ -65,32 +68,38 @@ def find_left_loop(case: Case) -> Iterator[Finding]:
     loop. Their peers keep to the pattern of the loop.
     """
     job = case.job
-    for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks):
+    new = _find_new_places(job)
+    for collective in sorted(case.open_collectives, key=lambda collective: collective.group.ranks) if new else ():
         expected = next(iter(collective.waiting.values()))
-        if any(_left_pattern(job.ranks[rank], operation) for rank, operation in collective.waiting.items()):
-            continue
-        left = [
+        elsewhere = {rank: now for rank in collective.absent if (now := job.ranks[rank].first_blocking) is not None}
+        left = tuple(
             rank
-            for rank in collective.absent
-            if (now := job.ranks[rank].first_blocking) is not None
-            and now.group != collective.group
+            for rank, now in elsewhere.items()
+            if now.group != collective.group
+            and now.label in new
             and (usual := usual_operation(job.ranks[rank].operations, now)) is not None
             and usual.label == expected.label
-            and _is_new(job, now)
-        ]
-        if left:
-            yield _skip_finding(job, expected, tuple(left), confidence=0.75)
+        )
+        if left and all(_keeps_pattern(job.ranks[rank], o) for rank, o in [*collective.waiting.items()][:MAX_ASKED]):
+            yield _skip_finding(job, expected, left, confidence=0.75)
 
 
-def _left_pattern(rank: RankState, operation: Operation) -> bool:
-    return usual_operation(rank.operations, operation) is not None
+def _keeps_pattern(rank: RankState, operation: Operation) -> bool:
+    return usual_operation(rank.operations, operation) is None
 
 
-def _is_new(job: JobState, operation: Operation) -> bool:
-    """Say whether several ranks wait in an operation the like of which the job has not made before."""
-    here = [r for r in job.ranks.values() if r.first_blocking is not None and r.first_blocking.label == operation.label]
-    like = (o for r in job.ranks.values() for o in r.operations if (o.group, o.op) == (operation.group, operation.op))
-    return len(here) > 1 and all(o.open for o in like)
+def _find_new_places(job: JobState) -> set[object]:
+    """Return the labels of collectives in which several ranks wait, and the like of which they have not completed."""
+    places: dict[object, list[tuple[RankState, Operation]]] = {}
+    for rank in job.ranks.values():
+        if (now := rank.first_blocking) is not None and not now.p2p:
+            places.setdefault(now.label, []).append((rank, now))
+    return {label for label, here in places.items() if len(here) > 1 and not any(_made_before(*one) for one in here)}
+
+
+def _made_before(rank: RankState, operation: Operation) -> bool:
+    table = rank.collectives.groups.get(operation.group)
+    return table is not None and bool(((table["op"] == checksum(operation.op)) & (table["state"] == codes.DONE)).any())
 
 
 def _references(collective: OpenCollective) -> list[int]:
