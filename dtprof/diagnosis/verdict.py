@@ -104,7 +104,7 @@ def _find_first_cause(case: Case) -> list[Finding]:
 def _died_in_operation(job: JobState, death: Finding) -> bool:
     """Say whether what ended ranks came out of the operations that they were in, which took their arguments."""
     ranks = [job.ranks.get(rank) for rank in death.culprit_ranks]
-    return all(rank is not None and raised_by(rank) is not None and not is_refused(rank) for rank in ranks)
+    return bool(ranks) and all(rank is not None and raised_by(rank) and not is_refused(rank) for rank in ranks)
 
 
 def _find_first(case: Case, *stages: Stage) -> list[Finding]:
