@@ -31,16 +31,16 @@ class Measurement:
     most_s: float
 
 
+BUILD = (Measurement(module="machine", most_s=60), Measurement(module="hook_builds", most_s=400))
+"""What every part begins with."""
 PARTS = {
-    "build": (Measurement(module="machine", most_s=60), Measurement(module="hook_builds", most_s=400)),
+    "build": BUILD,
     "tests": (
-        Measurement(module="machine", most_s=60),
-        Measurement(module="hook_builds", most_s=400),
+        *BUILD,
         Measurement(module="device_tests", most_s=540),
     ),
     "bench": (
-        Measurement(module="machine", most_s=60),
-        Measurement(module="hook_builds", most_s=400),
+        *BUILD,
         Measurement(module="kernel_durations", most_s=90),
         Measurement(module="exposed_time", most_s=90),
         Measurement(module="step_on_device", most_s=240),
@@ -49,13 +49,11 @@ PARTS = {
         Measurement(module="equal_losses", most_s=180),
     ),
     "trainer": (
-        Measurement(module="machine", most_s=60),
-        Measurement(module="hook_builds", most_s=400),
+        *BUILD,
         Measurement(module="trained_presets", most_s=500),
     ),
     "layouts": (
-        Measurement(module="machine", most_s=60),
-        Measurement(module="hook_builds", most_s=400),
+        *BUILD,
         Measurement(module="trained_layouts", most_s=500),
     ),
 }

@@ -1,6 +1,6 @@
 """Losses and gradient norms of the trainer with and without recording: bit for bit the same.
 
-Kernels that add up in an order of their own make two bare runs differ; then nothing can be told.
+Kernels that add up in an order of their own make two bare runs differ; then this comparison is inconclusive.
 """
 
 import json

@@ -117,8 +117,8 @@ def _are_paired(rank: RankState, other: RankState, group: GroupId, shift: int) -
     same = theirs[np.isin(theirs["seq"], mine["seq"] + shift)]
     if not len(mine) or len(same) != len(mine):
         return False
-    told = (mine["line"] != 0) & (same["line"] != 0)
-    alike = (mine["op"] == same["op"]) & (~told | (mine["line"] == same["line"]))
+    known = (mine["line"] != 0) & (same["line"] != 0)
+    alike = (mine["op"] == same["op"]) & (~known | (mine["line"] == same["line"]))
     return bool(alike.all())
 
 

@@ -117,8 +117,8 @@ def _shift(rank: RankState, other: RankState) -> int:
 def _uncounted(base: JobState, other: JobState) -> tuple[str, ...]:
     """Say of the first rank of which two sources count operations each in their own way."""
     both = ((rank, other.ranks.get(number)) for number, rank in sorted(base.ranks.items()))
-    told = (find_uncounted(rank, own, shift=_shift(rank, own)) for rank, own in both if own is not None)
-    return next((words for words in told if words), ())[:1]
+    problems = (find_uncounted(rank, own, shift=_shift(rank, own)) for rank, own in both if own is not None)
+    return next((words for words in problems if words), ())[:1]
 
 
 def _contradictions(first: JobState, second: JobState) -> list[str]:

@@ -67,19 +67,19 @@ def measure_clocks(
 
 def list_losses(nodes: Iterable[NodeSamples]) -> list[str]:
     """Return what of the GPUs of the nodes was not sampled, or not to the end, a sentence each."""
-    told = []
+    caveats = []
     for node in nodes:
-        told += [f"devices: {node.node}: {problem}" for problem in node.gpu_problems]
+        caveats += [f"devices: {node.node}: {problem}" for problem in node.gpu_problems]
         for index, rows in node.gpus.items():
             lost = np.flatnonzero(rows["lost"] == 1)
             if len(lost):
                 xids = rows["last_xid"][: lost[0] + 1]
                 known = xids[np.isfinite(xids)]
                 xid = f" (Xid {known[-1]:.0f})" if len(known) else ""
-                told.append(
+                caveats.append(
                     f"devices: {node.node}: the driver lost GPU {index}{xid}; nothing is known of it from then on"
                 )
-    return told
+    return caveats
 
 
 def _find_clock(device: RankDevice, node: NodeSamples | None, clocks: Clocks) -> DeviceClock | str:

@@ -150,8 +150,8 @@ def _builds_that_differ(builds: Mapping[str, Sequence[int]]) -> list[str]:
     known = sorted((ranks, version) for version, ranks in builds.items() if version)
     if len(known) < 2:
         return []
-    told = "; ".join(f"{version} on {rank_list(list(ranks))}" for ranks, version in known)
-    return [f"ranks ran different builds of torch ({told}): what one sends another may not understand"]
+    described = "; ".join(f"{version} on {rank_list(list(ranks))}" for ranks, version in known)
+    return [f"ranks ran different builds of torch ({described}): what one sends another may not understand"]
 
 
 def _ends_before_any_record(run: reader.Run, world_size: int) -> list[facts.RankState]:
