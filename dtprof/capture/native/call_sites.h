@@ -2,15 +2,6 @@
 // interpreter's frames can be read directly, and the attribution labels that frameworks add to it.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000 && __has_include(<internal/pycore_frame.h>)
-#define DTPROF_FAST_FRAMES 1
-#define Py_BUILD_CORE 1
-#include <internal/pycore_frame.h>
-#undef Py_BUILD_CORE
-#endif
-
 #include <pybind11/pybind11.h>
 
 #include <mutex>
@@ -18,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "frames.h"
 #include "names.h"
 
 namespace py = pybind11;
@@ -109,35 +101,32 @@ class SiteTable {
     return id;
   }
 
-#ifdef DTPROF_FAST_FRAMES
+#ifdef DTPROF_READS_FRAMES
   // The frames of this thread cannot change while it is in here, so they are read without the GIL. The last way from a
   // line to an operation comes again more often than not.
   uint32_t walk(Log* log, Thread& thread, PyThreadState* state) {
-    if (!state->cframe) return 0;
-    _PyInterpreterFrame* innermost = state->cframe->current_frame;
+    const Frame* innermost = innermost_frame(state);
     auto& last = thread.last_path;
     uint32_t depth = 0;
-    _PyInterpreterFrame* f = innermost;
-    while (f && depth < last.depth && f->f_code == last.tools[depth]) {
-      f = f->previous;
+    const Frame* f = innermost;
+    while (f && depth < last.depth && code_of(f) == last.tools[depth]) {
+      f = caller_of(f);
       depth++;
     }
     if (f && depth == last.depth && last.key == key_of(f)) return last.id;
     return walk_far(log, thread, innermost);
   }
 
-  static SiteKey key_of(const _PyInterpreterFrame* f) {
-    return {f->f_code, static_cast<int>(f->prev_instr - _PyCode_CODE(f->f_code))};
-  }
+  static SiteKey key_of(const Frame* f) { return {code_of(f), instruction_of(f)}; }
 
-  [[gnu::noinline]] uint32_t walk_far(Log* log, Thread& thread, _PyInterpreterFrame* innermost) {
+  [[gnu::noinline]] uint32_t walk_far(Log* log, Thread& thread, const Frame* innermost) {
     SiteKey library{nullptr, 0};
     decltype(thread.last_path) path;
     bool fits = true;
     uint32_t depth = 0;
-    for (_PyInterpreterFrame* f = innermost; f && f->f_code && depth < 512; f = f->previous, depth++) {
+    for (const Frame* f = innermost; f && depth < 512; f = caller_of(f), depth++) {
       const SiteKey key = key_of(f);
-      const Owner owner = owner_of(thread, f->f_code);
+      const Owner owner = owner_of(thread, code_of(f));
       if (owner == Owner::kUser) {
         const uint32_t id = identify(log, innermost, key);
         if (fits) {
@@ -150,12 +139,12 @@ class SiteTable {
       }
       if (owner == Owner::kLibrary && !library.code) library = key;
       fits = fits && owner != Owner::kUnknown && depth < std::size(path.tools);
-      if (fits) path.tools[depth] = f->f_code;
+      if (fits) path.tools[depth] = code_of(f);
     }
     return library.code ? identify(log, innermost, library) : 0;
   }
 
-  [[gnu::noinline]] uint32_t identify(Log* log, _PyInterpreterFrame* innermost, const SiteKey& key) {
+  [[gnu::noinline]] uint32_t identify(Log* log, const Frame* innermost, const SiteKey& key) {
     if (const uint32_t id = known_id(key)) return id;
     auto* code = static_cast<PyCodeObject*>(key.code);
     std::string file, function, api;
@@ -165,10 +154,9 @@ class SiteTable {
       line = PyCode_Addr2Line(code, key.instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
       file = utf8(code->co_filename);
       function = utf8(code->co_qualname);
-      for (_PyInterpreterFrame* f = innermost; f && f->f_code; f = f->previous) {
-        const SiteKey here = key_of(f);
-        if (here == key) break;
-        if (!is_transparent(f->f_code)) api = utf8(f->f_code->co_qualname);
+      for (const Frame* f = innermost; f; f = caller_of(f)) {
+        if (key_of(f) == key) break;
+        if (!is_transparent(code_of(f))) api = utf8(code_of(f)->co_qualname);
       }
     }
     return declare(log, key, file, line, function, api);
