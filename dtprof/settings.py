@@ -127,10 +127,18 @@ MAX_TRACE_MB = Setting(
     metavar="N",
     help="disk space for the windows and memory snapshots of one rank, in MiB; what takes more is not kept",
 )
+CHECK = Setting(
+    option="--check",
+    env="DTPROF_CHECK",
+    default="",
+    metavar="handles",
+    help="look at every operator of torch for tensors of asynchronous operations that are used before their wait",
+)
 RUN_SETTINGS = (
     *(OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN),
     *(METRICS_PORT, METRICS_ADDRESS, METRICS_FILE),
     *(TRACE_STEPS, TRACE_RANKS, MAX_TRACE_MB),
+    CHECK,
 )
 FIRST_TRACED_STEP = 2
 """The begin of the first step is not recorded."""
@@ -165,6 +173,20 @@ def parse_number(text: str, *, setting: Setting, minimum: float) -> float:
             f"for example {setting.option} {setting.default}"
         )
     return value
+
+
+def parse_check(text: str) -> str:
+    """Return the check asked for, empty for none.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    if text not in ("", CHECK.metavar):
+        raise UsageError(
+            f"{CHECK.option} (or {CHECK.env}) is {text!r}; expected {CHECK.metavar}, the only check there is: "
+            f"{CHECK.option} {CHECK.metavar}"
+        )
+    return text
 
 
 def parse_traced_steps(text: str, *, setting: Setting = TRACE_STEPS) -> tuple[int, int]:

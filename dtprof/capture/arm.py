@@ -22,6 +22,7 @@ from dtprof.capture import (
     call_sites,
     frameworks,
     group_descriptions,
+    handle_check,
     nccl_durations,
     operation_batches,
     process_exits,
@@ -167,6 +168,8 @@ class Process:
         if hasattr(recorder, "begin_batch"):
             operation_batches.install(recorder)
         recorder.install(sorted(set(names) - NOT_OPERATIONS))
+        if settings.from_environment(settings.CHECK):
+            handle_check.install(recorder)
         group_descriptions.on_first_nccl_group(lambda: nccl_durations.follow(recorder, group_descriptions.ids))
 
     def _out_of_memory_entry(self, error: BaseException) -> str | None:

@@ -9,7 +9,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 PACKAGE = Path(__file__).resolve().parents[1]
-TRANSPARENT = ("/c10d_logger.py", "/contextlib.py", "/_contextlib.py", f"{PACKAGE}/")
+TRANSPARENT = (
+    "/c10d_logger.py",
+    "/contextlib.py",
+    "/_contextlib.py",
+    "/typing_extensions.py",
+    "/warnings.py",
+    f"{PACKAGE}/",
+)
 """Files whose functions only wrap the call of the user: never reported as its api."""
 PACKAGES = ("site-packages", "dist-packages")
 MAX_DEPTH = 512

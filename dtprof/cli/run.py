@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
   dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py
+  dtprof run --check handles -- torchrun --nproc-per-node 4 train.py
   dtprof run -o runs/baseline --hang-after 30 --on-hang stop -- python -m torch.distributed.run train.py
 
 exit status: the command's own; 3 when a hung job was stopped; 2 when dtprof could not start it (127: no such command)
@@ -99,6 +100,7 @@ def _settings(arguments: argparse.Namespace) -> "job_launch.JobSettings":
         stop_on_hang=on_hang == "stop",
         metrics=_metrics(given, arguments),
         trace=_trace(given, arguments),
+        check=settings.parse_check(given(settings.CHECK, arguments.check)),
     )
 
 

@@ -18,6 +18,7 @@ from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.records.tables import (
     UNKNOWN_NS,
+    EarlyUse,
     ExceptionRecord,
     Group,
     Manifest,
@@ -131,6 +132,7 @@ class RankState(RankOperations):
     exceptions: tuple[ExceptionRecord, ...] = ()
     lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    early_uses: tuple[EarlyUse, ...] = ()
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
     last_ns: int

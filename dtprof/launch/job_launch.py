@@ -48,6 +48,7 @@ class JobSettings:
     hang_after_s: float
     stop_on_hang: bool
     metrics: MetricsSettings = NO_METRICS
+    check: str = ""
     trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Settings of profiler windows, which the ranks read: values by variable of the environment."""
 
@@ -82,6 +83,7 @@ def run_job(
     check_command(command[0])
     run = (settings.output or run_directory.default_directory(command)).absolute()
     shown = {
+        **({"check": settings.check} if settings.check else {}),
         "max_log_mb": f"{settings.max_log_mb:g}",
         "hang_after_s": f"{settings.hang_after_s:g}",
         "on_hang": "stop" if settings.stop_on_hang else "report",
@@ -109,6 +111,7 @@ def run_job(
     environment = interpreter.job_environment(run=records, hook=hook)
     environment["DTPROF_MAX_LOG_MB"] = f"{settings.max_log_mb:g}"
     environment |= settings.trace
+    environment["DTPROF_CHECK"] = settings.check
     watch = hang_watcher.Watcher(
         run=records, hang_after_s=settings.hang_after_s, diagnose=diagnose, say=say, boot_id=writer.boot_id()
     )

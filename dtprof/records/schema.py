@@ -309,6 +309,10 @@ STRING_ENTRIES = {
     "out_of_memory": "t_ns, device, message, live_bytes, held_bytes, largest, allocations: of an exception that says "
     "that memory ran out: what was allocated, what of it parameters, gradients, optimizer state, communication and "
     "other held, which held most, and the largest blocks where torch records them",
+    "early_use": "t_ns, id, use, by, used, op, group, seq, site, step, dropped: a tensor of the operation `op` (an "
+    "id), issued at `site`, was `read` or `written` before its wait, by the operator `by` at the site `used`; "
+    "`dropped`: its handle was gone by then; a later entry of the same id with `waited` says that the wait came "
+    "afterwards; without the check of handles only writes are seen, at the wait: `by` and `used` are empty",
     "window": "t_ns, id, state, first, last, begin_ns, end_ns, ready_ns, realtime_ns, file, bytes, reason, request: a "
     "window of torch.profiler over the steps `first` to `last`; `state` is begun, written or failed, and a later entry "
     "of the same id takes the place of an earlier one; the rank was kept from its program from begin_ns on to start "

@@ -242,6 +242,23 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyUse:
+    """A tensor of an asynchronous operation that the program touched before it waited for the operation."""
+
+    t_ns: int
+    use: str  # read, written
+    by: str  # operator of torch, such as aten::add_; empty: only that it was written to is known
+    used: Site | None
+    op: str  # canonical name of the operation
+    group: Group | None
+    seq: int
+    site: Site | None  # of its call
+    step: int
+    dropped: bool  # its handle was gone by then
+    waited: bool = False  # the wait came afterwards
+
+
+@dataclass(frozen=True, kw_only=True)
 class Window:
     """A window of torch.profiler that a rank took, or did not take, over some steps."""
 
@@ -321,6 +338,7 @@ class RankTables:
     host_lead_ns: int | None = None  # then: from the host's mark until the device reaches it, median
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
+    early_uses: tuple[EarlyUse, ...] = ()
     windows: tuple[Window, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time

@@ -53,6 +53,7 @@ def test_steps_and_ranks_are_read() -> None:
     [
         (["--trace-ranks", "0"], "expected --trace-steps as well"),
         (["--trace-steps", "1:3"], "expected step 2 or later"),
+        (["--check", "all"], "--check (or DTPROF_CHECK) is 'all'; expected handles"),
         (["--trace-steps", "2:3", "--max-trace-mb", "0"], "expected a number of at least 1"),
     ],
 )

@@ -25,6 +25,7 @@ class Program:
     culprits: tuple[int, ...]
     ranks: int
     joins: bool  # the runner calls init_process_group for it
+    check: str = ""  # as `dtprof run --check` takes it
 
     @property
     def name(self) -> str:
@@ -74,19 +75,21 @@ def _lines_of(finding: Finding) -> set[int]:
 PROGRAMS: dict[str, Program] = {}
 
 
-def faulty(kind: str, *culprits: int, ranks: int = 3, joins: bool = True) -> Callable[[Body], Body]:
+def faulty(kind: str, *culprits: int, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[[Body], Body]:
     """Declare a program with a fault."""
-    return _declare(kind, culprits, ranks, joins)
+    return _declare(kind, culprits, ranks=ranks, joins=joins, check=check)
 
 
-def healthy(*, ranks: int = 3, joins: bool = True) -> Callable[[Body], Body]:
+def healthy(*, ranks: int = 3, joins: bool = True, check: str = "") -> Callable[[Body], Body]:
     """Declare a program that is right, however odd it looks."""
-    return _declare(None, (), ranks, joins)
+    return _declare(None, (), ranks=ranks, joins=joins, check=check)
 
 
-def _declare(kind: str | None, culprits: tuple[int, ...], ranks: int, joins: bool) -> Callable[[Body], Body]:
+def _declare(
+    kind: str | None, culprits: tuple[int, ...], *, ranks: int, joins: bool, check: str
+) -> Callable[[Body], Body]:
     def declare(body: Body) -> Body:
-        program = Program(body=body, kind=kind, culprits=culprits, ranks=ranks, joins=joins)
+        program = Program(body=body, kind=kind, culprits=culprits, ranks=ranks, joins=joins, check=check)
         assert program.name not in PROGRAMS
         PROGRAMS[program.name] = program
         return body

@@ -39,7 +39,11 @@ def run(program: Program, folder: Path, *, library: str, device: str = "cpu") ->
     folder.mkdir(parents=True)
     run_directory.create(folder, force=False)
     manifest = run_directory.RunManifest(folder, ["corpus", program.name], {"hang_after_s": str(HANG_AFTER_S)})
-    os.environ |= {settings.ENV_RUN_DIR: str(folder), settings.ENV_NATIVE_HOOK: library}
+    os.environ |= {
+        settings.ENV_RUN_DIR: str(folder),
+        settings.ENV_NATIVE_HOOK: library,
+        settings.CHECK.env: program.check,
+    }
     port = _free_port()
     pids = {_fork(program, rank, port=port, folder=folder, device=device): rank for rank in range(program.ranks)}
     try:

@@ -38,6 +38,8 @@ ONE_OF_EACH_FAMILY = (
     "from_any_source",
     "pairs_and_quartets",
     "handles_asked_until_they_are_done",
+    "a_step_taken_before_the_waits",
+    "waits_in_other_ways",
 )
 """One program of each family of findings, and some that are sound."""
 OTHERS_OF_A_FAMILY = (
@@ -55,6 +57,10 @@ OTHERS_OF_A_FAMILY = (
     "a_rank_that_ends_early_with_nothing_left_to_do",
     "futures_instead_of_waits",
     "gradients_averaged_without_a_wait",
+    "a_buffer_scaled_before_its_wait",
+    "a_message_read_before_its_wait",
+    "parts_of_one_buffer",
+    "gradients_of_wrapped_models",
     "bad_batches_are_skipped",
     "a_group_made_by_its_members_only",
 )

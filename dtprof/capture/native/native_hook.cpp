@@ -5,8 +5,10 @@
 // the job computes, raise into it, or block it.
 //
 // One translation unit, its concerns in headers: event_log (records on disk), thread_state, names, process_groups,
-// call_sites, tensor_sizes, device_time, watched_work, operation_hook, program_events. This file is what Python calls.
+// call_sites, tensor_sizes, buffers_in_flight, device_time, watched_work, operation_hook, program_events. This file is
+// what Python calls.
 #include "call_sites.h"  // first: it decides how Python.h is read
+#include "buffers_in_flight.h"
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -66,11 +68,11 @@ void off() { g_log.store(nullptr, std::memory_order_release); }
 // Around a fork no table is in the hands of another thread, which the child would not have.
 void hold_tables() {
   for (std::mutex* m : {&names().mutex(), &groups().mutex, &sites().mutex(), &labelled_sites().mutex(), &sizes().mutex(),
-                        &open_spans().mutex()})
+                        &open_spans().mutex(), &buffers_in_flight().mutex()})
     m->lock();
 }
 void release_tables() {
-  for (std::mutex* m : {&open_spans().mutex(), &sizes().mutex(), &labelled_sites().mutex(), &sites().mutex(),
+  for (std::mutex* m : {&buffers_in_flight().mutex(), &open_spans().mutex(), &sizes().mutex(), &labelled_sites().mutex(), &sites().mutex(),
                         &groups().mutex, &names().mutex()})
     m->unlock();
 }
@@ -84,6 +86,7 @@ void begin_child() {
   sites().forget();
   labelled_sites().forget();
   sizes().forget();
+  buffers_in_flight().forget();
   g_threads.store(0);
   g_backward_site.store(0);
   Thread& thread = this_thread();
@@ -126,6 +129,8 @@ PYBIND11_MODULE(DTPROF_MODULE, m) {
   m.def("end_batch", [](c10::intrusive_ptr<c10d::Work> work) { return t_batch.end(std::move(work)); },
         py::arg("work").none(true));
   py::class_<DeviceOperation>(m, "DeviceOperation").def("__bool__", [](const DeviceOperation& o) { return bool(o); });
+  m.def("check_handles", [] { buffers_in_flight().begin(); });
+  m.def("devices_synchronized", [] { buffers_in_flight().synchronized(); });
   m.def("take_last_operation", &take_last_operation);
   m.def("begin_wait", &begin_wait);
   m.def("advance_step", [] { return ++g_step; });

@@ -8,6 +8,7 @@
 
 #include <typeinfo>
 
+#include "buffers_in_flight.h"
 #include "call_sites.h"
 #include "process_groups.h"
 #include "tensor_sizes.h"
@@ -37,9 +38,12 @@ class OperationHook final : public c10::OperatorKernel {
         returns_(static_cast<int>(schema.returns().size())),
         p2p_(name == "send" || name.compare(0, 4, "recv") == 0),
         receives_(p2p_ && name != "send"),
+        in_place_(name == "allreduce_" || name == "broadcast_" || name == "reduce_" || p2p_),
+        name_("c10d::" + name),
         empty_(name.find("barrier") != std::string::npos) {
     for (int i = 0; i < arguments_; i++) {
       const std::string& argument = schema.arguments()[i].name();
+      if (argument.compare(0, 5, "input") == 0 || name == "send") read_ |= uint64_t{1} << i;
       if (argument == "process_group") group_ = i;
       else if (argument == "reduce_op") reduce_op_ = i;
       else if (argument == "root_rank" || argument == "dst" || argument == "src") peer_ = i;
@@ -59,14 +63,19 @@ class OperationHook final : public c10::OperatorKernel {
     Thread* thread = nullptr;
     Event event;
     bool gloo = false, metered = false;
+    Group* group = nullptr;
     FollowedDevice* device = nullptr;
+    BuffersInFlight::Operation buffers;
+    c10::VariableVersion version(c10::VariableVersion::DISABLED);
     IntervalRef on_device;
     uint64_t recorded = 0;
     if (log) {
       const uint64_t entered = now();
       thread = &this_thread();
       try {
-        event = issue(log, *thread, *stack, entered, gloo, device);
+        event = issue(log, *thread, *stack, entered, gloo, group, device);
+        if (event && buffers_in_flight().on()) [[unlikely]] buffers = check_buffers(log, event, *stack, gloo);
+        else if (event && gloo && in_place_ && is_open_ended(event)) version = version_of_only_tensor(*stack);
         if (device) on_device = device->begin(KIND_DEVICE_OPERATION, op_, event.record->site, entered, event);
         if (on_device) t_last_operation = {event, op_, device};
       } catch (const py::error_already_set&) {
@@ -92,7 +101,7 @@ class OperationHook final : public c10::OperatorKernel {
     if (!event) return;
     const uint64_t returned = now();
     try {
-      follow(*thread, event, *stack, gloo, returned, device, on_device);
+      follow(*thread, event, *stack, gloo, group, buffers, version, returned, device, on_device);
     } catch (...) {
       count_error();
     }
@@ -100,7 +109,7 @@ class OperationHook final : public c10::OperatorKernel {
   }
 
  private:
-  Event issue(Log* log, Thread& thread, const torch::jit::Stack& stack, uint64_t entered, bool& gloo,
+  Event issue(Log* log, Thread& thread, const torch::jit::Stack& stack, uint64_t entered, bool& gloo, Group*& group,
               FollowedDevice*& followed_device) const {
     const c10::IValue* arguments = stack.data() + (stack.size() - arguments_);
     if (group_ < 0) return {};
@@ -108,7 +117,7 @@ class OperationHook final : public c10::OperatorKernel {
     in.add(arguments[inputs_]);
     if (outputs_ >= 0) out.add(arguments[outputs_]);
     if (in.meta || out.meta) return {};  // fake tensors: nothing is communicated
-    Group* group = group_of(log, thread, unwrap<c10d::ProcessGroup>(arguments[group_]));
+    group = group_of(log, thread, unwrap<c10d::ProcessGroup>(arguments[group_]));
     const uint16_t thread_number = thread_id(log, thread);
     uint32_t site = sites().here(log, thread);
     uint8_t flags = 0;
@@ -176,8 +185,52 @@ class OperationHook final : public c10::OperatorKernel {
     return sizes().id(log, in, out);
   }
 
+  // Say whether the program itself gets a handle that it has to wait for.
+  bool is_open_ended(const Event& event) const {
+    const Record* r = event.record;
+    const bool own = r->site != 0 && r->site < FIRST_LABELLED_SITE && !(r->flags & FLAG_INFERRED_SITE);
+    return own && (r->flags & FLAG_ASYNC || async_ < 0);
+  }
+
+  // The version of the only tensor that an operation works on in place, which every write through torch moves. Views share
+  // it: it tells where that tensor has all of the memory that it stands on; disabled where it does not.
+  c10::VariableVersion version_of_only_tensor(const torch::jit::Stack& stack) const {
+    const c10::IValue& value = stack[stack.size() - arguments_ + inputs_];
+    if (value.isTensorList() && value.toListRef().size() == 1) {
+      auto* impl = value.toListRef()[0].toTensor().unsafeGetTensorImpl();
+      if (!impl->is_inference() && impl->has_storage() && !impl->has_symbolic_sizes_strides() &&
+          impl->unsafe_storage().nbytes() == impl->numel() * impl->itemsize())
+        return impl->version_counter();
+    }
+    return c10::VariableVersion::DISABLED;
+  }
+
+  // Report what this operation shares with those in flight; return what it has itself, nothing where nobody has to wait.
+  [[gnu::cold]] BuffersInFlight::Operation check_buffers(Log* log, const Event& event, const torch::jit::Stack& stack,
+                                                         bool gloo) const {
+    const Record* r = event.record;
+    BuffersInFlight::Operation operation;
+    operation.op = op_;
+    operation.group = r->group;
+    operation.seq = r->seq;
+    operation.site = r->site;
+    operation.p2p = p2p_;
+    operation.gloo = gloo;
+    if (empty_) return operation;
+    const c10::IValue* arguments = stack.data() + (stack.size() - arguments_);
+    const bool sends_only =
+        name_ == "c10d::broadcast_" && r->peer == unwrap<c10d::ProcessGroup>(arguments[group_])->getRank();
+    for (int i = 0; i < arguments_; i++)
+      if (arguments[i].isTensor() || arguments[i].isList())
+        BuffersInFlight::collect(operation, arguments[i], !(read_ >> i & 1) && !sends_only);
+    buffers_in_flight().check(log, operation, name_);
+    if (!is_open_ended(event)) operation.buffers.clear();
+    return operation;
+  }
+
   // After the call returned: arrange to learn when the operation completes.
-  void follow(Thread& thread, const Event& event, torch::jit::Stack& stack, bool gloo, uint64_t returned,
+  void follow(Thread& thread, const Event& event, torch::jit::Stack& stack, bool gloo, Group* group,
+              BuffersInFlight::Operation& buffers, const c10::VariableVersion& version, uint64_t returned,
               FollowedDevice* device, IntervalRef& on_device) const {
     Record* r = event.record;
     r->returned_after = static_cast<float>(returned - r->issued_ns);
@@ -185,10 +238,15 @@ class OperationHook final : public c10::OperatorKernel {
     c10d::Work* work = returns_ > 0 && stack.back().isObject() ? unwrap<c10d::Work>(stack.back()) : nullptr;
     if (!work) {
       // monitored_barrier returns nothing and is complete; NCCL's synchronous calls return a null Work and are not.
-      if (returns_ == 0) return event.complete(STATE_DONE);
+      if (returns_ == 0) {
+        group->barriers.fetch_add(1, std::memory_order_relaxed);
+        buffers_in_flight().passed(group->id);
+        return event.complete(STATE_DONE);
+      }
       r->flags |= FLAG_NO_WORK;
     }
-    if (on_device) return follow_on_device(thread, event, stack, work, *device, on_device);
+    const uint64_t in_flight = work && !t_batch.open ? buffers_in_flight().add(std::move(buffers)) : 0;
+    if (on_device) return follow_on_device(thread, event, stack, group, in_flight, work, *device, on_device);
     if (!work || !gloo) {
       event.segment->closed.fetch_add(1, std::memory_order_acq_rel);
       return;
@@ -212,12 +270,12 @@ class OperationHook final : public c10::OperatorKernel {
       }
     }
     auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
-    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, has_future);
+    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, group, in_flight, version, has_future);
   }
 
   // Without a handle it runs on the caller's stream. A program that asked for none waits at once, and its stream with it.
-  void follow_on_device(Thread& thread, const Event& event, torch::jit::Stack& stack, c10d::Work* work,
-                        FollowedDevice& device, IntervalRef& on_device) const {
+  void follow_on_device(Thread& thread, const Event& event, torch::jit::Stack& stack, Group* group, uint64_t in_flight,
+                        c10d::Work* work, FollowedDevice& device, IntervalRef& on_device) const {
     Record* r = event.record;
     r->flags |= FLAG_FOLLOWED;
     if (t_batch.open) {
@@ -235,12 +293,16 @@ class OperationHook final : public c10::OperatorKernel {
     else
       whole = std::exchange(on_device, {});
     auto& boxed = const_cast<c10::IValue&>(stack.back().toObjectRef().getSlot(0));
-    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, op_, device, whole);
+    WatchedWork::replace(thread, boxed, work->retrieveOpType(), event, group, in_flight,
+                         c10::VariableVersion(c10::VariableVersion::DISABLED), op_, device, whole);
   }
 
   const uint16_t op_;
   const int arguments_, returns_;
-  const bool p2p_, receives_, empty_;
+  const bool p2p_, receives_, in_place_;
+  const std::string name_;
+  const bool empty_;
+  uint64_t read_ = 0;  // arguments that are only read, a bit each
   int group_ = -1, reduce_op_ = -1, peer_ = -1, tag_ = -1, async_ = -1;
   int inputs_ = -1, outputs_ = -1, input_splits_ = -1, output_splits_ = -1;
   mutable std::atomic<const std::type_info*> futureless_{nullptr};  // works of this class have no future

@@ -18,6 +18,7 @@ struct Group {
   uint16_t id;
   bool gloo;  // completions can be observed on CPU tensors
   std::atomic<uint32_t> collectives{0}, p2ps{0};
+  std::atomic<uint32_t> barriers{0};  // passed
   c10::weak_intrusive_ptr<c10d::ProcessGroup> weak;  // keeps the address from being used again, not the group alive
 };
 PyObject* g_on_group = nullptr;  // called with (id, name) once a group, to add what only Python knows
@@ -55,7 +56,7 @@ Group* known_group(c10d::ProcessGroup* address) {
     Group*& slot = groups().known[address];
     if (!slot) {
       slot = new Group{static_cast<uint16_t>(std::min<uint64_t>(groups().known.size() - 1, MAX_TABLE_ENTRIES)), gloo,
-                       {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
+                       {0}, {0}, {0}, c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)};
       is_new = true;
     }
     found = slot;

@@ -5,7 +5,9 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "buffers_in_flight.h"
 #include "device_time.h"
+#include "process_groups.h"
 #include "thread_state.h"
 
 namespace dtprof {
@@ -41,10 +43,14 @@ struct WatchedWork final : c10d::Work {
 
   // Take the place of the work in its box, which was made for this call by the kernel below.
   template <class... Rest>
-  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, Rest&&... rest) {
+  static void replace(Thread& thread, c10::IValue& boxed, c10d::OpType type, const Event& event, Group* group,
+                      uint64_t in_flight, const c10::VariableVersion& version, Rest&&... rest) {
     auto watched = c10::intrusive_ptr<WatchedWork>::unsafe_steal_from_new(
         new (thread) WatchedWork(type, event, std::forward<Rest>(rest)...));
     watched->work_ = c10::static_intrusive_pointer_cast<c10d::Work>(std::move(boxed).toCapsule());
+    watched->group_ = group;
+    watched->in_flight_ = in_flight;
+    if (version.enabled()) watched->remember(version);
     boxed = c10::IValue::make_capsule(std::move(watched));
   }
 
@@ -74,6 +80,7 @@ struct WatchedWork final : c10d::Work {
   }
 
   ~WatchedWork() override {
+    buffers_in_flight().dropped(in_flight_);
     if (device_) {
       whole_.lose();
       if (recording()) event_.segment->closed.fetch_add(1, std::memory_order_acq_rel);
@@ -99,10 +106,12 @@ struct WatchedWork final : c10d::Work {
     const uint8_t before = waits.load(std::memory_order_relaxed);
     if (before == 0) std::atomic_ref(r->waited_from).store(static_cast<float>(from - r->issued_ns), std::memory_order_relaxed);
     if (before < 255) waits.store(before + 1, std::memory_order_relaxed);
+    if (is_written_to()) [[unlikely]] report_write();
     StreamWait on_device(*this);
     try {
       const bool ok = work_->wait(timeout);
       waited(from, STATE_DONE);
+      if (ok) known_complete();
       return ok;
     } catch (...) {
       waited(from, STATE_FAILED);
@@ -112,6 +121,7 @@ struct WatchedWork final : c10d::Work {
   bool isCompleted() override {
     asked();
     const bool completed = work_->isCompleted();
+    if (completed) known_complete();
     if (completed && !has_future_ && recording()) event_.complete(work_->isSuccess() ? STATE_DONE : STATE_FAILED);
     return completed;
   }
@@ -123,25 +133,30 @@ struct WatchedWork final : c10d::Work {
   int sourceRank() const override { return work_->sourceRank(); }
   std::vector<at::Tensor> result() override {
     asked();
+    known_complete();
     return work_->result();
   }
   void synchronize() override {
     asked();
     StreamWait on_device(*this);
     work_->synchronize();
+    known_complete();
   }
   void blockCurrentStream() override {
     asked();
     StreamWait on_device(*this);
     work_->blockCurrentStream();
+    known_complete();
   }
   void abort() override { work_->abort(); }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     asked();
+    known_complete();  // by what follows from the future
     return work_->getFuture();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
     asked();
+    known_complete();  // by what follows from the future
     return work_->getFutureResult();
   }
   float getDuration() const override { return work_->getDuration(); }
@@ -177,6 +192,39 @@ struct WatchedWork final : c10d::Work {
   void asked() const {
     if (recording()) std::atomic_ref(event_.record->flags).fetch_or(FLAG_ASKED, std::memory_order_relaxed);
   }
+  // The program knows, or will, that the operation is complete.
+  void known_complete() {
+    if (group_ && opType_ == c10d::OpType::BARRIER) {
+      group_->barriers.fetch_add(1, std::memory_order_relaxed);
+      buffers_in_flight().passed(group_->id);
+    }
+    buffers_in_flight().waited(in_flight_);
+  }
+
+  void remember(const c10::VariableVersion& version) {
+    version_ = version;
+    version_at_issue_ = version.current_version();
+    barriers_at_issue_ = group_->barriers.load(std::memory_order_relaxed);
+  }
+  bool is_written_to() const {
+    return version_.enabled() && version_.current_version() != version_at_issue_ && !buffers_in_flight().on() &&
+           group_->barriers.load(std::memory_order_relaxed) == barriers_at_issue_ &&
+           !(std::atomic_ref(event_.record->flags).load(std::memory_order_relaxed) & FLAG_ASKED) &&
+           event_.record->waits <= 1;
+  }
+  [[gnu::cold]] void report_write() const {
+    try {
+      const Record* r = event_.record;
+      BuffersInFlight::Operation operation;
+      operation.op = r->op;
+      operation.group = r->group;
+      operation.seq = r->seq;
+      operation.site = r->site;
+      if (Log* log = g_log.load(std::memory_order_acquire)) buffers_in_flight().written_before(log, operation);
+    } catch (...) {
+    }
+  }
+
   void waited(uint64_t from, uint8_t state) {
     if (!recording()) return;
     const uint64_t at = now();
@@ -188,6 +236,10 @@ struct WatchedWork final : c10d::Work {
   Event event_;
   bool has_future_;
   uint16_t op_ = 0;
+  uint32_t version_at_issue_ = 0, barriers_at_issue_ = 0;
+  Group* group_ = nullptr;
+  uint64_t in_flight_ = 0;  // its number there, 0 for none
+  c10::VariableVersion version_{c10::VariableVersion::DISABLED};
   FollowedDevice* device_ = nullptr;  // of operations there
   IntervalRef whole_;                 // of an operation that the program waits for at once: not ended yet
 };

@@ -1,4 +1,4 @@
-"""Asynchronous operations whose handles are dropped: by one rank where its peers wait, or by everybody.
+"""Asynchronous operations whose handles are dropped, by one rank where its peers wait or by all, or awaited too late.
 
 gloo completes operations in any order, and only a barrier of the group waits for those before it. On a device a stream
 may wait for what no record shows.
@@ -20,10 +20,12 @@ from dtprof.job.group_collectives import group_tables
 from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import Operation
 from dtprof.records import codes
-from dtprof.records.tables import Array, Group, Site, join, select
+from dtprof.records.tables import Array, EarlyUse, Group, Site, join, select
 
 RECEIVE_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives that fill a buffer on every member."""
+HANDED_OUT = ("broadcast", "reduce", "gather", "scatter", "isend", "irecv", "batch_isend_irecv")
+"""Other functions that return a handle."""
 _BARRIER = crc32(b"barrier")
 MAX_PEERS = 8
 """Members that a rank is compared with: a thousand with a thousand would take minutes."""
@@ -40,8 +42,59 @@ def find_unwaited(case: Case) -> list[Finding]:
                 key = (operation.site, rank)
                 if key not in found:
                     found[key] = _finding(job, group, operation, rank=rank, count=count, waiting=waiting)
-    known = {site for site, _ in found}
-    return [*found.values(), *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
+    early = _find_early_uses(job)
+    used = set().union(*map(_sites, early))
+    dropped = [finding for (site, _), finding in found.items() if site not in used]
+    known = used | {site for site, _ in found}
+    return [*early, *dropped, *(finding for finding in _find_dropped_by_all(job) if not known & _sites(finding))]
+
+
+def _find_early_uses(job: JobState) -> list[Finding]:
+    """Return a finding for each pair of lines: of an operation's call, and of a use of its buffer before the wait."""
+    lines: dict[tuple[Site, Site | None, str], dict[int, EarlyUse]] = {}
+    for rank in job.ranks.values():
+        for use in rank.early_uses:
+            if use.site is not None and _is_own_call(use.site):
+                lines.setdefault((use.site, use.used, use.use), {}).setdefault(rank.rank, use)
+    return [_finding_of_use(uses) for uses in lines.values()]
+
+
+def _is_own_call(site: Site) -> bool:
+    """Say whether the program itself asked for the handle: what a library does with its own is the library's."""
+    return site.label is None and (not site.api or site.api.startswith((*RECEIVE_ALL, *HANDED_OUT)))
+
+
+def _finding_of_use(uses: dict[int, EarlyUse]) -> Finding:
+    """Return the finding for a pair of lines, from the first use on each rank."""
+    ranks = tuple(sorted(uses))
+    first = uses[ranks[0]]
+    what = f"{first.op} #{first.seq} of {group_words(first.group)}{at_line(first.site)}"
+    verb = "is read" if first.use == "read" else "is written to"
+    harm = "what is read may not be there yet" if first.use == "read" else "what is sent or received may be damaged"
+    if first.dropped:
+        fate = "its handle had been dropped without a wait"
+    elif first.waited:
+        fate = "the program waited for its handle only afterwards"
+    else:
+        fate = "the program had not waited for its handle"
+    seen = f"{first.by} took the tensor{at_line(first.used)}" if first.by else "the version of the tensor had changed"
+    return Finding(
+        kind="unwaited-async",
+        summary=f"The buffer of {what} {verb}{at_line(first.used)} before its wait on {rank_list(ranks)}: {harm}.",
+        culprit_ranks=ranks,
+        confidence=0.9,
+        group=first.group,
+        op=first.op,
+        seq=first.seq,
+        step=first.step,
+        call_sites={rank: use.used for rank, use in uses.items() if use.used is not None},
+        culprit_call_sites={rank: use.site for rank, use in uses.items() if use.site is not None},
+        evidence=(f"{seen}; {fate}",),
+        advice=(
+            "Call wait() on the handle before the buffer is used, or use another buffer meanwhile.",
+            *(() if first.by else ("Run it once with dtprof run --check handles, which names the line of the use.",)),
+        ),
+    )
 
 
 def explain_late_death(case: Case, late: Finding) -> list[Finding]:

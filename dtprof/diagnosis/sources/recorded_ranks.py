@@ -144,6 +144,7 @@ def rank_state(
         groups={key: tables.groups[number] for number, key in keys.items()},
         exceptions=tables.exceptions,
         out_of_memory=tables.out_of_memory,
+        early_uses=tables.early_uses,
         exit=exit,
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,

@@ -50,6 +50,7 @@ class Strings:
         self.features: list[str] = []
         self.exceptions: list[tables.ExceptionRecord] = []
         self.out_of_memory: list[tables.OutOfMemory] = []
+        self.early_uses: dict[int, tuple[tables.EarlyUse, int]] = {}  # and the id of the group
         self.windows: dict[int, tables.Window] = {}
         self.snapshots: list[tables.Snapshot] = []
         self.notes: list[str] = []
@@ -123,6 +124,8 @@ class Strings:
             )
         elif kind == "out_of_memory":
             self.out_of_memory.append(_out_of_memory(row))
+        elif kind == "early_use":
+            self._take_early_use(row)
         elif kind == "window":
             self.windows[int(row["id"])] = _window(row)
         elif kind == "snapshot":
@@ -154,6 +157,32 @@ class Strings:
                 groups[number] = dataclasses.replace(group, axis=axis)
         return groups
 
+    def _take_early_use(self, row: dict[str, Any]) -> None:
+        number = int(row["id"])
+        if "waited" in row:
+            use, group = self.early_uses[number]
+            self.early_uses[number] = dataclasses.replace(use, waited=bool(row["waited"])), group
+            return
+        op = int(row["op"])
+        use = tables.EarlyUse(
+            t_ns=int_or_0(row.get("t_ns")),
+            use=str(row["use"]),
+            by=str(row["by"]),
+            used=self.sites.get(int(row["used"])),
+            op=events.canonical_op(self.ops[op]) if 0 <= op < len(self.ops) else "?",
+            group=None,
+            seq=int(row["seq"]),
+            site=self.sites.get(int(row["site"])),
+            step=int(row["step"]),
+            dropped=bool(row["dropped"]),
+        )
+        self.early_uses[number] = use, int(row["group"])
+
+    def early_uses_with_groups(self) -> tuple[tables.EarlyUse, ...]:
+        """Return the early uses, each with the group of its operation."""
+        groups = self.groups_with_axes()
+        return tuple(dataclasses.replace(use, group=groups.get(group)) for use, group in self.early_uses.values())
+
     def _take_group(self, row: dict[str, Any]) -> None:
         known = self.groups.get(int(row["id"]))
         self.has_crowd |= known is not None and int(row["id"]) == schema.MAX_TABLE_ENTRIES and known.name != row["name"]
@@ -184,6 +213,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
+        "early_uses": strings.early_uses_with_groups(),
         "windows": tuple(strings.windows.values()),
         "snapshots": tuple(strings.snapshots),
         "ended_ns": strings.ended_ns,

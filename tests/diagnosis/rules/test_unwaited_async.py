@@ -1,10 +1,12 @@
 """Handles of asynchronous operations that are dropped."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.records.rank_log.strings import Strings, names_in_tables
 from dtprof.records.schema import FLAG
 from tests.builders import RankBuilder
 from tests.diagnosis.judging import build_job, found_by, judge, kinds_after_success, message, ranks_in_step
@@ -98,3 +100,43 @@ def test_receives_that_nobody_waits_for_explain_an_operation_that_all_came_to(st
 
     assert findings(waited=False) == [("unwaited-async", (1,))]
     assert findings(waited=True) == ([("backend-stall", ())] if stalled else [])
+
+
+USED_EARLY = (
+    {"k": "op", "id": 0, "name": "allreduce_"},
+    {"k": "site", "id": 1, "file": "train.py", "line": 7, "function": "main", "api": "all_reduce"},
+    {"k": "site", "id": 2, "file": "train.py", "line": 9, "function": "main", "api": ""},
+    {"k": "label", "id": 1, "api": "FSDP", "text": "fsdp all-gather"},
+    {"k": "site", "id": 5, "of": 1, "label": 1},
+    {"k": "group", "id": 0, "name": "0", "description": "default_pg", "size": 2, "rank": 0},
+)
+
+
+def used_early(site: int = 1, *more: dict[str, object], by: str = "aten::mul", used: int = 2) -> JobState:
+    """Return a job of two ranks of which the second used a buffer before its wait, by the entries of its log."""
+    strings = Strings()
+    numbers = {"id": 1, "op": 0, "group": 0, "seq": 4, "site": site, "step": 2, "used": used}
+    entry = {"k": "early_use", "t_ns": 50, "use": "written", "by": by, "dropped": False, **numbers}
+    for row in (*USED_EARLY, entry, *more):
+        strings.take(row)
+    job = build_job(ranks_in_step(2, 1), exit_status=0, stalled=False)
+    return replace(job, ranks=job.ranks | {1: replace(job.ranks[1], early_uses=names_in_tables(strings)["early_uses"])})
+
+
+def test_a_buffer_used_before_its_wait_is_named_with_the_lines_of_call_and_use() -> None:
+    (finding,) = found_by("unwaited_async", used_early(1, {"k": "early_use", "id": 1, "waited": True}))
+    assert (finding.kind, finding.culprit_ranks, finding.op, finding.seq) == ("unwaited-async", (1,), "all_reduce", 4)
+    assert (finding.culprit_call_sites[1].line, finding.call_sites[1].line) == (7, 9)
+    assert "is written to at train.py:9 (main) before its wait" in finding.summary
+    assert "aten::mul" in finding.evidence[0]
+    assert "only afterwards" in finding.evidence[0]
+
+
+def test_a_write_known_by_the_version_of_the_tensor_alone_advises_the_check_that_names_its_line() -> None:
+    (finding,) = found_by("unwaited_async", used_early(by="", used=0))
+    assert (finding.culprit_call_sites[1].line, finding.call_sites) == (7, {})
+    assert any("--check handles" in advice for advice in finding.advice)
+
+
+def test_a_buffer_that_a_framework_handles_itself_is_its_own() -> None:
+    assert found_by("unwaited_async", used_early(site=5)) == []
