@@ -6,6 +6,7 @@ pickled with it, and hooks on all modules cost 2 us for each of them.
 """
 
 import functools
+import itertools
 import sys
 import threading
 import types
@@ -17,10 +18,12 @@ from dtprof.capture.frameworks.imports import after_import
 from dtprof.capture.live_objects import LiveObjects
 from dtprof.capture.spans import Spans
 from dtprof.capture.string_entries import entry
-from dtprof.capture.token_counter import Consumption
+from dtprof.capture.token_counter import Consumption, flat_values
 from dtprof.records import events
 
 MOST_CANDIDATES = 4096
+MOST_OUTPUTS = 16
+"""Tensors of an output whose graphs are followed."""
 STEPS_TO_SEARCH = 3
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
@@ -30,16 +33,45 @@ class _OpenForward(threading.local):
 
     owner: int = 0
     span: int | None = 0
+    graph: "_Graph | None" = None
+
+
+class _Graph:
+    """The graph of a forward pass in eval mode, which trains if a backward pass runs through it."""
+
+    def __init__(self, outcomes: dict[int, bool], owner: int, count: Callable[[], object]) -> None:
+        """Follow one forward pass of `owner`; `count` counts its inputs once a backward pass follows."""
+        self._outcomes = outcomes
+        self._owner = owner
+        self._count = count
+        self._ran = False
+
+    def __call__(self, *_: Any) -> None:
+        """Note that a backward pass runs: autograd calls this before it computes a gradient of the output."""
+        if not self._ran:
+            self._ran = self._outcomes[self._owner] = True
+            self._count()
+
+    def __del__(self) -> None:
+        """Note that the graph was freed without a backward pass."""
+        if not self._ran:
+            self._outcomes[self._owner] = False
 
 
 class Forward:
-    """Spans of forward passes: `evaluation` where the module is in eval mode or no gradients are recorded."""
+    """Spans of forward passes: `forward` where gradients are recorded and a backward pass follows, else `evaluation`.
+
+    In train mode a backward pass is taken to follow. Models in eval mode train, too, such as those that
+    `from_pretrained` returns: whether a backward pass ran through the graph of the last one says what the next one is.
+    """
 
     def __init__(self, spans: Spans) -> None:
         """Record through these spans."""
         self._spans = spans
         self._open = _OpenForward()
         self._before: list[Callable[[], object]] = []
+        self._trained_in_eval_mode: dict[int, bool] = {}
+        """By model: whether a backward pass ran through the graph of its last forward pass in eval mode."""
         self._graph_task: Callable[[], int]
         self._records_gradients: Callable[[], bool]
         self.consumption = Consumption(spans)
@@ -82,11 +114,16 @@ class Forward:
                 return 0
             if self._graph_task() != -1:
                 return 0
-            trains = module.training and self._records_gradients()
+            trains = self._records_gradients()
+            if trains and (module.training or _wraps_training(module)):
+                self.consumption.add_inputs(owner, arguments, options)
+                self._trained_in_eval_mode.setdefault(owner, False)  # it has a mode for each
+            elif trains:
+                open_pass.graph = self._follow(owner, arguments, options)
+                trains = self._trained_in_eval_mode.setdefault(owner, True)
             if trains:
                 for call in self._before:
                     call()
-                self.consumption.add_inputs(owner, arguments, options)
             open_pass.owner = owner
             open_pass.span = self._spans.begin(events.FORWARD if trains else events.EVALUATION)
             return owner
@@ -94,12 +131,20 @@ class Forward:
             fence.report("the begin of a forward pass", error)
             return 0
 
-    def end(self, started: int | None, failed: bool) -> None:
+    def end(self, started: int | None, failed: bool, output: Any = None) -> None:
         """End the forward pass that `begin` began."""
         open_pass = self._open
         if started and open_pass.owner == started:
             span, open_pass.owner, open_pass.span = open_pass.span, 0, 0
             self._spans.end(span, failed=failed)
+            if open_pass.graph is not None:
+                graph, open_pass.graph = open_pass.graph, None
+                _attach(graph, output)
+
+    def _follow(self, owner: int, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> _Graph:
+        """Return what follows the graph of a forward pass in eval mode; it keeps no tensor alive."""
+        counted = self.consumption.count_inputs(arguments, options)
+        return _Graph(self._trained_in_eval_mode, owner, lambda: self.consumption.add(owner, *counted))
 
     def close(self) -> None:
         """End the forward pass of this thread that raised, if any."""
@@ -128,7 +173,7 @@ class Forward:
         def post_forward(module: Any, output: Any) -> Any:
             result = after(module, output)
             if not is_compiling():
-                self.end(id(module), False)
+                self.end(id(module), False, output)
             return result
 
         ddp._pre_forward = pre_forward
@@ -159,7 +204,7 @@ class Forward:
         @functools.wraps(after)
         def post_forward(state: Any, *inputs: Any) -> Any:
             result = after(state, *inputs)
-            self.end(id(state), False)
+            self.end(id(state), False, result)
             return result
 
         pre_forward._torchdynamo_disable = post_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -198,13 +243,13 @@ def _with_span(
         if _dtprof_is_compiling() or not _dtprof_is_root(self):
             return _dtprof_original(self, *arguments, **options)
         started = _dtprof_begin(self, arguments, options)
-        failed = True
+        failed, result = True, None
         try:
             result = _dtprof_original(self, *arguments, **options)
             failed = False
             return result
         finally:
-            _dtprof_end(started, failed)
+            _dtprof_end(started, failed, result)
 
     return forward
 
@@ -257,9 +302,13 @@ class Roots:
             if id(module) not in inner:
                 inner.update(id(child) for child in module.modules() if child is not module)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for module in modules:
-            if id(module) not in inner and any(id(parameter) in stepped for parameter in module.parameters()):
-                self._adopt(module)
+        outermost = [module for module in modules if id(module) not in inner]
+        chosen = [module for module in outermost if any(id(part) in stepped for part in module.parameters())]
+        if not chosen and not self._forward.wrappers:
+            # Copies of the parameters are stepped, such as the shards of DeepSpeed and of Megatron's optimizers.
+            chosen = [module for module in outermost if any(part.requires_grad for part in module.parameters())]
+        for module in chosen:
+            self._adopt(module)
 
     def _adopt(self, module: Any) -> None:
         import torch
@@ -284,6 +333,26 @@ class Roots:
             self._restore()
             self._restore = None
             self._candidates.clear()
+
+
+def _wraps_training(module: Any) -> bool:
+    """Say whether the only child of a module, or the only one of that, is in train mode.
+
+    A wrapper such as DDP has a mode of its own, which nothing but its `train` changes: Lightning sets its module's.
+    """
+    while len(children := module._modules) == 1:
+        module = next(iter(children.values()))
+        if module is None or module.training:
+            return module is not None
+    return False
+
+
+@fence.fenced("the graph of a forward pass")
+def _attach(graph: _Graph, output: Any) -> None:
+    """Let autograd tell the graph of a backward pass through any tensor of an output."""
+    for tensor in itertools.islice(flat_values(output), MOST_OUTPUTS):
+        if (node := getattr(tensor, "grad_fn", None)) is not None:
+            node.register_prehook(graph)
 
 
 def _is_wrapped(module: Any) -> bool:

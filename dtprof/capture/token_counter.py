@@ -67,15 +67,23 @@ class Consumption:
                 samples, length = shape
                 tokens = samples * length
             else:
-                with self._aside():
-                    tokens, samples = self._count(arguments, options)
-            known = self._consumed.get(model)
-            if known is not None:
-                self._consumed[model] = known[0] + tokens, known[1] + samples
-            elif len(self._consumed) < MOST_MODELS:
-                self._consumed[model] = tokens, samples
+                tokens, samples = self.count_inputs(arguments, options)
+            self.add(model, tokens, samples)
         except Exception as error:  # noqa: BLE001  # the forward pass is recorded anyway
             fence.report("the tokens and samples of a step", error)
+
+    def count_inputs(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the tokens and samples among the arguments of a forward pass."""
+        with self._aside():
+            return self._count(arguments, options)
+
+    def add(self, model: int, tokens: int, samples: int) -> None:
+        """Count tokens and samples that a model was given."""
+        known = self._consumed.get(model)
+        if known is not None:
+            self._consumed[model] = known[0] + tokens, known[1] + samples
+        elif len(self._consumed) < MOST_MODELS:
+            self._consumed[model] = tokens, samples
 
     def end_step(self, given_tokens: object = None) -> None:
         """Record tokens and samples of the step that ends now, where they differ from the step before.
@@ -126,15 +134,16 @@ class Consumption:
     def _tensors(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Iterator[Any]:
         """Yield the tensors among the arguments and in their lists and dicts; of a DTensor the local shard."""
         for value in (*arguments, *options.values()):
-            for tensor in (value,) if isinstance(value, self._tensor) else _parts(value):
+            for tensor in flat_values(value):
                 if isinstance(tensor, self._tensor):
                     yield tensor if type(tensor) is self._tensor else getattr(tensor, "_local_tensor", tensor)
 
 
-def _parts(value: object) -> Iterable[object]:
+def flat_values(value: Any) -> Iterable[Any]:
+    """Return the values of a list or dict, else the value itself."""
     if isinstance(value, list | tuple):
         return value
-    return value.values() if isinstance(value, dict | UserDict) else ()
+    return value.values() if isinstance(value, dict | UserDict) else (value,)
 
 
 def _number(given_tokens: object, otherwise: int) -> int:

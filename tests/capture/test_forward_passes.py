@@ -1,0 +1,133 @@
+"""A forward pass trains where gradients are recorded and a backward pass follows, whatever mode a wrapper is in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dtprof.capture.forward_passes import Forward
+from dtprof.capture.spans import Spans
+from dtprof.records import events
+
+
+class Recorder:
+    """Keeps names of spans and the samples of a step."""
+
+    def __init__(self) -> None:
+        self.spans: list[str] = []
+        self.samples: dict[str, int] = {}
+
+    def name_id(self, name: str) -> Any:
+        return name
+
+    def begin_span(self, name: Any, *_: Any) -> int:
+        self.spans.append(name)
+        return 1
+
+    def end_span(self, *_: Any) -> None:
+        return
+
+    def sample(self, name: Any, value: int) -> None:
+        self.samples[name] = value
+
+
+class Model(nn.Module):
+    """A model without a wrapper; its output is a dict, as that of transformers models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 1))
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        return {"past": None, "loss": self.body(ids).sum()}
+
+
+class Wrapper(nn.Module):
+    """A wrapper with a mode of its own, as DDP."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def forward(recorder: Recorder) -> Forward:
+    spans: Any = Spans(lambda _: recorder)  # type: ignore[arg-type,return-value]
+    hooks = Forward(spans)
+    hooks._graph_task = torch._C._current_graph_task_id
+    hooks._records_gradients = torch.is_grad_enabled
+    hooks.consumption.install(torch.Tensor, (torch.int64,))
+    return hooks
+
+
+def runs(forward: Forward, module: nn.Module) -> Callable[[], torch.Tensor]:
+    """Return what runs a model inside a recorded forward pass of `module`."""
+    model: Any = module if isinstance(module, Model) else module.module
+
+    def run() -> torch.Tensor:
+        ids = torch.ones(2, 3, dtype=torch.int64)
+        started = forward.begin(module, (ids,), {})
+        output = model(ids)
+        forward.end(started, False, output)
+        loss: torch.Tensor = output["loss"]
+        return loss
+
+    return run
+
+
+def tokens(forward: Forward, recorder: Recorder) -> int:
+    """End the step; return the tokens that it consumed."""
+    recorder.samples.clear()
+    forward.consumption._recorded = (None, 0, 0)
+    forward.consumption.end_step()
+    return recorder.samples.get(events.TOKENS, 0)
+
+
+def test_wrapper_in_eval_mode_around_a_model_in_train_mode_trains(forward: Forward, recorder: Recorder) -> None:
+    wrapper = Wrapper(Model()).eval()
+    wrapper.module.train()
+    runs(forward, wrapper)().backward()
+    assert recorder.spans == ["forward"]
+    assert tokens(forward, recorder) == 6
+
+
+def test_model_that_stays_in_eval_mode_trains(forward: Forward, recorder: Recorder) -> None:
+    run = runs(forward, Model().eval())
+    for _ in range(2):
+        first, second = run(), run()  # two microbatches, whose backward passes come later
+        second.backward()
+        first.backward()
+        assert tokens(forward, recorder) == 12
+    assert recorder.spans == ["forward"] * 4
+
+
+def test_evaluation_with_gradients_recorded_consumes_nothing(forward: Forward, recorder: Recorder) -> None:
+    model = Model()
+    run = runs(forward, model)
+    run().backward()
+    model.eval()
+    run()
+    with torch.no_grad():
+        run()
+    assert tokens(forward, recorder) == 6
+    assert recorder.spans == ["forward", "evaluation", "evaluation"]
+
+
+def test_training_that_moves_to_eval_mode_is_found_by_its_backward_pass(forward: Forward, recorder: Recorder) -> None:
+    model = Model()
+    run = runs(forward, model)
+    run().backward()
+    model.eval()
+    tokens(forward, recorder)
+    for _ in range(3):
+        run().backward()
+        assert tokens(forward, recorder) == 6
+    # The first one was taken for an evaluation: its backward pass came after its span had begun.
+    assert recorder.spans == ["forward", "evaluation", "forward", "forward"]
