@@ -61,23 +61,24 @@ def code_owners(torch_folder: str) -> CodeOwners:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSite:
-    """A line of the user's code and what it called."""
+    """A line of the user's code and what it called; `package`: the installed package that issued the operation."""
 
     file: str
     line: int
     function: str
     api: str
+    package: str
 
 
 class CallSites:
-    """Ids of call sites, by code object and instruction."""
+    """Ids of call sites, by code object and instruction, and the code of the library that issued the operation."""
 
     def __init__(self, owners: CodeOwners) -> None:
         """Start without sites."""
         self._owners = owners
         self._codes: list[CodeType] = []  # referenced, so that Python reuses no id
         self._owner_of: dict[int, int] = {}  # by id: hashing a code object reads all of it
-        self._ids: dict[tuple[int, int], int] = {}
+        self._ids: dict[tuple[int, int, int], int] = {}
 
     def find(self, frame: FrameType | None) -> tuple[int, CallSite | None]:
         """Return the id of the innermost user frame at or above `frame`, and its site when it is new; 0 for none."""
@@ -90,26 +91,41 @@ class CallSites:
                 self._codes.append(code)
                 owner = owner_of[id(code)] = self._classify(code.co_filename)
             if owner == USER:
-                known = self._ids.get((id(code), frame.f_lasti))
-                return (known, None) if known is not None else self._declare(innermost, frame)
+                issuer = 0 if library is None else id(library.f_code)
+                known = self._ids.get((id(code), frame.f_lasti, issuer))
+                return (known, None) if known is not None else self._declare(innermost, frame, issuer)
             if owner == LIBRARY and library is None:
                 library = frame
             frame = frame.f_back
             depth += 1
         if library is None:
             return 0, None
-        known = self._ids.get((id(library.f_code), library.f_lasti))
-        return (known, None) if known is not None else self._declare(innermost, library)
+        issuer = id(library.f_code)
+        known = self._ids.get((issuer, library.f_lasti, issuer))
+        return (known, None) if known is not None else self._declare(innermost, library, issuer)
 
     def _classify(self, path: str) -> int:
         return TOOL if self._owners.is_tool(path) else LIBRARY if self._owners.is_library(path) else USER
 
-    def _declare(self, innermost: FrameType | None, frame: FrameType) -> tuple[int, CallSite]:
-        new_id = self._ids.setdefault((id(frame.f_code), frame.f_lasti), len(self._ids) + 1)
-        api, inner = "", innermost
-        while inner is not None and inner is not frame:
-            if not any(part in inner.f_code.co_filename for part in TRANSPARENT):
+    def _declare(self, innermost: FrameType | None, frame: FrameType, issuer: int) -> tuple[int, CallSite]:
+        new_id = self._ids.setdefault((id(frame.f_code), frame.f_lasti, issuer), len(self._ids) + 1)
+        api, package, inner = "", "", innermost
+        while inner is not None:
+            path = inner.f_code.co_filename
+            if not package and self._classify(path) == LIBRARY:
+                package = package_of(path)
+            if inner is frame:
+                break
+            if not any(part in path for part in TRANSPARENT):
                 api = inner.f_code.co_qualname
             inner = inner.f_back
         code = frame.f_code
-        return new_id, CallSite(file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname, api=api)
+        return new_id, CallSite(
+            file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname, api=api, package=package
+        )
+
+
+def package_of(path: str) -> str:
+    """Return the top-level package of an installed file; empty where it lies in none, as the standard library."""
+    _, folder, inside = path.rpartition("-packages/")
+    return inside.partition("/")[0].partition(".")[0] if folder else ""

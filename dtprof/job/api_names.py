@@ -12,6 +12,8 @@ from dtprof.records.tables import Array, RankTables, Site
 _BACKWARD = ("Tensor.backward", "backward")
 _SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
 _MODULE_CALL = "Module._wrapped_call_impl"
+_MESSAGES = {"send": "isend", "recv": "irecv"}
+"""Calls behind messages. A line that sends and receives in turn has one site, with the name of its first call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,14 @@ def find_apis(tables: RankTables, operations: Array) -> Apis:
     numbers = np.zeros(len(sites), np.int64)
     for i, site in enumerate(sites.tolist()):
         numbers[i] = names.setdefault(_name(tables.sites.get(site), uses_ddp=uses_ddp), len(names))
-    return Apis(names=tuple(names), of_operation=numbers[place])
+    of_operation = numbers[place]
+    for op, other in (("send", "recv"), ("recv", "send")):
+        for wrong, right in ((other, op), (_MESSAGES[other], _MESSAGES[op])):
+            if wrong in names and op in tables.ops:
+                is_wrong = (of_operation == names[wrong]) & (operations["op"] == tables.ops.index(op))
+                if is_wrong.any():
+                    of_operation[is_wrong] = names.setdefault(right, len(names))
+    return Apis(names=tuple(names), of_operation=of_operation)
 
 
 def _distinct(values: npt.NDArray[np.integer[Any]]) -> tuple[Column, Column]:
@@ -48,10 +57,12 @@ def name_site(tables: RankTables, site: int) -> str:
 
 
 def _name(site: Site | None, *, uses_ddp: bool) -> str:
-    """Return the framework on whose behalf a call was made, else the short name of what the user called."""
+    """Return the framework or package that issued an operation, else the short name of what the user called."""
     if site is None:
         return ""
-    return site.label.api if site.label is not None else short_name(site.api, uses_ddp=uses_ddp)
+    if site.label is not None:
+        return site.label.api
+    return site.package or short_name(site.api, uses_ddp=uses_ddp)
 
 
 def short_name(api: str, *, uses_ddp: bool) -> str:

@@ -283,7 +283,8 @@ NO_CODE = 255
 STRING_ENTRIES = {
     "process": "who writes: rank, local_rank, world_size, attempt, pid, host, command, torch, python, tap, clocks",
     "op": "id, name: an operator of torch's c10d namespace, or the name of a phase or sample",
-    "site": "id, file, line, function, api: a line of the user's code and the call it made; or id, of, label: the site "
+    "site": "id, file, line, function, api: a line of the user's code and the call it made, and package: the installed "
+    "package that issued the operation, if one did; or id, of, label: the site "
     "`of` (0 unknown) on behalf of a label",
     "label": "id, api, text, module, stage, microbatch: the part of a framework that issued an operation, "
     "like `fsdp all-gather of layers.4`; what does not apply is left out",

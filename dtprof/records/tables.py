@@ -215,6 +215,7 @@ class Site:
     function: str
     api: str = ""
     label: Label | None = None
+    package: str = ""  # the installed package that issued the operation; empty: the program or torch
 
 
 @dataclass(frozen=True, kw_only=True)

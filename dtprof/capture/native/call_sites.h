@@ -18,7 +18,9 @@ namespace dtprof {
 namespace {
 
 struct SiteHash {
-  size_t operator()(const SiteKey& key) const { return std::hash<void*>()(key.code) * 31 + key.instruction; }
+  size_t operator()(const SiteKey& key) const {
+    return (std::hash<void*>()(key.code) * 31 + key.instruction) ^ std::hash<void*>()(key.library) * 7;
+  }
 };
 
 class SiteTable {
@@ -62,6 +64,14 @@ class SiteTable {
       if (path.find(end) != std::string::npos) return true;
     return false;
   }
+  // The top-level package of an installed file: "deepspeed" of ".../site-packages/deepspeed/runtime/engine.py".
+  static std::string package_of(const std::string& path) {
+    static const std::string kFolder = "-packages/";
+    const size_t found = path.rfind(kFolder);
+    if (found == std::string::npos) return "";
+    const size_t begin = found + kFolder.size();
+    return path.substr(begin, path.find_first_of("/.", begin) - begin);
+  }
   Owner owner_of(Thread& thread, PyCodeObject* code) {
     auto& slot = thread.owners[(reinterpret_cast<uintptr_t>(code) >> 6) % std::size(thread.owners)];
     if (slot.code == code) return slot.owner;
@@ -88,7 +98,7 @@ class SiteTable {
     return found == ids_.end() ? 0 : found->second;
   }
   uint32_t declare(Log* log, const SiteKey& key, const std::string& file, int line, const std::string& function,
-                   const std::string& api) {
+                   const std::string& api, const std::string& package) {
     uint32_t id;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -97,7 +107,8 @@ class SiteTable {
       if (!slot.second) return id;
     }
     log->write_line("{\"k\":\"site\",\"id\":" + std::to_string(id) + ",\"file\":" + quoted(file) +
-                    ",\"line\":" + std::to_string(line) + ",\"function\":" + quoted(function) + ",\"api\":" + quoted(api) + "}");
+                    ",\"line\":" + std::to_string(line) + ",\"function\":" + quoted(function) + ",\"api\":" + quoted(api) +
+                    (package.empty() ? "" : ",\"package\":" + quoted(package)) + "}");
     return id;
   }
 
@@ -128,7 +139,7 @@ class SiteTable {
       const SiteKey key = key_of(f);
       const Owner owner = owner_of(thread, code_of(f));
       if (owner == Owner::kUser) {
-        const uint32_t id = identify(log, innermost, key);
+        const uint32_t id = identify(log, innermost, {key.code, key.instruction, library.code});
         if (fits) {
           path.key = key;
           path.id = id;
@@ -141,13 +152,13 @@ class SiteTable {
       fits = fits && owner != Owner::kUnknown && depth < std::size(path.tools);
       if (fits) path.tools[depth] = code_of(f);
     }
-    return library.code ? identify(log, innermost, library) : 0;
+    return library.code ? identify(log, innermost, {library.code, library.instruction, library.code}) : 0;
   }
 
   [[gnu::noinline]] uint32_t identify(Log* log, const Frame* innermost, const SiteKey& key) {
     if (const uint32_t id = known_id(key)) return id;
     auto* code = static_cast<PyCodeObject*>(key.code);
-    std::string file, function, api;
+    std::string file, function, api, package;
     int line;
     {
       py::gil_scoped_acquire gil;
@@ -155,11 +166,12 @@ class SiteTable {
       file = utf8(code->co_filename);
       function = utf8(code->co_qualname);
       for (const Frame* f = innermost; f; f = caller_of(f)) {
-        if (key_of(f) == key) break;
+        if (package.empty() && classify(code_of(f)) == Owner::kLibrary) package = package_of(utf8(code_of(f)->co_filename));
+        if (code_of(f) == key.code && instruction_of(f) == key.instruction) break;
         if (!is_transparent(code_of(f))) api = utf8(code_of(f)->co_qualname);
       }
     }
-    return declare(log, key, file, line, function, api);
+    return declare(log, key, file, line, function, api, package);
   }
 #else
   // Other interpreters: the public frame API, under the GIL.
@@ -167,8 +179,9 @@ class SiteTable {
     py::gil_scoped_acquire gil;
     PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
     SiteKey found{nullptr, 0};
+    void* library = nullptr;
     int line = 0;
-    std::string api, inner;
+    std::string api, inner, package;
     bool user = false;
     for (int depth = 0; frame && depth < 512 && !user; depth++) {
       PyCodeObject* code = PyFrame_GetCode(frame);
@@ -179,6 +192,8 @@ class SiteTable {
         line = PyFrame_GetLineNumber(frame);
         api = inner;
       }
+      if (!library && owner == Owner::kLibrary) library = code;
+      if (package.empty() && owner == Owner::kLibrary) package = package_of(utf8(code->co_filename));
       if (!user && !is_transparent(code)) inner = utf8(code->co_qualname);
       Py_DECREF(code);
       PyFrameObject* back = PyFrame_GetBack(frame);
@@ -187,9 +202,10 @@ class SiteTable {
     }
     Py_XDECREF(frame);
     if (!found.code) return 0;
+    found.library = library;
     if (const uint32_t id = known_id(found)) return id;
     auto* code = static_cast<PyCodeObject*>(found.code);
-    return declare(log, found, utf8(code->co_filename), line, utf8(code->co_qualname), api);
+    return declare(log, found, utf8(code->co_filename), line, utf8(code->co_qualname), api, package);
   }
 #endif
 

@@ -16,7 +16,10 @@ enum class Owner : uint8_t { kTool, kLibrary, kUser, kUnknown };
 struct SiteKey {
   void* code;
   int instruction;
-  bool operator==(const SiteKey& other) const { return code == other.code && instruction == other.instruction; }
+  void* library = nullptr;  // the code of the installed package that issued the operation, if one did
+  bool operator==(const SiteKey& other) const {
+    return code == other.code && instruction == other.instruction && library == other.library;
+  }
 };
 
 struct Group;

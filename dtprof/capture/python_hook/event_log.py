@@ -181,7 +181,8 @@ class EventLog:
         return site_id
 
     def _declare_site(self, site_id: int, new: CallSite) -> None:
-        self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api)
+        package = {"package": new.package} if new.package else {}
+        self._declare("site", site_id, file=new.file, line=new.line, function=new.function, api=new.api, **package)
 
     def sizes_id(self, inputs: list[int], outputs: list[int]) -> int:
         """Return the id of sizes that differ between peers or tensors, declaring new ones."""

@@ -349,13 +349,20 @@ def _name_of_file(row: dict[str, Any]) -> str:
 
 
 def _site(row: dict[str, Any]) -> Site:
-    return _known_site(str(row["file"]), int(row["line"] or 0), str(row["function"]), str(row.get("api", "")))
+    return _known_site(
+        str(row["file"]),
+        int(row["line"] or 0),
+        str(row["function"]),
+        str(row.get("api", "")),
+        str(row.get("package", "")),
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _known_site(file: str, line: int, function: str, api: str) -> Site:
+def _known_site(file: str, line: int, function: str, api: str, package: str) -> Site:
     """Return a site, the same object for all ranks."""
-    return Site(file=file, line=line, function=function, api=_COMPILED_GRAPH if api == _CALLS_COMPILED else api)
+    shown = _COMPILED_GRAPH if api == _CALLS_COMPILED else api
+    return Site(file=file, line=line, function=function, api=shown, package=package)
 
 
 def json_lines(
