@@ -112,11 +112,12 @@ class CallSites:
         api, package, inner = "", "", innermost
         while inner is not None:
             path = inner.f_code.co_filename
-            if not package and self._classify(path) == LIBRARY:
+            is_transparent = any(part in path for part in TRANSPARENT)
+            if not package and not is_transparent and self._classify(path) == LIBRARY:
                 package = package_of(path)
             if inner is frame:
                 break
-            if not any(part in path for part in TRANSPARENT):
+            if not is_transparent:
                 api = inner.f_code.co_qualname
             inner = inner.f_back
         code = frame.f_code

@@ -347,7 +347,7 @@ def _wraps_training(module: Any) -> bool:
     return False
 
 
-@fence.fenced("the graph of a forward pass")
+@fence.fenced("the forward pass")
 def _attach(graph: _Graph, output: Any) -> None:
     """Let autograd tell the graph of a backward pass through any tensor of an output."""
     for tensor in itertools.islice(flat_values(output), MOST_OUTPUTS):

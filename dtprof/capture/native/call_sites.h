@@ -166,7 +166,8 @@ class SiteTable {
       file = utf8(code->co_filename);
       function = utf8(code->co_qualname);
       for (const Frame* f = innermost; f; f = caller_of(f)) {
-        if (package.empty() && classify(code_of(f)) == Owner::kLibrary) package = package_of(utf8(code_of(f)->co_filename));
+        if (package.empty() && classify(code_of(f)) == Owner::kLibrary && !is_transparent(code_of(f)))
+          package = package_of(utf8(code_of(f)->co_filename));
         if (code_of(f) == key.code && instruction_of(f) == key.instruction) break;
         if (!is_transparent(code_of(f))) api = utf8(code_of(f)->co_qualname);
       }
@@ -193,7 +194,7 @@ class SiteTable {
         api = inner;
       }
       if (!library && owner == Owner::kLibrary) library = code;
-      if (package.empty() && owner == Owner::kLibrary) package = package_of(utf8(code->co_filename));
+      if (package.empty() && owner == Owner::kLibrary && !is_transparent(code)) package = package_of(utf8(code->co_filename));
       if (!user && !is_transparent(code)) inner = utf8(code->co_qualname);
       Py_DECREF(code);
       PyFrameObject* back = PyFrame_GetBack(frame);
