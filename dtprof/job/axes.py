@@ -7,6 +7,7 @@ The reader names the axis of each group, from device meshes, frameworks' labels 
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
+from dtprof.records.axis_names import KNOWN_AXES
 from dtprof.records.tables import Group
 
 SAME_TOKENS = ("tp", "pp", "mp")
@@ -39,6 +40,11 @@ def purpose_of(group: DescribedGroup) -> str:
     Unlike the name, which counts groups, this is the same in every run and on every node.
     """
     return group.axis or ("" if group.description in UNDEFINED else group.description)
+
+
+def is_clear(group: DescribedGroup) -> bool:
+    """Say whether the axis of a group says what its ranks share."""
+    return group.axis in KNOWN_AXES
 
 
 def axis_sizes(groups: Iterable[tuple[str | None, int]]) -> dict[str, int]:

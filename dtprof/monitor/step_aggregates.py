@@ -32,7 +32,7 @@ from dtprof.analysis.steps.step_boundaries import (
     agree_on_rule,
     choose_steps,
 )
-from dtprof.analysis.steps.throughput import RankConsumption
+from dtprof.analysis.steps.throughput import RankConsumption, Sharing
 from dtprof.analysis.stragglers.rank_waits import RankWaits
 from dtprof.intervals import Column
 from dtprof.job.rank_executor import THIS_PROCESS
@@ -263,7 +263,8 @@ def _join_consumption(parts: Sequence[tuple[_Fold, RankConsumption]]) -> RankCon
         np.stack([own.at(numbers, column) for column in range(own.values.shape[1])], axis=1)
         for numbers, (_, own) in zip(steps, parts, strict=True)
     ]
-    return RankConsumption(steps=np.concatenate(steps), values=np.concatenate(values))
+    unclear = frozenset[Sharing]().union(*(own.unclear for _, own in parts))
+    return RankConsumption(steps=np.concatenate(steps), values=np.concatenate(values), unclear=unclear)
 
 
 def _join_reductions(parts: Sequence[tuple[int, RankReduction]]) -> RankReduction:

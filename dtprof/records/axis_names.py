@@ -1,7 +1,17 @@
 """Names of the axes of parallelism, as meshes, Megatron and DeepSpeed write them."""
 
 _BY_NAME = {
+    "data": "dp",
     "data_parallel": "dp",
+    "replicate": "dp_replicate",
+    "data_parallel_replicate": "dp_replicate",
+    "shard": "dp_shard",
+    "data_parallel_shard": "dp_shard",
+    "tensor": "tp",
+    "pipeline": "pp",
+    "pipe": "pp",
+    "context": "cp",
+    "expert": "ep",
     "data_parallel_with_cp": "dp_cp",
     "tensor_model_parallel": "tp",
     "tensor_parallel": "tp",
@@ -21,6 +31,8 @@ _BY_NAME = {
     "position_embedding": "pos_embd",
 }
 _AXES = {"dp", "tp", "pp", "cp", "ep", "sp", "fsdp", "ddp", "hsdp", "dp_replicate", "dp_shard"}
+KNOWN_AXES = frozenset((*_AXES, *_BY_NAME.values()))
+"""Axes of which it is known what their ranks share; a mesh may have dimensions of any other name."""
 _MESH = "mesh_"
 
 
@@ -32,6 +44,12 @@ def axis_of(name: str) -> str | None:
     plain = name.strip("_").lower()
     if plain.startswith(_MESH):
         axis = plain.removeprefix(_MESH)
-        return None if axis.removeprefix("dim_").isdigit() else axis
+        return None if axis.removeprefix("dim_").isdigit() else canonical_axis(axis)
     plain = plain.removesuffix("_gloo").replace("_group", "")
     return plain if plain in _AXES else _BY_NAME.get(plain)
+
+
+def canonical_axis(dimension: str) -> str:
+    """Return the axis that a dimension of a mesh stands for; a name that stands for none as it is."""
+    plain = dimension.lower()
+    return plain if plain in _AXES else _BY_NAME.get(plain, dimension)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dtprof.records import schema
+from dtprof.records.axis_names import KNOWN_AXES, canonical_axis
 
 UNKNOWN_NS = -1
 
@@ -358,15 +359,21 @@ class RankTables:
 
     @property
     def coordinates(self) -> dict[str, int]:
-        """Where this rank lies along each axis of parallelism: its rank in the group that serves the axis."""
+        """Where this rank lies along each axis of parallelism: its rank in the group that serves the axis.
+
+        Dimensions of one rank, and those of a mesh of which nothing says what they are for, have no place in a layout.
+        """
         known = {
             group.axis: group.ranks.index(self.rank)
             for group in self.groups.values()
-            if group.axis and self.rank in group.ranks
+            if group.axis and self.rank in group.ranks and len(group.ranks) > 1
         }
         for mesh in self.meshes:
-            known |= zip(mesh.names, mesh.coordinate or (), strict=False)
-        return known
+            for name, size, place in zip(mesh.names, mesh.shape, mesh.coordinate or (), strict=False):
+                if size > 1:
+                    known[canonical_axis(name)] = place
+        clear = {axis: place for axis, place in known.items() if axis in KNOWN_AXES}
+        return clear or known
 
     @property
     def num_events(self) -> int:

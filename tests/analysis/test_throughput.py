@@ -133,3 +133,53 @@ def test_text_and_json_have_both_rates() -> None:
     document = summary_json(summary)
     assert (document["tokens_per_s"], document["samples_per_s"]) == (25600, 400)
     assert (document["steps"]["tokens"], document["steps"]["samples"]) == (2560, 40)
+
+
+def exchange(kind: str, description: str = "") -> Summary:
+    """Return the summary of 2 ranks that are fed the same, and exchange something in each step."""
+    ranks = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank, builder in enumerate(ranks):
+        group = builder.group("1", (0, 1), description) if description else 0
+        for step in range(6):
+            begin = step * STEP
+            builder.span("forward", begin + 10 * MS, begin + 30 * MS)
+            if kind == "messages":
+                builder.op(
+                    "recv" if rank else "send", begin + 31 * MS, begin + 32 * MS, group=group, peer=1 - rank, nbytes=4
+                )
+            elif kind != "nothing":
+                at = {"activations": 12, "gradients": 62}[kind]
+                builder.op("all_reduce", begin + at * MS, begin + (at + 1) * MS, group=group, nbytes=4)
+            builder.span("backward", begin + 40 * MS, begin + 60 * MS)
+            if not step:
+                builder.sample("step_tokens", begin + 70 * MS, 640)
+            builder.span("optimizer", begin + 80 * MS, begin + 90 * MS)
+    return summarise(MemoryRun(ranks))
+
+
+@pytest.mark.parametrize(
+    ("kind", "description", "tokens"),
+    [
+        ("gradients", "", 1280),
+        ("activations", "mesh_tp", 640),
+        ("activations", "mesh_tensor_parallel", 640),
+        ("messages", "mesh_pp", 640),
+        ("activations", "mesh_cp", 1280),
+    ],
+)
+def test_tokens_of_ranks_that_share_them_count_once(kind: str, description: str, tokens: int) -> None:
+    assert throughput(exchange(kind, description)).tokens_per_step == tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "description", "reason"),
+    [
+        ("activations", "", "its ranks all_reduce in the forward pass"),
+        ("activations", "mesh_world", "its ranks all_reduce in the forward pass"),
+        ("messages", "", "ranks 0, 1 send each other messages"),
+    ],
+)
+def test_tokens_are_not_known_where_ranks_may_share_them(kind: str, description: str, reason: str) -> None:
+    summary = exchange(kind, description)
+    assert summary.throughput is None
+    assert any(text.startswith("tokens_per_s: ") and reason in text for text in summary.cannot_tell)

@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from dtprof.analysis.results import Throughput
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
-from dtprof.intervals import Column
-from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas
+from dtprof.intervals import Column, Mask
+from dtprof.job.axes import SAME_SAMPLES, SAME_TOKENS, distinct_groups, find_replicas, is_clear
 from dtprof.job.sound_records import is_any, list_ranks
 from dtprof.records import events
-from dtprof.records.tables import Array, Group, RankTables, select
+from dtprof.records.tables import UNKNOWN_NS, Array, Group, RankTables, select
 
+_EXCHANGES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Collectives by which activations are exchanged; a broadcast distributes buffers."""
 RATES = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s"}
 """What is consumed a second, and the unit of it."""
 _NO_STEP = "no training forward pass of a model was recorded in the steps; dtprof.step(tokens=N) says what is consumed"
@@ -30,11 +32,21 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Ranks that exchange activations along no known axis: they may work on the same sequences."""
+
+    group: str
+    ranks: tuple[int, ...]
+    how: str  # what they do: "all_reduce in the forward pass", "messages"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankConsumption:
     """The consumption of one rank per step: each value holds from its step up to the next one listed."""
 
     steps: Column
     values: Column  # tokens and samples: a row for each of them
+    unclear: frozenset[Sharing] = frozenset()
 
     def at(self, numbers: Column, column: int) -> Column:
         """Return tokens, column 0, or samples, 1, of each step; 0 before the first that is known."""
@@ -61,7 +73,47 @@ def find_consumption(tables: RankTables, own: RankSteps) -> RankConsumption | No
     if not values.any():
         return None
     changes = np.flatnonzero(np.concatenate(([True], (values[1:] != values[:-1]).any(axis=1))))
-    return RankConsumption(steps=own.numbers[changes], values=values[changes])
+    return RankConsumption(steps=own.numbers[changes], values=values[changes], unclear=_find_unclear(tables, own))
+
+
+def _find_unclear(tables: RankTables, own: RankSteps) -> frozenset[Sharing]:
+    """Return with whom a rank exchanges activations, as far as no axis says what these ranks share.
+
+    Collectives inside training forward passes that no framework issues may be those of hand-written tensor parallelism,
+    messages between steps those of a hand-written pipeline.
+    """
+    groups = {number: group for number, group in tables.groups.items() if not is_clear(group) and len(group.ranks) > 1}
+    operations = tables.operations
+    if not groups or not len(operations):
+        return frozenset()
+    chosen = is_any(operations["group"], list(groups))
+    messages = is_any(operations["op"], [i for i, op in enumerate(tables.ops) if op in ("send", "recv")])
+    exchanged = is_any(operations["op"], [i for i, op in enumerate(tables.ops) if op in _EXCHANGES])
+    windows = own.windows
+    found = set()
+    for row in operations[chosen & messages & _is_inside(operations["issued_ns"], windows)]:
+        group, peer = groups[int(row["group"])], int(row["peer"])
+        if 0 <= peer < len(group.ranks):
+            found.add(Sharing(group=group.name, ranks=(tables.rank, group.ranks[peer]), how="messages"))
+    forward = tables.ops.index(events.FORWARD) if events.FORWARD in tables.ops else -1
+    spans = tables.spans[(tables.spans["op"] == forward) & (tables.spans["end_ns"] != UNKNOWN_NS)]
+    passes = np.stack([spans["begin_ns"], spans["end_ns"]], axis=1)
+    inside = operations[chosen & exchanged & _is_inside(operations["issued_ns"], passes)]
+    for number, op, at in np.unique(inside[["group", "op", "site"]]).tolist():
+        site = tables.sites.get(at)
+        if site is None or site.label is None or site.label.api in ("dtensor", "tp"):
+            group, how = groups[number], f"{tables.ops[op]} in the forward pass"
+            found.add(Sharing(group=group.name, ranks=tuple(group.ranks), how=how))
+    return frozenset(found)
+
+
+def _is_inside(times: Column, intervals: Column) -> Mask:
+    """Say which times lie in one of these intervals, which are sorted and do not overlap."""
+    if not len(intervals):
+        return np.zeros(len(times), np.bool_)
+    place = np.searchsorted(intervals[:, 0], times, "right") - 1
+    inside: Mask = (place >= 0) & (times < intervals[np.maximum(place, 0), 1])
+    return inside
 
 
 def samples_of(tables: RankTables, name: str) -> Array:
@@ -128,12 +180,44 @@ def sum_consumption(
     recorded = {rank: consumed[rank] for rank, rank_steps in steps.items() if rank_steps.count and rank in consumed}
     of_steps: dict[str, Floats] = {}
     silent: dict[str, list[int]] = {}
+    unclear: dict[str, str] = {}
     for column, (name, axes) in enumerate(zip(RATES, (SAME_TOKENS, SAME_SAMPLES), strict=True)):
-        total, without = _sum_replicas(recorded, column, find_replicas(steps, groups, axes), numbers)
-        if total.any():
+        replicas = find_replicas(steps, groups, axes)
+        total, without = _sum_replicas(recorded, column, replicas, numbers)
+        if not total.any():
+            continue
+        if sharing := _find_between(replicas, recorded.values()):
+            unclear[name] = _ask_axis(sharing)
+        else:
             of_steps[name], silent[name] = total, without
-    unknown = {name: _NONE_OF_IT[name] if of_steps else _NO_STEP for name in RATES if name not in of_steps}
+    unknown = {
+        name: unclear.get(name) or (_NONE_OF_IT[name] if of_steps or unclear else _NO_STEP)
+        for name in RATES
+        if name not in of_steps
+    }
     return JobConsumption(of_steps=of_steps, silent=silent, unknown=unknown)
+
+
+def _find_between(replicas: Iterable[Sequence[int]], recorded: Iterable[RankConsumption]) -> Sharing | None:
+    """Return ranks of several replicas that may work on the same sequences; None where there are none."""
+    replica_of = {rank: number for number, replica in enumerate(replicas) for rank in replica}
+    every = {sharing for own in recorded for sharing in own.unclear}
+    for sharing in sorted(every, key=lambda sharing: (sharing.group, sharing.ranks, sharing.how)):
+        if len({replica_of[rank] for rank in sharing.ranks if rank in replica_of}) > 1:
+            return sharing
+    return None
+
+
+def _ask_axis(sharing: Sharing) -> str:
+    if sharing.how == "messages":
+        return (
+            f"{list_ranks(sorted(sharing.ranks))} send each other messages, and nothing says whether they are stages "
+            "of a pipeline, which work on the same sequences; a dimension `pp` of a DeviceMesh with their group says so"
+        )
+    return (
+        f"nothing says what group {sharing.group!r} is for, and its ranks {sharing.how}: they may be tensor-parallel, "
+        "and work on the same sequences; a dimension `dp` or `tp` of a DeviceMesh with this group says what they share"
+    )
 
 
 def _median(values: Floats) -> float | None:

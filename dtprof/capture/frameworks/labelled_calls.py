@@ -22,6 +22,7 @@ _STATE_DICT = "torch.distributed._state_dict_utils"
 _FSDP = "torch.distributed.fsdp"
 _JOIN = "torch.distributed.algorithms.join"
 _AVERAGING = "torch.distributed.algorithms.model_averaging"
+_BATCH_NORM = "torch.nn.modules._functions"
 _RING = "torch.distributed.tensor.experimental._context_parallel._attention"
 CALLS = (
     Call(_ZERO, "ZeroRedundancyOptimizer", "_broadcast_params_from_rank", "zero", "broadcast of parameters"),
@@ -48,15 +49,17 @@ CALLS = (
     Call(_RING, None, "_templated_ring_attention", "cp", "ring attention"),
     Call(_RING, None, "_templated_ring_attention_backward", "cp", "ring attention, backward"),
     Call(_RING, None, "context_parallel_unshard", "cp", "gathering of shards"),
+    Call(_BATCH_NORM, "SyncBatchNorm", "forward", "sync_bn", "statistics of the batch"),
+    Call(_BATCH_NORM, "SyncBatchNorm", "backward", "sync_bn", "gradients of the statistics"),
 )
+_WORDS = {"local_sgd": "local SGD", "sync_bn": "SyncBatchNorm"}
 _CHECKPOINT = "torch.distributed.checkpoint.utils"
 _PHASES_OF_CHECKPOINT = ("reduce_scatter", "all_reduce", "all_gather", "broadcast")
 """Methods by which checkpoints use a group; their first argument names the step of the checkpoint."""
 
 
 def _doing(api: str, what: str) -> Description:
-    words = "local SGD" if api == "local_sgd" else api
-    return Description(api, f"{words} {what}")
+    return Description(api, f"{_WORDS.get(api, api)} {what}")
 
 
 def install(attribution: Attribution) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dtprof.records import events, paths, schema, tables
-from dtprof.records.axis_names import axis_of
+from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
 from dtprof.records.rank_log.ddp_buckets import Layout
 from dtprof.records.rank_log.group_members import share, share_range
 from dtprof.records.tables import UNKNOWN_NS, Group, Site
@@ -140,15 +140,18 @@ class Strings:
         return dataclasses.replace(plain, label=self.labels[int(row["label"])])
 
     def groups_with_axes(self) -> dict[int, Group]:
-        """Return the groups with their axes: a mesh dimension has precedence over a declared axis.
+        """Return the groups with their axes: the dimension of a mesh, what uses the group, the group's description.
 
-        Flattened dimensions come last: they may share the group of the dimension that they join.
+        Several dimensions may have one group, as "world" and "tp" where all ranks are tensor-parallel: then one whose
+        name says what it is for, else the use of the group, counts. Flattened dimensions come last of either kind.
         """
-        axes: dict[str, str] = {}
+        named: dict[str, str] = {}
+        unclear: dict[str, str] = {}
         for mesh in sorted(self.meshes, key=lambda mesh: mesh.flattened):
             for dimension, name in zip(mesh.names, mesh.groups, strict=False):
-                axes.setdefault(name, dimension)
-        axes = self.axes | axes
+                served = canonical_axis(dimension)
+                (named if served in KNOWN_AXES else unclear).setdefault(name, served)
+        axes = unclear | self.axes | named
         groups = dict(self.groups)
         if self.has_crowd:
             del groups[schema.MAX_TABLE_ENTRIES]
