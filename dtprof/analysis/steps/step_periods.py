@@ -16,7 +16,8 @@ _KEY = ("op", "kind", "group", "numel", "site", "peer")
 def find_period_ends(operations: Array) -> tuple[Column, Column]:
     """Return where the periods end, at their longest pause, and the thread of the operations.
 
-    Both are empty where nothing repeats at least FEWEST_PERIODS times up to the end of the run.
+    Both are empty where nothing repeats at least FEWEST_PERIODS times up to the end of the run, or up to what comes
+    once behind the loop: a barrier, a last evaluation.
     """
     nothing = np.zeros(0, np.int64), np.zeros(0, np.int64)
     if not len(operations):
@@ -27,6 +28,8 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
         np.stack([thread_ops[name].astype(np.int64) for name in _KEY], axis=1), axis=0, return_inverse=True
     )
     likes = likes.ravel()
+    end = _end_of_loop(likes)
+    thread_ops, likes = thread_ops[:end], likes[:end]
     period = _find_period(likes[-LONGEST_SEARCH:])
     if not period:
         return nothing
@@ -39,6 +42,13 @@ def find_period_ends(operations: Array) -> tuple[Column, Column]:
     pauses = pauses[: len(pauses) // period * period].reshape(-1, period)
     last = slice(int(np.argmax(np.median(pauses, axis=0))), None, period)
     return np.unique(left[last]), thread_ops["thread"][last].astype(np.int64)
+
+
+def _end_of_loop(likes: Column) -> int:
+    """Return the place behind the last operation of a kind that comes often; the end where what follows is long."""
+    often = np.flatnonzero(np.bincount(likes)[likes] >= FEWEST_PERIODS)
+    size = len(likes)
+    return int(often[-1]) + 1 if len(often) and size - often[-1] <= size // 3 else size
 
 
 def _find_period(likes: Column) -> int:
