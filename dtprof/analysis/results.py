@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dtprof.formatting import format_ns, plural
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.job.sound_records import list_ranks
+from dtprof.records.nodes.late_lines import SampledLine
 from dtprof.records.tables import OutOfMemory
 
 PARTS = (
@@ -241,6 +242,7 @@ class StragglerResult:
     phase: str | None = None  # in which its work exceeds that of the others most; one of PHASES
     phases_ns: dict[str, int] = field(default_factory=dict)  # that excess by phase
     cause: str | None = None  # where the records tell
+    sampled: SampledLine | None = None  # where it was seen to spend more of its time, while the job ran
     waiters: tuple[Waiter, ...] = ()  # those who waited most
 
     @property

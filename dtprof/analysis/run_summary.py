@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -46,6 +46,7 @@ from dtprof.job.clock_alignment import ClockResult, list_clocks, state_errors, w
 from dtprof.job.groups import Channel
 from dtprof.job.rank_executor import THIS_PROCESS, Executor, map_tasks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
+from dtprof.records.nodes.late_lines import read_late_lines
 from dtprof.records.nodes.node_reader import NodeSamples
 from dtprof.records.tables import Array, Group
 
@@ -188,6 +189,7 @@ def state_summary(run: Run, surveys: Surveys, reduced: Reductions[Found], *, use
     pipeline, pipeline_caveats = measure_pipelines(list(pipelines.values()), windows, used)
     nodes = _read_device_nodes(run, facts)
     stragglers, straggler_caveats = _stragglers(
+        run,
         facts,
         reductions,
         pipelines,
@@ -414,6 +416,7 @@ def _rank_result(
 
 
 def _stragglers(
+    run: Run,
     facts: Sequence[RankFacts],
     reductions: Sequence[RankReduction],
     pipelines: Mapping[int, RankPipeline],
@@ -426,7 +429,7 @@ def _stragglers(
 ) -> tuple[tuple[StragglerResult, ...], tuple[str, ...]]:
     if not used.known or not len(durations):
         return (), ()
-    return find_stragglers(
+    found, caveats = find_stragglers(
         [reduction.waits for reduction in reductions if reduction.waits is not None],
         used=(used.first, used.last),
         width=width,
@@ -436,6 +439,8 @@ def _stragglers(
         clocks=device_clocks,
         slack_of=slack_of,
     )
+    sampled = read_late_lines(run.path) if found else {}
+    return tuple(replace(one, sampled=sampled.get(one.rank)) for one in found), caveats
 
 
 def _read_device_nodes(run: Run, facts: Sequence[RankFacts]) -> list[NodeSamples]:

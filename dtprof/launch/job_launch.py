@@ -25,6 +25,7 @@ from dtprof.launch import (
 )
 from dtprof.launch.archiver import Archiver
 from dtprof.launch.comparison_thread import Comparer, Comparison
+from dtprof.launch.late_ranks import LateRanks
 from dtprof.launch.memory_cgroup import count_oom_kills
 from dtprof.launch.metrics_threads import NO_METRICS, Metrics, MetricsSettings
 from dtprof.launch.node_sampler import Sampler
@@ -166,6 +167,7 @@ class _Companions:
         self._stops.append(Archiver(records).stop)
         sampler = Sampler(node_folder, lambda: watch.pids)
         follower = SharedFollower(records, boot_id=writer.boot_id())
+        self._stops.append(LateRanks(follower.subscribe(), node_folder).stop)
         self._stops += [sampler.stop, Metrics.start(metrics, follower, lambda: node_state(sampler), say=say).stop]
         if compare is not None:
             self._comparer = Comparer(compare, follower.subscribe(), node_folder, say=say)

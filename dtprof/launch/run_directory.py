@@ -23,7 +23,7 @@ from dtprof.records import paths, schema, writer
 RUNS = Path("dtprof-runs")
 OUR_FILE = re.compile(r"report\.html|\.launcher|\.?(run|verdict|clock)\.json(\.\d+)?|\.told-\w+")
 OUR_NODE_FILE = re.compile(
-    r"(exits|processes|samples|clock|mismatches)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
+    r"(exits|processes|samples|clock|mismatches|lateness)\.jsonl|\.?(launcher-\d+|stacks)\.json(\.\d+)?|\.warned-\w+"
 )
 LOOKS_LIKE_SCRIPT = re.compile(r"[\w./-]+\.py$")
 

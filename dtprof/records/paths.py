@@ -10,6 +10,7 @@ EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
 STACKS = "stacks.json"
 MISMATCHES = "mismatches.jsonl"
+LATENESS = "lateness.jsonl"
 DROPPED = "dropped.json"
 TRACE_REQUEST = "trace-request.json"
 

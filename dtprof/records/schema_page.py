@@ -32,6 +32,7 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `node-HOST/clock.jsonl` | `dtprof run` | the host's clock against that of the host that created the run; JSON lines |
 | `node-HOST/launcher-PID.json` | `dtprof run` | a launcher that joined a run which another one had created |
 | `node-HOST/mismatches.jsonl` | `dtprof run` | mismatches that were seen while the job ran, one JSON object a line |
+| `node-HOST/lateness.jsonl` | `dtprof run` | where late ranks were sampled while the job ran, one JSON object a line |
 | `node-HOST/stacks.json` | `dtprof run` | processes and their Python stacks when the job last made no progress |
 | `report.html` | `dtprof report` | the page, unless it was written elsewhere |
 
@@ -76,6 +77,12 @@ _NODE_FILES = (
      "`offset_ns` (add to a time of this host for that of the reference), `error_ns` (at most), `round_trip_ns`, "
      "`rounds` (exchanges, of which the shortest counts)"),
     ("launcher-PID.json", "`host`, `boot_id`, `command`, `started_realtime_ns`; at the end what `run.json` holds then"),
+    (
+        "lateness.jsonl",
+        "`t_ns`; `rank` that was late, `on_time` that was sampled beside it, `samples`; `file`, `line`, `function` of "
+        "the program at which it spends the `share` of its time more than the other, `inner_file`, `inner_function` "
+        "that it is in there, and `does`, what it does in words",
+    ),
     ("mismatches.jsonl", "`t_ns` (CLOCK_MONOTONIC), `realtime_ns`; `kind`, `group`, `seq`, `summary` as `dtprof "
      "diagnose` has them; `instance`: how many groups of that name and those members were created before"),
     ("stacks.json", "`t_ns`; `processes` by pid: `state`, `threads` as `py-spy dump --json` prints them, or `reason` "

@@ -12,7 +12,7 @@ from dtprof.formatting import plural
 from dtprof.records import paths, remote
 
 HEAD_BYTES = 1 << 20
-OF_A_RUN = {paths.MANIFEST, paths.EXITS, paths.PROCESSES, paths.STACKS, paths.MISMATCHES}
+OF_A_RUN = {paths.MANIFEST, paths.EXITS, paths.PROCESSES, paths.STACKS, paths.MISMATCHES, paths.LATENESS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,6 +221,15 @@ def test_without_data_a_step_is_the_period_of_the_operations_cut_at_its_longest_
     assert any("period" in caveat for caveat in choose_steps([steps]).caveats)
 
 
+def test_operations_behind_the_loop_do_not_hide_its_period() -> None:
+    rank = RankBuilder(0, world_size=2)
+    for begin in range(0, 600, 100):
+        rank.op("all_reduce", begin + 10, begin + 15, nbytes=8)
+    rank.op("barrier", 620, 630)
+    steps = steps_of(rank)
+    assert (steps.rule, steps.count) == ("operations", 6)
+
+
 def test_operations_that_do_not_repeat_are_no_steps() -> None:
     rank = RankBuilder(0, world_size=2)
     for i in range(20):

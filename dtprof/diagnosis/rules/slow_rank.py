@@ -9,6 +9,7 @@ from dtprof.diagnosis.findings import Finding
 from dtprof.diagnosis.job_state import JobState
 from dtprof.diagnosis.rule import Declared, Rule, Stage
 from dtprof.job.sound_records import list_ranks
+from dtprof.records.tables import Site
 
 if TYPE_CHECKING:
     from dtprof.analysis.results import StragglerResult
@@ -54,6 +55,11 @@ def find_slow_ranks(case: Case) -> Iterator[Finding]:
             waiting_ranks=tuple(r for r in sorted(job.ranks) if r not in culprits),
             confidence=0.85,
             step=rank.steps if rank else None,
+            culprit_call_sites={
+                one.rank: Site(file=one.sampled.file, line=one.sampled.line, function=one.sampled.function)
+                for one in slow
+                if one.sampled is not None
+            },
             evidence=tuple(_list_facts(straggler, stragglers.found)),
             advice=(
                 f"Look at what {named} {'does' if alone else 'do'} that the others do not: data, host, other work "
@@ -71,6 +77,8 @@ def _list_facts(straggler: "StragglerResult", listed: "tuple[StragglerResult, ..
         facts.append(f"its extra work lies mostly {straggler.phase_words}")
     if straggler.cause is not None:
         facts.append(straggler.cause)
+    if straggler.sampled is not None:
+        facts.append(f"{named} was sampled {straggler.sampled.words}")
     together = listed[-1].slowdown_together
     if len(listed) > 1 and together is not None:
         others = list_ranks(one.rank for one in listed if one is not straggler)

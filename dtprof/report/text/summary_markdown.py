@@ -106,6 +106,7 @@ def _notes(summary: Summary) -> str:
         )
     for straggler in summary.stragglers[:3]:
         cause = f": {as_code(straggler.cause)}" if straggler.cause else ""
+        cause += f"; sampled {as_code(straggler.sampled.words)}" if straggler.sampled else ""
         blame = straggler.blame_ns_per_step
         cost = f", the others wait {format_ns(blame)} a step for it" if blame else ""
         lines.append(f"- straggler: **rank {straggler.rank}**{cost}{cause}")

@@ -280,6 +280,7 @@ def _straggler(straggler: StragglerResult) -> str:
     where = f", slow {straggler.phase_words}" if straggler.phase else ""
     since = f" since step {straggler.since_step}" if straggler.since_step is not None else ""
     cause = f": {straggler.cause}" if straggler.cause else ""
+    cause += f"; sampled {straggler.sampled.words}" if straggler.sampled else ""
     share = f"to blame in {straggler.last_share:.0%} of steps with waits"
     return f"rank {straggler.rank}: {share}{cost}{slowdown}{where}{since if where else ''}{cause}"
 

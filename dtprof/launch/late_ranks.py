@@ -1,0 +1,269 @@
+"""Sample what a rank does that is late again and again, beside one that is on time, while the job runs.
+
+Lateness is seen in the records of this host's ranks: who comes last to operations that all have come to. Only where one
+rank does so repeatedly, at a notable cost, are two processes sampled, a few times in a job. What the late rank does
+more than the other one, outside of operations, is the line that makes it late.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtprof import fence
+from dtprof.launch.launcher_thread import NICENESS, LauncherThread
+from dtprof.launch.stack_sampler import find_py_spy
+from dtprof.launch.work_counters import WorkCounters, read_work_counters
+from dtprof.records import paths, schema
+from dtprof.records.shared_follower import Subscription
+from dtprof.records.user_files import is_user_file
+
+if TYPE_CHECKING:
+    from dtprof.records.tables import RankTables
+
+EVERY_S = 2.0
+SAMPLE_S, RATE = 2.0, 50
+MOST_SAMPLINGS = 4
+PAUSE_S = 60.0
+"""Between two samplings."""
+FEWEST, KEPT = 8, 64
+"""Operations by which lateness is judged, and those kept."""
+MIN_SHARE, MIN_LAG_NS, MIN_COST = 0.6, 3_000_000, 0.15
+"""Of the operations, those to which the same rank comes last; its median lag; its lags as a share of the time."""
+NEWEST = 128
+"""Operations of a group that are looked at in a poll."""
+MOST_GROUPS = 16
+FEWEST_SAMPLES, MIN_EXCESS = 20, 0.1
+"""Of a profile, and the share of the samples that the late rank has more of at the line."""
+IDLE_SHARE = 0.25
+"""Of a core: below, a process waits."""
+FILES_BYTES_A_SECOND = 1 << 20
+_FRAME = re.compile(r"(.*) \((.*):(\d+)\)")
+_IN_OPERATION = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/_functional_collectives.py")
+_LOADER = "/torch/utils/data/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lateness:
+    """A rank that comes last again and again, and one that does not."""
+
+    late: int
+    on_time: int
+
+
+class Arrivals:
+    """The newest operations of each group to which all members have come."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._groups: dict[tuple[str, tuple[int, ...]], dict[int, dict[int, int]]] = {}
+        self._complete: dict[tuple[str, tuple[int, ...]], deque[dict[int, int]]] = {}
+        self.pids: dict[int, int] = {}
+
+    def take(self, grown: "Iterable[RankTables]") -> None:
+        """Add the operations that have settled."""
+        for tables in grown:
+            self.pids[tables.rank] = tables.pid
+            operations = tables.operations[tables.operations["kind"] == schema.KIND["collective"]]
+            for number, group in list(tables.groups.items())[:MOST_GROUPS]:
+                if len(group.ranks) < 2:
+                    continue
+                key = group.name, group.ranks
+                rows = operations[operations["group"] == number][-NEWEST:]
+                for seq, issued_ns in zip(rows["seq"].tolist(), rows["issued_ns"].tolist(), strict=True):
+                    self._add(key, seq, tables.rank, issued_ns)
+
+    def _add(self, key: tuple[str, tuple[int, ...]], seq: int, rank: int, issued_ns: int) -> None:
+        waiting = self._groups.setdefault(key, {})
+        arrived = waiting.setdefault(seq, {})
+        arrived[rank] = issued_ns
+        if len(arrived) == len(key[1]):
+            self._complete.setdefault(key, deque(maxlen=KEPT)).append(waiting.pop(seq))
+        elif len(waiting) > 4 * NEWEST:
+            del waiting[min(waiting)]
+
+    def find_late(self) -> Lateness | None:
+        """Return the rank that is late again and again in some group, the one that costs most."""
+        found = [late for arrivals in self._complete.values() if (late := _judge(list(arrivals))) is not None]
+        return max(found, key=lambda pair: pair[0])[1] if found else None
+
+    def forget(self) -> None:
+        """Judge by what comes from now on."""
+        self._complete.clear()
+
+
+def _judge(arrivals: list[dict[int, int]]) -> tuple[float, Lateness] | None:
+    """Return what of the time a late rank costs, and which it is."""
+    if len(arrivals) < FEWEST:
+        return None
+    last: dict[int, list[int]] = {}
+    for arrived in arrivals:
+        order = sorted(arrived, key=arrived.__getitem__)
+        middle = arrived[order[(len(order) - 1) // 2]]
+        last.setdefault(order[-1], []).append(arrived[order[-1]] - middle)
+    rank, lags = max(last.items(), key=lambda item: sum(item[1]))
+    began, ended = (pick(pick(arrived.values()) for arrived in arrivals) for pick in (min, max))
+    cost = sum(lags) / max(1, ended - began)
+    typical = sorted(lags)[len(lags) // 2]
+    if len(lags) < MIN_SHARE * len(arrivals) or typical < MIN_LAG_NS or cost < MIN_COST:
+        return None
+    waits = Counter({other: sum(arrived[rank] - arrived[other] for arrived in arrivals) for other in arrivals[0]})
+    return cost, Lateness(late=rank, on_time=waits.most_common(1)[0][0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Samples of the main thread of one process."""
+
+    samples: int
+    lines: Mapping[tuple[str, int, str], Counter[tuple[str, str]]]  # by line of the program: innermost file, function
+
+
+def read_profile(text: str) -> Profile:
+    """Read what py-spy writes as `raw`: a stack a line, outermost frame first, and how often it was seen."""
+    lines: dict[tuple[str, int, str], Counter[tuple[str, str]]] = {}
+    samples = 0
+    for row in text.splitlines():
+        stack, _, count = row.rpartition(" ")
+        thread, *frames = stack.split(";")
+        if not count.isdecimal() or not thread.endswith(": MainThread"):
+            continue
+        samples += int(count)
+        parts = [(found[2], int(found[3]), found[1]) for frame in frames if (found := _FRAME.fullmatch(frame))]
+        own = [part for part in parts if is_user_file(part[0])]
+        if own and not any(file.endswith(_IN_OPERATION) for file, _, _ in parts):
+            file, _, function = parts[-1]
+            lines.setdefault(own[-1], Counter())[file, function] += int(count)
+    return Profile(samples=samples, lines=lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The line at which a late rank spends more of its time than one that is on time, and in what."""
+
+    file: str
+    line: int
+    function: str
+    share: float  # of its time, more than the other
+    inner_file: str
+    inner_function: str
+
+
+def compare_profiles(late: Profile, on_time: Profile) -> Difference | None:
+    """Return where the late rank spends its time; None where no line stands out."""
+    if min(late.samples, on_time.samples) < FEWEST_SAMPLES:
+        return None
+    shares = {
+        place: inner.total() / late.samples - on_time.lines.get(place, Counter()).total() / on_time.samples
+        for place, inner in late.lines.items()
+    }
+    place = max(shares, key=shares.__getitem__, default=None)
+    if place is None or shares[place] < MIN_EXCESS:
+        return None
+    (inner_file, inner_function), _ = late.lines[place].most_common(1)[0]
+    file, line, function = place
+    return Difference(
+        file=file,
+        line=line,
+        function=function,
+        share=round(shares[place], 3),
+        inner_file=inner_file,
+        inner_function=inner_function,
+    )
+
+
+def describe_work(difference: Difference, before: WorkCounters, after: WorkCounters) -> str:
+    """Say in words what a process does at a line."""
+    if _LOADER in difference.inner_file:
+        return "it waits for its data loader"
+    if before.io_bytes is not None and after.io_bytes is not None:
+        rate = (after.io_bytes - before.io_bytes) / SAMPLE_S
+        if rate >= FILES_BYTES_A_SECOND:
+            return f"it reads and writes files or pipes, {rate / 1e6:,.0f} MB a second"
+    inner = "" if is_user_file(difference.inner_file) else f" in {difference.inner_function}"
+    if before.cpu_s is None or after.cpu_s is None:
+        return f"what it does{inner} is not known"
+    share = (after.cpu_s - before.cpu_s) / SAMPLE_S
+    if share < IDLE_SHARE:
+        return f"it sleeps or waits{inner}, using {share:.0%} of a core"
+    return f"it computes{inner}, using {share:.0%} of a core"
+
+
+class LateRanks:
+    """Looks for late ranks until it is stopped, and samples them."""
+
+    def __init__(self, records: Subscription, node_folder: Path) -> None:
+        """Start at once."""
+        self._records, self._folder = records, node_folder
+        self._arrivals = Arrivals()
+        self._thread = LauncherThread(self._work, "late-ranks", niceness=NICENESS)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, in the middle of a sampling, too."""
+        self._thread.stop()
+
+    @fence.fenced("the sampling of late ranks", "has ended; the job goes on")
+    def _work(self) -> None:
+        try:
+            self._look()
+        finally:
+            self._records.close()
+
+    def _look(self) -> None:
+        samplings, newest_s = 0, -PAUSE_S
+        while samplings < MOST_SAMPLINGS and not self._thread.ended.wait(EVERY_S):
+            for growths, _ in self._records.take():
+                self._arrivals.take(growth.tables for growth in growths.values())
+            late = self._arrivals.find_late()
+            if late is not None and time.monotonic() - newest_s >= PAUSE_S:
+                self._sample(late)
+                samplings, newest_s = samplings + 1, time.monotonic()
+                self._arrivals.forget()
+
+    def _sample(self, lateness: Lateness) -> None:
+        spy = find_py_spy()
+        pids = [self._arrivals.pids.get(rank, 0) for rank in (lateness.late, lateness.on_time)]
+        if spy is None or not all(pids):
+            return
+        before = read_work_counters(pids[0])
+        with tempfile.TemporaryDirectory(prefix="dtprof-late-") as folder:
+            files = [Path(folder) / str(pid) for pid in pids]
+            running = [_start(spy, pid, file) for pid, file in zip(pids, files, strict=True)]
+            try:
+                deadline_s = time.monotonic() + 3 * SAMPLE_S
+                while any(process.poll() is None for process in running):
+                    if self._thread.ended.wait(0.05) or time.monotonic() > deadline_s:
+                        return
+            finally:
+                for process in running:
+                    process.kill()
+                    process.wait()
+            after = read_work_counters(pids[0])
+            profiles = [read_profile(file.read_text(errors="replace")) if file.exists() else None for file in files]
+        late, on_time = profiles
+        found = compare_profiles(late, on_time) if late is not None and on_time is not None else None
+        if late is None or found is None:
+            return
+        row = {
+            "t_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+            "rank": lateness.late,
+            "on_time": lateness.on_time,
+            "samples": late.samples,
+            "does": describe_work(found, before, after),
+            **asdict(found),
+        }
+        with (self._folder / paths.LATENESS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _start(spy: str, pid: int, file: Path) -> "subprocess.Popen[bytes]":
+    command = [spy, "record", "--pid", str(pid), "--output", str(file), "--format", "raw", "--threads", "--idle"]
+    command += ["--nonblocking", "--full-filenames", "--duration", f"{SAMPLE_S:g}", "--rate", str(RATE)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)

@@ -1,0 +1,104 @@
+"""A rank that is late again and again is found by its records, and sampled beside one that is on time."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtprof.launch.late_ranks import (
+    Arrivals,
+    Difference,
+    Lateness,
+    compare_profiles,
+    describe_work,
+    read_profile,
+)
+from dtprof.launch.work_counters import WorkCounters
+from dtprof.records import paths
+from dtprof.records.nodes.late_lines import read_late_lines
+from tests.builders import RankBuilder
+
+MS = 1_000_000
+
+
+def arrivals(lags_ms: dict[int, list[int]]) -> Arrivals:
+    """Return what three ranks have issued every 50 ms, each later by its lags."""
+    found = Arrivals()
+    for rank in range(3):
+        builder = RankBuilder(rank, 3)
+        for i in range(12):
+            lag = lags_ms.get(rank, [0])
+            t = (50 * i + lag[i % len(lag)]) * MS
+            builder.op("all_reduce", t, t + MS)
+        found.take([builder.tables()])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lags_ms", "late"),
+    [
+        ({1: [20]}, 1),
+        ({1: [20, 20, 20, 0]}, 1),  # three of four times
+        ({1: [1]}, None),  # a lag that no operation notices
+        ({1: [20, 0, 0, 0]}, None),  # once in a while
+        ({0: [20, 0, 0], 1: [0, 20, 0], 2: [0, 0, 20]}, None),  # in turns
+    ],
+)
+def test_only_a_rank_that_comes_last_most_of_the_time_is_late(lags_ms: dict[int, list[int]], late: int | None) -> None:
+    found = arrivals(lags_ms).find_late()
+    assert (found.late if found is not None else None) == late
+    assert found is None or found.on_time != late
+
+
+def test_lateness_is_judged_by_what_came_since_the_last_sampling() -> None:
+    seen = arrivals({2: [20]})
+    assert seen.find_late() == Lateness(late=2, on_time=0)
+    seen.forget()
+    assert seen.find_late() is None
+
+
+MAIN = "thread (7): MainThread;<module> (/home/me/train.py:30)"
+WAIT = f"{MAIN};all_reduce (/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py:2800)"
+LOADER = "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py"
+
+
+def test_the_line_that_the_late_rank_has_more_of_is_named_and_waits_do_not_count() -> None:
+    late = read_profile(
+        f"{MAIN};load (/home/me/train.py:5) 60\n{MAIN} 20\n{WAIT} 20\nthread (8): other;f (/a.py:1) 90\n"
+    )
+    on_time = read_profile(f"{MAIN};load (/home/me/train.py:5) 10\n{MAIN} 20\n{WAIT} 70\n")
+    assert late.samples == on_time.samples == 100
+    found = compare_profiles(late, on_time)
+    assert found is not None
+    assert (found.file, found.line, found.function, found.share) == ("/home/me/train.py", 5, "load", 0.5)
+    assert compare_profiles(on_time, on_time) is None
+    assert compare_profiles(read_profile(f"{MAIN} 3\n"), on_time) is None  # too few samples
+
+
+@pytest.mark.parametrize(
+    ("inner", "cpu_s", "io_bytes", "words"),
+    [
+        ((LOADER, "__next__"), 0.1, 0, "it waits for its data loader"),
+        (("/home/me/train.py", "load"), 0.1, 50_000_000, "it reads and writes files or pipes, 25 MB a second"),
+        (("/home/me/train.py", "load"), 0.1, 0, "it sleeps or waits, using 5% of a core"),
+        (("/usr/lib/python3/json/decoder.py", "decode"), 1.8, 0, "it computes in decode, using 90% of a core"),
+    ],
+)
+def test_what_a_late_rank_does_is_said_by_its_work(
+    inner: tuple[str, str], cpu_s: float, io_bytes: int, words: str
+) -> None:
+    place = Difference(
+        file="/home/me/train.py", line=5, function="load", share=0.5, inner_file=inner[0], inner_function=inner[1]
+    )
+    before, after = WorkCounters(cpu_s=1.0, io_bytes=0), WorkCounters(cpu_s=1.0 + cpu_s, io_bytes=io_bytes)
+    assert describe_work(place, before, after) == words
+
+
+def test_the_newest_sampled_line_of_a_rank_counts_and_damaged_rows_are_left_out(tmp_path: Path) -> None:
+    row = {"t_ns": 5, "rank": 1, "file": "a.py", "line": 3, "function": "f", "share": 0.5, "does": "it computes"}
+    rows = [row, row | {"t_ns": 9, "line": 4}, row | {"rank": "x"}, {"rank": 1}]
+    (tmp_path / "node-a").mkdir()
+    (tmp_path / "node-a" / paths.LATENESS).write_text("".join(json.dumps(each) + "\n" for each in rows))
+    lines = read_late_lines(tmp_path)
+    assert list(lines) == [1]
+    assert lines[1].words == "at a.py:4 (f) for 50% of its time more: it computes"
