@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity gpu benchmarks clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity matrix gpu benchmarks clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -14,6 +14,7 @@ help:
 	@echo "make test-all    the gate with every variant of a test, all layouts of the trainer, and fuzzing (hours)"
 	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
 	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
+	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
 	@echo "make benchmarks  measure what dtprof costs"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
@@ -87,6 +88,12 @@ parity:
 	@.ci/environment test
 	@.ci/step "training every layout of the reference trainer" .make/parity.log \
 		.venv/bin/python -m reference_trainer.parity
+
+# Pairs of a Python and a torch, from PyPI: tests/matrix/__main__.py lists the default ones.
+PAIRS =
+matrix:
+	@.ci/environment test
+	@.venv/bin/python -m tests.matrix $(PAIRS) --write docs/explanation/measurements/versions.md
 
 # On a machine with a GPU, a Python that has torch for CUDA, and no network: PART=build|tests|bench|trainer|layouts, each under
 # ten minutes. `.ci/gpu-wheels` gets beforehand what else it needs.

@@ -2,20 +2,25 @@
 
 import re
 
-OLDEST = (2, 11)
+OLDEST = (2, 6)
 NEWEST_TESTED = (2, 13)
 
 
 def is_too_old(version: str) -> bool:
     """Say whether this torch is older than the oldest supported one; an unknown version is not."""
-    known = _parse(version)
-    return known is not None and known < OLDEST
+    return is_older_than(version, OLDEST)
 
 
 def is_untested(version: str) -> bool:
     """Say whether this torch is newer than the newest tested one, or of an unknown version."""
     known = _parse(version)
     return known is None or known > NEWEST_TESTED
+
+
+def is_older_than(version: str, other: tuple[int, int]) -> bool:
+    """Say whether this torch is older than another; one of an unknown version is not."""
+    known = _parse(version)
+    return known is not None and known < other
 
 
 def _parse(version: str) -> tuple[int, int] | None:

@@ -7,12 +7,13 @@ the model sees.
 
 from collections.abc import Iterator, Sequence
 from itertools import count, islice
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Self
 
 from reference_trainer.denoising import damage
 from reference_trainer.options import Options

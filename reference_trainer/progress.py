@@ -5,7 +5,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from typing_extensions import Self
 
 from reference_trainer.metrics import Rate, StepMetrics
 from reference_trainer.options import Options

@@ -1,10 +1,11 @@
 """What the parts of the trainer owe each other: data, the trained model, and checkpoints meet only here."""
 
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import NotRequired
 
 # A target that counts for nothing: padding, or a row that fills up a batch.
 IGNORED_TARGET = -100

@@ -48,10 +48,10 @@ PACKAGES = {
     "analysis": {"numpy"},
     "diagnosis": {"numpy", "msgspec"},
     "interchange": {"numpy", "msgspec", "prometheus_client", "pyarrow", "PIL"},
-    "report": {"numpy", "plotly"},
+    "report": {"numpy", "plotly", "tomli"},  # tomllib of Python 3.10
     "monitor": {"numpy", "prometheus_client", "rich", "starlette"},
     "launch": {"psutil", "pynvml"},
-    "reference_trainer": {"numpy", "tokenizers", "torch"},
+    "reference_trainer": {"numpy", "tokenizers", "torch", "typing_extensions"},
 }
 LOADED_IN_THE_JOB_BEFORE_ITS_TORCH = (
     "dtprof/capture/bootstrap/sitecustomize.py",

@@ -11,8 +11,9 @@ from dtprof import torch_versions
     ("version", "too_old", "untested"),
     [
         ("1.13.1", True, False),
-        ("2.10.0+cu128", True, False),
-        ("2.11.0", False, False),
+        ("2.5.1+cu124", True, False),
+        ("2.6.0", False, False),
+        ("2.10.0+cu128", False, False),
         ("2.13.0+cpu", False, False),
         ("2.13.9", False, False),
         ("2.14.0a0+git1234567", False, True),

@@ -61,7 +61,7 @@ class Labels:
             description.api, description.text, **{key: value for key, value in fields.items() if value is not None}
         )
         if len(self.known) < schema.MAX_TABLE_ENTRIES:
-            self.known[describe, *parts] = new
+            self.known[(describe, *parts)] = new
         return new
 
     def first_time(self, key: tuple[Any, ...]) -> bool:

@@ -118,11 +118,11 @@ class CallSites:
             if inner is frame:
                 break
             if not is_transparent:
-                api = inner.f_code.co_qualname
+                api = _qualified_name(inner.f_code)
             inner = inner.f_back
         code = frame.f_code
         return new_id, CallSite(
-            file=code.co_filename, line=frame.f_lineno or 0, function=code.co_qualname, api=api, package=package
+            file=code.co_filename, line=frame.f_lineno or 0, function=_qualified_name(code), api=api, package=package
         )
 
 
@@ -130,3 +130,8 @@ def package_of(path: str) -> str:
     """Return the top-level package of an installed file; empty where it lies in none, as the standard library."""
     _, folder, inside = path.rpartition("-packages/")
     return inside.partition("/")[0].partition(".")[0] if folder else ""
+
+
+def _qualified_name(code: CodeType) -> str:
+    """Return the name with those of enclosing functions and classes, which Python 3.10 does not keep."""
+    return str(getattr(code, "co_qualname", code.co_name))

@@ -228,7 +228,7 @@ class Forward:
         """
         import torch.compiler
 
-        original = vars(owner)[name]
+        original = getattr(owner, name)  # of a base class, where older torch defines it there
         made = _with_span(original, self.begin, self.end, torch.compiler.is_compiling, is_root or (lambda _: True))
         closed = types.FunctionType(made.__code__, original.__globals__, name, None, made.__closure__)
         setattr(owner, name, functools.wraps(original)(closed))

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from dtprof.text_enum import TextEnum
 
 MAIN_THREAD = "MainThread"
 BUSY = 0.2
 """Share of a core above which a process counts as working."""
 
 
-class PythonState(StrEnum):
+class PythonState(TextEnum):
     """What a busy main thread did to the local variables of its frames within half a second.
 
     A loop that works on data changes some: what it reads, counts or collects. One that only asks whether something has

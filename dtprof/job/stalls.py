@@ -5,13 +5,13 @@ once no rank has made progress for SLOW_AFTER_NS, and stalled once none has for 
 `--hang-after`, from the pauses that the job makes anyway, and from what ranks outside operations are at.
 """
 
-import enum
 import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dtprof.records import events
+from dtprof.text_enum import TextEnum
 
 SLOW_AFTER_NS = 5_000_000_000
 """A job that recorded nothing for less than this counts as making progress."""
@@ -28,7 +28,7 @@ INTERVAL_NS = 500_000_000
 """Progress within this time is one and the same: pauses are counted in intervals, as often as the watcher polls."""
 
 
-class Progress(enum.StrEnum):
+class Progress(TextEnum):
     """The progress of a rank or a job."""
 
     PROGRESSING = "progressing"
@@ -36,7 +36,7 @@ class Progress(enum.StrEnum):
     STALLED = "stalled"
 
 
-class Phase(enum.StrEnum):
+class Phase(TextEnum):
     """The phase of a rank outside operations, which decides how long it may take."""
 
     STEPS = "steps"

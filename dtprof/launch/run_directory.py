@@ -35,7 +35,7 @@ def default_directory(command: Sequence[str]) -> Path:
         modules = [b for a, b in itertools.pairwise(command) if a == "-m"]
         name = modules[-1]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", name or Path(command[0]).name)
-    stamp = datetime.datetime.now(tz=datetime.UTC).astimezone().strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.datetime.now(tz=datetime.timezone.utc).astimezone().strftime("%Y%m%d-%H%M%S")
     base = RUNS / f"{stamp}-{name}"
     candidate, number = base, 1
     while candidate.exists():

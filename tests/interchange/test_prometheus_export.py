@@ -32,7 +32,7 @@ def test_figures_are_those_of_the_summary(summary: Summary, out: Path) -> None:
         assert found["dtprof_finished_rank_step_seconds", str(rank.rank)] == (rank.step_ns or 0) / 1e9
     for row in summary.collectives:
         key = row.api or "", row.group, row.op  # labels come in the order of their names
-        assert found["dtprof_finished_operations", *key] == row.count
+        assert found[("dtprof_finished_operations", *key)] == row.count
         for name, value in (
             ("operation_seconds", row.duration_ns),
             ("operation_wait_seconds", row.wait_ns),
@@ -40,7 +40,7 @@ def test_figures_are_those_of_the_summary(summary: Summary, out: Path) -> None:
         ):
             assert found.get((f"dtprof_finished_{name}", *key)) == (None if value is None else value / 1e9)
         if row.busbw_gb_per_s is not None:
-            bandwidth = found["dtprof_finished_operation_bus_bytes_per_second", *key]
+            bandwidth = found[("dtprof_finished_operation_bus_bytes_per_second", *key)]
             assert bandwidth == pytest.approx(row.busbw_gb_per_s * 1e9)
     (straggler,) = summary.stragglers
     assert found["dtprof_finished_straggler_seconds", "3"] == (straggler.blame_ns_per_step or 0) / 1e9

@@ -6,6 +6,7 @@ from typing import Any
 
 from dtprof.capture.attribution_labels import Description
 from dtprof.capture.frameworks.attribution import NOTHING, Attribution
+from dtprof.capture.frameworks.device_meshes import dimension_groups
 
 _BY = "torch.distributed.tensor.parallel"
 _AXES = ("tp", "cp", "sp", "ep")
@@ -83,8 +84,7 @@ class TensorParallel:
     def _begin_parallelize(self, module: Any, device_mesh: Any = None, *_: Any, **__: Any) -> int:
         for name, part in module.named_modules():
             self._names.setdefault(part, name)
-        groups = getattr(device_mesh, "_dim_group_names", None) or []
-        for group in groups[:1]:
+        for group in (dimension_groups(device_mesh) or [])[:1]:
             self._meshes.add(hash(device_mesh))
             self._attribution.declare_use(group, "tp", _BY)
         return self._attribution.begin_unless_labelled(_doing, "tp", "distribution of parameters")

@@ -162,7 +162,7 @@ class Pipelines:
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
         first = stages[0]
         row = getattr(schedule, "rank", first.stage_index)
-        order = schedule.pipeline_order or {}
+        order = getattr(schedule, "pipeline_order", None) or {}  # simple schedules had none before torch 2.7
         group = _group_name(first.group)
         labels.recorder.write_entry(
             entry(

@@ -187,7 +187,8 @@ def compile_library(
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch, library.name)
         includes = [f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}"]
-        command = [compiler(), *FLAGS, *includes, f"-L{torch_folder / 'lib'}", *arguments, "-o", str(built)]
+        flags = [*FLAGS, *abi_flags(torch_folder), *includes, f"-L{torch_folder / 'lib'}"]
+        command = [compiler(), *flags, *arguments, "-o", str(built)]
         status, output = run_compiler(command, timeout_s)
         if status != 0:
             log = library.with_suffix(".log") if library.name == NCCL_LIBRARY else library.with_name("build.log")
@@ -197,6 +198,15 @@ def compile_library(
         checksum.write_text(hashlib.sha256(built.read_bytes()).hexdigest() + "\n", encoding="ascii")
         checksum.replace(library.with_name(checksum_name))
         built.replace(library)
+
+
+def abi_flags(torch_folder: Path) -> list[str]:
+    """Return the flag for the strings of C++ that this torch was built with, as its CMake package tells."""
+    try:
+        told = (torch_folder / "share/cmake/Torch/TorchConfig.cmake").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    return re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", told)[:1]
 
 
 def run_compiler(command: list[str], timeout_s: float) -> tuple[int, str]:

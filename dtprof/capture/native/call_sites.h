@@ -164,12 +164,12 @@ class SiteTable {
       py::gil_scoped_acquire gil;
       line = PyCode_Addr2Line(code, key.instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
       file = utf8(code->co_filename);
-      function = utf8(code->co_qualname);
+      function = utf8(name_of(code));
       for (const Frame* f = innermost; f; f = caller_of(f)) {
         if (package.empty() && classify(code_of(f)) == Owner::kLibrary && !is_transparent(code_of(f)))
           package = package_of(utf8(code_of(f)->co_filename));
         if (code_of(f) == key.code && instruction_of(f) == key.instruction) break;
-        if (!is_transparent(code_of(f))) api = utf8(code_of(f)->co_qualname);
+        if (!is_transparent(code_of(f))) api = utf8(name_of(code_of(f)));
       }
     }
     return declare(log, key, file, line, function, api, package);
@@ -195,7 +195,7 @@ class SiteTable {
       }
       if (!library && owner == Owner::kLibrary) library = code;
       if (package.empty() && owner == Owner::kLibrary && !is_transparent(code)) package = package_of(utf8(code->co_filename));
-      if (!user && !is_transparent(code)) inner = utf8(code->co_qualname);
+      if (!user && !is_transparent(code)) inner = utf8(name_of(code));
       Py_DECREF(code);
       PyFrameObject* back = PyFrame_GetBack(frame);
       Py_DECREF(frame);
@@ -206,7 +206,7 @@ class SiteTable {
     found.library = library;
     if (const uint32_t id = known_id(found)) return id;
     auto* code = static_cast<PyCodeObject*>(found.code);
-    return declare(log, found, utf8(code->co_filename), line, utf8(code->co_qualname), api, package);
+    return declare(log, found, utf8(code->co_filename), line, utf8(name_of(code)), api, package);
   }
 #endif
 

@@ -33,6 +33,8 @@ constexpr double kDrift = 100e-6;  // of a device's clock against the host's, be
 
 template <class Impl>
 constexpr bool kTellsCapture = requires(const Impl* impl, const c10::Stream& stream) { impl->isStreamCapturing(stream); };
+template <class Impl>
+constexpr bool kTellsHandle = requires(const Impl* impl, const c10::Stream& stream) { impl->getStreamNativeHandle(stream); };
 
 std::atomic<FindKernelEvents> g_find_kernel_events{nullptr};  // of NCCL; from a library that needs the headers of CUDA
 
@@ -70,11 +72,12 @@ struct IntervalRef {
   }
 };
 
-// Function of CUDA's driver, if the job has loaded it; else null.
-void* driver_function(const char* name) {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  return driver ? dlsym(driver, name) : nullptr;
+// Function of a library that the job has loaded; else null.
+void* function_of(const char* library, const char* name) {
+  void* loaded = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  return loaded ? dlsym(loaded, name) : nullptr;
 }
+void* driver_function(const char* name) { return function_of("libcuda.so.1", name); }
 
 // While a thread captures a graph in CUDA's default mode, event queries of any other thread invalidate the capture, unless
 // that thread has exchanged its capture mode for the relaxed one. Throws where that is impossible.
@@ -257,7 +260,15 @@ class FollowedDevice {
   bool captures(const Impl* impl, const c10::Stream& stream) const {
     if constexpr (kTellsCapture<Impl>) return impl->isStreamCapturing(stream);
     int status = 0;  // torch before 2.12
-    return !capture_status_ || capture_status_(impl->getStreamNativeHandle(stream), &status) != 0 || status != 0;
+    void* const handle = native_handle(impl, stream);
+    return !capture_status_ || capture_status_(handle, &status) != 0 || status != 0;
+  }
+  template <class Impl>
+  void* native_handle(const Impl* impl, const c10::Stream& stream) const {
+    if constexpr (kTellsHandle<Impl>) return impl->getStreamNativeHandle(stream);
+    // Older ones: a CUDAStream holds a Stream and nothing else.
+    if (!cuda_stream_) throw std::runtime_error("torch does not tell the stream of the driver");
+    return cuda_stream_(&stream);
   }
 
   DeviceInterval* take() {
@@ -481,6 +492,8 @@ class FollowedDevice {
   const DeviceImpl* const impl_;
   const c10::Device device_;
   int (*const capture_status_)(void*, int*) = reinterpret_cast<int (*)(void*, int*)>(driver_function("cuStreamIsCapturing"));
+  void* (*const cuda_stream_)(const void*) = reinterpret_cast<void* (*)(const void*)>(
+      function_of("libc10_cuda.so", "_ZNK3c104cuda10CUDAStream6streamEv"));
   uint16_t skipped_, captured_;
   std::atomic<uint64_t> num_skipped_{0}, num_captured_{0};
   std::mutex mutex_;  // guards the next five; never held while waiting for the GIL or the device

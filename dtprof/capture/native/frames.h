@@ -1,19 +1,40 @@
-// Frames of this thread's Python code, read without the GIL where the interpreter's layout of them is known: 3.11 to 3.13,
-// with CPython's internal headers installed. Only the thread itself may read its frames so, and only while it runs no
+// Frames of this thread's Python code, read without the GIL where the interpreter's layout of them is known: 3.10 to 3.13,
+// from 3.11 on with CPython's internal headers installed. Only the thread itself may read its frames so, and only while it runs no
 // Python code: nothing moves or frees them then.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030E0000 && __has_include(<internal/pycore_frame.h>)
+#if PY_VERSION_HEX < 0x030B0000
+#define DTPROF_READS_FRAMES 1
+#include <frameobject.h>
+#elif PY_VERSION_HEX < 0x030E0000 && __has_include(<internal/pycore_frame.h>)
 #define DTPROF_READS_FRAMES 1
 #define Py_BUILD_CORE 1
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
+#endif
 
 namespace dtprof {
 namespace {
 
+// With the names of enclosing functions and classes from 3.11 on.
+inline PyObject* name_of(PyCodeObject* code) {
+#if PY_VERSION_HEX >= 0x030B0000
+  return code->co_qualname;
+#else
+  return code->co_name;
+#endif
+}
+
+#ifdef DTPROF_READS_FRAMES
+#if PY_VERSION_HEX < 0x030B0000
+using Frame = PyFrameObject;
+inline const Frame* innermost_frame(PyThreadState* state) { return state->frame; }
+inline const Frame* caller_of(const Frame* frame) { return frame->f_back; }
+inline PyCodeObject* code_of(const Frame* frame) { return frame->f_code; }
+inline int instruction_of(const Frame* frame) { return frame->f_lasti; }  // in code units from the beginning of the code
+#else
 using Frame = _PyInterpreterFrame;
 
 // Since 3.12 every call from C into Python begins with a frame that has no code of the program's.
@@ -42,7 +63,6 @@ inline PyCodeObject* code_of(const Frame* frame) {
 #endif
 }
 
-// In code units from the beginning of the code.
 inline int instruction_of(const Frame* frame) {
 #if PY_VERSION_HEX >= 0x030D0000
   return static_cast<int>(frame->instr_ptr - _PyCode_CODE(code_of(frame)));
@@ -50,7 +70,8 @@ inline int instruction_of(const Frame* frame) {
   return static_cast<int>(frame->prev_instr - _PyCode_CODE(code_of(frame)));
 #endif
 }
+#endif
+#endif
 
 }  // namespace
 }  // namespace dtprof
-#endif

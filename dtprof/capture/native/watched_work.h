@@ -142,10 +142,11 @@ struct WatchedWork final : c10d::Work {
     work_->synchronize();
     known_complete();
   }
-  void blockCurrentStream() override {
+  // Overrides the function of c10d::Work where this torch has it.
+  void blockCurrentStream() {
     asked();
     StreamWait on_device(*this);
-    work_->blockCurrentStream();
+    block_stream(*work_);
     known_complete();
   }
   void abort() override { work_->abort(); }
@@ -187,6 +188,11 @@ struct WatchedWork final : c10d::Work {
     WatchedWork& work_;
     IntervalRef wait_;
   };
+
+  template <class W>  // a template, so that what this torch lacks is not compiled
+  static void block_stream(W& work) {
+    if constexpr (requires { work.blockCurrentStream(); }) work.blockCurrentStream();
+  }
 
   bool recording() const { return g_log.load(std::memory_order_acquire) && event_.current(); }
   void asked() const {

@@ -2,7 +2,7 @@
 
 import functools
 import re
-import tomllib
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -12,6 +12,11 @@ from typing import Any
 
 from dtprof.analysis.metric_registry import tooltips_of
 from dtprof.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _PANEL_KEYS = {"panel", "title", "question", "help", "definitions"}
 _PAGE_KEYS = {"title", "question", "order", "needs", "panels"}

@@ -6,7 +6,7 @@ import pickle
 import resource
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, NoReturn
 
 ALLOWANCE_BYTES = 256 << 20
 BYTES_FOR_ONE = 24
@@ -32,7 +32,7 @@ class PlainPickleError(Exception):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Never:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it wants to load {module[:60]}.{name[:60]}, which a plain pickle never does")
 
 
