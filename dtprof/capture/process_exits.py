@@ -6,6 +6,7 @@ import importlib
 import multiprocessing.process
 import multiprocessing.util
 import os
+import signal
 import sys
 import time
 import traceback
@@ -101,11 +102,25 @@ def watch_leaving(mark: Callable[[], None]) -> None:
         original = getattr(module, name)
         if not isinstance(original, types.FunctionType):  # a forked process inherits the hook of its parent
             setattr(module, name, _marking(original, module.__name__, mark))
+    if not isinstance(os.kill, types.FunctionType):
+        os.kill = _marking(os.kill, "posix", mark, is_marked=_kills_itself)
 
 
-def _marking(leave: Callable[..., Any], module: str, mark: Callable[[], None]) -> Callable[..., Any]:
+def _kills_itself(pid: object = None, number: object = None, *_: object) -> bool:
+    """Say whether a call of os.kill ends this process, which no handler would see."""
+    return number == signal.SIGKILL and pid == os.getpid()
+
+
+def _marking(
+    leave: Callable[..., Any],
+    module: str,
+    mark: Callable[[], None],
+    *,
+    is_marked: Callable[..., bool] = lambda *_, **__: True,
+) -> Callable[..., Any]:
     def marked(*arguments: Any, **options: Any) -> Any:
-        mark()
+        if is_marked(*arguments):
+            mark()
         return leave(*arguments, **options)
 
     # pickle looks it up by these names, as the target of a process for example.

@@ -17,6 +17,10 @@ LONG_PHASES = {
 DEVICE_ADVICE = (
     "Look at what its device works on: a kernel that does not end, a copy, an error of the device (nvidia-smi, dmesg)."
 )
+LIVING_THREAD = (
+    "Look at why this rank left its loop before the others; make its helper threads daemons, or join them, so that the "
+    "launcher sees its end."
+)
 LONG_WORK = (
     "Let it finish, or do not make the others wait: do it before training, share it among the ranks, or raise the "
     "timeout of the group."
@@ -48,6 +52,9 @@ def absent_finding(absent: list[RankState], waiting: tuple[int, ...], place: str
 def _what_it_does(rank: RankState) -> tuple[str, str, str, float]:
     stack = rank.stack
     progress = progress_of(rank)
+    if rank.has_left:
+        words = "has ended its program, while a thread that is no daemon keeps its process alive"
+        return "rank-exited", words, LIVING_THREAD, 0.9
     if (frozen := frozen_words(rank)) and not progress:
         return "rank-frozen", f"is {frozen}", "Find out who stopped the process.", 0.95
     for phase, advice in LONG_PHASES.items():

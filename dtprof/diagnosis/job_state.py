@@ -18,6 +18,7 @@ from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
 from dtprof.records.tables import (
     UNKNOWN_NS,
+    CrashStack,
     EarlyUse,
     ExceptionRecord,
     Group,
@@ -133,6 +134,7 @@ class RankState(RankOperations):
     lost_peer: bool | None = None  # the last of them only reports a lost or late peer; None: as its text says
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()
+    crash: CrashStack | None = None  # what a signal left, which need not have ended it
     exit: ProcessExit | None = None
     ended_ns: int = UNKNOWN_NS
     last_ns: int
@@ -220,13 +222,28 @@ class RankState(RankOperations):
     @property
     def place_held(self) -> Site | None:
         """Where the rank is or was at its end, as its open operation, its interruption or its stack shows."""
+        if self.last_frames:
+            return self.last_frames[0]
         if self.first_blocking is not None and self.first_blocking.site is not None:
             return self.first_blocking.site
         if self.interruption is not None and self.interruption.frame is not None:
             return self.interruption.frame
-        if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS:
+        if self.stack is not None and self.stack.frames and self.ended_ns == UNKNOWN_NS and not self.has_left:
             return self.stack.frames[0]
         return None
+
+    @property
+    def last_frames(self) -> tuple[Site, ...]:
+        """The frames of the user's code, innermost first, that the signal which ended the process has left."""
+        if self.crash is None or self.exit is None or self.exit.status != -self.crash.signal:
+            return ()
+        return tuple(frame for frame in self.crash.frames if is_user_file(frame.file))
+
+    @property
+    def has_left(self) -> bool:
+        """Say whether the program has ended and the interpreter waits for threads that are no daemons."""
+        frames = self.stack.frames if self.stack is not None else ()
+        return bool(frames) and frames[0].function == "_shutdown" and frames[0].file.endswith("/threading.py")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ host's `CLOCK_MONOTONIC` unless they are named `realtime`. JSON is UTF-8; *JSON 
 | `rank-RRRRR.A/` | each rank | one folder for each rank and attempt: `rank-00007.0` is rank 7, first attempt |
 | `rank-RRRRR.A/events.NNNNN` | each rank | segments: fixed-size records of events |
 | `rank-RRRRR.A/events.NNNNN.z` | `dtprof run` | archives: what takes the place of segments that are sealed |
+| `rank-RRRRR.A/crash.txt` | each rank | the Python stack that a fatal signal hit, as faulthandler prints it |
 | `rank-RRRRR.A/dropped.json` | each rank | sums of the events that were dropped for want of room: a JSON object |
 | `rank-RRRRR.A/strings.jsonl` | each rank | what ids in records stand for, exceptions, the end; JSON lines |
 | `node-HOST/processes.jsonl` | each process | Python processes of the job that imported torch; JSON lines |

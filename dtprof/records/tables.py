@@ -244,6 +244,16 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CrashStack:
+    """The Python stack that a fatal signal left; the process may have survived it."""
+
+    signal: int
+    t_ns: int
+    thread: str  # that it hit: main, Python, native; of a native one the frames are those of the main thread
+    frames: tuple[Site, ...]  # innermost first
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlyUse:
     """A tensor of an asynchronous operation that the program touched before it waited for the operation."""
 
@@ -341,6 +351,7 @@ class RankTables:
     exceptions: tuple[ExceptionRecord, ...] = ()
     out_of_memory: tuple[OutOfMemory, ...] = ()
     early_uses: tuple[EarlyUse, ...] = ()
+    crash: CrashStack | None = None
     windows: tuple[Window, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     ended_ns: int = UNKNOWN_NS  # the interpreter ended in order at this time

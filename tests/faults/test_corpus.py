@@ -32,6 +32,7 @@ ONE_OF_EACH_FAMILY = (
     "a_handle_that_one_rank_drops",
     "fewer_batches",
     "stopped",
+    "a_null_pointer_that_native_code_reads",
     "one_that_fails_before_it_joins",
     "a_kill_that_the_others_wrap",
     "lines_that_differ_by_rank",

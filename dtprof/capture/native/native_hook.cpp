@@ -21,6 +21,7 @@
 
 #include "device_time.h"
 #include "event_log.h"
+#include "fatal_signals.h"
 #include "names.h"
 #include "operation_hook.h"
 #include "process_groups.h"
@@ -51,6 +52,7 @@ void open_log(const std::string& folder, const py::bytes& header, uint32_t max_s
   auto* log = new Log(folder, header, max_segments);
   names().declare_all(log);
   g_log.store(log, std::memory_order_release);
+  FatalSignals::install(folder + "/crash.txt");
 }
 
 void write_entry(const std::string& line) {

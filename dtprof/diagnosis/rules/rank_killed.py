@@ -70,11 +70,21 @@ def _memory_words(rank: RankState, job: JobState) -> list[str]:
     return [text]
 
 
+def _last_seen_words(rank: RankState) -> str:
+    """Say what is known of where a rank was when a signal ended it."""
+    if rank.crash is None or not rank.last_frames:
+        return f"its last record is{at_line(rank.place)}"
+    path = " < ".join(f"{frame.function} ({frame.file}:{frame.line})" for frame in rank.last_frames[:4])
+    hit = "" if rank.crash.thread == "main" else f"it hit a {rank.crash.thread} thread, "
+    whose = "the main thread was" if rank.crash.thread == "native" else "it was"
+    return f"{hit}{whose} at {path}"
+
+
 def _killed_finding(rank: RankState, job: JobState) -> Finding:
     name = rank.signal_name
     place = rank.place
     late = rank.ended_ns != UNKNOWN_NS
-    facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; its last record is{at_line(place)}"]
+    facts = [f"rank {rank.rank}: process {rank.pid} was ended by {name}; {_last_seen_words(rank)}"]
     advice = ["Ask who sent the signal: the kernel log (dmesg), the scheduler's log, other users of the host."]
     if name == "SIGKILL":
         facts += [f"the log reports the OOM killer: {said[:200]}" for said in oom_reports(job)[:1]]

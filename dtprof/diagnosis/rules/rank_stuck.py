@@ -61,6 +61,6 @@ def _absent_in_operation(
 
 
 RULES: Declared = (
-    Rule(kinds=("rank-stuck", "rank-frozen", "long-operation"), stages=(Stage.WAIT,), find=find_absent),
+    Rule(kinds=("rank-stuck", "rank-frozen", "rank-exited", "long-operation"), stages=(Stage.WAIT,), find=find_absent),
     Rule(kinds=("rank-frozen",), stages=(Stage.STALL,), find=find_frozen),
 )

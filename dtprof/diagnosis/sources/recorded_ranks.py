@@ -145,6 +145,7 @@ def rank_state(
         exceptions=tables.exceptions,
         out_of_memory=tables.out_of_memory,
         early_uses=tables.early_uses,
+        crash=tables.crash,
         exit=exit,
         ended_ns=tables.ended_ns,
         last_ns=tables.last_ns,

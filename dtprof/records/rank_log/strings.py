@@ -12,6 +12,7 @@ from typing import Any
 
 from dtprof.records import events, paths, schema, tables
 from dtprof.records.axis_names import KNOWN_AXES, axis_of, canonical_axis
+from dtprof.records.rank_log.crash_stacks import read_crash
 from dtprof.records.rank_log.ddp_buckets import Layout
 from dtprof.records.rank_log.group_members import share, share_range
 from dtprof.records.tables import UNKNOWN_NS, Group, Site
@@ -51,6 +52,7 @@ class Strings:
         self.exceptions: list[tables.ExceptionRecord] = []
         self.out_of_memory: list[tables.OutOfMemory] = []
         self.early_uses: dict[int, tuple[tables.EarlyUse, int]] = {}  # and the id of the group
+        self.crash: tables.CrashStack | None = None
         self.windows: dict[int, tables.Window] = {}
         self.snapshots: list[tables.Snapshot] = []
         self.notes: list[str] = []
@@ -217,6 +219,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "exceptions": tuple(strings.exceptions),
         "out_of_memory": tuple(strings.out_of_memory),
         "early_uses": strings.early_uses_with_groups(),
+        "crash": strings.crash,
         "windows": tuple(strings.windows.values()),
         "snapshots": tuple(strings.snapshots),
         "ended_ns": strings.ended_ns,
@@ -228,6 +231,7 @@ def read_strings(folder: Path, problems: list[str]) -> Strings:
     """Read the strings file of a rank folder; invalid entries are omitted and reported."""
     file = folder / paths.STRINGS
     strings = Strings()
+    strings.crash = read_crash(folder / paths.CRASH)
     damaged = 0
     rows = json_lines(file, problems, known=_known)
     if not rows and not file.exists():

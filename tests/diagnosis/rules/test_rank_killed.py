@@ -1,10 +1,13 @@
 """A signal ended one rank, and nobody sent it to the whole job."""
 
 import signal
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.records.rank_log.crash_stacks import read_crash
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
 
 
@@ -91,3 +94,32 @@ def test_sigterm_of_one_rank_while_the_others_live_on_is_not_the_end_of_the_whol
     # A launcher ends the last one where the others failed before, here by a limit.
     assert preempted({2: (-15, 2900), 0: (1, 2600), 1: (1, 2700)})[0] != "rank-killed"
     assert preempted({2: (-15, 2400), 0: (1, 2600), 1: (1, 2700)}, message=LIMIT)[0] != "rank-killed"
+
+
+CRASH = """signal 11 at 2400 in {} thread
+Stack (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/kernels.py", line 6 in launch
+  File "/home/me/train.py", line 22 in <module>
+"""
+
+
+@pytest.mark.parametrize(("status", "line"), [(-11, 6), (-9, 20)])
+def test_the_line_is_that_at_which_the_signal_hit_which_ended_the_rank(tmp_path: Path, status: int, line: int) -> None:
+    # A signal that the process survived (a runtime that handles its own faults) says nothing of a later SIGKILL.
+    (tmp_path / "crash.txt").write_text(CRASH.format("the main"))
+    crash = read_crash(tmp_path / "crash.txt")
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    job = build_job(ranks, statuses={0: (-15, 3000), 1: (status, 2500)})
+    job = replace(job, ranks=job.ranks | {1: replace(job.ranks[1], crash=crash)})
+    finding = found_by("rank_killed", job)[0]
+    assert finding.culprit_call_sites[1].line == line
+    assert ("launch (/home/me/kernels.py:6) < <module>" in finding.evidence[0]) == (line == 6)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "signal x at 5 in the main thread\n"])
+def test_what_is_no_stack_of_a_crash_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "crash.txt").write_text(text)
+    assert read_crash(tmp_path / "crash.txt") is None
+    assert read_crash(tmp_path / "missing.txt") is None

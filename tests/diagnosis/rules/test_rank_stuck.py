@@ -40,12 +40,27 @@ def one_that_sleeps_and_nobody_waits() -> JobState:
     return idle_in("sleeping", awaited=False)
 
 
+def one_whose_program_has_ended() -> JobState:
+    job = idle_in("sleeping")
+    waits = Site(file="/usr/lib/python3.11/threading.py", line=1590, function="_shutdown")
+    left = replace(job.ranks[0], stack=Stack(state="sleeping", cpu_share=0.0, frames=(waits,)))
+    return replace(job, ranks=job.ranks | {0: left})
+
+
 FAULTY = {
     "rank-stuck": one_that_sleeps,
+    "rank-exited": one_whose_program_has_ended,
     "rank-frozen": one_that_is_stopped,
     "long-operation": one_that_writes_a_checkpoint,
 }
 SOUND = one_that_sleeps_and_nobody_waits
+
+
+def test_a_program_that_has_ended_is_named_with_its_last_line_and_not_with_that_of_the_interpreter() -> None:
+    job = one_whose_program_has_ended()
+    finding = found_by("rank_stuck", job)[0]
+    assert "has ended its program" in finding.summary
+    assert finding.culprit_call_sites == {0: job.ranks[0].last_site}
 
 
 def test_a_rank_that_is_only_late_is_not_said_to_have_skipped() -> None:

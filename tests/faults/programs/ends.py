@@ -1,5 +1,6 @@
 """Ranks that end, stop, or are stuck; loaders that run out."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -103,3 +104,11 @@ def even_batches(_: int) -> None:
             model(batch).sum().backward()
             dist.all_reduce(model.weight.grad)
     dist.barrier()
+
+
+@faulty("rank-killed", 1)
+def a_null_pointer_that_native_code_reads(rank: int) -> None:
+    for step in range(3):
+        dist.all_reduce(torch.ones(4))
+        if rank == 1 and step == 1:
+            ctypes.string_at(0)  # here

@@ -1,0 +1,94 @@
+// What fatal signals leave: the Python stack that they hit, in a file of the rank's folder, before whoever handled them
+// earlier does so. The file is written at the end alone, by calls that a signal handler may make.
+#pragma once
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "call_sites.h"
+
+// Of the interpreter, for its own faulthandler: exported, in no public header.
+extern "C" void _Py_DumpTraceback(int fd, PyThreadState* state);
+
+namespace dtprof {
+namespace {
+
+class FatalSignals {
+ public:
+  // GIL held, on the main thread as a rule: its stack is what is left where the signal hits a thread without Python.
+  static void install(const std::string& file) {
+    if (file.size() >= sizeof path_) return;
+    std::strcpy(path_, file.c_str());
+    pid_ = getpid();
+    main_ = PyGILState_GetThisThreadState();
+    if (installed_) return;
+    installed_ = true;
+    give_stack();
+    for (const int number : kSignals) {
+      struct sigaction mine = {};
+      mine.sa_sigaction = &FatalSignals::handle;
+      mine.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+      sigemptyset(&mine.sa_mask);
+      struct sigaction before = {};
+      if (sigaction(number, nullptr, &before) != 0 || before.sa_handler == SIG_IGN) continue;
+      before_[number] = before;
+      sigaction(number, &mine, nullptr);
+    }
+  }
+
+ private:
+  static constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+  static constexpr size_t kStackBytes = 1 << 16;
+
+  // A stack that has overflown leaves no room for a handler.
+  static void give_stack() {
+    stack_t known = {};
+    if (sigaltstack(nullptr, &known) != 0 || !(known.ss_flags & SS_DISABLE)) return;
+    void* place = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED) return;
+    stack_t own = {};
+    own.ss_sp = place;
+    own.ss_size = kStackBytes;
+    sigaltstack(&own, nullptr);
+  }
+
+  static void handle(int number, siginfo_t* info, void*) {
+    const int error = errno;
+    sigaction(number, &before_[number], nullptr);  // first: what faults in here goes there
+    if (getpid() == pid_) leave_stack(number);
+    errno = error;
+    // A fault comes again where the handler returns to; a signal that was sent does not.
+    if (info->si_code <= 0) raise(number);
+  }
+
+  static void leave_stack(int number) {
+    const int file = open(path_, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    PyThreadState* own = PyGILState_GetThisThreadState();
+    char line[96];
+    timespec t = {};
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    const int size = snprintf(line, sizeof line, "signal %d at %lld%09ld in %s thread\n", number,
+                              static_cast<long long>(t.tv_sec), t.tv_nsec, own ? (own == main_ ? "the main" : "a Python") : "a native");
+    bool written = write(file, line, size) == size;
+    if (PyThreadState* shown = own ? own : main_; written && shown) _Py_DumpTraceback(file, shown);
+    close(file);
+  }
+
+  static inline char path_[PATH_MAX];
+  static inline pid_t pid_;
+  static inline bool installed_;
+  static inline PyThreadState* main_;
+  static inline struct sigaction before_[NSIG];
+};
+
+}  // namespace
+}  // namespace dtprof

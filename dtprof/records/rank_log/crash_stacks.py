@@ -1,0 +1,25 @@
+"""The Python stack that a fatal signal left in the folder of a rank."""
+
+import re
+from pathlib import Path
+
+from dtprof.records.tables import CrashStack, Site
+
+MAX_BYTES = 1 << 18
+_HEAD = re.compile(r"signal (\d{1,3}) at (\d{1,20}) in (the main|a Python|a native) thread")
+_FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?{3}) in (.*)')
+
+
+def read_crash(file: Path) -> CrashStack | None:
+    """Return what the file holds; None where there is none, or another one."""
+    try:
+        with file.open("rb") as opened:
+            lines = opened.read(MAX_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    head = _HEAD.fullmatch(lines[0]) if lines else None
+    if head is None:
+        return None
+    found = filter(None, map(_FRAME.fullmatch, lines[1:]))
+    frames = (Site(file=f[1], line=int(f[2]) if f[2].isdecimal() else 0, function=f[3]) for f in found)
+    return CrashStack(signal=int(head[1]), t_ns=int(head[2]), thread=head[3].split()[-1], frames=tuple(frames))
