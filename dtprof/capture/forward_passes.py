@@ -266,6 +266,8 @@ class Roots:
         # By class the ids of the models: a set of modules would call __hash__ and __eq__ of the user's classes.
         self._classes: dict[type, set[int]] = {}
         self.models = LiveObjects()
+        self.steps_copies = LiveObjects()
+        """Optimizers that step copies of the parameters of the models."""
 
     def watch(self) -> None:
         """Collect the modules whose parameters the program lists, until the first steps have ended."""
@@ -307,6 +309,8 @@ class Roots:
         if not chosen and not self._forward.wrappers:
             # Copies of the parameters are stepped, such as the shards of DeepSpeed and of Megatron's optimizers.
             chosen = [module for module in outermost if any(part.requires_grad for part in module.parameters())]
+            if chosen:
+                self.steps_copies.add(optimizer)
         for module in chosen:
             self._adopt(module)
 

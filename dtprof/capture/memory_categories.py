@@ -83,10 +83,10 @@ class Categories:
         if not parameters:
             return {}
         device = _device_of(parameters[0])
-        states = (state for optimizer in optimizers for state in optimizer.state.values())
+        states = [*self._copies(), *(state for optimizer in optimizers for state in optimizer.state.values())]
         held = {
             "parameters": _storage_bytes(parameters, device),
-            "gradients": _storage_bytes((parameter.grad for parameter in parameters), device),
+            "gradients": _storage_bytes((part.grad for part in (*parameters, *self._copies())), device),
             "optimizer_state": _storage_bytes((tensor for state in states for tensor in _tensors_in(state)), device),
         }
         communication = self._communication_bytes()
@@ -125,7 +125,13 @@ class Categories:
     def _gradient_bytes(self) -> int:
         parameters = list(self._parameters())
         device = _device_of(parameters[0]) if parameters else ""
-        return _storage_bytes((parameter.grad for parameter in parameters), device)
+        return _storage_bytes((part.grad for part in (*parameters, *self._copies())), device)
+
+    def _copies(self) -> Iterator[Any]:
+        """Yield what optimizers step in place of parameters, such as copies in 32 bits: optimizer state by ZeRO."""
+        for optimizer in self._forward.roots.steps_copies:
+            for group in optimizer.param_groups:
+                yield from group["params"]
 
     def _models(self) -> list[Any]:
         return [*self._forward.wrappers, *self._forward.roots.models]
@@ -133,7 +139,7 @@ class Categories:
     def _parameters(self) -> Iterator[Any]:
         """Yield the parameters that optimizers step, then all parameters and buffers of the models, frozen ones too."""
         for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
+            for group in optimizer.param_groups if optimizer not in self._forward.roots.steps_copies else ():
                 yield from group["params"]
         for module in self._models():
             yield from module.parameters()
@@ -184,7 +190,9 @@ def _storage_bytes(tensors: Iterable[Any], device: str) -> int:
         for tensor in tensors:
             if tensor is None:
                 continue
-            part = getattr(tensor, "_local_tensor", tensor)
+            part = getattr(tensor, "_local_tensor", None)
+            if part is None:  # ZeRO-3 of DeepSpeed keeps the shard of a parameter beside it
+                part = getattr(tensor, "ds_tensor", tensor)
             if part.layout is torch.strided and (storage := part.untyped_storage()).device.type == device:
                 sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

@@ -295,6 +295,8 @@ STRING_ENTRIES = {
     "mesh": "device_type, names, shape, coordinate, groups, flattened: a device mesh; per dimension the name (none for "
     "an unnamed mesh), the ranks along it, where this rank lies and the name of its group; `flattened` joins several "
     "dimensions of another mesh",
+    "sharding": "scheme, shards, by: a framework shards the model over so many ranks, as ZeRO does: `scheme` is none, "
+    "zero1 (optimizer state), zero2 (and gradients) or zero3 (and parameters)",
     "ddp": "t_ns, id, group, buckets, parameters: bytes of the buckets of a DistributedDataParallel from this time on, "
     "by index, and how many parameters they hold",
     "pipeline": "id, schedule, num_stages, stages, microbatches, group, group_rank, group_size, order: a pipeline "

@@ -174,6 +174,15 @@ class Mesh:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How a framework shards the model of a rank, in the terms of ZeRO."""
+
+    scheme: str  # none, zero1, zero2, zero3
+    shards: int
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Action:
     """A planned action of a pipeline: a computation of a stage for a microbatch."""
 
@@ -340,6 +349,7 @@ class RankTables:
     device_uuid: str = ""  # of the accelerator that the rank computes on, as NVML has it
     sizes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     meshes: tuple[Mesh, ...] = ()
+    shardings: tuple[Sharding, ...] = ()
     pipelines: dict[int, Pipeline] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     operations: Array = field(default_factory=lambda: np.zeros(0, OPERATION))  # by issued_ns

@@ -34,6 +34,7 @@ class ModelShare:
     scheme: str = "none"
     is_told: bool = False  # by a framework that spreads or replicates the model
     shards: int = 1  # ranks that the state is sharded over, or could be
+    holds_whole: bool = False  # zero2: of parameters, all between steps; FSDP holds its shard
     layers: int | None = None  # on this rank, of which `in_flight` microbatches are held
     crossing_values: int | None = None  # batch * sequence * hidden: what crosses tensor-parallel layers
     value_bytes: int = 2
@@ -92,6 +93,11 @@ def _label_operations(operations: Array, labelled: Mapping[int, Label]) -> tuple
 def _find_scheme(
     tables: RankTables, operations: Array, labels: Sequence[Label], rows: Sequence[Array], counts: Column
 ) -> ModelShare:
+    declared = [sharding for sharding in tables.shardings if sharding.scheme in SCHEMES]
+    if declared:  # of OSS within ShardedDataParallel the latter, which shards more
+        most = max(declared, key=lambda sharding: SCHEMES.index(sharding.scheme))
+        is_whole = most.scheme != "zero3"
+        return ModelShare(scheme=most.scheme, is_told=True, shards=max(1, most.shards), holds_whole=is_whole)
     gathers, scatters, shards = 0, 0, 0
     for label, row, count in zip(labels, rows, counts.tolist(), strict=True):
         if label.api == "fsdp" and "all-gather of" in label.text:
@@ -157,9 +163,15 @@ def compare_with_formula(held: Mapping[str, int | None], share: ModelShare) -> M
     parameters = held.get("parameters")
     if not parameters:
         return None
-    whole = parameters * (share.shards if share.scheme in ("zero2", "zero3") else 1)
+    is_shard = share.scheme in ("zero2", "zero3") and not share.holds_whole
+    whole = parameters * (share.shards if is_shard else 1)
     by_scheme = state_by_scheme(whole, share.shards, is_mixed=_is_mixed(held, share))
-    counted = ("parameters", "gradients", "optimizer_state", *(["communication"] if share.scheme == "zero2" else []))
+    counted = (
+        "parameters",
+        "gradients",
+        "optimizer_state",
+        *(["communication"] if share.scheme == "zero2" and is_shard else []),
+    )
     return MemoryFormula(
         scheme=share.scheme,
         shards=share.shards,
@@ -176,7 +188,7 @@ def _optimizer_ratio(held: Mapping[str, int | None], share: ModelShare) -> float
     parameters, state = held.get("parameters"), held.get("optimizer_state")
     if not parameters or state is None:
         return None
-    return state / parameters * (share.shards if share.scheme == "zero1" else 1)
+    return state / parameters * (share.shards if share.scheme == "zero1" or share.holds_whole else 1)
 
 
 def _is_mixed(held: Mapping[str, int | None], share: ModelShare) -> bool:

@@ -29,6 +29,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
 from dtprof.analysis.results import PipelineRank, PipelineResult
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
+from dtprof.job.axes import is_clear
 from dtprof.job.rank_batches import RankBatch, Rows, batch_ranks, lay_out
 from dtprof.job.sound_records import ENDED, is_among, is_any, list_ranks, spans_of_any, stride_of, times_of
 from dtprof.records import codes, events
@@ -289,7 +290,7 @@ def may_be_stage(tables: RankTables, operations: Array, steps: RankSteps) -> boo
     if any(group.axis == PIPELINE_AXIS and group.size > 1 for group in tables.groups.values()):
         return True
     # Ring attention (cp) and the like send messages, too: a group that serves another axis tells that it is no stage.
-    others = [number for number, group in tables.groups.items() if group.axis not in (None, PIPELINE_AXIS)]
+    others = [number for number, group in tables.groups.items() if is_clear(group) and group.axis != PIPELINE_AXIS]
     messages = operations[operations["kind"] == codes.POINT_TO_POINT]
     issued_ns = messages["issued_ns"][~is_any(messages["group"], others)]
     return bool((locate(issued_ns, steps.windows) >= 0).any()) if len(issued_ns) else False

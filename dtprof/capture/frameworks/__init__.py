@@ -1,4 +1,4 @@
-"""Hooks into the frameworks of torch that issue operations for the user: which component, for what, on which mesh.
+"""Hooks into torch and frameworks that issue operations for the user: which component, for what, on which mesh.
 
 One file a framework. Each waits for the framework's module to be imported, and imports nothing that the job does not.
 """
@@ -9,11 +9,16 @@ from dtprof import fence
 from dtprof.capture.frameworks import device_meshes, labelled_calls, split_groups
 from dtprof.capture.frameworks.attribution import Attribution
 from dtprof.capture.frameworks.ddp_hooks import DataParallel
+from dtprof.capture.frameworks.deepspeed_hooks import DeepSpeed
 from dtprof.capture.frameworks.dtensor_hooks import TensorParallel
+from dtprof.capture.frameworks.fairscale_hooks import FairScale
 from dtprof.capture.frameworks.fsdp_hooks import FullySharded
 from dtprof.capture.frameworks.fsdp_stream_waits import StreamWaits
+from dtprof.capture.frameworks.megatron_hooks import Megatron
 from dtprof.capture.frameworks.pipeline_hooks import Pipelines
 from dtprof.capture.recorder import Recorder
+
+FRAMEWORKS = (Pipelines, FullySharded, StreamWaits, DataParallel, TensorParallel, Megatron, DeepSpeed, FairScale)
 
 
 @fence.fenced("attribution to frameworks")
@@ -22,6 +27,6 @@ def install(recorder: Callable[[bool], Recorder | None]) -> None:
     attribution = Attribution(recorder)
     device_meshes.install(attribution)
     split_groups.install(attribution)
-    for framework in (Pipelines, FullySharded, StreamWaits, DataParallel, TensorParallel):
+    for framework in FRAMEWORKS:
         framework(attribution).install()
     labelled_calls.install(attribution)

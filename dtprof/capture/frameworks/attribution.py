@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +15,8 @@ from dtprof.capture.string_entries import entry, timed_entry
 Begin = Callable[..., Any]
 End = Callable[[Any, bool], object]
 NOTHING = -1
+FRAMEWORKS_UPON_TORCH = ("megatron", "deepspeed", "fairscale")
+"""Packages with adapters of their own: a version that moved its names loses the adapter."""
 
 
 class Attribution:
@@ -79,6 +81,20 @@ class Attribution:
         if labels is not None and labels.first_time(("axis", group, axis)):
             labels.recorder.write_entry(entry("axis", group=group, axis=axis, by=by))
 
+    def declare_sharding(self, scheme: str, group: Any, by: str) -> None:
+        """Write over how many ranks a framework shards the model, and how: none, zero1, zero2, zero3."""
+        labels, shards = self.labels(), group.size()
+        if labels is not None and labels.first_time(("sharding", scheme, shards, by)):
+            labels.recorder.write_entry(entry("sharding", scheme=scheme, shards=shards, by=by))
+
+    def has_all(self, owner: Any, names: Iterable[str], described: str = "") -> bool:
+        """Say whether an owner has all names that hooks rely on; where not, note what is not recognised, once."""
+        held = owner if isinstance(owner, Mapping) else vars(owner)
+        missing = [name for name in names if name not in held]
+        if missing:
+            self._note(_describe_missing(described or _full_name(owner), missing[0]))
+        return not missing
+
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def after_import(self, name: str, hook: Callable[[Any], object]) -> None:
@@ -89,7 +105,7 @@ class Attribution:
             try:
                 hook(module)
             except AttributeError as error:
-                self._note(f"torch has no {name}.{error.name}: its operations carry no label")
+                self._note(_describe_missing(name, error.name))
 
         after_import(name, hook_module)
 
@@ -157,7 +173,7 @@ class Attribution:
         is_static = isinstance(defined, staticmethod)
         original = getattr(owner, name, None)
         if defined is None or not callable(original):
-            self._note(f"torch has no {owner.__name__}.{name}: its operations carry no label")
+            self._note(_describe_missing(_full_name(owner), name))
             return
         new = make(original)
         setattr(owner, name, staticmethod(new) if is_static else new)
@@ -169,3 +185,16 @@ class Attribution:
         self._missing.append(text)
         if self._labels is not None:
             self._labels.recorder.write_entry(timed_entry("note", text=text))
+
+
+def _full_name(owner: Any) -> str:
+    """Return the name of a class or module; of a class of a framework with its module."""
+    module = str(getattr(owner, "__module__", ""))
+    return f"{module}.{owner.__name__}" if module.startswith(FRAMEWORKS_UPON_TORCH) else str(owner.__name__)
+
+
+def _describe_missing(owner: str, name: str | None) -> str:
+    package = owner.partition(".")[0]
+    if package in FRAMEWORKS_UPON_TORCH:
+        return f"{package} has no {owner}.{name}: what this version shards, or runs as a pipeline, is not recognised"
+    return f"torch has no {owner}.{name}: its operations carry no label"

@@ -6,10 +6,9 @@ from typing import Any
 
 from dtprof.capture.attribution_labels import Description, Labels
 from dtprof.capture.frameworks.attribution import Attribution
-from dtprof.capture.string_entries import entry
+from dtprof.capture.frameworks.pipeline_actions import OpenAction, PipelineActions, PipelinePlan
 from dtprof.records import events
 
-MOST_PLANS = 1_000
 _SETUP = ("_initialize_stage", "_initialize_stages")
 
 
@@ -35,8 +34,9 @@ class Pipelines:
     def __init__(self, attribution: Attribution) -> None:
         """Attribute operations through `attribution`."""
         self._attribution = attribution
+        self._actions = PipelineActions(attribution)
+        self._begin, self._end = self._actions.begin, self._actions.end
         self._plans: weakref.WeakKeyDictionary[Any, tuple[Labels, int]] = weakref.WeakKeyDictionary()
-        self._num_plans = 0
 
     def install(self) -> None:
         """Wait for the job to import stages and schedules."""
@@ -66,41 +66,29 @@ class Pipelines:
 
     # ---- computation ---------------------------------------------------------------------------------------------
 
-    def _begin(self, name: str, stage: int, microbatch: int) -> tuple[Labels, int] | None:
-        labels = self._attribution.labels()
-        if labels is None:
-            return None
-        recorder = labels.recorder
-        return labels, recorder.begin_span(recorder.name_id(name), False, stage, microbatch)
-
-    @staticmethod
-    def _end(started: tuple[Labels, int] | None, failed: bool) -> None:
-        if started is not None:
-            started[0].recorder.end_span(started[1], failed, 0, False)
-
-    def _begin_forward(self, stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+    def _begin_forward(self, stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> OpenAction | None:
         return self._begin(events.PP_FORWARD, stage.stage_index, fwd_chunk_id)
 
     def _begin_backward(
         self, stage: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *_: Any, **__: Any
-    ) -> tuple[Labels, int] | None:
+    ) -> OpenAction | None:
         del loss
         if not stage.has_backward:
             return None
         name = events.PP_BACKWARD if full_backward else events.PP_BACKWARD_INPUT
         return self._begin(name, stage.stage_index, bwd_chunk_id)
 
-    def _begin_weights(self, stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+    def _begin_weights(self, stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> OpenAction | None:
         if not stage.has_backward:
             return None
         return self._begin(events.PP_BACKWARD_WEIGHT, stage.stage_index, bwd_chunk_id)
 
-    def _begin_reduce(self, stage: Any, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+    def _begin_reduce(self, stage: Any, *_: Any, **__: Any) -> OpenAction | None:
         return self._begin(events.PP_REDUCE_GRAD, stage.stage_index, -1)
 
     def _begin_loss(
         self, schedule: Any, stage: Any, output: Any, target_mbs: Any, mb_index: int, *_: Any, **__: Any
-    ) -> tuple[Labels, int] | None:
+    ) -> OpenAction | None:
         del output, target_mbs
         if not stage.is_last or schedule._loss_fn is None:
             return None
@@ -143,7 +131,7 @@ class Pipelines:
 
     # ---- schedules -----------------------------------------------------------------------------------------------
 
-    def _begin_step(self, schedule: Any, *_: Any, **__: Any) -> tuple[Labels, int] | None:
+    def _begin_step(self, schedule: Any, *_: Any, **__: Any) -> OpenAction | None:
         name = events.PP_STEP if schedule._has_backward else events.PP_EVALUATION
         return self._begin(name, -1, self._plan(schedule))
 
@@ -155,31 +143,26 @@ class Pipelines:
         known = self._plans.get(schedule)
         if known is not None and known[0] is labels:
             return known[1]
-        if self._num_plans >= MOST_PLANS:
-            return 0
-        self._num_plans += 1
-        self._plans[schedule] = labels, self._num_plans
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
         first = stages[0]
         row = getattr(schedule, "rank", first.stage_index)
         order = getattr(schedule, "pipeline_order", None) or {}  # simple schedules had none before torch 2.7
-        group = _group_name(first.group)
-        labels.recorder.write_entry(
-            entry(
-                "pipeline",
-                id=self._num_plans,
+        plan = self._actions.declare(
+            PipelinePlan(
                 schedule=type(schedule).__name__,
                 num_stages=first.num_stages,
-                stages=[stage.stage_index for stage in stages],
+                stages=tuple(stage.stage_index for stage in stages),
                 microbatches=schedule._n_microbatches,
-                group=group,
+                group=_group_name(first.group),
                 group_rank=first.group_rank,
                 group_size=first.group_size,
-                order=_slots(order[row], schedule._n_microbatches) if row in order else None,
-            )
+                order=tuple(_slots(order[row], schedule._n_microbatches)) if row in order else None,
+            ),
+            "torch.distributed.pipelining",
         )
-        self._attribution.declare_use(group, "pp", "torch.distributed.pipelining")
-        return self._num_plans
+        if plan:
+            self._plans[schedule] = labels, plan
+        return plan
 
 
 def _group_name(group: Any) -> str:

@@ -42,6 +42,7 @@ class Strings:
         self.has_crowd = False  # groups beyond the last id share it
         self.axes: dict[str, str] = {}
         self.meshes: list[tables.Mesh] = []
+        self.shardings: list[tables.Sharding] = []
         self.pipelines: dict[int, tables.Pipeline] = {}
         self.bucket_layouts: list[Layout] = []
         self.threads: dict[int, str] = {}
@@ -87,6 +88,10 @@ class Strings:
             self._take_group(row)
         elif kind == "axis":
             self.axes.setdefault(str(row["group"]), str(row["axis"]))
+        elif kind == "sharding":
+            self.shardings.append(
+                tables.Sharding(scheme=str(row["scheme"]), shards=int(row["shards"]), by=str(row["by"]))
+            )
         elif kind == "mesh":
             self.meshes.append(_mesh(row))
         elif kind == "pipeline":
@@ -214,6 +219,7 @@ def names_in_tables(strings: Strings) -> dict[str, Any]:
         "device_uuid": strings.device_uuid,
         "sizes": strings.sizes,
         "meshes": tuple(strings.meshes),
+        "shardings": tuple(strings.shardings),
         "pipelines": strings.pipelines,
         "features": tuple(strings.features),
         "exceptions": tuple(strings.exceptions),

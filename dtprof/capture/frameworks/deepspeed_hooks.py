@@ -1,0 +1,80 @@
+"""Record what DeepSpeed does: how ZeRO shards the model, its data-parallel group, and the actions of its pipeline."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+
+_BY = "deepspeed"
+_INSTRUCTIONS = ("ForwardPass", "BackwardPass")
+
+
+class DeepSpeed:
+    """Hooks into the engine and the pipeline engine."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
+        self._actions = PipelineActions(attribution)
+        self._counted = CountedActions(self._actions)
+
+    def install(self) -> None:
+        """Wait for the job to import the engines."""
+        self._attribution.after_import("deepspeed.runtime.engine", self._hook_engine)
+        self._attribution.after_import("deepspeed.runtime.pipe.engine", self._hook_pipeline)
+
+    def _hook_engine(self, module: Any) -> None:
+        if self._attribution.has_all(module.DeepSpeedEngine, ("__init__", "zero_optimization_stage")):
+            self._attribution.after(module.DeepSpeedEngine, "__init__", self._see_engine)
+
+    def _see_engine(self, _: Any, engine: Any, *__: Any, **___: Any) -> None:
+        # ZeRO-3 shards over the default group unless it is given one, whatever group the engine has.
+        given = getattr(engine.optimizer, "dp_process_group", None)
+        group = given if given is not None else engine.seq_data_parallel_group or engine.data_parallel_group
+        self._attribution.declare_use(group.group_name, "dp", _BY)
+        stage = engine.zero_optimization_stage()
+        self._attribution.declare_sharding(f"zero{stage}" if stage else "none", group, _BY)
+
+    # ---- the pipeline --------------------------------------------------------------------------------------------
+
+    def _hook_pipeline(self, module: Any) -> None:
+        engine = module.PipelineEngine
+        if not self._attribution.has_all(engine, ("_exec_schedule", "_INSTRUCTION_MAP")):
+            return
+        instructions = {kind.__name__: kind for kind in engine._INSTRUCTION_MAP}
+        table = f"{module.__name__}.PipelineEngine._INSTRUCTION_MAP"
+        if not self._attribution.has_all(instructions, _INSTRUCTIONS, table):
+            return
+        self._attribution.around(engine, "_exec_schedule", self._begin_step, self._actions.end)
+        for name, begin in zip(_INSTRUCTIONS, (self._begin_forward, self._begin_backward), strict=True):
+            self._wrap(engine._INSTRUCTION_MAP, instructions[name], begin)
+
+    def _wrap(self, instructions: dict[Any, Any], kind: Any, begin: Callable[..., Any]) -> None:
+        """Replace the method of an instruction, which the engine looks up in a table."""
+        original = instructions[kind]
+        instructions[kind] = self._attribution.wrapped(original, original.__name__, begin, self._actions.end)
+
+    def _begin_step(self, engine: Any, pipe_schedule: Any) -> OpenAction | None:
+        group = engine.grid.get_pipe_parallel_group()
+        plan = self._actions.declare(
+            PipelinePlan(
+                schedule="1F1B",
+                num_stages=engine.num_stages,
+                stages=(engine.stage_id,),
+                microbatches=pipe_schedule.micro_batches,
+                group=group.group_name,
+                group_rank=engine.stage_id,
+                group_size=engine.num_stages,
+            ),
+            _BY,
+        )
+        return self._counted.begin_step(plan, trains=type(pipe_schedule).__name__ == "TrainSchedule")
+
+    def _begin_forward(self, engine: Any, buffer_id: int) -> OpenAction | None:
+        action = self._counted.begin_forward(engine.stage_id)
+        self._counted.name_forward(buffer_id)
+        return action
+
+    def _begin_backward(self, engine: Any, buffer_id: int) -> OpenAction | None:
+        return self._counted.begin_backward(buffer_id, engine.stage_id)

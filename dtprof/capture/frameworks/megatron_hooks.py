@@ -1,0 +1,80 @@
+"""Record the pipeline actions of Megatron-Core: 1F1B and its interleaved form."""
+
+import functools
+import sys
+from typing import Any
+
+from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.pipeline_actions import CountedActions, OpenAction, PipelineActions, PipelinePlan
+
+_BY = "megatron.core.pipeline_parallel"
+_SCHEDULES = {
+    "forward_backward_pipelining_without_interleaving": "1F1B",
+    "forward_backward_pipelining_with_interleaving": "Interleaved1F1B",
+}
+
+
+class Megatron:
+    """Hooks into the schedules of Megatron-Core, which call its `forward_step` and `backward_step`."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        """Attribute operations through `attribution`."""
+        self._attribution = attribution
+        self._actions = PipelineActions(attribution)
+        self._counted = CountedActions(self._actions)
+        self._first_stage = 0
+        self._num_ranks = 1
+
+    def install(self) -> None:
+        """Wait for the job to import the schedules."""
+        self._attribution.after_import(f"{_BY}.schedules", self._hook)
+
+    def _hook(self, module: Any) -> None:
+        if not self._attribution.has_all(module, (*_SCHEDULES, "forward_step", "backward_step")):
+            return
+        around, end = self._attribution.around, self._actions.end
+        for function, schedule in _SCHEDULES.items():
+            around(module, function, functools.partial(self._begin_step, schedule), end)
+        around(module, "forward_step", self._begin_forward, end)
+        self._attribution.after(module, "forward_step", self._end_forward)
+        around(module, "backward_step", self._begin_backward, end)
+
+    def _begin_step(
+        self, schedule: str, *, model: Any, num_microbatches: int, forward_only: bool = False, **options: Any
+    ) -> OpenAction | None:
+        group = _pipeline_group(options)
+        chunks = len(model) if isinstance(model, list) else 1
+        self._first_stage, self._num_ranks = group.rank(), group.size()
+        plan = self._actions.declare(
+            PipelinePlan(
+                schedule=schedule,
+                num_stages=chunks * group.size(),
+                stages=tuple(range(group.rank(), chunks * group.size(), group.size())),
+                microbatches=num_microbatches,
+                group=group.group_name,
+                group_rank=group.rank(),
+                group_size=group.size(),
+            ),
+            _BY,
+        )
+        return self._counted.begin_step(plan, trains=not forward_only)
+
+    def _begin_forward(self, *_: Any, vp_stage: int | None = None, **__: Any) -> OpenAction | None:
+        return self._counted.begin_forward(self._first_stage + (vp_stage or 0) * self._num_ranks)
+
+    def _end_forward(self, result: Any, *_: Any, **__: Any) -> None:
+        output, *_ = result
+        self._counted.name_forward(id(output))  # the schedule holds it until its backward pass
+
+    def _begin_backward(self, _: Any, output_tensor: Any, *__: Any, **___: Any) -> OpenAction | None:
+        return self._counted.begin_backward(id(output_tensor), self._first_stage)
+
+
+def _pipeline_group(options: dict[str, Any]) -> Any:
+    """Return the group of the stages: of what the schedule is given, else of Megatron's parallel state."""
+    given = getattr(options.get("pg_collection"), "pp", None) or getattr(
+        options.get("p2p_communicator"), "pp_group", None
+    )
+    if given is not None:
+        return given
+    return sys.modules["megatron.core.parallel_state"].get_pipeline_model_parallel_group()

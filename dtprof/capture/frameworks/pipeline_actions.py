@@ -1,0 +1,111 @@
+"""Record what a rank does in a pipeline: its plan, the steps, and the action of each stage and microbatch."""
+
+import dataclasses
+from typing import NamedTuple
+
+from dtprof.capture.attribution_labels import Labels
+from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.string_entries import entry
+from dtprof.records import events
+
+MOST_PLANS = 1_000
+
+
+class OpenAction(NamedTuple):
+    """An action that has begun."""
+
+    labels: Labels
+    span: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelinePlan:
+    """What a rank does in a pipeline, as the entry `pipeline` of a run has it."""
+
+    schedule: str
+    num_stages: int
+    stages: tuple[int, ...]  # of this rank
+    microbatches: int
+    group: str
+    group_rank: int
+    group_size: int
+    order: tuple[str, ...] | None = None  # the plan, a slot each; None: the framework has none
+
+
+class PipelineActions:
+    """Records spans of steps and actions."""
+
+    def __init__(self, attribution: Attribution) -> None:
+        """Record to the log that `attribution` labels."""
+        self._attribution = attribution
+        self._declared: dict[PipelinePlan, tuple[Labels, int]] = {}
+
+    def begin(self, name: str, stage: int, microbatch: int) -> OpenAction | None:
+        """Begin an action, or a step with the id of its plan in place of the microbatch."""
+        labels = self._attribution.labels()
+        if labels is None:
+            return None
+        recorder = labels.recorder
+        return OpenAction(labels, recorder.begin_span(recorder.name_id(name), False, stage, microbatch))
+
+    @staticmethod
+    def end(started: OpenAction | None, failed: bool) -> None:
+        """End an action."""
+        if started is not None:
+            started.labels.recorder.end_span(started.span, failed, 0, False)
+
+    def declare(self, plan: PipelinePlan, by: str) -> int:
+        """Return the id of a plan, which is written once; 0 beyond the limit."""
+        labels = self._attribution.labels()
+        if labels is None:
+            return 0
+        known = self._declared.get(plan)
+        if known is not None and known[0] is labels:
+            return known[1]
+        if len(self._declared) >= MOST_PLANS:
+            return 0
+        number = len(self._declared) + 1
+        self._declared[plan] = labels, number
+        labels.recorder.write_entry(entry("pipeline", id=number, **dataclasses.asdict(plan)))
+        self._attribution.declare_use(plan.group, "pp", by)
+        return number
+
+
+class CountedActions:
+    """Actions of a framework that does not number them: in a step, each stage takes its microbatches in order.
+
+    A backward pass is that of the forward pass with the same key; of a key that is not known, the next of the stage.
+    """
+
+    def __init__(self, actions: PipelineActions) -> None:
+        """Begin outside a step."""
+        self._actions = actions
+        self._next: dict[tuple[str, int], int] = {}
+        self._microbatch_of: dict[object, tuple[int, int]] = {}
+        self._last_forward = 0, 0
+
+    def begin_step(self, plan: int, *, trains: bool) -> OpenAction | None:
+        """Begin a step, of which the plan is declared."""
+        self._next.clear()
+        self._microbatch_of.clear()
+        return self._actions.begin(events.PP_STEP if trains else events.PP_EVALUATION, -1, plan)
+
+    def begin_forward(self, stage: int) -> OpenAction | None:
+        """Begin the next forward pass of a stage."""
+        self._last_forward = stage, self._count(events.PP_FORWARD, stage)
+        return self._actions.begin(events.PP_FORWARD, *self._last_forward)
+
+    def name_forward(self, key: object) -> None:
+        """Name the forward pass that ended last by a key that its backward pass will have."""
+        self._microbatch_of[key] = self._last_forward
+
+    def begin_backward(self, key: object, stage: int) -> OpenAction | None:
+        """Begin the backward pass of a key, of this stage where the key is not known."""
+        known = self._microbatch_of.pop(key, None)
+        next_one = self._count(events.PP_BACKWARD, stage if known is None else known[0])
+        return self._actions.begin(events.PP_BACKWARD, *(known or (stage, next_one)))
+
+    def _count(self, name: str, stage: int) -> int:
+        number = self._next.get((name, stage), 0)
+        self._next[name, stage] = number + 1
+        return number

@@ -1,0 +1,262 @@
+"""Adapters of Megatron-Core, DeepSpeed and FairScale, on modules by hand that have the names that these rely on."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dtprof.analysis.memory.memory_formulas import ModelShare, compare_with_formula
+from dtprof.capture.frameworks.attribution import Attribution
+from dtprof.capture.frameworks.deepspeed_hooks import DeepSpeed
+from dtprof.capture.frameworks.fairscale_hooks import FairScale
+from dtprof.capture.frameworks.megatron_hooks import Megatron
+
+F, B = "pp_forward", "pp_backward"
+
+
+class Recorder:
+    """Keeps entries, and spans by name, stage and microbatch in the order of their begins."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.spans: list[tuple[str, int, int]] = []
+        self.num_open = 0
+
+    def write_entry(self, line: str) -> None:
+        self.entries.append(json.loads(line))
+
+    def name_id(self, name: str) -> Any:
+        return name
+
+    def begin_span(self, name: Any, _: bool, stage: int, microbatch: int) -> int:
+        self.spans.append((name, stage, microbatch))
+        self.num_open += 1
+        return len(self.spans)
+
+    def end_span(self, *_: Any) -> None:
+        self.num_open -= 1
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.entries if entry["k"] == kind]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def attribution(recorder: Recorder) -> Attribution:
+    return Attribution(lambda _: recorder)  # type: ignore[arg-type,return-value]
+
+
+@pytest.fixture
+def modules() -> Iterator[Callable[..., Any]]:
+    """Give what makes a module that can be imported, for the time of the test."""
+    made = []
+
+    def make(name: str, **members: Any) -> Any:
+        module = ModuleType(name)
+        vars(module).update(members)
+        sys.modules[name] = module
+        made.append(name)
+        return module
+
+    yield make
+    for name in made:
+        del sys.modules[name]
+
+
+def group(name: str, rank: int, size: int) -> Any:
+    return SimpleNamespace(group_name=name, rank=lambda: rank, size=lambda: size)
+
+
+# ---- Megatron-Core ---------------------------------------------------------------------------------------------------
+
+MEGATRON = """
+def forward_step(number, vp_stage=None): return [number], 1
+def backward_step(input_tensor, output_tensor, output_tensor_grad): return None
+def _act(acts):
+    outputs = {}
+    for kind, chunk, number in acts:
+        if kind == "F": outputs[chunk, number], _ = forward_step(number, vp_stage=chunk)
+        else: backward_step(None, outputs.pop((chunk, number)), None)
+def forward_backward_pipelining_without_interleaving(*, acts, model, num_microbatches, forward_only=False): _act(acts)
+def forward_backward_pipelining_with_interleaving(*, acts, model, num_microbatches, forward_only=False): _act(acts)
+"""
+
+
+def megatron(modules: Callable[..., Any], rank: int, size: int, text: str = MEGATRON) -> Any:
+    modules("megatron.core.parallel_state", get_pipeline_model_parallel_group=lambda: group("7", rank, size))
+    schedules = modules("megatron.core.pipeline_parallel.schedules")
+    exec(text, vars(schedules))
+    return schedules
+
+
+def test_1f1b_of_megatron_is_recorded_with_stages_and_microbatches(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    schedules = megatron(modules, rank=0, size=2)
+    Megatron(attribution).install()
+    acts = [("F", None, 0), ("F", None, 1), ("B", None, 0), ("B", None, 1)]
+    for _ in range(2):
+        schedules.forward_backward_pipelining_without_interleaving(acts=acts, model=object(), num_microbatches=2)
+    (plan,) = recorder.of("pipeline")
+    wanted = {"schedule": "1F1B", "num_stages": 2, "stages": [0], "microbatches": 2, "group": "7", "group_size": 2}
+    assert wanted.items() <= plan.items()
+    assert recorder.of("axis") == [
+        {"k": "axis", "group": "7", "axis": "pp", "by": "megatron.core.pipeline_parallel"},
+    ]
+    assert recorder.spans == [("pp_step", -1, plan["id"]), (F, 0, 0), (F, 0, 1), (B, 0, 0), (B, 0, 1)] * 2
+    assert recorder.num_open == 0
+
+
+def test_interleaved_backward_passes_belong_to_the_stage_of_their_output(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    schedules = megatron(modules, rank=1, size=2)
+    Megatron(attribution).install()
+    acts = [("F", 0, 0), ("F", 1, 0), ("F", 0, 1), ("B", 1, 0), ("F", 1, 1), ("B", 0, 0), ("B", 1, 1), ("B", 0, 1)]
+    schedules.forward_backward_pipelining_with_interleaving(acts=acts, model=[1, 2], num_microbatches=2)
+    (plan,) = recorder.of("pipeline")
+    assert (plan["schedule"], plan["num_stages"], plan["stages"]) == ("Interleaved1F1B", 4, [1, 3])
+    assert recorder.spans[1:] == [
+        (F, 1, 0), (F, 3, 0), (F, 1, 1), (B, 3, 0), (F, 3, 1), (B, 1, 0), (B, 3, 1), (B, 1, 1),
+    ]  # fmt: skip
+
+
+def test_evaluation_of_megatron_is_no_step_of_training(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    schedules = megatron(modules, rank=0, size=2)
+    Megatron(attribution).install()
+    schedules.forward_backward_pipelining_without_interleaving(
+        acts=[("F", None, 0)], model=object(), num_microbatches=1, forward_only=True
+    )
+    assert recorder.spans == [("pp_evaluation", -1, 1), (F, 0, 0)]
+
+
+def test_megatron_with_other_names_runs_unhooked_and_that_is_said_once(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    schedules = megatron(modules, rank=0, size=2, text=MEGATRON.replace("backward_step", "backward_of_stage"))
+    Megatron(attribution).install()
+    attribution.labels()
+    schedules.forward_backward_pipelining_without_interleaving(
+        acts=[("F", None, 0), ("B", None, 0)], model=object(), num_microbatches=1
+    )
+    assert recorder.spans == []
+    assert [note["text"] for note in recorder.of("note")] == [
+        "megatron has no megatron.core.pipeline_parallel.schedules.backward_step: what this version shards, or runs "
+        "as a pipeline, is not recognised"
+    ]
+
+
+# ---- DeepSpeed -------------------------------------------------------------------------------------------------------
+
+
+class ForwardPass:
+    """An instruction of a schedule."""
+
+
+class BackwardPass:
+    """An instruction of a schedule."""
+
+
+class TrainSchedule(list[Any]):
+    """A schedule: instructions and their buffers."""
+
+    micro_batches = 2
+
+
+def pipeline_engine() -> Any:
+    class PipelineEngine:
+        stage_id, num_stages = 1, 2
+        grid = SimpleNamespace(get_pipe_parallel_group=lambda: group("3", 1, 2))
+
+        def _exec_forward_pass(self, buffer_id: int) -> None:
+            assert buffer_id >= 0
+
+        def _exec_backward_pass(self, buffer_id: int) -> None:
+            assert buffer_id >= 0
+
+        _INSTRUCTION_MAP = {ForwardPass: _exec_forward_pass, BackwardPass: _exec_backward_pass}  # noqa: RUF012
+
+        def _exec_schedule(self, pipe_schedule: Any) -> None:
+            for kind, buffer in pipe_schedule:
+                self._INSTRUCTION_MAP[kind](self, buffer_id=buffer)
+
+    return PipelineEngine
+
+
+def test_pipeline_of_deepspeed_is_recorded_by_its_buffers(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    engine = pipeline_engine()
+    modules("deepspeed.runtime.pipe.engine", PipelineEngine=engine)
+    DeepSpeed(attribution).install()
+    acts = [(ForwardPass, 0), (ForwardPass, 1), (BackwardPass, 1), (BackwardPass, 0)]
+    engine()._exec_schedule(TrainSchedule(acts))
+    (plan,) = recorder.of("pipeline")
+    assert (plan["schedule"], plan["stages"], plan["microbatches"], plan["group_size"]) == ("1F1B", [1], 2, 2)
+    assert recorder.spans == [("pp_step", -1, plan["id"]), (F, 1, 0), (F, 1, 1), (B, 1, 1), (B, 1, 0)]
+    assert recorder.num_open == 0
+
+
+def test_zero_of_deepspeed_is_recorded_with_the_group_that_it_shards_over(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    class DeepSpeedEngine:
+        def __init__(self, stage: int, given: Any) -> None:
+            self.seq_data_parallel_group, self.data_parallel_group = None, group("1", 0, 4)
+            self.optimizer = SimpleNamespace(dp_process_group=given)
+            self._stage = stage
+
+        def zero_optimization_stage(self) -> int:
+            return self._stage
+
+    modules("deepspeed.runtime.engine", DeepSpeedEngine=DeepSpeedEngine)
+    DeepSpeed(attribution).install()
+    DeepSpeedEngine(0, None)
+    DeepSpeedEngine(3, group("0", 0, 8))
+    assert [(entry["scheme"], entry["shards"]) for entry in recorder.of("sharding")] == [("none", 4), ("zero3", 8)]
+    assert [(entry["group"], entry["axis"]) for entry in recorder.of("axis")] == [("1", "dp"), ("0", "dp")]
+
+
+# ---- FairScale -------------------------------------------------------------------------------------------------------
+
+
+def test_oss_of_fairscale_shards_the_state_of_the_optimizer(
+    recorder: Recorder, attribution: Attribution, modules: Callable[..., Any]
+) -> None:
+    class OSS:
+        def __init__(self) -> None:
+            self.group = group("0", 0, 2)
+
+    modules("fairscale.optim.oss", OSS=OSS)
+    FairScale(attribution).install()
+    OSS()
+    assert recorder.of("sharding") == [{"k": "sharding", "scheme": "zero1", "shards": 2, "by": "fairscale"}]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_whole", "held", "formula"),
+    [
+        # 2 ranks, 16-bit parameters of 40 KB in all: in units of these 1 parameters, 1 gradients, 6 optimizer state.
+        ("zero1", True, (40, 40, 120), 40 * (2 + 6 / 2)),
+        ("zero2", True, (40, 20, 120), 40 * (1 + 7 / 2)),
+        ("zero2", False, (20, 20, 120), 40 * (1 + 7 / 2)),  # FSDP holds shards of parameters between steps
+        ("zero3", False, (20, 20, 120), 40 * 8 / 2),
+    ],
+)
+def test_formula_takes_parameters_as_the_scheme_holds_them(
+    scheme: str, is_whole: bool, held: tuple[int, int, int], formula: float
+) -> None:
+    share = ModelShare(scheme=scheme, is_told=True, shards=2, holds_whole=is_whole)
+    names = ("parameters", "gradients", "optimizer_state")
+    found = compare_with_formula(dict(zip(names, (1000 * size for size in held), strict=True)), share)
+    assert found is not None
+    assert found.state_formula_bytes == 1000 * formula
