@@ -69,10 +69,13 @@ class RankBuilder:
     pipelines: dict[int, tables.Pipeline] = field(default_factory=dict)
     windows: tuple[tables.Window, ...] = ()
     device_uuid: str = ""
+    started_later_s: int = -1  # by the wall clock; -1: an hour after the attempt before, which was not active any more
 
     def __post_init__(self) -> None:
         """Declare the default group."""
         self.pid = 10_000 + self.rank
+        if self.started_later_s < 0:
+            self.started_later_s = 3600 * self.attempt
         self._ops: list[str] = []
         self._operations: list[dict[str, Any]] = []
         self._spans: list[dict[str, Any]] = []
@@ -302,7 +305,7 @@ class RankBuilder:
             ended_ns=max(times) if self.closed else UNKNOWN_NS,
             first_ns=START_NS,
             last_ns=max(times),
-            monotonic_to_realtime_ns=WALL_CLOCK_NS - START_NS,
+            monotonic_to_realtime_ns=WALL_CLOCK_NS - START_NS + self.started_later_s * 1_000_000_000,
             dropped_events=self.dropped_events,
             truncated=self.truncated,
             closed=self.closed,

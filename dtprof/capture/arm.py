@@ -129,6 +129,7 @@ class Process:
                 local_rank=local_rank,
                 world_size=world_size,
                 attempt=attempt,
+                meeting=_meeting(),
                 tap="native" if recorder.__class__.__name__ == "module" else "python",
                 **_process_fields(torch.__version__),
             )
@@ -274,6 +275,14 @@ def _process_fields(torch_version: str) -> dict[str, object]:
         "monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
         "realtime_ns": time.clock_gettime_ns(time.CLOCK_REALTIME),
     }
+
+
+def _meeting() -> str | None:
+    """Return where the ranks of this process meet, which differs between replicas of a job; None: nothing says it."""
+    if name := os.environ.get("REPLICA_GROUP_ID"):
+        return f"replica group {name}"  # of torchft
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return f"{address}:{port}" if address and port else None
 
 
 def _number(name: str, default: int) -> int:

@@ -31,11 +31,19 @@ def first_entry(group_id: int, group: Any) -> str:
     return entry(
         "group",
         id=group_id,
-        name=group.group_name,
+        name=name_of(group),
         description=group.group_desc,
         size=group.size(),
         rank=group.rank(),
     )
+
+
+def name_of(group: Any) -> str:
+    """Return the name of a group: of one that torch has not named, as those of torchft, a name by its object."""
+    try:
+        return str(group.group_name)
+    except RuntimeError:  # ProcessGroup name not set
+        return f"{type(group).__name__} {id(group):#x}"
 
 
 ids: dict[str, int] = {}

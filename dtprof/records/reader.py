@@ -35,6 +35,7 @@ from dtprof.records.rank_log.segments import (
 )
 from dtprof.records.rank_log.short_logs import MOST_SHORT, MOST_TOGETHER, ShortLog, decode_logs
 from dtprof.records.rank_log.strings import Strings, int_or_0, json_lines, names_in_tables, read_strings
+from dtprof.records.replicas import RankProcess, describe_replicas, separate_replicas
 from dtprof.records.run_cache import RankCache
 from dtprof.records.tables import Array, Manifest, NodeMemory, ProcessExit, RankTables
 
@@ -179,7 +180,11 @@ def _find_files(url: str) -> remote.RemoteFiles:
 
 def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str = "") -> Run:
     """Open a run directory; names of the folders of ranks where they are not there yet."""
-    folders = _find_rank_folders(path) if rank_folders is None else _by_rank(path / name for name in rank_folders)
+    folders, replicas = (
+        separate_replicas(_find_rank_folders(path), _read_process)
+        if rank_folders is None
+        else (_by_rank(path / name for name in rank_folders), 1)
+    )
     problems: list[str] = []
     document = _read_document(path / paths.MANIFEST, problems)
     if document is None and not folders:
@@ -203,9 +208,13 @@ def _open(path: Path, rank_folders: Iterable[str] | None = None, *, origin: str 
         processes += json_lines(node / paths.PROCESSES, problems)
         mismatches += json_lines(node / paths.MISMATCHES, problems)
         stacks[node.name] = _read_document(node / paths.STACKS, problems) or {}
+    manifest = _manifest(document)
+    if replicas > 1:
+        cannot_tell = (*manifest.cannot_tell, describe_replicas(replicas, folders))
+        manifest = dataclasses.replace(manifest, cannot_tell=cannot_tell)
     return Run(
         path=path,
-        manifest=_manifest(document),
+        manifest=manifest,
         folders=folders,
         processes=tuple(processes),
         job_facts=document or {},
@@ -241,6 +250,28 @@ def _by_rank(children: Iterable[Path]) -> dict[int, list[tuple[int, Path]]]:
     for attempts in folders.values():
         attempts.sort()
     return folders
+
+
+def _read_process(rank: int, attempt: int, folder: Path) -> RankProcess | None:
+    """Describe a process of a rank that has several; None where its log cannot be read."""
+    problems: list[str] = []
+    loaded, process = read_rank(folder, rank=rank, attempt=attempt), read_strings(folder, problems).process
+    times = [(loaded.operations["issued_ns"], loaded.operations["done_ns"])]
+    times.append((loaded.spans["begin_ns"], loaded.spans["end_ns"]))
+    last_ns = [int(column.max()) for columns in times for column in columns if len(column)]
+    if not loaded.first_ns or not process:
+        return None
+    parent = int_or_0(process.get("ppid"))
+    return RankProcess(
+        rank=rank,
+        attempt=attempt,
+        folder=folder,
+        pid=loaded.pid,
+        parent=parent,
+        meeting=str(process.get("meeting") or f"{loaded.host} {parent}"),
+        begin_ns=loaded.first_ns + loaded.monotonic_to_realtime_ns,
+        end_ns=max(last_ns, default=loaded.first_ns) + loaded.monotonic_to_realtime_ns,
+    )
 
 
 def _read_document(file: Path, problems: list[str]) -> dict[str, Any] | None:
@@ -393,6 +424,8 @@ def _tables(
     newest = headers[-1] if headers else {}
     oldest = headers[0] if headers else {}
     process = strings.process
+    # Ranks of a replica are numbered on from those of the replicas before it: so are the members of its groups.
+    strings.first_rank = rank - int_or_0(newest.get("rank", rank))
     operations, spans, samples, measured, intervals = records.joined()
     last_ns = records.last_ns
     if len(measured) and len(operations):

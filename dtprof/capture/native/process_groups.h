@@ -46,7 +46,15 @@ Group* known_group(c10d::ProcessGroup* address) {
 }
 
 // Throws what a signal handler of the job raises meanwhile.
-[[gnu::cold]] Group* look_up_group(Log* log, Thread& thread, c10d::ProcessGroup* address) {
+[[gnu::cold]] // Torch names the groups that it creates; those of torchft, whose backend is Python, have none.
+std::string name_of(const c10d::ProcessGroup& group) {
+  try {
+    return group.getGroupName();
+  } catch (const c10::Error&) {
+    return "unnamed group " + std::to_string(reinterpret_cast<uintptr_t>(&group));
+  }
+}
+Group* look_up_group(Log* log, Thread& thread, c10d::ProcessGroup* address) {
   const auto group = c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(address);
   Group* found = known_group(address);
   bool is_new = false;
@@ -63,7 +71,7 @@ Group* known_group(c10d::ProcessGroup* address) {
   }
   thread.last_group = {address, found};
   if (is_new) {
-    const std::string name = group->getGroupName();
+    const std::string name = name_of(*group);
     log->write_line("{\"k\":\"group\",\"id\":" + std::to_string(found->id) + ",\"name\":" + quoted(name) +
                     ",\"description\":" + quoted(group->getGroupDesc()) + ",\"size\":" + std::to_string(group->getSize()) +
                     ",\"rank\":" + std::to_string(group->getRank()) + "}");

@@ -199,7 +199,7 @@ class EventLog:
         new = Group(min(self._group_ids(), schema.MAX_TABLE_ENTRIES), group_descriptions.uses_gloo(process_group))
         self._groups[process_group] = new
         self.write_entry(group_descriptions.first_entry(new.id, process_group))
-        self._on_group(new.id, process_group.group_name)
+        self._on_group(new.id, group_descriptions.name_of(process_group))
         return new
 
     # ---- spans and samples ---------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ class Strings:
         self.groups: dict[int, Group] = {}
         self.has_crowd = False  # groups beyond the last id share it
         self.axes: dict[str, str] = {}
+        self.first_rank = 0
+        """The number of rank 0 of this replica."""
         self.meshes: list[tables.Mesh] = []
         self.shardings: list[tables.Sharding] = []
         self.pipelines: dict[int, tables.Pipeline] = {}
@@ -162,7 +164,11 @@ class Strings:
         groups = dict(self.groups)
         if self.has_crowd:
             del groups[schema.MAX_TABLE_ENTRIES]
-        for number, group in self.groups.items():
+        if self.first_rank:
+            for number, group in groups.items():
+                members = share(rank + self.first_rank for rank in group.ranks)
+                groups[number] = dataclasses.replace(group, ranks=members)
+        for number, group in groups.items():
             if axis := axes.get(group.name) or axis_of(group.description):
                 groups[number] = dataclasses.replace(group, axis=axis)
         return groups
