@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dtprof.analysis.comparison.comparison_series import RunFigures
     from dtprof.analysis.comparison.run_comparison import Comparison
     from dtprof.analysis.results import Summary
+    from dtprof.analysis.whatif.prediction import Prediction
     from dtprof.diagnosis.findings import Verdict
     from dtprof.interchange.public_tables.table import Column, Table
     from dtprof.report.figures.figure_source import Source
@@ -88,6 +89,25 @@ class Run:
         if not 0 <= at_least <= 1:
             raise UsageError(f"at_least is {at_least!r}; expected a share from 0 to 1, for example 0.01")
         return compare_runs(self._figures, other._figures, at_least=at_least)
+
+    def whatif(self, *fixes: str, **options: object) -> "Prediction":
+        """Return what `dtprof whatif` says: the step after changes, or without any what each single one would gain.
+
+        Parameters:
+            fixes: as behind `--fix`, such as "rank=3".
+            options: by the names of the command's options, such as network="2x" or microbatches=16.
+
+        Raises:
+            UsageError: a change is none, or names what the run does not have.
+        """
+        from dtprof.session.typed_fixes import OPTIONS, parse_fixes
+        from dtprof.session.what_if import predict
+
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise UsageError(f"there is no change {unknown[0]!r}; expected one of {', '.join(OPTIONS)}")
+        given = {name: str(value) for name, value in options.items()}
+        return predict(self._opened, self._engine, parse_fixes(fixes, given))
 
     @cached_property
     def _figures(self) -> "RunFigures":

@@ -294,6 +294,7 @@ def _manifest(document: dict[str, Any] | None) -> Manifest:
     fields = document or {}
     settings = fields.get("settings")
     status = fields.get("exit_status")
+    imported = fields.get("imported")
 
     def words(name: str) -> tuple[str, ...]:
         value = fields.get(name)
@@ -308,6 +309,7 @@ def _manifest(document: dict[str, Any] | None) -> Manifest:
         dtprof_version=str(fields.get("dtprof_version", "")),
         settings={str(k): str(v) for k, v in settings.items()} if isinstance(settings, dict) else {},
         notes=words("notes"),
+        imported=str(imported.get("format", "")) if isinstance(imported, dict) else "",
         cannot_tell=words("cannot_tell"),
     )
 

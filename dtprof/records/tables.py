@@ -433,4 +433,5 @@ class Manifest:
     dtprof_version: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    imported: str = ""  # the format of the files that the run was imported from; empty: it was recorded
     cannot_tell: tuple[str, ...] = ()  # of an imported run: what its format lacks; the subject, a colon, the reason

@@ -180,6 +180,11 @@ def replay_windows(per_rank: Sequence[Array], took: Floats) -> Floats | None:
     return _replay(tuple(map(list_acts, per_rank)), took)
 
 
+def replay_plan(plan: Plan, took: Floats, *, message_ns: float = 0.0) -> Floats | None:
+    """Return how long each replay of a plan is, given durations rank by rank; None where it cannot be replayed."""
+    return _replay(plan, took, message_ns)
+
+
 def list_acts(actions: Array) -> tuple[Act, ...]:
     """Return the actions of one rank in one step, in their order."""
     return tuple(Act(*act) for act in zip(*(actions[name].tolist() for name in Act._fields), strict=True))

@@ -27,11 +27,15 @@ from dtprof.records import events
 
 FORMAT = "StragglerAnalysis"
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "gmc", "mb_id")
+CHUNK = "mc"  # of the stages of a rank the one that an operation is of; not in every table
 MAX_SECONDS = 1e8
 MAX_NUMBER = 1e9
 COMPUTE = {"forward-compute": events.PP_FORWARD, "backward-compute": events.PP_BACKWARD}
-OPTIMIZER = ("optimizer", "optimizer-clip-main-grad")
+CLIP = "optimizer-clip-main-grad"
+OPTIMIZER = ("optimizer", CLIP)
 PAUSE = "gc"
+CLIP_PHASE = "clip_gradients"
+"""What the program marks where an optimizer clips gradients: it waits for the norms of all other ranks there."""
 MESSAGES = {
     "forward-send": ("send", 1, 0),
     "forward-recv": ("recv", -1, 0),
@@ -94,12 +98,12 @@ def _read(path: Path) -> Rows:
                 f"{path} is a parquet table without {', '.join(missing)} (it has {', '.join(names[:8])}); expected the "
                 "trace-NAME.parquet of StragglerAnalysis."
             )
-        table = parquet.read_table(path, columns=list(COLUMNS))
+        table = parquet.read_table(path, columns=[*COLUMNS, *(name for name in (CHUNK,) if name in names)])
         rows = {
             name: np.asarray(
                 table[name].cast(arrow.string()).to_pylist() if name == "optype" else table[name].to_numpy()
             )
-            for name in COLUMNS
+            for name in table.column_names
         }
     except (OSError, ValueError, TypeError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0][:120].rstrip(".") if str(error) else type(error).__name__
@@ -122,6 +126,8 @@ def _checked(path: Path, rows: Rows) -> Rows:
             raise NotATraceError(f"{path}: column {name} holds {rows[name].dtype}, expected numbers. Copy it again.")
         if name != "optype" and not (np.abs(rows[name].astype(np.float64)) < MAX_NUMBER).all():
             raise NotATraceError(f"{path}: column {name} holds an empty or impossible value. Copy it again.")
+    # The end of an operation in the precision of the table: it began, and others arrived, at times of that precision.
+    ends = (rows["start_ts"] + rows["duration"]).astype(np.float64)
     for name in ("start_ts", "duration"):
         seconds = rows[name].astype(np.float64)
         if not np.isfinite(seconds).all() or (np.abs(seconds) > MAX_SECONDS).any() or (seconds < 0).any():
@@ -129,13 +135,17 @@ def _checked(path: Path, rows: Rows) -> Rows:
                 f"{path}: {name} holds a value that is no time in seconds; expected 0 or more. Copy it."
             )
         rows[name] = np.round(seconds * 1e9).astype(np.int64)
+    rows["end_ts"] = np.round(ends * 1e9).astype(np.int64)
     for name, most in (("rank", MAX_WORLD_SIZE), ("stage", MAX_WORLD_SIZE), ("dp_rank", MAX_WORLD_SIZE)):
         if (rows[name] < 0).any() or (rows[name] >= most).any():
             raise NotATraceError(
                 f"{path}: {name} holds {int(rows[name].min())} to {int(rows[name].max())}; expected ranks."
             )
         rows[name] = rows[name].astype(np.int64)
-    for name in ("step", "seq_id", "gmc", "mb_id"):
+    chunks = rows.get(CHUNK)
+    if chunks is None or chunks.dtype.kind not in "iu":
+        rows[CHUNK] = np.zeros(len(rows["rank"]), np.int64)
+    for name in ("step", "seq_id", "gmc", "mb_id", CHUNK):
         rows[name] = rows[name].astype(np.int64)
     order = np.lexsort((rows["start_ts"], rows["step"], rows["rank"]))
     return {name: column[order] for name, column in rows.items()}
@@ -156,7 +166,9 @@ def _layout(path: Path, rows: Rows) -> tuple[int, int]:
 
 def _step_lengths(rows: Rows) -> tuple[Column, Column, Column]:
     """Return the steps in the table, where each begins in the run, and its first time in the table."""
-    steps, first, last = _extents(rows["step"], rows["start_ts"], rows["start_ts"] + rows["duration"])
+    steps, first, last = _extents(
+        rows["step"], rows["start_ts"], np.maximum(rows["end_ts"], rows["start_ts"] + rows["duration"])
+    )
     return steps, np.r_[0, np.cumsum(last - first)], first
 
 
@@ -175,7 +187,7 @@ def _rank(rows: Rows, rank: int, lengths: tuple[Column, Column, Column], size: i
     own = {name: column[rows["rank"] == rank] for name, column in rows.items()}
     place = np.searchsorted(steps, own["step"])
     begin = own["start_ts"] - first[place] + starts[place]
-    end = begin + own["duration"]
+    end, rounded = begin + own["duration"], begin + own["end_ts"] - own["start_ts"]
     stage, replica = int(own["stage"][0]), int(own["dp_rank"][0])
     groups = _groups(rows, rank, stage, replica, tp_size)
     builder = RecordBuilder()
@@ -188,12 +200,15 @@ def _rank(rows: Rows, rank: int, lengths: tuple[Column, Column, Column], size: i
         )
     for name, wanted in ((events.OPTIMIZER, OPTIMIZER), (events.GARBAGE_COLLECTION, (PAUSE,))):
         chosen = np.isin(optypes, wanted)
-        builder.spans(name, begin[chosen], end[chosen])
+        builder.spans(name, begin[chosen], np.where(optypes == CLIP, rounded, end)[chosen])
+    clips = optypes == CLIP
+    if clips.any():
+        builder.spans(events.USER_PHASE + CLIP_PHASE, begin[clips], rounded[clips])
     busy = np.isin(optypes, (*COMPUTE, *OPTIMIZER))
     builder.spans(events.DEVICE_BUSY, *merge_intervals(begin[busy], end[busy]))
     acts = np.isin(optypes, list(COMPUTE))
     builder.spans(events.PP_STEP, *_extents(place[acts], begin[acts], end[acts])[1:], microbatch=1)
-    _add_communication(builder, own, begin, end, groups, stage)
+    _add_communication(builder, own, begin, rounded, groups, stage)
     chunks = sorted({int(chunk) for chunk in own["gmc"] if chunk >= 0})
     microbatches = int(own["mb_id"].max()) + 1
     return ImportedRank(
@@ -255,7 +270,7 @@ def _add_communication(
             rows.append((i, builder.op(name), POINT_TO_POINT, 1, (stage + step) % size, direction))
         elif optype in COLLECTIVES:
             name, among = COLLECTIVES[optype]
-            rows.append((i, builder.op(name), COLLECTIVE, number[among], -1, 0))
+            rows.append((i, builder.op(name), COLLECTIVE, number[among], -1, max(0, int(rank_rows[CHUNK][i]))))
     if not rows:
         return
     table = np.array(rows, np.int64)

@@ -1,0 +1,68 @@
+"""What gradients reduced in buckets of another size would add to a step.
+
+A bucket is ready when as many bytes of gradients are there as it and those before it hold, at the pace at which the
+buckets of the run filled; its transfer costs what the sizes of the run show. Buckets follow one another.
+"""
+
+import numpy as np
+
+from dtprof.analysis.whatif.fixes import DATA_PARALLEL, WHOLE_JOB, Unpredictable, fit_costs
+from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.analysis.whatif.replay import Floats
+
+SMALLEST = 1e-3
+"""Of the largest bucket: smaller reductions are of losses and norms."""
+
+
+def replay_buckets(graph: OperationGraph, size: int) -> Floats:
+    """Return what buckets of this size add to each step, ns.
+
+    Raises:
+        Unpredictable: the run has no gradient buckets of several sizes.
+    """
+    name = f"buckets={size}"
+    chosen = graph.is_of(lambda kind: kind.op == "all_reduce" and kind.group in (*DATA_PARALLEL, *WHOLE_JOB)) & (
+        graph.issued_by >= 0
+    )
+    if chosen.any():
+        chosen &= graph.nbytes >= SMALLEST * graph.nbytes[chosen].max()
+    rows = np.flatnonzero(chosen)
+    if not len(rows) or not graph.nbytes[rows].any():
+        raise Unpredictable(f"{name}: the measured steps have no all_reduce of gradients over data-parallel replicas")
+    cost = fit_costs(graph.nbytes[rows], graph.durations[rows])
+    if cost.ns_per_byte is None:
+        raise Unpredictable(
+            f"{name}: all buckets are about as large, so that a latency and a bandwidth cannot be told apart; record a "
+            "run with buckets of several sizes"
+        )
+    ends = graph.dependencies.replay(graph.durations[:, np.newaxis])[:, 0]
+    added = np.zeros(graph.num_steps)
+    for step in range(graph.num_steps):
+        some = rows[graph.step[rows] == step]
+        instances, place = np.unique(graph.instance[some], return_inverse=True)
+        ready = np.full(len(instances), -np.inf)
+        np.maximum.at(ready, place.reshape(-1), ends[graph.issued_by[some]])
+        nbytes = np.zeros(len(instances))
+        nbytes[place.reshape(-1)] = graph.nbytes[some]
+        order = np.argsort(ready, kind="stable")
+        if len(order):
+            added[step] = _finish(*_refill(ready[order], nbytes[order], size), cost.latency_ns, cost.ns_per_byte)
+            added[step] -= _finish(ready[order], nbytes[order], cost.latency_ns, cost.ns_per_byte)
+    return added
+
+
+def _refill(ready: Floats, nbytes: Floats, size: int) -> tuple[Floats, Floats]:
+    """Return when buckets of another size are ready, and their sizes."""
+    there = np.cumsum(nbytes)
+    pace = (ready[-1] - ready[0]) / max(there[-1] - there[0], 1.0)
+    first = ready[0] - pace * nbytes[0]
+    bounds = np.append(np.arange(size, there[-1], size, dtype=np.float64), there[-1])
+    return np.interp(bounds, np.r_[0.0, there], np.r_[first, ready]), np.diff(bounds, prepend=0.0)
+
+
+def _finish(ready: Floats, nbytes: Floats, latency_ns: float, ns_per_byte: float) -> float:
+    """Return when the last bucket is reduced."""
+    end = -np.inf
+    for begin, length in zip(ready.tolist(), nbytes.tolist(), strict=True):
+        end = max(end, begin) + latency_ns + ns_per_byte * length
+    return float(end)

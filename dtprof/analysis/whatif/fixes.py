@@ -1,0 +1,253 @@
+"""The changes that can be asked for, and what they do to the durations of a graph.
+
+A rank, host or stage that is fixed computes like the others: each phase is scaled to the mean of the ranks that are
+not fixed (those of the same stage in other replicas, where there are any). An operation or a phase that is fixed takes
+its ideal time, the same on all ranks and in all steps; input and checkpoints are taken off the path of the step.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.errors import UsageError
+from dtprof.intervals import Column, Mask
+from dtprof.job.sound_records import list_ranks
+from dtprof.records import events
+
+RANK, HOST, STAGE, OP, PHASE = "rank", "host", "stage", "op", "phase"
+NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, BUCKETS, RANKS = (
+    "network",
+    "compute",
+    "overlap",
+    "microbatches",
+    "schedule",
+    "buckets",
+    "ranks",
+)
+IN_BACKGROUND = (events.DATA, events.CHECKPOINT)
+"""Phases that a program can take off the path of the step: what is fixed of them takes no time."""
+ON_DEVICE = (
+    events.FORWARD,
+    events.BACKWARD,
+    events.RECOMPUTE,
+    events.EVALUATION,
+    events.OPTIMIZER,
+)
+"""Phases that a faster device shortens; the rest is the host's."""
+LAST = "last"
+MIN_SIZES_RATIO = 4.0
+"""Sizes must differ by so much for a latency to be told from a bandwidth."""
+DATA_PARALLEL = ("dp_replicate", "dp", "ddp", "fsdp", "dp_shard")
+"""Axes that grow with the number of ranks; of several in a run the first."""
+WHOLE_JOB = ("default_pg",)
+"""The group of all ranks: where no axis divides the model, they are replicas."""
+OF_MODEL = ("tp", "pp", "cp", "ep", "sp", "mp")
+MAX_GROWTH = 16
+"""How many times the measured replicas a prediction may go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """One change: what is changed, and to what, as it is typed."""
+
+    what: str
+    value: str
+
+    def __str__(self) -> str:
+        """Return it as results name it."""
+        return f"{self.what}={self.value}"
+
+    @property
+    def number(self) -> float:
+        """Return the value as a number; parsed and checked where it was typed."""
+        return float(self.value.removesuffix("x"))
+
+
+class Unpredictable(Exception):
+    """A change cannot be predicted from this run; the message is a sentence that says why."""
+
+
+def fix_durations(graph: OperationGraph, fix: Fix, durations: Floats) -> Floats:
+    """Return durations after a change that leaves the order of operations as it is.
+
+    Raises:
+        UsageError: the run has no such rank, host, stage, operation or phase.
+        Unpredictable: the run does not hold what the prediction needs.
+    """
+    if fix.what in (RANK, HOST, STAGE):
+        return _liken(graph, _choose_ranks(graph, fix), durations, fix)
+    if fix.what == OP:
+        return np.where(_of_operation(graph, fix.value), graph.ideal, durations)
+    if fix.what == PHASE:
+        chosen = graph.is_of(lambda kind: not kind.is_communication and kind.name == fix.value)
+        if not chosen.any():
+            names = [kind.name for kind in graph.kinds if not kind.is_communication]
+            raise UsageError(f"--fix {fix}: no rank spent time in it; expected one of {', '.join(names)}")
+        return np.where(chosen, 0.0 if fix.value in IN_BACKGROUND else graph.ideal, durations)
+    if fix.what == NETWORK:
+        return _speed_up_network(graph, fix.number, durations)
+    if fix.what == COMPUTE:
+        return np.where(graph.is_of(lambda kind: kind.name in ON_DEVICE), durations / fix.number, durations)
+    if fix.what == RANKS:
+        return _scale_out(graph, round(fix.number), durations)
+    raise AssertionError(fix.what)
+
+
+# ---- ranks like the others -------------------------------------------------------------------------------------------
+
+
+def _choose_ranks(graph: OperationGraph, fix: Fix) -> Collection[int]:
+    known = sorted(set(graph.rank[graph.rank >= 0].tolist()))
+    if fix.what == RANK:
+        chosen = [int(part) for part in fix.value.split(",")]
+        for rank in chosen:
+            if rank not in known:
+                raise UsageError(f"--fix {fix}: the run has no rank {rank}; expected one of {list_ranks(known)}")
+        return chosen
+    if fix.what == HOST:
+        hosts = sorted(set(graph.hosts.values()))
+        if fix.value not in hosts:
+            names = ", ".join(hosts) or "none: the run names no host"
+            raise UsageError(f"--fix {fix}: no rank ran on this host; expected one of {names}")
+        return [rank for rank, host in graph.hosts.items() if host == fix.value]
+    stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
+    if len(stages) < 2:
+        raise UsageError(f"--fix {fix}: the run has no pipeline of several stages; expected a pipeline-parallel run")
+    stage = stages[-1] if fix.value == LAST else int(fix.value)
+    if stage not in stages:
+        raise UsageError(f"--fix {fix}: the run has no stage {stage}; expected 0 to {stages[-1]}, or last")
+    return sorted(set(graph.rank[graph.stage == stage].tolist()))
+
+
+def _liken(graph: OperationGraph, ranks: Collection[int], durations: Floats, fix: Fix) -> Floats:
+    """Return durations with the phases of some ranks scaled to the mean of the others."""
+    fixed = np.isin(graph.rank, list(ranks))
+    others = (graph.rank >= 0) & ~fixed
+    if not others.any():
+        raise UsageError(f"--fix {fix} names every rank; expected some, for the others to show how fast they can be")
+    replaced = durations.copy()
+    for stage in np.unique(graph.stage[fixed]).tolist():
+        of_stage = fixed & (graph.stage == stage)
+        same = others & (graph.stage == stage)
+        alike = same if same.any() else others
+        for number, kind in enumerate(graph.kinds):
+            if kind.is_communication:
+                continue
+            own, other = of_stage & (graph.kind == number), alike & (graph.kind == number)
+            spent = durations[own].sum() / len(np.unique(graph.rank[of_stage]))
+            usual = durations[other].sum() / len(np.unique(graph.rank[alike]))
+            if spent > 0:
+                replaced[own] *= usual / spent
+    return replaced
+
+
+# ---- communication ---------------------------------------------------------------------------------------------------
+
+
+def _of_operation(graph: OperationGraph, name: str) -> Mask:
+    chosen = graph.is_of(lambda kind: name in (kind.op, kind.name))
+    if not chosen.any():
+        names = dict.fromkeys(name for kind in graph.kinds for name in (kind.op, kind.name) if name)
+        raise UsageError(
+            f"--fix op={name}: the measured steps have no such operation; expected one of {', '.join(names)}"
+        )
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferCost:
+    """What a transfer of one kind costs: a latency, and a time that grows with its size."""
+
+    latency_ns: float
+    ns_per_byte: float | None  # None: sizes are not known, or too alike to tell
+
+
+def fit_costs(nbytes: Column, took: Floats) -> TransferCost:
+    """Fit the cost of transfers to sizes, by least squares over the median of each size."""
+    known = nbytes > 0
+    sizes, place = np.unique(nbytes[known], return_inverse=True)
+    if len(sizes) < 2 or sizes[-1] < MIN_SIZES_RATIO * sizes[0]:
+        return TransferCost(latency_ns=0.0, ns_per_byte=None)
+    medians = np.array([np.median(took[known][place.reshape(-1) == i]) for i in range(len(sizes))])
+    slope, intercept = np.polyfit(sizes.astype(np.float64), medians, 1)
+    latency = min(max(float(intercept), 0.0), float(medians.min()))
+    return TransferCost(latency_ns=latency, ns_per_byte=max(float(slope), 0.0))
+
+
+def _speed_up_network(graph: OperationGraph, factor: float, durations: Floats) -> Floats:
+    """Return durations with the part of each transfer that grows with its size divided by a factor."""
+    faster = durations.copy()
+    found = False
+    for number, kind in enumerate(graph.kinds):
+        if kind.is_communication:
+            own = graph.kind == number
+            latency = fit_costs(graph.nbytes[own], graph.durations[own]).latency_ns
+            rest = np.maximum(durations[own] - latency, 0.0)
+            faster[own] = durations[own] - rest + rest / factor
+            found = True
+    if not found:
+        raise Unpredictable(f"network={factor:g}x: the measured steps have no communication between ranks")
+    return faster
+
+
+def _scale_out(graph: OperationGraph, num_ranks: int, durations: Floats) -> Floats:
+    """Return durations with collectives between replicas over more ranks, each rank with as much work as now."""
+    world = graph.world_size
+    name = f"ranks={num_ranks}"
+    axes = [axis for axis in DATA_PARALLEL if graph.group_sizes.get(axis, 1) > 1][:1]
+    if not axes and not any(graph.group_sizes.get(axis, 1) > 1 for axis in OF_MODEL):
+        axes = [axis for axis in WHOLE_JOB if graph.group_sizes.get(axis, 1) > 1][:1]
+    if not axes:
+        raise Unpredictable(
+            f"{name}: what a collective between data-parallel replicas costs was not measured in this run"
+        )
+    old, model = graph.group_sizes[axes[0]], world // graph.group_sizes[axes[0]]
+    if num_ranks % model:
+        raise UsageError(f"--ranks {num_ranks}: expected a multiple of {model}, the ranks of one replica in this run")
+    new = num_ranks // model
+    if not 1 < new <= MAX_GROWTH * old:
+        raise Unpredictable(
+            f"{name}: {new} replicas from the {old} that were measured; expected 2 to {MAX_GROWTH * old}"
+        )
+    scaled = durations.copy()
+    for number, kind in enumerate(graph.kinds):
+        size = graph.group_sizes.get(kind.group, 1)
+        if kind.is_communication and size > 1 and (kind.group == axes[0] or size == world):
+            larger = size * new / old
+            own = graph.kind == number
+            latency = fit_costs(graph.nbytes[own], graph.durations[own]).latency_ns
+            rest = np.maximum(durations[own] - latency, 0.0)
+            # A ring passes (n - 1) / n of the data over each link, in n - 1 turns.
+            scaled[own] = (durations[own] - rest) * (larger - 1) / (size - 1) + rest * (
+                (larger - 1) / larger * size / (size - 1)
+            )
+    return scaled
+
+
+def overlap_fully(graph: OperationGraph) -> Dependencies:
+    """Return dependencies in which collectives are waited for at the end of their step only; messages as they are."""
+    is_collective = graph.is_of(lambda kind: kind.is_communication and kind.op not in events.POINT_TO_POINT)
+    dependencies = graph.dependencies
+    waits = (
+        is_collective[dependencies.before] & ~is_collective[dependencies.after] & (graph.rank[dependencies.after] >= 0)
+    )
+    sources, targets = dependencies.before[waits], dependencies.after[waits]
+    ends = np.stack(graph.step_ends)
+    place = {rank: column for column, rank in enumerate(graph.rank[ends[0]].tolist())}
+    moved = np.array(
+        [
+            ends[step, place[rank]] if rank in place else target
+            for step, rank, target in zip(
+                graph.step[targets].tolist(), graph.rank[targets].tolist(), targets.tolist(), strict=True
+            )
+        ],
+        np.int64,
+    )
+    return Dependencies(
+        num_nodes=dependencies.num_nodes,
+        before=np.concatenate((dependencies.before[~waits], sources)),
+        after=np.concatenate((dependencies.after[~waits], moved)),
+    )

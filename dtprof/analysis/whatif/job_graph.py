@@ -1,0 +1,281 @@
+"""The graph of a job from the main lines of its ranks.
+
+A collective, or a message, begins when the last of its members has issued it and is done with those before it in its
+group; from there each member has its transfer. A member that was done before the last one came (a buffered send, the
+root of a broadcast) waits for nobody. Steps follow one another, so that a rank may be ahead of the others.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtprof.analysis.whatif.operation_graph import STRUCTURE, Kind, OperationGraph
+from dtprof.analysis.whatif.rank_line import LABELS, RankLine
+from dtprof.analysis.whatif.replay import Dependencies, Floats
+from dtprof.interning import Interned
+from dtprof.intervals import Column
+
+
+@dataclass
+class _Nodes:
+    """Nodes in blocks, and the edges between them."""
+
+    count: int = 0
+    durations: list[Floats] = field(default_factory=list)
+    kind: list[Column] = field(default_factory=list)
+    rank: list[Column] = field(default_factory=list)
+    step: list[Column] = field(default_factory=list)
+    before: list[Column] = field(default_factory=list)
+    after: list[Column] = field(default_factory=list)
+
+    def add(self, durations: Floats, kind: Column | int, rank: int, step: Column | int) -> Column:
+        """Add nodes and return their numbers."""
+        numbers = np.arange(self.count, self.count + len(durations))
+        self.count += len(durations)
+        self.durations.append(durations)
+        for column, value in ((self.kind, kind), (self.rank, rank), (self.step, step)):
+            column.append(np.broadcast_to(np.asarray(value, np.int64), len(durations)))
+        return numbers
+
+    def link(self, before: Column, after: Column) -> None:
+        """Let nodes follow others."""
+        self.before.append(before)
+        self.after.append(after)
+
+
+@dataclass
+class _Member:
+    """The operations of one rank in the graph."""
+
+    node: Column  # of the transfer
+    issue: Column  # the node at whose end it is issued
+    instance: Column
+    previous: Column  # the operation before it in its group, a row of these; -1: none
+
+
+def build_graph(lines: Sequence[RankLine]) -> OperationGraph | str:
+    """Return the graph of a job; a sentence where it cannot be replayed."""
+    origin = min(int(line.bounds[0]) for line in lines)
+    nodes, kinds = _Nodes(), Interned[Kind]()
+    channels: Interned[object] = Interned()
+    for label in LABELS:
+        kinds.number(Kind(name=label))
+    instances: list[Column] = []
+    members: list[_Member] = []
+    chains: list[Column] = []
+    for line in lines:
+        chain = _add_line(nodes, line, origin)
+        chains.append(chain)
+        number = np.array([channels.number(channel) for channel in line.channels], np.int64)
+        instances.append(
+            np.stack((number[line.channel], line.seq), axis=1) if len(line.seq) else np.zeros((0, 2), np.int64)
+        )
+    known, instance = np.unique(np.concatenate(instances), axis=0, return_inverse=True)
+    instance = instance.reshape(-1)
+    bounds = np.cumsum([0, *map(len, instances)])
+    arrival = np.zeros(len(known), np.int64)
+    for line, chain, (low, high) in zip(lines, chains, itertools.pairwise(bounds.tolist()), strict=True):
+        member = _add_members(nodes, line, chain, instance[low:high], kinds)
+        members.append(member)
+        ready = line.issued.copy()
+        follows = member.previous >= 0
+        ready[follows] = np.maximum(ready[follows], line.done[member.previous[follows]])
+        np.maximum.at(arrival, member.instance, ready)
+    joins = nodes.add(np.zeros(len(known)), STRUCTURE, STRUCTURE, STRUCTURE)
+    for line, member, chain in zip(lines, members, chains, strict=True):
+        _link_members(nodes, line, member, chain, arrival, joins)
+    graph = Dependencies(num_nodes=nodes.count, before=np.concatenate(nodes.before), after=np.concatenate(nodes.after))
+    if not graph.is_acyclic:
+        return "its operations wait for each other in a circle: clocks or records are damaged"
+    ends = np.stack([line.bounds for line in lines]).max(axis=0)
+    durations = np.concatenate(nodes.durations)
+    kind, rank, step = (np.concatenate(column) for column in (nodes.kind, nodes.rank, nodes.step))
+    stage = np.full(max(line.rank for line in lines) + 2, -1)
+    for line in lines:
+        stage[line.rank] = line.stage
+    ends_of = [
+        chain[np.searchsorted(line.cuts, line.bounds[1:], "left")] for line, chain in zip(lines, chains, strict=True)
+    ]
+    nbytes = np.zeros(nodes.count, np.int64)
+    instance_of, issued_by = np.full((2, nodes.count), STRUCTURE)
+    for line, member in zip(lines, members, strict=True):
+        nbytes[member.node] = line.nbytes
+        instance_of[member.node], issued_by[member.node] = member.instance, member.issue
+    used, kind = np.unique(np.append(kind, STRUCTURE), return_inverse=True)
+    kind = kind.reshape(-1)[:-1] - 1
+    found = tuple(kinds.values[number] for number in used.tolist() if number >= 0)
+    return OperationGraph(
+        dependencies=graph,
+        durations=durations,
+        modelled=_average(durations, lines, members, chains, arrival),
+        ideal=idealise(durations, kind, rank, step, nbytes, found),
+        kinds=found,
+        kind=kind,
+        rank=rank,
+        stage=np.where(rank >= 0, stage[rank], -1),
+        step=step,
+        nbytes=nbytes,
+        instance=instance_of,
+        issued_by=issued_by,
+        hosts={line.rank: line.host for line in lines if line.host},
+        group_sizes=_group_sizes(lines),
+        world_size=len(lines),
+        steps=(int(lines[0].steps[0]), int(lines[0].steps[-1])),
+        step_ends=list(np.stack(ends_of, axis=1)),
+        chained=True,
+        begins=np.array([chain[0] for chain in chains]),
+        measured_ns=np.diff(ends).astype(np.float64),
+    )
+
+
+def _average(
+    durations: Floats, lines: Sequence[RankLine], members: Sequence[_Member], chains: Sequence[Column], arrival: Column
+) -> Floats:
+    """Return durations with one transfer time for all members of an operation, and one time to wake up a rank."""
+    modelled = durations.copy()
+    together = [line.done >= arrival[member.instance] for line, member in zip(lines, members, strict=True)]
+    rows = np.concatenate([member.node[some] for member, some in zip(members, together, strict=True)])
+    instance = np.concatenate([member.instance[some] for member, some in zip(members, together, strict=True)])
+    if len(rows):
+        sums, counts = np.bincount(instance, durations[rows]), np.bincount(instance)
+        modelled[rows] = (sums / np.maximum(counts, 1))[instance]
+    for line, chain in zip(lines, chains, strict=True):
+        woken = chain[line.waits_for >= 0]
+        if len(woken):
+            modelled[woken] = durations[woken].mean()
+    return modelled
+
+
+def _group_sizes(lines: Sequence[RankLine]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for line in lines:
+        for group, size in zip(line.groups, line.group_sizes, strict=True):
+            sizes[group] = max(size, sizes.get(group, 0))
+    return sizes
+
+
+def _add_line(nodes: _Nodes, line: RankLine, origin: int) -> Column:
+    """Add the main line of one rank; durations of waits are filled in later, when their operations are there."""
+    lengths = np.diff(line.cuts, prepend=line.cuts[0]).astype(np.float64)
+    lengths[0] = line.cuts[0] - origin
+    kind = np.where(line.waits_for >= 0, STRUCTURE, line.label)
+    kind[0] = STRUCTURE
+    step = np.searchsorted(line.bounds[1:], line.cuts, "left")
+    chain = nodes.add(lengths, kind, line.rank, np.minimum(step, len(line.bounds) - 2))
+    nodes.link(chain[:-1], chain[1:])
+    return chain
+
+
+def _add_members(nodes: _Nodes, line: RankLine, chain: Column, instance: Column, kinds: Interned[Kind]) -> _Member:
+    """Add the transfers of one rank, and where each was issued."""
+    names: dict[tuple[int, int], int] = {}
+    kind = np.zeros(len(line.seq), np.int64)
+    pairs, which = (
+        np.unique(np.stack((line.op, line.group), axis=1), axis=0, return_inverse=True)
+        if len(line.op)
+        else (np.zeros((0, 2), np.int64), kind)
+    )
+    for i, (op, group) in enumerate(pairs.tolist()):
+        name, purpose = line.ops[op], line.groups[group]
+        names[op, group] = kinds.number(Kind(name=f"{name} {purpose}".strip(), op=name, group=purpose))
+        kind[which.reshape(-1) == i] = names[op, group]
+    step = np.minimum(np.searchsorted(line.bounds[1:], line.issued, "left"), len(line.bounds) - 2)
+    own = nodes.add(np.zeros(len(line.seq)), kind, line.rank, step)
+    at = np.searchsorted(line.cuts, line.issued, "right") - 1
+    issue = chain[at]
+    late = line.issued - line.cuts[at]
+    aside = np.flatnonzero(late > 0)  # issued by another thread while the line waits
+    if len(aside):
+        extra = nodes.add(late[aside].astype(np.float64), STRUCTURE, line.rank, step[aside])
+        nodes.link(issue[aside], extra)
+        issue = issue.copy()
+        issue[aside] = extra
+    previous = np.full(len(line.seq), -1, np.int64)
+    collective = (
+        np.array([not channel.is_p2p for channel in line.channels], np.bool_)[line.channel]
+        if len(line.seq)
+        else np.zeros(0, np.bool_)
+    )
+    order = np.lexsort((line.issued, line.channel))
+    order = order[collective[order]]
+    same = line.channel[order][1:] == line.channel[order][:-1]
+    in_turn = line.done[order][1:] >= line.done[order][:-1]
+    chosen = np.flatnonzero(same & in_turn)
+    previous[order[chosen + 1]] = order[chosen]
+    return _Member(node=own, issue=issue, instance=instance, previous=previous)
+
+
+def _link_members(
+    nodes: _Nodes, line: RankLine, member: _Member, chain: Column, arrival: Column, joins: Column
+) -> None:
+    """Link transfers to the arrival of the last member, to what issued them, and waits to transfers."""
+    follows = member.previous >= 0
+    if not len(line.seq):
+        return
+    before = np.where(follows, member.node[member.previous], 0)
+    nodes.link(member.issue, joins[member.instance])
+    nodes.link(before[follows], joins[member.instance[follows]])
+    began = arrival[member.instance]
+    early = line.done < began
+    nodes.link(joins[member.instance[~early]], member.node[~early])
+    nodes.link(member.issue[early], member.node[early])
+    both = early & follows
+    nodes.link(before[both], member.node[both])
+    alone = np.where(follows, np.maximum(line.issued, line.done[member.previous]), line.issued)
+    began = np.where(early, alone, began)
+    # A host sees a message completed when it waits for it: what came earlier took no longer than that wait.
+    took = np.maximum(line.done - np.maximum(began, line.seen_from), 0)
+    nodes.durations[_block_of(nodes, member.node)] = took.astype(np.float64)
+    _set_wakes(nodes, line, chain, began + took)
+    waits = np.flatnonzero(line.waits_for >= 0)
+    nodes.link(member.node[line.waits_for[waits]], chain[waits])
+
+
+def _set_wakes(nodes: _Nodes, line: RankLine, chain: Column, done: Column) -> None:
+    """Set what each wait lasts beyond the completion of its operation."""
+    waits = np.flatnonzero(line.waits_for >= 0)
+    begun = line.cuts[np.maximum(waits - 1, 0)]
+    lengths = nodes.durations[_block_of(nodes, chain)]
+    lengths[waits] = line.cuts[waits] - np.maximum(done[line.waits_for[waits]], begun)
+
+
+def _block_of(nodes: _Nodes, numbers: Column) -> int:
+    """Return the position of the block of these nodes."""
+    ends = np.cumsum([len(block) for block in nodes.durations])
+    return int(np.searchsorted(ends, numbers[0], "right"))
+
+
+def idealise(
+    durations: Floats, kind: Column, rank: Column, step: Column, nbytes: Column, kinds: Sequence[Kind]
+) -> Floats:
+    """Return ideal durations: the mean over ranks and steps for computation, the median of a size for transfers.
+
+    The pieces of a phase are compared in order where all ranks have as many of them in each step; else the phase of
+    each rank and step is scaled, as a whole, to the mean.
+    """
+    ideal = durations.copy()
+    for number, own in enumerate(kinds):
+        rows = np.flatnonzero(kind == number)
+        if not len(rows):
+            continue
+        if own.is_communication:
+            _, size = np.unique(nbytes[rows], return_inverse=True)
+            size = size.reshape(-1)
+            for each in range(int(size.max()) + 1):
+                some = rows[size == each]
+                ideal[some] = np.median(durations[some])
+            continue
+        _, place = np.unique(np.stack((rank[rows], step[rows]), axis=1), axis=0, return_inverse=True)
+        place = place.reshape(-1)
+        counts = np.bincount(place)
+        if (counts == counts[0]).all():
+            order = np.argsort(place, kind="stable")
+            table = durations[rows[order]].reshape(-1, counts[0])
+            ideal[rows[order]] = np.broadcast_to(table.mean(axis=0), table.shape).ravel()
+        else:
+            totals = np.bincount(place, durations[rows])
+            scale = np.where(totals > 0, totals.mean() / np.where(totals > 0, totals, 1), 1.0)
+            ideal[rows] *= scale[place]
+    return ideal

@@ -1,0 +1,314 @@
+"""What changes would gain: each replayed beside the run as it was, with the error of the replay.
+
+A gain is the share of the replayed step that goes. Its interval is what resampled steps of the run and of the changed
+run show (95 %), drawn apart because a changed run has steps of its own, wider by the replay error on both sides. Above
+MAX_ERROR nothing is predicted.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtprof.analysis.whatif.bucket_sizes import replay_buckets
+from dtprof.analysis.whatif.fixes import (
+    BUCKETS,
+    COMPUTE,
+    HOST,
+    IN_BACKGROUND,
+    MICROBATCHES,
+    NETWORK,
+    OP,
+    OVERLAP,
+    PHASE,
+    RANK,
+    SCHEDULE,
+    STAGE,
+    Fix,
+    Unpredictable,
+    fix_durations,
+    overlap_fully,
+)
+from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.analysis.whatif.replay import Floats
+from dtprof.analysis.whatif.schedule_fixes import PipelineTimes
+from dtprof.analysis.whatif.slowdowns import Slowdowns, measure_slowdowns
+from dtprof.errors import UsageError
+from dtprof.intervals import Column
+
+MAX_ERROR = 0.05
+"""Of the measured step: by more a replay must not miss it."""
+MAX_TABLE_RANKS = 8
+"""Ranks in the table of single fixes: those that spend most time beyond the ideal."""
+WORTH = 0.005
+"""Of the step: a smaller gain is none to act on."""
+RESAMPLED = 400
+"""How often steps are drawn for an interval."""
+CONFIDENCE = (2.5, 97.5)
+_SEED = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One or several changes together, and the step that they would make."""
+
+    fix: tuple[str, ...]
+    step_ns: float | None  # None: not predicted
+    gain: float | None  # share of the replayed step that goes; negative: it gets longer
+    interval: tuple[float, float] | None
+    assumes: str = ""
+    reason: str = ""  # why nothing is predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The replay of a run and of changes; None, or empty, where nothing can be said, with the reason."""
+
+    run: str
+    steps: tuple[int, int] | None = None
+    measured_step_ns: float | None = None
+    replayed_step_ns: float | None = None
+    replay_error: float | None = None
+    slowdowns: Slowdowns | None = None
+    scenarios: tuple[Scenario, ...] = ()
+    cannot_tell: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Scenario | None:
+        """The single change with the largest gain that the user of the job can make without other hardware."""
+        return next(
+            (
+                scenario
+                for scenario in self.scenarios
+                if scenario.gain is not None
+                and scenario.gain > WORTH
+                and scenario.interval is not None
+                and scenario.interval[0] > 0
+                and is_at_hand(scenario.fix)
+            ),
+            None,
+        )
+
+
+def is_at_hand(fix: Sequence[str]) -> bool:
+    """Say whether changes are in the hands of the user of the job: not of who buys devices and networks."""
+    at_hand = (RANK, HOST, STAGE, MICROBATCHES, SCHEDULE, BUCKETS)
+    in_background = [f"{PHASE}={phase}" for phase in IN_BACKGROUND]
+    return all(name.split("=")[0] in at_hand or name in in_background for name in fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayable:
+    """A run that can be replayed: its graph, and the actions of its pipelines."""
+
+    graph: OperationGraph
+    pipeline: PipelineTimes | None = None
+    no_pipeline: str = "the run has no pipeline schedule"  # why there is none
+    caveats: tuple[str, ...] = field(default=())
+
+
+def predict(name: str, source: Replayable, fixes: Sequence[Fix]) -> Prediction:
+    """Replay a run as it was and changed; without changes each single one that there is.
+
+    Raises:
+        UsageError: a change names what the run does not have.
+    """
+    graph = source.graph
+    replayed, modelled = graph.replay_steps(np.stack((graph.durations, graph.modelled), axis=1)).T
+    measured = float(graph.measured_ns.mean())
+    error = abs(float(modelled.mean()) - measured) / measured
+    known = Prediction(
+        run=name,
+        steps=graph.steps,
+        measured_step_ns=measured,
+        replayed_step_ns=float(modelled.mean()),
+        replay_error=error,
+        cannot_tell=(*source.caveats, *graph.caveats),
+    )
+    if error > MAX_ERROR:
+        check_fixes(source, fixes)
+        reason = (
+            f"whatif: the replayed step is {100 * error:.1f} % off the measured one, more than {100 * MAX_ERROR:g} %: "
+            f"{_name_part(graph, float(modelled.mean()) - measured)}; nothing is predicted"
+        )
+        return _with(known, cannot_tell=(*known.cannot_tell, reason))
+    slowdowns = measure_slowdowns(graph)
+    chosen = [tuple(fixes)] if fixes else [(fix,) for fix in list_single_fixes(source)]
+    scenarios = _replay_scenarios(source, chosen, replayed, error)
+    if not fixes:
+        scenarios.sort(key=lambda scenario: -(scenario.gain if scenario.gain is not None else -np.inf))
+        scenarios = [scenario for scenario in scenarios if scenario.gain is not None]
+    reasons = tuple(f"scenarios: {scenario.reason}" for scenario in scenarios if scenario.reason)
+    return _with(known, slowdowns=slowdowns, scenarios=tuple(scenarios), cannot_tell=(*known.cannot_tell, *reasons))
+
+
+def _with(known: Prediction, **more: object) -> Prediction:
+    return Prediction(**{**vars(known), **more})
+
+
+def _name_part(graph: OperationGraph, missed_ns: float) -> str:
+    """Return which part of the run is not as the replay has it, in words."""
+    differs = graph.durations != graph.modelled
+    if not differs.any():
+        return f"{abs(missed_ns) / 1e6:.3g} ms a step of the host, between operations, are not in the records"
+    kinds: list[int] = np.unique(graph.kind[differs]).tolist()
+    columns = [np.where(graph.kind == number, graph.modelled, graph.durations) for number in kinds]
+    means = graph.replay_means(np.stack([graph.durations, *columns], axis=1))
+    worst = int(np.argmax(np.abs(means[1:] - means[0])))
+    part = graph.kinds[kinds[worst]].name if kinds[worst] >= 0 else ""
+    moved = f"{abs(means[1 + worst] - means[0]) / 1e6:.3g} ms a step"
+    if not part:
+        return f"ranks take unequally long to go on after a wait: {moved}"
+    return f"the members of {part} do not take equally long once all are there: {moved}"
+
+
+def check_fixes(source: Replayable, fixes: Iterable[Fix]) -> None:
+    """Refuse changes that name what the run does not have.
+
+    Raises:
+        UsageError: one does.
+    """
+    for fix in fixes:
+        try:
+            _apply(source, [fix])
+        except Unpredictable:
+            continue
+
+
+def list_single_fixes(source: Replayable) -> list[Fix]:
+    """Return each change that the run has something for."""
+    graph = source.graph
+    ranks = np.unique(graph.rank[graph.rank >= 0])
+    fixes: list[Fix] = []
+    if len(ranks) > 1:
+        own = (graph.rank >= 0) & graph.is_of(lambda kind: not kind.is_communication)
+        late = np.bincount(graph.rank[own], (graph.durations - graph.ideal)[own], int(ranks.max()) + 1)
+        slowest = ranks[np.argsort(-late[ranks], kind="stable")[:MAX_TABLE_RANKS]]
+        fixes += [Fix(what=RANK, value=str(rank)) for rank in slowest.tolist()]
+    hosts = sorted(set(graph.hosts.values()))
+    if len(hosts) > 1:
+        fixes += [Fix(what=HOST, value=host) for host in hosts[:MAX_TABLE_RANKS]]
+    stages = np.unique(graph.stage[graph.stage >= 0]).tolist()
+    if len(stages) > 1:
+        fixes += [Fix(what=STAGE, value=str(stage)) for stage in stages[:MAX_TABLE_RANKS]]
+    ops = dict.fromkeys(kind.name for kind in graph.kinds if kind.is_communication)
+    fixes += [Fix(what=OP, value=op) for op in ops]
+    fixes += [Fix(what=PHASE, value=kind.name) for kind in graph.kinds if not kind.is_communication]
+    fixes.append(Fix(what=COMPUTE, value="1.5x"))
+    if ops:
+        fixes += [Fix(what=NETWORK, value="2x"), Fix(what=OVERLAP, value="full")]
+    if source.pipeline is not None:
+        fixes += [Fix(what=MICROBATCHES, value=str(source.pipeline.microbatches * more)) for more in (2, 4)]
+        fixes += [Fix(what=SCHEDULE, value=name) for name in source.pipeline.other_schedules]
+    return fixes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changed:
+    """A graph after changes: durations, whether collectives overlap, and what is added to each step."""
+
+    durations: Floats
+    overlaps: bool
+    added_ns: Floats  # to each step
+    error_ns: float  # of what is added
+    assumes: str
+
+
+def _apply(source: Replayable, fixes: Sequence[Fix]) -> _Changed:
+    graph, durations = source.graph, source.graph.durations
+    added: list[Floats] = [np.zeros(graph.num_steps)]
+    error_ns = 0.0
+    assumes: list[str] = []
+    pipeline: dict[str, str] = {}
+    for fix in fixes:
+        if fix.what in (MICROBATCHES, SCHEDULE):
+            pipeline[fix.what] = fix.value
+        elif fix.what == BUCKETS:
+            added.append(replay_buckets(graph, int(fix.value)))
+            assumes.append("buckets fill as fast as they did")
+        elif fix.what == OVERLAP:
+            assumes.append("collectives are waited for at the end of the step only")
+        else:
+            durations = fix_durations(graph, fix, durations)
+            if fix.what == PHASE and fix.value in IN_BACKGROUND:
+                assumes.append(f"{fix.value} runs in the background and is always ready in time")
+            elif fix.what == "ranks":
+                assumes.append("each rank has as much work as now, and the network of the new ones is as fast")
+    if pipeline:
+        times = source.pipeline
+        if times is None:
+            raise Unpredictable(
+                f"{', '.join(f'{what}={value}' for what, value in pipeline.items())}: {source.no_pipeline}"
+            )
+        window = times.predict_change(schedule=pipeline.get(SCHEDULE), microbatches=pipeline.get(MICROBATCHES))
+        added.append(np.full(graph.num_steps, window.change_ns))
+        error_ns = window.error_ns
+        assumes.append("the batch of a step stays, its microbatches take time by their size")
+    overlaps = any(fix.what == OVERLAP for fix in fixes)
+
+    return _Changed(
+        durations=durations,
+        overlaps=overlaps,
+        added_ns=np.sum(added, axis=0),
+        error_ns=error_ns,
+        assumes="; ".join(dict.fromkeys(assumes)),
+    )
+
+
+def _replay_scenarios(
+    source: Replayable, chosen: Sequence[tuple[Fix, ...]], before: Floats, error: float
+) -> list[Scenario]:
+    graph = source.graph
+    changed: list[_Changed | str] = []
+    for fixes in chosen:
+        try:
+            changed.append(_apply(source, fixes))
+        except Unpredictable as refused:
+            changed.append(str(refused))
+    steps: dict[int, Floats] = {}
+    for overlaps in (False, True):
+        some = [i for i, one in enumerate(changed) if isinstance(one, _Changed) and one.overlaps == overlaps]
+        if not some:
+            continue
+        replayed = graph if not overlaps else graph.depending_on(overlap_fully(graph))
+        columns = np.stack([one.durations for one in (changed[i] for i in some) if isinstance(one, _Changed)], axis=1)
+        steps |= dict(zip(some, replayed.replay_steps(columns).T, strict=True))
+    draws = np.random.default_rng(_SEED).integers(len(before), size=(2, RESAMPLED, len(before)))
+    scenarios = []
+    for i, (fixes, one) in enumerate(zip(chosen, changed, strict=True)):
+        names = tuple(map(str, fixes))
+        if isinstance(one, str):
+            scenarios.append(Scenario(fix=names, step_ns=None, gain=None, interval=None, reason=one))
+            continue
+        after = steps[i] + one.added_ns
+        gain = 1 - float(after.mean() / before.mean())
+        scenarios.append(
+            Scenario(
+                fix=names,
+                step_ns=float(after.mean()),
+                gain=gain,
+                interval=_interval(before, after, draws, error + one.error_ns / float(before.mean())),
+                assumes=one.assumes,
+            )
+        )
+    return scenarios
+
+
+def _interval(before: Floats, after: Floats, draws: Column, error: float) -> tuple[float, float]:
+    gains = 1 - after[draws[0]].mean(axis=1) / before[draws[1]].mean(axis=1)
+    low, high = np.percentile(gains, CONFIDENCE).tolist()
+    return low - error, high + error
+
+
+def refuse_impossible(fixes: Sequence[Fix]) -> None:
+    """Refuse changes that contradict each other.
+
+    Raises:
+        UsageError: one is asked for twice with different values.
+    """
+    given: dict[str, str] = {}
+    for fix in fixes:
+        if fix.what in (RANK, HOST, STAGE, OP, PHASE):
+            continue
+        if given.setdefault(fix.what, fix.value) != fix.value:
+            raise UsageError(f"{fix.what} is given as {given[fix.what]} and as {fix.value}; expected one value")

@@ -1,0 +1,117 @@
+"""The graph of a run, from whatever its records hold; a sentence where there is none."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dtprof.analysis.rank_surveys import Run, Surveys, survey_run
+from dtprof.analysis.run_summary import reduce_run
+from dtprof.analysis.steps.step_boundaries import MeasuredSteps, agree_on_rule, choose_steps
+from dtprof.analysis.whatif import job_graph, pipeline_graph
+from dtprof.analysis.whatif.operation_graph import OperationGraph
+from dtprof.analysis.whatif.prediction import Replayable
+from dtprof.analysis.whatif.rank_line import LineCollector, RankLine
+from dtprof.analysis.whatif.schedule_fixes import measure_times
+from dtprof.job.rank_executor import THIS_PROCESS, Executor
+from dtprof.job.sound_records import list_ranks
+from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
+
+MAX_EVENTS = 1 << 20
+"""Records of the steps that are replayed; of longer runs fewer steps."""
+MIN_STEPS = 2
+MAX_UNKNOWN = 0.02
+"""Of the operations: of more nobody saw when they were done, and what their ranks waited is not known."""
+IMPORTED_PIPELINE = "StragglerAnalysis"
+
+
+def read_graph(run: Run, executor: Executor = THIS_PROCESS, *, surveys: Surveys | None = None) -> Replayable | str:
+    """Return a run as a graph; a sentence that says what is missing."""
+    chosen = newest_ranks(run.folders)
+    surveys = surveys or survey_run(run, chosen, executor)
+    facts = surveys.facts
+    world_size = resolve_world_size((fact.world_size for fact in facts), (fact.rank for fact in facts))
+    missing = sorted(set(range(world_size)) - set(chosen))
+    used = choose_steps(list(agree_on_rule(surveys.steps).values()))
+    if not used.known:
+        return (
+            "whatif: the run has no measured steps, which a change could make shorter; record three steps or more that "
+            "end with an optimizer step or dtprof.step()"
+        )
+    if run.manifest.imported == IMPORTED_PIPELINE:
+        return _read_pipelines(run, surveys)
+    if missing:
+        return (
+            f"whatif: {list_ranks(missing)} of {world_size} left no records; expected those of all ranks, whose waits "
+            "for each other are replayed. Record all nodes, and join them with dtprof gather"
+        )
+    boots = set(surveys.boots.values())
+    if len(boots) > 1 and not surveys.one_clock:
+        return (
+            f"whatif: the clocks of {len(boots)} hosts could not be aligned; expected one clock, to see who waits for "
+            "whom. dtprof run on each node measures them"
+        )
+    first, last = _choose_steps(surveys, used)
+    collector = LineCollector(first=first, last=last)
+    reduced = reduce_run(run, executor, surveys=surveys, used=used, make_collector=lambda *_: collector.at, draws=False)
+    lines = [_with_stage(line, surveys) for line in reduced.details]
+    unknown = sum(line.unknown for line in lines)
+    count = unknown + sum(len(line.seq) for line in lines)
+    if unknown > MAX_UNKNOWN * max(1, count):
+        return (
+            f"whatif: of {unknown:,} of {count:,} operations it is not known when they were done, so that waits cannot "
+            "be told from computation; record with the native hook, and devices with their events"
+        )
+    graph = job_graph.build_graph(lines)
+    if isinstance(graph, str):
+        return f"whatif: the run cannot be replayed: {graph}"
+    times = measure_times(list(surveys.pipelines.values()), (used.first, used.last))
+    caveats = []
+    if (first, last) != (used.first, used.last):
+        caveats.append(f"whatif: of {used.last - used.first + 1:,} measured steps {first} to {last} are replayed")
+    attempt = newest_attempt(run.folders)
+    if attempt:
+        caveats.append(f"whatif: the job was restarted {attempt} times; only its last attempt is replayed")
+    return Replayable(
+        graph=graph,
+        pipeline=None if isinstance(times, str) else times,
+        no_pipeline=times if isinstance(times, str) else "",
+        caveats=tuple(caveats),
+    )
+
+
+def _choose_steps(surveys: Surveys, used: MeasuredSteps) -> tuple[int, int]:
+    """Return the first and the last step to replay: all, or as many from the middle as MAX_EVENTS allows."""
+    count = used.last - used.first + 1
+    events = sum(fact.events for fact in surveys.facts) / max(1, used.count)
+    most = max(MIN_STEPS, int(MAX_EVENTS / max(1.0, events)))
+    if count <= most:
+        return used.first, used.last
+    first = used.first + (count - most) // 2
+    return first, first + most - 1
+
+
+def _with_stage(line: RankLine, surveys: Surveys) -> RankLine:
+    pipeline = surveys.pipelines.get(line.rank)
+    return line if pipeline is None else replace(line, stage=pipeline.pipeline.group_rank)
+
+
+def _read_pipelines(run: Run, surveys: Surveys) -> Replayable | str:
+    rows = []
+    steps = agree_on_rule(surveys.steps)
+    numbers = next(iter(steps.values())).numbers
+    for tables in run.load_each(newest_ranks(run.folders)):
+        windows = steps[tables.rank].windows
+        own = pipeline_graph.read_rows(tables, np.r_[windows[:, 0], windows[-1:, 1]])
+        if isinstance(own, str):
+            return f"whatif: the run cannot be replayed: {own}"
+        rows.append(own)
+    graph: OperationGraph | str = pipeline_graph.build_graph(rows, (int(numbers[0]), int(numbers[-1])))
+    if isinstance(graph, str):
+        return f"whatif: the run cannot be replayed: {graph}"
+    times = measure_times(list(surveys.pipelines.values()), (int(numbers[0]), int(numbers[-1])))
+    return Replayable(
+        graph=graph,
+        pipeline=None if isinstance(times, str) else times,
+        no_pipeline=times if isinstance(times, str) else "",
+        caveats=("whatif: sizes are not known; a faster network shortens latencies, too",),
+    )

@@ -1,0 +1,231 @@
+"""What another schedule, or other microbatches, would make of a pipeline's window: schedules replayed with stage times.
+
+The batch of a step stays as it is: with more microbatches each is smaller, and its actions are as much shorter. Where a
+schedule cuts the model into more stages, a stage takes its part of the time of those that it is made of. Backward
+passes that the run did in one are divided into halves where a schedule has gradients of inputs and weights apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtprof.analysis.pipeline.bubbles import Key, RankPipeline, schedule_name
+from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
+from dtprof.analysis.pipeline.schedule_replay import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    LOSS,
+    Plan,
+    list_acts,
+    replay_plan,
+)
+from dtprof.analysis.whatif.fixes import Unpredictable
+from dtprof.analysis.whatif.replay import Floats
+from dtprof.errors import UsageError
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV = "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"
+SCHEDULES = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZBV, DUALPIPEV)
+ALIASES = {"interleaved1f1b": INTERLEAVED, "zero-bubble": ZB_H1, "zerobubble": ZB_H1, "zbvzerobubble": ZBV}
+_PLANNED = {GPIPE: "GPipe", ONE_F_ONE_B: "1F1B", INTERLEAVED: "Interleaved1F1B"}
+_IN_V = (ZBV, DUALPIPEV)
+MAX_ACTIONS = 20_000
+MAX_STEPS = 16
+MAX_SEARCH = 12
+_KINDS = 8
+_NAMES = {
+    "gpipe": GPIPE,
+    "1f1b": ONE_F_ONE_B,
+    "interleaved1f1b": INTERLEAVED,
+    "zbvzerobubble": ZBV,
+    "dualpipev": DUALPIPEV,
+}
+"""By what `schedule_name` calls them."""
+
+
+def parse_schedule(text: str) -> str:
+    """Return the name of a schedule.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    name = text.lower().removeprefix("schedule").replace("_", "-")
+    name = ALIASES.get(name.replace("-", ""), ALIASES.get(name, name))
+    if name not in SCHEDULES:
+        raise UsageError(f"--schedule is {text!r}; expected one of {', '.join(SCHEDULES)}")
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowChange:
+    """By how much the window of a pipeline changes, and how far replayed windows miss measured ones; means."""
+
+    change_ns: float
+    error_ns: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineTimes:
+    """What the actions of one pipeline took in some steps; ns."""
+
+    name: str  # one of SCHEDULES; else as torch calls it
+    ranks: int
+    stages: int
+    microbatches: int
+    took: Mapping[
+        int, Floats
+    ]  # by kind (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT): shape (stages, microbatches, steps)
+    message_ns: float
+    windows_ns: Floats  # of these steps, in the replay of the schedule as it ran
+    error_ns: float  # by which they miss the measured ones, mean
+
+    @property
+    def other_schedules(self) -> list[str]:
+        """Return the schedules that the pipeline could have instead."""
+        return [name for name in SCHEDULES if name != self.name and self._plan(name, self.microbatches) is not None]
+
+    def predict_change(self, *, schedule: str | None, microbatches: str | None) -> WindowChange:
+        """Return what becomes of the window.
+
+        Raises:
+            UsageError: there is no such schedule.
+            Unpredictable: it has no plan for this pipeline.
+        """
+        name = parse_schedule(schedule) if schedule else self.name
+        count = int(microbatches) if microbatches else self.microbatches
+        label = f"schedule={name}, microbatches={count}"
+        if name not in SCHEDULES:
+            raise Unpredictable(
+                f"{label}: the run's schedule {self.name!r} is none that can be planned; name one with it"
+            )
+        planned = self._plan(name, count)
+        if planned is None:
+            raise Unpredictable(f"{label}: the schedule has no plan for {self.ranks} ranks and {count} microbatches")
+        plan, took = planned
+        windows = replay_plan(plan, took, message_ns=self.message_ns)
+        if windows is None:
+            raise Unpredictable(f"{label}: the plan of the schedule cannot be replayed")
+        return WindowChange(change_ns=float((windows - self.windows_ns).mean()), error_ns=self.error_ns)
+
+    def _plan(self, name: str, microbatches: int) -> tuple[Plan, Floats] | None:
+        """Return the actions of a schedule, and what they take in each step."""
+        chunks = 1
+        if name == INTERLEAVED:
+            chunks = max(2, self.stages // self.ranks)
+        elif name in _IN_V:
+            chunks = 2
+        elif name == ZB_H1 and self.name == ZB_H1:
+            chunks = max(1, self.stages // self.ranks)
+        stages = chunks * self.ranks
+        if 3 * stages * microbatches > MAX_ACTIONS:
+            return None
+        share = self.microbatches / microbatches
+        times = {kind: _regroup(own, stages) * share for kind, own in self.took.items()}
+        times[BACKWARD] = times[BACKWARD_INPUT] + times[BACKWARD_WEIGHT]
+        plan: Plan | None
+        if name in _PLANNED:
+            plan = make_plan(_PLANNED[name], ranks=self.ranks, chunks=chunks, microbatches=microbatches)
+        elif name == ZB_H1 and chunks == 1:
+            plan = make_h1_plan(ranks=self.ranks, microbatches=microbatches)
+        else:
+            means = (times[kind].mean(axis=(1, 2)).tolist() for kind in (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
+            plan = make_zero_bubble_plan(
+                ranks=self.ranks,
+                rank_of_stage=_place_stages(self.ranks, stages, in_v=name in _IN_V),
+                microbatches=microbatches,
+                took=tuple(means),
+            )
+        if plan is None:
+            return None
+        return plan, np.array(
+            [times[act.kind][act.stage, act.microbatch % self.microbatches] for acts in plan for act in acts]
+        )
+
+
+def _place_stages(ranks: int, stages: int, *, in_v: bool) -> list[int]:
+    """Return the rank of each stage: in turn, or down and up again."""
+    if not in_v:
+        return [stage % ranks for stage in range(stages)]
+    return [stage if stage < ranks else 2 * ranks - 1 - stage for stage in range(stages)]
+
+
+def _regroup(took: Floats, stages: int) -> Floats:
+    """Return the times of so many stages of equal parts, given those of the stages of the run."""
+    before = np.concatenate((np.zeros((1, *took.shape[1:])), np.cumsum(took, axis=0)))
+    at = np.linspace(0, len(took), stages + 1)
+    low = np.minimum(at.astype(np.int64), len(took) - 1)
+    part = (at - low).reshape(-1, 1, 1)
+    times: Floats = np.diff(before[low] * (1 - part) + before[low + 1] * part, axis=0)
+    return times
+
+
+def measure_times(pipelines: Sequence[RankPipeline], used: tuple[int, int]) -> PipelineTimes | str:
+    """Return the stage times of the first pipeline whose ranks all kept actions; a sentence where there is none."""
+    by_key: dict[Key, list[RankPipeline]] = {}
+    for member in pipelines:
+        by_key.setdefault(member.key, []).append(member)
+    for members in by_key.values():
+        members.sort(key=lambda member: member.pipeline.group_rank)
+        shared = set.intersection(*(set(member.actions["step"].tolist()) for member in members))
+        steps = sorted(step for step in shared if used[0] <= step <= used[1])[:MAX_STEPS]
+        if len(members) == members[0].pipeline.group_size and steps:
+            return _measure(members, steps)
+    return "the run has no pipeline schedule" if not by_key else "no pipeline has all its ranks in the run"
+
+
+def _measure(members: Sequence[RankPipeline], steps: Sequence[int]) -> PipelineTimes | str:
+    pipeline = members[0].pipeline
+    stages, microbatches = pipeline.num_stages, max(1, pipeline.num_microbatches)
+    orders = [member.actions[member.actions["step"] == steps[0]] for member in members]
+    plan: Plan = tuple(list_acts(order) for order in orders)
+    took = np.zeros((_KINDS, stages, microbatches, len(steps)))
+    lengths = np.zeros((sum(map(len, plan)), len(steps)))
+    windows = np.zeros(len(steps))
+    for place, step in enumerate(steps):
+        orders = [member.actions[member.actions["step"] == step] for member in members]
+        if tuple(list_acts(order) for order in orders) != plan:
+            return "the ranks of its pipeline act in another order from step to step"
+        rows = np.concatenate(orders)
+        if (rows["stage"] >= stages).any() or (rows["microbatch"] >= microbatches).any():
+            return "its pipeline acts on other stages or microbatches than its schedule has"
+        lengths[:, place] = rows["end"] - rows["begin"]
+        np.add.at(took[..., place], (rows["kind"], rows["stage"], rows["microbatch"]), lengths[:, place])
+        windows[place] = rows["end"].max() - rows["begin"].min()
+    fitted = _fit_messages(plan, lengths, float(windows.mean()))
+    if fitted is None:
+        return "the actions of the ranks of its pipeline do not fit together to be replayed"
+    message_ns, replayed = fitted
+    name = schedule_name(pipeline).lower()
+    return PipelineTimes(
+        name=_NAMES.get(name, ZB_H1 if "zero" in name else name),
+        ranks=pipeline.group_size,
+        stages=stages,
+        microbatches=microbatches,
+        took={
+            FORWARD: took[FORWARD] + took[LOSS],
+            BACKWARD_INPUT: took[BACKWARD_INPUT] + took[BACKWARD] / 2,
+            BACKWARD_WEIGHT: took[BACKWARD_WEIGHT] + took[BACKWARD] / 2,
+        },
+        message_ns=message_ns,
+        windows_ns=replayed,
+        error_ns=float(np.abs(replayed - windows).mean()),
+    )
+
+
+def _fit_messages(plan: Plan, took: Floats, target: float) -> tuple[float, Floats] | None:
+    """Return how long messages take for replays to have the measured windows on average, and those windows."""
+    shortest = replay_plan(plan, took)
+    if shortest is None:
+        return None
+    low, high, best = 0.0, float(took.max()), shortest
+    for _ in range(MAX_SEARCH if shortest.mean() < target else 0):
+        middle = (low + high) / 2
+        replayed = replay_plan(plan, took, message_ns=middle)
+        assert replayed is not None  # the same plan
+        if replayed.mean() < target:
+            low, best = middle, replayed
+        else:
+            high = middle
+    return low, best

@@ -1,0 +1,83 @@
+"""A prediction in text of 80 columns: the answer first, then what the run loses, then each change."""
+
+import shlex
+
+from dtprof.analysis.whatif.prediction import Prediction, Scenario
+from dtprof.formatting import format_ns, format_table, join_lines
+from dtprof.report.text.labelled_lines import labelled
+
+LABEL = 10
+MAX_ROWS = 12
+MAX_PARTS = 4
+WORTH_SAYING = 0.005
+"""Of the step: parts that slow the run down by less are not listed."""
+WORTH_DIVIDING = 1.03
+"""Slowdowns below say too little about what causes them."""
+
+
+def whatif_text(result: Prediction) -> str:
+    """Return the text."""
+    lines: list[str] = []
+    if result.scenarios:
+        lines += labelled("what if", _headline(result), LABEL)
+    if result.replay_error is not None:
+        used = f"steps {result.steps[0]} to {result.steps[1]}" if result.steps else "steps"
+        lines += labelled(
+            "replay",
+            f"{used}: measured {format_ns(result.measured_step_ns)}, replayed {format_ns(result.replayed_step_ns)} a "
+            f"step: error {100 * result.replay_error:.2f} %",
+            LABEL,
+        )
+    slow = result.slowdowns
+    if slow is not None and slow.slowdown is not None:
+        parts = [f"{name} {share:.3f}x" for name, share in slow.by_operation.items() if share > 1 + WORTH_SAYING]
+        ranks = [f"rank {name} {share:.3f}x" for name, share in slow.by_rank.items() if share > 1 + WORTH_SAYING]
+        stages = [f"stage {name} {share:.3f}x" for name, share in slow.by_stage.items() if share > 1 + WORTH_SAYING]
+        lines += labelled("ideal", f"{format_ns(slow.ideal_ns)} a step; the run is {slow.slowdown:.3f}x as slow", LABEL)
+        for some in (parts, ranks, stages):
+            if some:
+                lines += labelled("", ", ".join(some[:MAX_PARTS]), LABEL)
+        shares = [
+            f"{label} {100 * share:.0f} %"
+            for label, share in (("the slowest 3 % of ranks", slow.m_w), ("the last stage", slow.m_s))
+            if share is not None
+        ]
+        if shares and slow.slowdown > WORTH_DIVIDING:
+            lines += labelled("", f"of the slowdown goes with an ideal {', with an ideal '.join(shares)}", LABEL)
+    known = [scenario for scenario in result.scenarios if scenario.gain is not None]
+    if known:
+        rows = [("change", "step", "gain", "between"), *map(_row, known[:MAX_ROWS])]
+        lines += ["", *format_table(rows)]
+        if len(known) > MAX_ROWS:
+            lines.append(f"{len(known) - MAX_ROWS} more: --json")
+        lines.append("")
+        for assumption in dict.fromkeys(scenario.assumes for scenario in known[:MAX_ROWS] if scenario.assumes):
+            lines += labelled("assumes", assumption, LABEL)
+    for reason in result.cannot_tell:
+        lines += labelled("caveat", reason, LABEL)
+    lines.append(f"{'next':<{LABEL}}dtprof report {shlex.quote(result.run)}")
+    return join_lines(lines)
+
+
+def _headline(result: Prediction) -> str:
+    known = [scenario for scenario in result.scenarios if scenario.gain is not None]
+    if not known:
+        return "not predicted"
+    best = known[0] if len(result.scenarios) == 1 else result.best
+    if best is None or best.gain is None:
+        return "none of the single changes that you can make would shorten steps notably"
+    name = " with ".join(best.fix)
+    change = f"{100 * abs(best.gain):.1f} % {'shorter' if best.gain >= 0 else 'longer'}"
+    between = _between(best)
+    return f"{name}: steps of {format_ns(best.step_ns)}, {change}{f' ({between})' if between else ''}"
+
+
+def _between(scenario: Scenario) -> str:
+    if scenario.interval is None:
+        return ""
+    return " to ".join(f"{100 * bound:.1f} %" for bound in scenario.interval)
+
+
+def _row(scenario: Scenario) -> tuple[str, ...]:
+    gain = f"{100 * scenario.gain:.1f} %" if scenario.gain is not None else "-"
+    return " ".join(scenario.fix), format_ns(scenario.step_ns), gain, _between(scenario)

@@ -1,0 +1,92 @@
+"""Changes as they are typed, on the command line and in Python."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from dtprof.analysis.whatif.fixes import (
+    BUCKETS,
+    COMPUTE,
+    HOST,
+    LAST,
+    MICROBATCHES,
+    NETWORK,
+    OP,
+    OVERLAP,
+    PHASE,
+    RANK,
+    RANKS,
+    SCHEDULE,
+    STAGE,
+    Fix,
+)
+from dtprof.analysis.whatif.schedule_fixes import parse_schedule
+from dtprof.errors import UsageError
+
+NAMED = (RANK, HOST, STAGE, OP, PHASE)
+OPTIONS = (NETWORK, COMPUTE, OVERLAP, MICROBATCHES, SCHEDULE, BUCKETS, RANKS)
+MAX_NUMBER = 1 << 20
+MAX_FACTOR = 1000.0
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def parse_fixes(named: Sequence[str], options: Mapping[str, str | None]) -> list[Fix]:
+    """Return changes given as WHAT=NAME, and by options.
+
+    Raises:
+        UsageError: one is none, or its value cannot be.
+    """
+    return [*map(parse_fix, named), *(parse_option(name, text) for name, text in options.items() if text is not None)]
+
+
+def parse_fix(text: str) -> Fix:
+    """Return a change given as WHAT=NAME.
+
+    Raises:
+        UsageError: it is none.
+    """
+    what, _, value = text.partition("=")
+    what, value = what.strip(), value.strip()
+    if what not in NAMED or not value:
+        raise UsageError(
+            f"--fix is {text!r}; expected {', '.join(f'{name}=...' for name in NAMED)}, for example rank=3"
+        )
+    if what == RANK and not re.fullmatch(r"\d{1,7}(,\d{1,7})*", value):
+        raise UsageError(f"--fix is {text!r}; expected ranks by number, for example rank=3 or rank=3,7")
+    if what == STAGE and value != LAST and not re.fullmatch(r"\d{1,7}", value):
+        raise UsageError(f"--fix is {text!r}; expected the number of a stage, or stage={LAST}")
+    return Fix(what=what, value=value)
+
+
+def parse_option(name: str, text: str) -> Fix:
+    """Return a change given by an option.
+
+    Raises:
+        UsageError: its value cannot be.
+    """
+    text = text.strip()
+    if name in (NETWORK, COMPUTE):
+        factor = _number(text.removesuffix("x"))
+        if not 0 < factor <= MAX_FACTOR:
+            raise UsageError(f"--{name} is {text!r}; expected a factor above 0, at most {MAX_FACTOR:g}, for example 2x")
+        return Fix(what=name, value=f"{factor:g}x")
+    if name == OVERLAP:
+        if text != "full":
+            raise UsageError(f"--overlap is {text!r}; expected full")
+        return Fix(what=name, value=text)
+    if name == SCHEDULE:
+        return Fix(what=name, value=parse_schedule(text))
+    if name == BUCKETS:
+        match = re.fullmatch(r"([0-9.]+)\s*([A-Za-z]*)", text)
+        size = _number(match[1]) * _SIZES.get(match[2].upper(), 0) if match else 0.0
+        if not 1 <= size < math.inf:
+            raise UsageError(f"--buckets is {text!r}; expected a size above 0, for example 50MB or 26214400")
+        return Fix(what=name, value=str(round(size)))
+    number = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
+    if not 1 <= number <= MAX_NUMBER:
+        raise UsageError(f"--{name} is {text!r}; expected a whole number from 1 to {MAX_NUMBER:,}")
+    return Fix(what=name, value=str(number))
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+|[0-9]+\.", text) else -1.0

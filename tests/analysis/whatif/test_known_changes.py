@@ -1,0 +1,227 @@
+"""Changes of generated jobs, whose truth is known: the changed job runs too, with the same noise."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtprof.analysis.pipeline.schedule_plans import make_h1_plan, make_plan, make_zero_bubble_plan
+from dtprof.analysis.pipeline.schedule_replay import BACKWARD, Plan, replay_plan
+from dtprof.analysis.whatif.prediction import MAX_ERROR, Prediction, Replayable, predict
+from dtprof.analysis.whatif.replay import Dependencies
+from dtprof.analysis.whatif.run_graph import read_graph
+from dtprof.errors import UsageError
+from dtprof.records.reader import open_run
+from dtprof.session import what_if
+from dtprof.session.engines import make_engine
+from dtprof.session.typed_fixes import parse_fix, parse_option
+from tests.builders import RankBuilder, write_run
+from tests.synthetic import Job, generate
+
+JOB = Job(dp=4, steps=8, jitter=0.02)
+LAYOUTS = {
+    "dp": JOB,
+    "tp": replace(JOB, dp=2, tp=2),
+    "pp": replace(JOB, dp=1, pp=4, microbatches=8),
+    "3d": replace(JOB, dp=2, tp=2, pp=2, microbatches=4),
+    "overlapped": replace(JOB, overlapped=True),
+}
+
+
+def what_if_of(folder: Path, job: Job, *fixes: str) -> Prediction:
+    generate(folder, job)
+    parsed = [parse_option(*fix[2:].split("=")) if fix.startswith("--") else parse_fix(fix) for fix in fixes]
+    return what_if.predict(open_run(folder), make_engine("local"), parsed)
+
+
+def graph_of(folder: Path, job: Job) -> Replayable:
+    generate(folder, job)
+    source = read_graph(open_run(folder))
+    assert isinstance(source, Replayable)
+    return source
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_straggler_that_is_mended_gains_what_was_predicted(layout: str, tmp_path: Path) -> None:
+    job = LAYOUTS[layout]
+    predicted = what_if_of(tmp_path / "slow", replace(job, slow={1: 1.3}), "rank=1")
+    truth = what_if_of(tmp_path / "sound", job).measured_step_ns
+    (scenario,) = predicted.scenarios
+    assert predicted.replay_error is not None
+    assert predicted.replay_error < 0.01
+    assert scenario.step_ns == pytest.approx(truth, rel=0.01)
+
+
+@pytest.mark.parametrize("more", [4, 16])
+def test_more_microbatches_of_the_same_batch_make_the_step_that_was_predicted(more: int, tmp_path: Path) -> None:
+    job = Job(dp=1, pp=4, steps=8, microbatches=8, layers=4)
+    predicted = what_if_of(tmp_path / "before", job, f"--microbatches={more}")
+    changed = replace(job, microbatches=more, layer_ns=job.layer_ns * 8 // more)
+    truth = what_if_of(tmp_path / "after", changed).measured_step_ns
+    assert predicted.scenarios[0].step_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_another_schedule_makes_the_step_that_was_predicted(tmp_path: Path) -> None:
+    job = Job(dp=1, pp=4, steps=8, microbatches=8, layers=4, jitter=0.02)
+    gpipe = replace(job, interleave_backward=False)
+    changed = what_if_of(tmp_path / "gpipe", gpipe, "--schedule=1f1b").scenarios[0]
+    truth = what_if_of(tmp_path / "1f1b", job).measured_step_ns
+    assert changed.step_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_without_changes_single_ones_are_listed_by_gain_with_the_straggler_as_the_best(tmp_path: Path) -> None:
+    predicted = what_if_of(tmp_path, replace(JOB, slow={2: 1.5}))
+    gains = [scenario.gain for scenario in predicted.scenarios if scenario.gain is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert len(gains) == len(predicted.scenarios) > 8
+    assert predicted.best is not None
+    assert predicted.best.fix == ("rank=2",)
+
+
+def test_changes_together_gain_more_than_each(tmp_path: Path) -> None:
+    job = replace(JOB, slow={1: 1.3, 2: 1.5})
+    generate(tmp_path, job)
+    run, engine = open_run(tmp_path), make_engine("local")
+    both, one = (what_if.predict(run, engine, list(map(parse_fix, fixes))) for fixes in (["rank=1,2"], ["rank=2"]))
+    assert (both.scenarios[0].gain or 0) > (one.scenarios[0].gain or 0) > 0.1
+
+
+def test_collectives_that_are_waited_for_at_the_end_of_the_step_overlap(tmp_path: Path) -> None:
+    # Two layers a step, each with 300 us of gradients, of which only the last ones have nothing left to hide behind.
+    predicted = what_if_of(tmp_path, replace(JOB, jitter=0.0), "--overlap=full").scenarios[0]
+    assert predicted.gain is not None
+    assert 0.02 < predicted.gain < 0.1
+
+
+def test_a_replay_that_misses_the_step_predicts_nothing_and_names_the_part(tmp_path: Path) -> None:
+    source = graph_of(tmp_path, JOB)
+    graph = source.graph
+    transfers = graph.is_of(lambda kind: kind.op == "all_reduce")
+    missed = replace(graph, modelled=np.where(transfers, 5 * graph.durations, graph.durations))
+    found = predict("run", replace(source, graph=missed), [])
+    assert found.replay_error is not None
+    assert found.replay_error > MAX_ERROR
+    assert found.slowdowns is None
+    assert not found.scenarios
+    assert "the members of all_reduce" in found.cannot_tell[-1]
+    assert "nothing is predicted" in found.cannot_tell[-1]
+
+
+def test_long_runs_are_replayed_in_part_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtprof.analysis.whatif.run_graph.MAX_EVENTS", 200)
+    found = what_if_of(tmp_path, replace(JOB, steps=20))
+    assert found.steps is not None
+    assert found.steps[1] - found.steps[0] < 10
+    assert "measured steps" in found.cannot_tell[0]
+
+
+@pytest.mark.parametrize(
+    ("fix", "sentence"),
+    [
+        ("rank=9", "the run has no rank 9; expected one of ranks 0, 1, 2, 3"),
+        ("rank=0,1,2,3", "names every rank"),
+        ("host=x", "no rank ran on this host"),
+        ("stage=1", "no pipeline of several stages"),
+        ("op=all_to_all", "the measured steps have no such operation"),
+        ("phase=checkpoint", "no rank spent time in it"),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused_with_what_it_has(fix: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        what_if_of(tmp_path, JOB, fix)
+
+
+@pytest.mark.parametrize(
+    ("fix", "sentence"),
+    [
+        ("--microbatches=16", "no pipeline schedule"),
+        ("--schedule=zbv", "no pipeline schedule"),
+        ("--ranks=4000", "4000 replicas from the 4"),
+        ("--buckets=1MB", "about as large"),
+    ],
+)
+def test_what_the_run_does_not_show_is_not_predicted(fix: str, sentence: str, tmp_path: Path) -> None:
+    found = what_if_of(tmp_path, JOB, fix)
+    assert found.scenarios[0].step_ns is None
+    assert "scenarios: " in found.cannot_tell[-1]
+    assert sentence in found.cannot_tell[-1]
+
+
+@pytest.mark.parametrize("text", ["rank", "rank=", "rank=x", "stage=first", "speed=2", "=3"])
+def test_what_is_no_change_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--fix is"):
+        parse_fix(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("network", "0"),
+        ("compute", "-1x"),
+        ("overlap", "half"),
+        ("schedule", "fastest"),
+        ("buckets", "50XB"),
+        ("ranks", "0"),
+        ("microbatches", "2.5"),
+    ],
+)
+def test_impossible_values_are_refused_with_what_is_expected(option: str, text: str) -> None:
+    with pytest.raises(UsageError, match=f"--{option} is .*; expected"):
+        parse_option(option, text)
+
+
+def test_runs_without_steps_and_with_missing_ranks_are_not_replayed(tmp_path: Path) -> None:
+    stepless = [RankBuilder(rank, world_size=2) for rank in range(2)]
+    for rank in stepless:
+        rank.op("all_reduce", 10, 20)
+    found = what_if.predict(open_run(write_run(tmp_path / "stepless", stepless)), make_engine("local"))
+    assert "no measured steps" in found.cannot_tell[0]
+    found = what_if_of(tmp_path / "lost", replace(JOB, lost=frozenset({2})))
+    assert "rank 2 of 4 left no records" in found.cannot_tell[0]
+
+
+# ---- replay and schedules --------------------------------------------------------------------------------------------
+
+
+def test_nodes_begin_when_the_last_of_what_they_depend_on_ends() -> None:
+    #   0 (10) --> 2 (5) --> 3 (1)
+    #   1 (20) -->
+    graph = Dependencies(num_nodes=4, before=np.array([0, 1, 2]), after=np.array([2, 2, 3]))
+    ends = graph.replay(np.array([[10.0, 30.0], [20.0, 20.0], [5.0, 5.0], [1.0, 1.0]]))
+    assert ends.T.tolist() == [[10, 20, 25, 26], [30, 20, 35, 36]]
+    assert graph.is_acyclic
+
+
+def test_nodes_that_wait_for_each_other_are_a_circle() -> None:
+    graph = Dependencies(num_nodes=3, before=np.array([0, 1, 2]), after=np.array([1, 2, 1]))
+    assert not graph.is_acyclic
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 16), (8, 16)])
+def test_zero_bubble_has_a_third_of_the_bubble_of_1f1b(ranks: int, microbatches: int) -> None:
+    one_by_one = make_plan("1F1B", ranks=ranks, chunks=1, microbatches=microbatches)
+    apart = make_h1_plan(ranks=ranks, microbatches=microbatches)
+    assert one_by_one is not None
+    before, after = (window_of(plan) - 3 * microbatches for plan in (one_by_one, apart))
+    # Qi et al.: (p - 1) (F + B + W) becomes (p - 1) (F + B - W).
+    assert before == 3 * (ranks - 1)
+    assert after == ranks - 1
+
+
+def window_of(plan: Plan) -> float:
+    took = np.array([[2.0 if act.kind == BACKWARD else 1.0] for acts in plan for act in acts])
+    window = replay_plan(plan, took)
+    assert window is not None
+    return float(window[0])
+
+
+def test_stages_in_a_v_leave_next_to_no_bubble() -> None:
+    ranks, microbatches = 4, 16
+    plan = make_zero_bubble_plan(
+        ranks=ranks,
+        rank_of_stage=[0, 1, 2, 3, 3, 2, 1, 0],
+        microbatches=microbatches,
+        took=([1.0] * 8, [1.0] * 8, [1.0] * 8),
+    )
+    assert window_of(plan) - 6 * microbatches < 3 * (ranks - 1)
