@@ -51,11 +51,11 @@ def find_unwaited(case: Case) -> list[Finding]:
 
 def _find_early_uses(job: JobState) -> list[Finding]:
     """Return a finding for each pair of lines: of an operation's call, and of a use of its buffer before the wait."""
-    lines: dict[tuple[Site, Site | None, str], dict[int, EarlyUse]] = {}
+    lines: dict[tuple[Site, Site | None], dict[int, EarlyUse]] = {}
     for rank in job.ranks.values():
         for use in rank.early_uses:
             if use.site is not None and _is_own_call(use.site):
-                lines.setdefault((use.site, use.used, use.use), {}).setdefault(rank.rank, use)
+                lines.setdefault((use.site, use.used), {}).setdefault(rank.rank, use)
     return [_finding_of_use(uses) for uses in lines.values()]
 
 
@@ -69,8 +69,9 @@ def _finding_of_use(uses: dict[int, EarlyUse]) -> Finding:
     ranks = tuple(sorted(uses))
     first = uses[ranks[0]]
     what = f"{first.op} #{first.seq} of {group_words(first.group)}{at_line(first.site)}"
-    verb = "is read" if first.use == "read" else "is written to"
-    harm = "what is read may not be there yet" if first.use == "read" else "what is sent or received may be damaged"
+    are_reads = {use.use == "read" for use in uses.values()}
+    verb = " or ".join("is read" if is_read else "is written to" for is_read in sorted(are_reads, reverse=True))
+    harm = "what is read may not be there yet" if are_reads == {True} else "what is sent or received may be damaged"
     if first.dropped:
         fate = "its handle had been dropped without a wait"
     elif first.waited:

@@ -1,8 +1,8 @@
 """The classes of error of the MPI Bugs Initiative and of MPI-CorrBench, as far as torch.distributed has them.
 
 Each is written anew as a torch program beside a sound twin. Not there: epochs and global concurrency (one-sided
-communication), and datatypes, which torch derives from tensors. Races of messages and leaked groups are there, and
-dtprof says nothing of them: `docs/explanation/measurements/verdicts.md` counts them.
+communication), and datatypes, which torch derives from tensors. Races of messages and leaked groups exist, and
+dtprof says nothing of them: see `docs/explanation/measurements/verdicts.md`.
 """
 
 import torch
@@ -22,7 +22,7 @@ def invalid_root(_: int) -> None:
     dist.broadcast(torch.ones(4), src=7)  # here
 
 
-@faulty("rank-crashed", 0)
+@faulty("rank-killed", 0)  # torch 2.13 itself reads beyond the peers of gloo
 def invalid_peer(rank: int) -> None:
     if rank == 0:
         dist.send(torch.ones(4), dst=11)  # here
@@ -31,27 +31,10 @@ def invalid_peer(rank: int) -> None:
     dist.barrier()
 
 
-@faulty("rank-crashed", 1)
-def invalid_buffer(rank: int) -> None:
-    table = torch.ones(4, 4)
-    for _ in range(2):
-        dist.all_reduce(table)
-    dist.all_reduce(table[:, 1] if rank == 1 else table[1])  # here
-
-
 @faulty("rank-crashed", 2)
 def invalid_length(rank: int) -> None:
     gathered = torch.empty(12 if rank != 2 else 11)
     dist.all_gather_into_tensor(gathered, torch.ones(4))  # here
-
-
-@faulty("rank-crashed", 1)
-def invalid_group(rank: int) -> None:
-    everybody = dist.new_group([0, 1, 2])
-    dist.all_reduce(torch.ones(4), group=everybody)
-    if rank == 1:
-        dist.destroy_process_group(everybody)
-    dist.all_reduce(torch.ones(4), group=everybody)  # here
 
 
 @faulty("rank-crashed", 0)
@@ -64,7 +47,7 @@ def invalid_list(rank: int) -> None:
 def valid_parameters(rank: int) -> None:
     table = torch.ones(4, 4)
     dist.broadcast(table, src=2)
-    dist.all_reduce(table[1])
+    dist.all_reduce(table[:, 1] if rank == 1 else table[1])  # gloo takes what is not contiguous
     dist.all_gather_into_tensor(torch.empty(12), table[rank])
     parts = [torch.empty(2) for _ in range(3)]
     dist.all_gather(parts, torch.ones(2))
@@ -123,7 +106,7 @@ def matching_group(rank: int) -> None:
     dist.all_reduce(torch.ones(4), group=second)
 
 
-@faulty("split-size-mismatch", 0, 1, ranks=2)
+@faulty("split-size-mismatch", 0, ranks=2)
 def matching_splits(rank: int) -> None:
     out = torch.empty(6)
     given = [2, 4] if rank == 0 else [3, 3]
@@ -345,7 +328,6 @@ def request_with_its_wait(rank: int) -> None:
         if rank < 2:
             work = dist.isend(torch.ones(4), 1) if rank == 0 else dist.irecv(value, 0)
             work.wait()
-            work.wait()  # once more does no harm
         works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
         for work in works:
             work.wait()
@@ -437,7 +419,7 @@ def twin_of_an_operator(_: int) -> None:
 def twin_of_a_type(_: int) -> None:
     dist.barrier()
     dist.broadcast(torch.zeros(8, dtype=torch.float16), src=0)
-    dist.broadcast(torch.zeros(8, dtype=torch.int16), src=0)
+    dist.broadcast(torch.zeros(8, dtype=torch.int32), src=0)
 
 
 @healthy()
@@ -526,20 +508,6 @@ def twin_of_a_missing_receiver(rank: int) -> None:
         dist.send(torch.ones(LARGE), dst=1)
     else:
         dist.recv(torch.ones(LARGE), src=0)
-    dist.barrier()
-
-
-@healthy()
-def twin_of_a_request_asked_until_it_is_done(rank: int) -> None:
-    for _ in range(3):
-        value = torch.zeros(4)
-        if rank == 0:
-            dist.send(torch.ones(4), dst=1)
-        elif rank == 1:
-            work = dist.irecv(value, src=0)
-            while not work.is_completed():
-                pass
-            value.sum()
     dist.barrier()
 
 
