@@ -7,6 +7,7 @@ nobody can be named), `nameable_from_log_alone` (yes, partial, no), `confidence`
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def score(verdict: Verdict, expected: dict[str, Any]) -> Score:
         ranks=ranks,
         knowable=bool(named) and not unknown,
         kind_fits=_kind_fits(finding, cause),
-        op_fits=_fits(finding and finding.op, operation(str(expected.get("op") or "").split(" ")[0])),
+        op_fits=_op_fits(finding, str(expected.get("op") or "")),
         seq_fits=_fits(finding and finding.seq, expected.get("seq") if late else None),
         waiting_fits=_fits(finding and set(finding.waiting_ranks), set(late) if late else None),
     )
@@ -90,6 +91,12 @@ def score(verdict: Verdict, expected: dict[str, Any]) -> Score:
 
 def _fits(found: object, wanted: object) -> bool | None:
     return None if wanted is None else found == wanted
+
+
+def _op_fits(finding: Finding | None, label: str) -> bool | None:
+    """Say whether the operation is one that the label names: of two that meet, `A vs B`, both are right."""
+    wanted = {name for word in re.split(r"[ /]", label) if (name := operation(word)) is not None}
+    return (finding.op if finding is not None else None) in wanted if wanted else None
 
 
 def _kind_fits(finding: Finding | None, cause: str) -> bool | None:

@@ -149,7 +149,8 @@ def _disagreeing(job: LoggedJob, fronts: dict[int, Trace], ops: dict[int, str]) 
         culprit_ranks=culprits,
         waiting_ranks=waiting,
         confidence=0.35 if one_line else 0.4 if one_sided else 0.5 if split else 0.6,
-        op=operation(fronts[waiting[0] if waiting else culprits[0]].call),
+        # A backward pass does not say which operation it is in: then the other one is all that is known.
+        op=next((name for rank in (*waiting, *culprits) if (name := operation(fronts[rank].call))), None),
         call_sites=job.sites(list(waiting)),
         culprit_call_sites=job.sites(list(culprits)),
         evidence=tuple(facts),
