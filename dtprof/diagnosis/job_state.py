@@ -16,6 +16,7 @@ from dtprof.job.groups import GroupId
 from dtprof.job.issued_operations import RankOperations
 from dtprof.job.stalls import JobProgress, had_stalled
 from dtprof.job.wait_graph import Wait, find_waits
+from dtprof.records.oom_victims import OomVictim
 from dtprof.records.tables import (
     UNKNOWN_NS,
     CrashStack,
@@ -297,12 +298,14 @@ class JobState:
     stop: Stop | None = None  # the job was stopped from outside
     stopped_on_hang_ns: int | None  # dtprof stopped the job at this time
     oom_kills: int = 0
+    oom_victims: tuple[OomVictim, ...] = ()  # on the hosts of the job, by their kernels' logs
     timed_out: bool | None = None  # what failed waited until a time limit; None: not known
     unnamed: tuple[RankState, ...] = ()  # processes that failed, whose rank nobody knows
     log: LoggedJob | None = None  # what only logs tell
     find_stragglers: Callable[[], Stragglers] | None = None  # costs: the whole run is read again
     find_handlers: Callable[[str], Mapping[int, Handler]] | None = None  # of a source file, by line of the collective
     find_resident: Callable[[], Mapping[int, int]] | None = None  # bytes in RAM by rank, as each was last sampled
+    find_memory_use: Callable[[], Mapping[int, float]] | None = None  # of its host's memory, by rank, when last sampled
     find_device_health: Callable[[], Mapping[int, DeviceHealth]] | None = None  # by rank
     problems: tuple[str, ...] = ()
     starting: Mapping[int, RankState] = field(default_factory=dict)  # of those missing: the process was seen

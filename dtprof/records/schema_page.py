@@ -59,6 +59,11 @@ _RUN_JSON = (
     ("stopped_on_hang", "dtprof stopped the job because it hung"),
     ("hang_detected_ns", "when a hang was last diagnosed; null for never"),
     ("oom_kills", "processes the kernel's OOM killer ended in this cgroup meanwhile"),
+    (
+        "oom_victims",
+        "processes it ended on the host meanwhile, by the kernel's log where that can be read: `pid` as the host "
+        "counts, `name`, `t_ns` (CLOCK_MONOTONIC), `resident_bytes`",
+    ),
     ("truncated", "a rank had to stop recording"),
     ("job", "what the environment said of the job that launchers of several hosts share; null for nothing"),
     ("launcher_pid, launcher_start_ticks", "the process of `dtprof run`: its pid, and its start in ticks since boot"),

@@ -26,6 +26,10 @@ LATE_THREAD = (
     "aborts at that"
 )
 """Seen on gloo with torch 2.13, in `decref_pyobject` of a tensor that a work let go of."""
+OUT_OF_MEMORY = "The host ran out of memory: lower what each rank holds in host memory, or ask for more."
+NEAR_NS = 3_000_000_000
+"""Between the kernel's report and the exit that the parent saw."""
+NEARLY_FULL = 0.93
 END_IN_ORDER = (
     "Before the program ends: let go of DDP and FSDP modules, call gc.collect() for what cycles of objects hold, then "
     "destroy_process_group, which ends the threads of groups that nothing else holds."
@@ -80,6 +84,34 @@ def _last_seen_words(rank: RankState) -> str:
     return f"{hit}{whose} at {path}"
 
 
+def _kernel_words(rank: RankState, job: JobState) -> list[str]:
+    """Say that the kernel's log reports the end of a rank; a container counts its processes by other numbers."""
+    for victim in job.oom_victims:
+        held = f"{victim.name}, which held {format_bytes(victim.resident_bytes)}"
+        if victim.pid == rank.pid:
+            return [f"the kernel's log says that its OOM killer ended process {victim.pid} ({held})"]
+    for victim in job.oom_victims:
+        held = f"{victim.name}, which held {format_bytes(victim.resident_bytes)}"
+        if rank.exit is not None and abs(victim.t_ns - rank.exit.t_ns) < NEAR_NS and _is_python(victim.name):
+            return [f"the kernel's log says that its OOM killer ended process {victim.pid} of the host ({held}) then"]
+    return []
+
+
+def _is_python(name: str) -> bool:
+    """Say whether a process of this name may be a rank."""
+    return name.startswith(("python", "pt_", "torchrun"))
+
+
+def _memory_use_words(rank: RankState, job: JobState) -> list[str]:
+    """Say that memory was nearly full before the end."""
+    share = job.find_memory_use().get(rank.rank, 0.0) if job.find_memory_use is not None else 0.0
+    if share < NEARLY_FULL:
+        return []
+    return [
+        f"{share:.0%} of the memory of its host, or container, was in use when last sampled: perhaps its OOM killer"
+    ]
+
+
 def _killed_finding(rank: RankState, job: JobState) -> Finding:
     name = rank.signal_name
     place = rank.place
@@ -93,7 +125,12 @@ def _killed_finding(rank: RankState, job: JobState) -> Finding:
             f"the kernel's OOM killer struck {plural(job.oom_kills, 'time')} in this job's cgroup while it ran"
         )
         facts += _memory_words(rank, job)
-        advice = ["The host ran out of memory: lower what each rank holds in host memory, or ask for more."]
+        advice = [OUT_OF_MEMORY]
+    elif name == "SIGKILL" and (words := _kernel_words(rank, job)):
+        facts += [*words, *_memory_words(rank, job)]
+        advice = [OUT_OF_MEMORY]
+    elif name == "SIGKILL" and (words := _memory_use_words(rank, job)):
+        facts += [*words, *_memory_words(rank, job)]
     elif late:
         facts.append("the program had exited without an error: this happened while the interpreter shut down")
         if name == "SIGABRT":

@@ -30,7 +30,8 @@ from dtprof.job.stalls import (
 )
 from dtprof.job.world_size import newest_attempt, resolve_world_size
 from dtprof.records import reader
-from dtprof.records.nodes.node_reader import newest_resident, newest_samples
+from dtprof.records.nodes.node_reader import newest_memory_use, newest_resident, newest_samples
+from dtprof.records.oom_victims import read_oom_victims
 from dtprof.records.tables import ProcessExit
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def collect(
         stopped_on_hang_ns=hang if stopped and isinstance(hang, int) else None,
         oom_kills=job_facts.get("oom_kills") if isinstance(job_facts.get("oom_kills"), int) else 0,
         find_stragglers=(lambda: _find_stragglers(summarise())) if summarise is not None else None,
+        oom_victims=tuple(read_oom_victims(job_facts.get("oom_victims"))),
+        find_memory_use=functools.cache(lambda: _find_memory_use(run, ranks, boots)),
         find_resident=functools.cache(lambda: _find_resident(run, ranks, boots)),
         find_device_health=functools.cache(lambda: find_device_health(run.path, ranks, boots)),
         find_handlers=functools.cache(find_handlers),
@@ -180,6 +183,12 @@ def _find_resident(run: reader.Run, ranks: list[facts.RankState], boots: dict[in
     held = newest_resident(run.path)
     seen = ((rank.rank, held.get((boots.get(rank.rank, ""), rank.pid))) for rank in ranks)
     return {rank: nbytes for rank, nbytes in seen if nbytes is not None}
+
+
+def _find_memory_use(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> dict[int, float]:
+    """Return the share of its host's memory that was in use when the host of each rank was last sampled."""
+    used = newest_memory_use(run.path)
+    return {rank.rank: used[boot] for rank in ranks if (boot := boots.get(rank.rank, "")) in used}
 
 
 def _find_stop(run: reader.Run, ranks: list[facts.RankState], boots: dict[int, str]) -> facts.Stop | None:

@@ -70,6 +70,21 @@ def newest_resident(run: Path) -> dict[tuple[str, int], int]:
     return resident
 
 
+def newest_memory_use(run: Path) -> dict[str, float]:
+    """Return the share of the memory of each node, or of its control group's limit, in use at its last sample."""
+    shares: dict[str, float] = {}
+    for samples in newest_by_node(run):
+        if not len(samples.host):
+            continue
+        newest = samples.host[-1]
+        charged = float(newest["cgroup_memory_bytes"]) - float(newest["cgroup_reclaimable_bytes"])
+        for used, total in ((float(newest["memory_used_bytes"]), "memory_bytes"), (charged, "cgroup_limit_bytes")):
+            limit = samples.description.get(total)
+            if isinstance(limit, int) and limit > 0 and used >= 0:
+                shares[samples.boot_id] = max(used / limit, shares.get(samples.boot_id, 0.0))
+    return shares
+
+
 def newest_samples(run: Path) -> dict[str, int]:
     """Return the time of the newest sample of each node, in ns of its monotonic clock, by boot id."""
     newest: dict[str, int] = {}

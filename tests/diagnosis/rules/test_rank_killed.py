@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtprof.diagnosis.job_state import JobState
+from dtprof.records.oom_victims import OomVictim
 from dtprof.records.rank_log.crash_stacks import read_crash
 from tests.diagnosis.judging import CONNECTION_LOST, build_job, found_by, gradients, judge, ranks_in_step
 
@@ -123,3 +124,35 @@ def test_what_is_no_stack_of_a_crash_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "crash.txt").write_text(text)
     assert read_crash(tmp_path / "crash.txt") is None
     assert read_crash(tmp_path / "missing.txt") is None
+
+
+@pytest.mark.parametrize(
+    ("of_rank", "name", "late_ns", "said"),
+    [
+        (True, "trainer", 9 * 10**9, True),  # its own number
+        (False, "python3", 10**8, True),  # another number, at that time: the host counts otherwise than a container
+        (False, "python3", 9 * 10**9, False),
+        (False, "postgres", 10**8, False),
+    ],
+)
+def test_the_oom_killer_outside_the_cgroup_is_named_by_the_kernels_log(
+    of_rank: bool, name: str, late_ns: int, said: bool
+) -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    statuses = {0: (-15, 3000), 1: (-9, 2500)}
+    exit_seen = build_job(ranks, statuses=statuses).ranks[1].exit
+    assert exit_seen is not None
+    pid = exit_seen.pid if of_rank else 4_000_000
+    victim = OomVictim(pid=pid, name=name, t_ns=exit_seen.t_ns + late_ns, resident_bytes=2**30)
+    finding = found_by("rank_killed", build_job(ranks, statuses=statuses, oom_victims=(victim,)))[0]
+    assert any("OOM killer" in fact for fact in finding.evidence) == said
+    assert any("ran out of memory" in advice for advice in finding.advice) == said
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.97, True), (0.5, False)])
+def test_memory_that_was_nearly_full_before_a_kill_is_evidence(share: float, said: bool) -> None:
+    ranks = ranks_in_step(2, 2)
+    gradients(ranks[0], 2000, done=False)
+    job = build_job(ranks, statuses={0: (-15, 3000), 1: (-9, 2500)}, find_memory_use=lambda: {1: share})
+    assert any("97% of the memory" in fact for fact in found_by("rank_killed", job)[0].evidence) == said
