@@ -35,6 +35,7 @@ ORDER = (
     "p2p_deadlock_cycle",
     "p2p_size_mismatch",
     "p2p_unmatched",
+    "buffered_sends",
     "group_order_inversion",
     "rank_never_joined",
     "device_stall",
