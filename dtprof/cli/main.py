@@ -14,7 +14,7 @@ COMMAND_GROUPS = {
     "record a job": ("run", "demo", "overhead", "inject", "gather", "import"),
     "look at a run": ("summary", "report", "dashboard", "top", "tensorboard", "trace"),
     "diagnose a job": ("diagnose", "stacks", "lint"),
-    "predict": ("whatif",),
+    "predict": ("whatif", "plan"),
     "compare runs": ("compare", "check"),
     "export a run": ("export",),
 }

@@ -14,6 +14,7 @@ _URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+:]+://")
 NAMED_APART = {
     ("dashboard", "--host"): "DTPROF_DASHBOARD_HOST",  # DTPROF_HOST names this host in runs
     ("trace", "--steps"): "DTPROF_NOW_STEPS",  # DTPROF_STEPS is the range of `export`
+    ("plan", "--check"): "DTPROF_PLAN_CHECK",  # DTPROF_CHECK is what `run` checks
 }
 """Variables of options whose own name means something else."""
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from dtprof.analysis.pipeline.bubbles import RankPipeline
 from dtprof.analysis.pipeline.schedule_replay import BACKWARD, BACKWARD_WEIGHT, FORWARD
@@ -143,6 +144,16 @@ def state_by_scheme(parameter_bytes: int, shards: int, *, is_mixed: bool) -> dic
     return {name: round(parameter_bytes * (kept + (2 + state - kept) / max(1, shards))) for name, kept in whole.items()}
 
 
+def layer_activation_factor(
+    tensor_ranks: Column, *, is_sequence_parallel: bool, recomputes: bool
+) -> npt.NDArray[np.float64]:
+    """Return the bytes that a layer keeps for each value that crosses it, of 16 bits, without scores of attention."""
+    if recomputes:
+        return 2 / tensor_ranks if is_sequence_parallel else np.full(np.shape(tensor_ranks), 2.0)
+    factor: npt.NDArray[np.float64] = 34 / tensor_ranks if is_sequence_parallel else 10 + 24 / tensor_ranks
+    return factor
+
+
 def activation_bytes(share: ModelShare) -> int | None:
     """Return the activations that the layers of a rank keep by formula; None where their sizes are not known.
 
@@ -152,9 +163,11 @@ def activation_bytes(share: ModelShare) -> int | None:
     if share.layers is None or share.crossing_values is None:
         return None
     t = share.tensor_ranks
-    factor = 34 / t if share.is_sequence_parallel else 10 + 24 / t
-    if share.recomputes:
-        factor = 2 / t if share.is_sequence_parallel else 2
+    factor = float(
+        layer_activation_factor(
+            np.array(t), is_sequence_parallel=share.is_sequence_parallel, recomputes=share.recomputes
+        )
+    )
     return round(share.crossing_values * factor * share.value_bytes / 2 * share.layers * share.in_flight)
 
 

@@ -1,0 +1,170 @@
+"""What runs of a cluster measured, for plans; and how far a plan was off on the run that followed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtprof.analysis.planning.layout_costs import SCHEDULES, Cluster
+from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape
+from dtprof.analysis.planning.plans import Plans, make_plans
+from dtprof.analysis.results import Summary
+from dtprof.errors import UsageError
+
+LARGE_BYTES = 1 << 16
+"""Transfers of fewer bytes say nothing about a bandwidth."""
+SHARDED = ("fsdp", "dp_shard")
+REPLICATED = ("dp", "ddp", "dp_replicate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What runs of a cluster measured; None where they did not."""
+
+    flops_per_s: float | None
+    link_bytes_per_s: float | None
+    network_bytes_per_s: float | None
+    parameters: float | None
+    batch: int | None
+    other_bytes: float = 0.0  # that a rank holds besides what is known, at its peak
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """One figure of a plan beside the run that followed; None where one of them is not known."""
+
+    figure: str
+    planned: float | None
+    measured: float | None
+
+    @property
+    def off(self) -> float | None:
+        """Return by how much the plan was off, as a share of what was measured."""
+        if self.planned is None or not self.measured:
+            return None
+        return self.planned / self.measured - 1
+
+
+def calibrate(summaries: Sequence[Summary], model: ModelShape | None, sequence: int) -> Calibration:
+    """Return what runs measured: medians over them."""
+    reasons: list[str] = []
+    rates: list[float] = []
+    links: list[float] = []
+    networks: list[float] = []
+    parameters: list[float] = []
+    batches: list[int] = []
+    others: list[float] = []
+    for summary in summaries:
+        own = _count_parameters(summary)
+        tokens = summary.throughput.tokens_per_step if summary.throughput else None
+        compute = [rank.partition_ns["compute"] for rank in summary.ranks if rank.partition_ns]
+        known = [time for time in compute if time]
+        if own:
+            parameters.append(own)
+        if tokens:
+            batches.append(max(1, round(tokens / sequence)))
+        shape = model or (infer_shape(own, sequence=sequence) if own else None)
+        if tokens and known and shape is not None:
+            rates.append(shape.flops_per_token * tokens / (summary.world_size * float(np.mean(known)) / 1e9))
+        else:
+            lacks = "tokens of a step" if not tokens else "time of computation" if not known else "parameters"
+            reasons.append(f"step_ns: {summary.run} does not show the {lacks}")
+        others += [
+            float(rank.peak_bytes - sum(nbytes or 0 for nbytes in rank.memory_categories.values()))
+            for rank in summary.ranks
+            if rank.peak_bytes and rank.memory_categories
+        ]
+        spans = len(summary.hosts) > 1
+        busbw = [
+            row.busbw_gb_per_s * 1e9
+            for row in summary.collectives
+            if row.busbw_gb_per_s and row.bytes and row.bytes >= LARGE_BYTES
+        ]
+        if busbw:
+            (networks if spans else links).append(max(busbw))
+    return Calibration(
+        flops_per_s=_median(rates),
+        link_bytes_per_s=_median(links),
+        network_bytes_per_s=_median(networks),
+        parameters=_median(parameters),
+        batch=batches[0] if batches else None,
+        other_bytes=max(0.0, _median(others) or 0.0),
+        reasons=tuple(reasons),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def _count_parameters(summary: Summary) -> float | None:
+    """Return the parameters of the model, from what ranks hold of it."""
+    axes = axes_of(summary)
+    held = [rank.memory_categories.get("parameters") for rank in summary.ranks]
+    known = [nbytes for nbytes in held if nbytes]
+    if not known:
+        return None
+    state = [rank.memory_categories.get("optimizer_state") or 0 for rank in summary.ranks]
+    # Two moments and a copy in 32 bits beside values of 16 bits; else values of 32 bits.
+    value_bytes = 2 if sum(state) >= 5 * sum(known) else 4
+    return float(np.mean(known)) / value_bytes * axes["fsdp"] * axes["tp"] * axes["pp"]
+
+
+def axes_of(summary: Summary) -> dict[str, int]:
+    """Return the size of each axis of a run."""
+    sizes: dict[str, int] = {}
+    for group in summary.groups:
+        if group.axis:
+            sizes[group.axis] = max(sizes.get(group.axis, 1), len(group.ranks))
+    fsdp = max((sizes.get(axis, 1) for axis in SHARDED), default=1)
+    rest = {axis: sizes.get(axis, 1) for axis in ("tp", "pp", "cp", "ep")}
+    model = fsdp * rest["tp"] * rest["pp"] * rest["cp"]
+    return {"dp": max(1, summary.world_size // model), "fsdp": fsdp, **rest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """Plans, how far that of a run was off, and what runs did not show."""
+
+    plans: Plans
+    checked: tuple[Checked, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def check_plan(summary: Summary, model: ModelShape, cluster: Cluster, *, batch: int, recompute: bool) -> list[Checked]:
+    """Return how far the plan of a run's own layout is off.
+
+    Raises:
+        UsageError: the layout of the run is none that can be planned.
+    """
+    axes = axes_of(summary)
+    pipeline = summary.pipeline
+    only = dict(axes) | ({"microbatches": pipeline.microbatches} if pipeline else {})
+    found = make_plans(
+        model,
+        replace(cluster, ranks=summary.world_size, memory_bytes=None),
+        batch=batch,
+        most=1000,
+        recompute=recompute,
+        only=only,
+    )
+    names = [plan for plan in found.plans if pipeline is None or plan.schedule == pipeline.schedule]
+    if not names:
+        layout = ", ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1)
+        why = found.refused[0].reason if found.refused else f"its schedule is none of {', '.join(SCHEDULES[1:])}"
+        raise UsageError(f"the layout of {summary.run} ({layout or 'one rank'}) cannot be planned: {why}")
+    plan = names[0]
+    step = summary.steps.duration_ns.median if summary.steps.duration_ns else None
+    peaks = [rank.peak_bytes for rank in summary.ranks if rank.peak_bytes]
+    return [
+        Checked(figure="step_ns", planned=plan.step_ns, measured=step),
+        Checked(
+            figure="bubble_fraction",
+            planned=plan.bubble_fraction,
+            measured=pipeline.bubble_fraction if pipeline else None,
+        ),
+        Checked(
+            figure="peak_bytes", planned=float(sum(plan.memory_bytes.values())), measured=max(peaks) if peaks else None
+        ),
+    ]

@@ -1,0 +1,122 @@
+"""Plan layouts of a model on a cluster, from what is given and what runs measured."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtprof.analysis.planning.layout_costs import Cluster
+from dtprof.analysis.planning.model_shapes import ModelShape, infer_shape, read_shape
+from dtprof.analysis.planning.plans import make_plans
+from dtprof.analysis.planning.run_calibration import Calibration, PlanResult, calibrate, check_plan
+from dtprof.errors import UsageError
+from dtprof.session.engines import Engine, open_run
+from dtprof.session.run_results import summarise
+
+RANKS_PER_HOST = 8
+SEQUENCES_PER_RANK = 4
+SEQUENCE = 4096
+MAX_RANKS = 1 << 17
+MAX_WHOLE = 1 << 24
+MAX_TOP = 10_000
+_SIZES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2.0**10, "MIB": 2.0**20, "GIB": 2.0**30, "TIB": 2.0**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What is asked for, as it is typed."""
+
+    texts: Mapping[str, str | None]  # by option
+    config: Path | None = None
+    runs: tuple[Path, ...] = ()
+    check: Path | None = None
+    recompute: bool = False
+
+
+def plan(request: PlanRequest, engine: Engine) -> PlanResult:
+    """Return plans.
+
+    Raises:
+        UsageError: a value cannot be, or the model or the ranks are not known.
+        NotARunError: a path holds no run that can be read.
+    """
+    texts = request.texts
+    sequence = _whole("sequence", texts["sequence"], MAX_WHOLE)
+    model = _read_model(request, sequence)
+    summaries = [summarise(open_run(path, engine), engine) for path in request.runs]
+    measured = calibrate(summaries, model, sequence or (model.sequence if model else SEQUENCE))
+    if model is None:
+        if measured.parameters is None:
+            raise UsageError(
+                "the model is not known: expected --params N, --config FILE, or --from RUN that recorded its parameters"
+            )
+        model = infer_shape(measured.parameters, sequence=sequence or SEQUENCE)
+    ranks = _whole("ranks", texts["ranks"], MAX_RANKS) or (summaries[0].world_size if summaries else None)
+    if ranks is None:
+        raise UsageError("the number of ranks is not known: expected --ranks N, or --from RUN")
+    cluster = _describe_cluster(texts, ranks, measured)
+    batch = _whole("batch", texts["batch"], MAX_WHOLE) or measured.batch or SEQUENCES_PER_RANK * ranks
+    top = _whole("top", texts["top"], MAX_TOP) or 1
+    plans = make_plans(model, cluster, batch=batch, most=top, recompute=request.recompute)
+    checked = []
+    if request.check is not None:
+        summary = summarise(open_run(request.check, engine), engine)
+        checked = check_plan(summary, model, cluster, batch=batch, recompute=request.recompute)
+    return PlanResult(plans=plans, checked=tuple(checked), reasons=measured.reasons)
+
+
+def _read_model(request: PlanRequest, sequence: int | None) -> ModelShape | None:
+    given = request.texts["params"]
+    if given is not None and request.config is not None:
+        raise UsageError("--params and --config both describe the model; expected one of them")
+    if request.config is not None:
+        return read_shape(request.config, sequence=sequence)
+    if given is None:
+        return None
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([KMBT]?)", given.strip(), re.IGNORECASE)
+    units = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+    try:
+        number = float(match[1]) * units[match[2].upper()] if match else -1.0
+    except ValueError:
+        number = -1.0
+    if number <= 0:
+        raise UsageError(f"--params is {given!r}; expected a number of parameters, for example 7e9 or 7B")
+    return infer_shape(number, sequence=sequence or SEQUENCE)
+
+
+def _describe_cluster(texts: Mapping[str, str | None], ranks: int, measured: Calibration) -> Cluster:
+    hosts = _whole("hosts", texts["hosts"], MAX_RANKS)
+    if hosts is not None and ranks % hosts:
+        raise UsageError(f"--hosts is {hosts}, by which {ranks} ranks cannot be divided; expected a divisor")
+    memory = texts["memory"]
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", memory or "")
+    if memory is not None and (match is None or match[2].upper() not in _SIZES or float(match[1]) <= 0):
+        raise UsageError(f"--memory is {memory!r}; expected a size with its unit, for example 80GiB")
+    flops, link, network = (_rate(name, texts[name]) for name in ("flops", "link", "network"))
+    return Cluster(
+        ranks=ranks,
+        ranks_per_host=ranks // hosts if hosts else min(RANKS_PER_HOST, ranks),
+        memory_bytes=float(match[1]) * _SIZES[match[2].upper()] if match else None,
+        flops_per_s=flops * 1e12 if flops else measured.flops_per_s,
+        link_bytes_per_s=link * 1e9 if link else measured.link_bytes_per_s,
+        network_bytes_per_s=network * 1e9 if network else measured.network_bytes_per_s,
+        other_bytes=measured.other_bytes,
+    )
+
+
+def _whole(name: str, text: str | None, most: int) -> int | None:
+    if text is None:
+        return None
+    number = int(text) if re.fullmatch(r"\s*\d{1,9}\s*", text) else 0
+    if not 1 <= number <= most:
+        raise UsageError(f"--{name} is {text!r}; expected a whole number from 1 to {most:,}")
+    return number
+
+
+def _rate(name: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    value = float(text) if re.fullmatch(r"\s*([0-9]*\.?[0-9]+|[0-9]+\.)\s*", text) else 0.0
+    if not value > 0:
+        raise UsageError(f"--{name} is {text!r}; expected a number above 0, for example --{name} 200")
+    return value
