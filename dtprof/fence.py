@@ -14,6 +14,7 @@ from dtprof.errors import DtprofError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 MOST_ALIKE = 5
 """Most errors of one kind at one place that are reported: each text may name another file or object."""
@@ -24,6 +25,27 @@ _warned: dict[str, str] = {}
 _shared: list[Path] = []
 _notes: list[Callable[[str], None]] = []
 _homes: list[Path] = []
+
+
+def stands_in(function: F) -> F:
+    """Mark a function that stands in for one of torch's: a warning blames its caller, as without dtprof.
+
+    Where a warning names how many callers up it is to blame, Python passes over frames of its import system, which it
+    knows by the names of their files.
+    """
+    code = function.__code__
+    function.__code__ = code.replace(co_filename=f"{code.co_filename} (importlib._bootstrap)")
+    return function
+
+
+def hide_frame(error: BaseException) -> None:
+    """Take the frame of the caller, which has caught the error and raises it again, out of the error's traceback.
+
+    For functions of dtprof that stand in for others: a program's tracebacks are as without dtprof. Python 3.10 puts the
+    frame back.
+    """
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
 
 
 def on_note(sink: Callable[[str], None]) -> None:

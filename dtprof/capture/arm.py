@@ -207,6 +207,7 @@ class Process:
         original = c10d.init_process_group
         bind = inspect.signature(original).bind_partial
 
+        @fence.stands_in
         @functools.wraps(original)
         def init_process_group(*arguments: Any, **options: Any) -> Any:
             span = self._begin_init(lambda: bind(*arguments, **options).arguments)
@@ -215,6 +216,9 @@ class Process:
                 result = original(*arguments, **options)
                 failed = False
                 return result
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             finally:
                 self._end_init(span, failed)
 

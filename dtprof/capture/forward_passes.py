@@ -162,18 +162,30 @@ class Forward:
         ddp: Any = torch.nn.parallel.distributed.DistributedDataParallel
         before, after, is_compiling = ddp._pre_forward, ddp._post_forward, torch.compiler.is_compiling
 
+        @fence.stands_in
         @functools.wraps(before)
         def pre_forward(module: Any, *inputs: Any, **options: Any) -> Any:
-            if not is_compiling():
-                self._register_ddp(module)
-                self.begin(module, inputs, options)
-            return before(module, *inputs, **options)
+            if is_compiling():
+                return before(module, *inputs, **options)
+            self._register_ddp(module)
+            self.begin(module, inputs, options)
+            try:
+                return before(module, *inputs, **options)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
 
+        @fence.stands_in
         @functools.wraps(after)
         def post_forward(module: Any, output: Any) -> Any:
-            result = after(module, output)
-            if not is_compiling():
-                self.end(id(module), False, output)
+            if is_compiling():
+                return after(module, output)
+            try:
+                result = after(module, output)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
+            self.end(id(module), False, output)
             return result
 
         ddp._pre_forward = pre_forward
@@ -196,14 +208,24 @@ class Forward:
         state_class = module.FSDPState
         before, after = state_class._pre_forward, state_class._post_forward
 
+        @fence.stands_in
         @functools.wraps(before)
         def pre_forward(state: Any, module: Any, *inputs: Any) -> Any:
             self._begin_fsdp2(state, module, *inputs)
-            return before(state, module, *inputs)
+            try:
+                return before(state, module, *inputs)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
 
+        @fence.stands_in
         @functools.wraps(after)
         def post_forward(state: Any, *inputs: Any) -> Any:
-            result = after(state, *inputs)
+            try:
+                result = after(state, *inputs)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             self.end(id(state), False, result)
             return result
 
@@ -235,7 +257,12 @@ class Forward:
 
 
 def _with_span(
-    _dtprof_original: Any, _dtprof_begin: Any, _dtprof_end: Any, _dtprof_is_compiling: Any, _dtprof_is_root: Any
+    _dtprof_original: Any,
+    _dtprof_begin: Any,
+    _dtprof_end: Any,
+    _dtprof_is_compiling: Any,
+    _dtprof_is_root: Any,
+    _dtprof_hide_frame: Any = fence.hide_frame,
 ) -> Any:
     """Return a function with a span around another; it uses no globals, see `Forward.replace`."""
 
@@ -248,10 +275,13 @@ def _with_span(
             result = _dtprof_original(self, *arguments, **options)
             failed = False
             return result
+        except BaseException as error:
+            _dtprof_hide_frame(error)
+            raise
         finally:
             _dtprof_end(started, failed, result)
 
-    return forward
+    return fence.stands_in(forward)
 
 
 class Roots:
@@ -278,6 +308,7 @@ class Roots:
         candidates, is_compiling = self._candidates, torch.compiler.is_compiling
         original = owner.named_parameters
 
+        @fence.stands_in
         @functools.wraps(original)
         def named_parameters(module: Any, *arguments: Any, **options: Any) -> Any:
             if not is_compiling() and len(candidates) < MOST_CANDIDATES:

@@ -34,9 +34,14 @@ def install(recorder: Any) -> None:
 def _telling(original: Callable[..., Any], tell: Callable[[], object]) -> Callable[..., Any]:
     """Return a function that tells when it has returned."""
 
+    @fence.stands_in
     @functools.wraps(original)
     def synchronize(*arguments: Any, **options: Any) -> Any:
-        result = original(*arguments, **options)
+        try:
+            result = original(*arguments, **options)
+        except BaseException as error:
+            fence.hide_frame(error)
+            raise
         tell()
         return result
 

@@ -143,6 +143,7 @@ class Phases:
         def make(self: Any, recompute_fn: Any, *arguments: Any, **options: Any) -> None:
             make_frame(self, spans.wrapped(recompute_fn, events.RECOMPUTE, normal_exits=(stop,)), *arguments, **options)
 
+        @fence.stands_in
         @functools.wraps(forward)
         def run(context: Any, run_function: Any, *arguments: Any) -> Any:
             # The reentrant variant calls one function for the forward pass and the recomputation: only autograd's
@@ -150,10 +151,19 @@ class Phases:
             recompute = spans.wrapped(run_function, events.RECOMPUTE)
             in_backward = torch._C._current_graph_task_id
 
+            @fence.stands_in
             def run_or_recompute(*inputs: Any) -> Any:
-                return run_function(*inputs) if in_backward() == -1 else recompute(*inputs)
+                try:
+                    return run_function(*inputs) if in_backward() == -1 else recompute(*inputs)
+                except BaseException as error:
+                    fence.hide_frame(error)
+                    raise
 
-            return forward(context, run_or_recompute, *arguments)
+            try:
+                return forward(context, run_or_recompute, *arguments)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
 
         frame.__init__ = make
         function.forward = staticmethod(run)

@@ -145,14 +145,15 @@ def record_spawned_exceptions(record: Callable[[BaseException], None]) -> None:
 
 
 def _recording(function: Callable[..., Any], record: Callable[[BaseException], None]) -> Callable[..., Any]:
+    @fence.stands_in
     @functools.wraps(function)
     def recorded(*arguments: Any, **options: Any) -> Any:
         try:
             return function(*arguments, **options)
-        except SystemExit:
-            raise
         except BaseException as error:
-            record(error)
+            fence.hide_frame(error)
+            if not isinstance(error, SystemExit):
+                record(error)
             raise
 
     return recorded

@@ -136,15 +136,23 @@ class Spans:
     ) -> Callable[..., Any]:
         inside = self._inside
 
+        @fence.stands_in
         @functools.wraps(original)
         def choose(*arguments: Any, **options: Any) -> Any:
-            if inside.is_open or (excluded_callers and sys._getframe(1).f_code in excluded_callers):
-                return original(*arguments, **options)
-            inside.is_open = True
+            is_outermost = not inside.is_open
+            if is_outermost and excluded_callers:
+                is_outermost = sys._getframe(1).f_code not in excluded_callers
             try:
+                if not is_outermost:
+                    return original(*arguments, **options)
+                inside.is_open = True
                 return wrapped(*arguments, **options)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             finally:
-                inside.is_open = False
+                if is_outermost:
+                    inside.is_open = False
 
         choose._torchdynamo_disable = True  # type: ignore[attr-defined]
         return choose
@@ -161,6 +169,7 @@ class Spans:
         begin, end = self.begin, self.end
         is_backward = phase == events.BACKWARD
 
+        @fence.stands_in
         @functools.wraps(original)
         def with_span(*arguments: Any, **options: Any) -> Any:
             span = begin(phase) if number_of is None else begin(phase, number_of(*arguments, **options))
@@ -169,8 +178,10 @@ class Spans:
                 result = original(*arguments, **options)
                 failed = False
                 return result
-            except normal_exits:
-                failed, flags = False, schema.FLAG["skipped"]
+            except BaseException as error:
+                if isinstance(error, normal_exits):
+                    failed, flags = False, schema.FLAG["skipped"]
+                fence.hide_frame(error)
                 raise
             finally:
                 end(span, failed=failed, flags=flags, is_backward=is_backward)

@@ -123,10 +123,15 @@ class Steps:
         scaler: Any = torch.amp.grad_scaler.GradScaler
         original = scaler.step
 
+        @fence.stands_in
         @functools.wraps(original)
         def step(scaler_self: Any, *arguments: Any, **options: Any) -> Any:
             before = self._optimizer_steps
-            result = original(scaler_self, *arguments, **options)
+            try:
+                result = original(scaler_self, *arguments, **options)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             if self._optimizer_steps == before:
                 self._record_consumption()
                 self._spans.end(self._spans.begin(events.OPTIMIZER), flags=schema.FLAG["skipped"])

@@ -37,10 +37,15 @@ class UserProfilers:
         kind.start, kind.stop = self._counted(kind.start, 1), self._counted(kind.stop, -1)
 
     def _counted(self, original: Callable[..., Any], change: int) -> Callable[..., Any]:
+        @fence.stands_in
         @functools.wraps(original)
         def call(*arguments: Any, **options: Any) -> Any:
             self._running = max(0, self._running + change)
-            return original(*arguments, **options)
+            try:
+                return original(*arguments, **options)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
 
         return call
 
@@ -84,10 +89,15 @@ class WindowProfiler:
                     self._replaced.append((module, name, original, ours))
 
     def _yielding(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @fence.stands_in
         @functools.wraps(original)
         def enable(*arguments: Any, **options: Any) -> Any:
             self._give_way()
-            return original(*arguments, **options)
+            try:
+                return original(*arguments, **options)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
 
         return enable
 

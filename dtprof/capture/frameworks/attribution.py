@@ -123,6 +123,7 @@ class Attribution:
         is_compiling, what = torch.compiler.is_compiling, f"attribution to {name}"
         finish = end if end is not None else self.end
 
+        @fence.stands_in
         @functools.wraps(original)
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if is_compiling():
@@ -138,6 +139,9 @@ class Attribution:
                 result = original(*arguments, **options)
                 failed = False
                 return result
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             finally:
                 try:
                     finish(started, failed)
@@ -153,14 +157,20 @@ class Attribution:
         is_compiling, what = torch.compiler.is_compiling, f"attribution to {name}"
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @fence.stands_in
             @functools.wraps(original)
             def wrapped(*arguments: Any, **options: Any) -> Any:
-                result = original(*arguments, **options)
-                if not is_compiling():
-                    try:
-                        see(result, *arguments, **options)
-                    except Exception as error:
-                        fence.report(what, error)
+                if is_compiling():
+                    return original(*arguments, **options)
+                try:
+                    result = original(*arguments, **options)
+                except BaseException as error:
+                    fence.hide_frame(error)
+                    raise
+                try:
+                    see(result, *arguments, **options)
+                except Exception as error:
+                    fence.report(what, error)
                 return result
 
             return wrapped

@@ -101,9 +101,14 @@ class DataParallel:
         """Label the operations of a Python communication hook by the bucket that it reduces."""
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @fence.stands_in
             @functools.wraps(original)
             def register(reducer: Any, state: Any, hook: Callable[..., Any]) -> Any:
-                return original(reducer, state, self._labelled(hook))
+                try:
+                    return original(reducer, state, self._labelled(hook))
+                except BaseException as error:
+                    fence.hide_frame(error)
+                    raise
 
             return register
 
@@ -114,11 +119,15 @@ class DataParallel:
             lambda bucket: self._attribution.begin(_bucket, bucket.index(), bucket.buffer().nbytes)
         )
 
+        @fence.stands_in
         @functools.wraps(hook)
         def labelled(state: Any, bucket: Any) -> Any:
             before = begin(bucket)
             try:
                 return hook(state, bucket)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
             finally:
                 self._attribution.end(before)
 

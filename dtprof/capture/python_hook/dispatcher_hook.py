@@ -73,11 +73,16 @@ class PythonHook(EventLog):
                 except Exception as error:
                     fence.report("an operation", error)
             if event is None:
-                return redispatch(keys & below, *arguments)
+                try:
+                    return redispatch(keys & below, *arguments)
+                except BaseException as error:
+                    fence.hide_frame(error)
+                    raise
             memory, at, issued, observe = event
             try:
                 result = redispatch(keys & below, *arguments)
-            except BaseException:
+            except BaseException as error:
+                fence.hide_frame(error)
                 pack_f32(memory, at + returned_at, monotonic_ns() - issued)
                 complete(memory, at, issued, STATE["failed"])
                 raise

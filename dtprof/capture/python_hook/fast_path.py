@@ -177,6 +177,7 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
         claimed = write(issued, caller, known, dtype, reduce_op, flags | OBSERVED, peer, tag, numel)
         return None if claimed is None else (*claimed, issued)
 
+    @fence.stands_in
     def recorded(self: Any, *arguments: Any, **named: Any) -> Any:
         event = None
         if recording() and len(arguments) == arity and not named:
@@ -185,14 +186,19 @@ def _recorded(log: EventLog, original: Callable[..., Any], method: Method, optio
             except Exception as error:
                 fence.report("an operation", error)
         if event is None:
-            return original(self, *arguments, **named)
+            try:
+                return original(self, *arguments, **named)
+            except BaseException as error:
+                fence.hide_frame(error)
+                raise
         memory, at, issued = event
         try:
             with restore_keys():
                 exclude(key, True)
                 include(cpu, True)
                 work = original(self, *arguments)
-        except BaseException:  # the job's own, KeyboardInterrupt included: recorded and raised again
+        except BaseException as error:  # the job's own, KeyboardInterrupt included: recorded and raised again
+            fence.hide_frame(error)
             pack_f32(memory, at + RETURNED_AT, monotonic_ns() - issued)
             complete(memory, at, issued, FAILED)
             raise
