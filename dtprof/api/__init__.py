@@ -143,12 +143,13 @@ class Run:
             UsageError: there is no such figure.
             NothingToShowError: the run holds nothing to draw.
         """
+        from dtprof.report.figures.drawing import Nothing
         from dtprof.report.figures.figure_registry import FIGURES
 
         if name not in FIGURES:
             raise UsageError(f"there is no figure {name!r}; expected one of {', '.join(FIGURES)}")
         drawn = FIGURES[name](self._source)
-        if not hasattr(drawn, "figure"):
+        if isinstance(drawn, Nothing):
             raise NothingToShowError(f"{drawn.why} {drawn.remedy}")
         return drawn.figure
 

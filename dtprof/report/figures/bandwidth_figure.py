@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from dtprof.analysis.results import CollectiveResult
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import format_bytes, format_duration, format_number
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.plot import new_trace
 
 SPEEDS = (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 SYMBOLS = {"send": "triangle-up", "recv": "triangle-down", "all_gather": "square", "reduce_scatter": "diamond"}
@@ -30,7 +29,8 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     for op in dict.fromkeys(row.op for row in known):
         some = [row for row in known if row.op == op]
         figure.add_trace(
-            go.Scatter(
+            new_trace(
+                "scatter",
                 name=as_label(op),
                 meta=f"series {list(dict.fromkeys(one.op for one in known)).index(op) % 6}",
                 mode="markers",
@@ -59,7 +59,7 @@ def draw_bandwidth(source: Source) -> Drawing | Nothing:
     arriving = [row for row in known if row.op != HANDED_OVER] or known
     fastest = max(arriving, key=lambda row: row.busbw_gb_per_s or 0)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"{len(known)} kinds of operations; the fastest is {fastest.op} of "
         f"{format_bytes(fastest.bytes or 0)} with {format_number(fastest.busbw_gb_per_s or 0, 2)} GB/s. "
         "A larger mark is more time in flight. "

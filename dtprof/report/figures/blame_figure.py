@@ -41,7 +41,7 @@ def draw_blame(source: Source) -> Drawing | Nothing:
     stack_bars(figure, gap=0.28)
     worst = rows[0]
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"Rank {worst.rank} loses most time {worst.phase_words or 'in no single phase'}"
         + (f", since step {worst.since_step}." if worst.since_step is not None else "."),
         columns=("rank", *(f"{hue_of(phase).label} ({unit.name})" for phase in PHASES)),

@@ -38,16 +38,19 @@ def draw_bubble_parts(source: Source) -> Drawing | Nothing:
     figure.update_layout(barmode="relative", bargap=0.3)
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     if result.theory_fraction is not None:
-        figure.add_vline(x=100 * result.theory_fraction, line={"width": 1.5, "dash": "dot", "color": "#707c8e"})
+        theory_percent = 100 * result.theory_fraction
+        figure.add_shape(
+            "line", x0=theory_percent, x1=theory_percent, line={"width": 1.5, "dash": "dot", "color": "#707c8e"}
+        )
         figure.add_annotation(
-            x=100 * result.theory_fraction, y=1, yref="paper", yanchor="bottom", xanchor="left", showarrow=False,
+            x=theory_percent, y=1, yref="paper", yanchor="bottom", xanchor="left", showarrow=False,
             text=f"theory {format_share(result.theory_fraction)}", font={"size": 11},
         )  # fmt: skip
     gains = [hue_of(part).label for part in CAUSES if (result.parts or {}).get(part, 0.0) < -LEAST_GAIN]
     gain = f" Left of 0 is what makes it smaller: {' and '.join(gains)}." if gains else ""
     theory = f", {format_share(result.theory_fraction)} by theory" if result.theory_fraction is not None else ""
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"The bubble is {format_share(result.bubble_fraction)} of the window{theory}.{gain}",
         columns=("split", "part", "share of the window (%)"),
         rows=tuple(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from dtprof.analysis.memory.device_series import (
     DeviceSeries,
@@ -19,6 +18,7 @@ from dtprof.formatting import plural
 from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_label, new_figure
 from dtprof.report.figures.figure_numbers import SIZES, choose_unit, format_bytes, format_share
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_LINES = 6
 """Devices that have a line of their own; of more the least, the median and the most are drawn."""
@@ -76,7 +76,7 @@ def draw_devices(source: Source) -> Drawing | Nothing:
     figure.update_layout(**layout, xaxis={"anchor": "y" if len(quantities) == 1 else f"y{len(quantities)}"})
     figure.update_xaxes(showgrid=False)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=_describe(shown, nodes),
         columns=("host", "device", "what", "least", "mean", "most"),
         rows=tuple(
@@ -126,10 +126,11 @@ def _scale(quantity: str, lines: Sequence[_Line]) -> tuple[float, str]:
     return unit.size, f"{QUANTITIES[quantity]} ({unit.name}{'/s' if quantity == 'traffic' else ''})"
 
 
-def _add(figure: Any, line: _Line, quantity: str, scale: float, row: int) -> None:
+def _add(figure: Plot, line: _Line, quantity: str, scale: float, row: int) -> None:
     values = line.values[quantity]
     figure.add_trace(
-        go.Scatter(
+        new_trace(
+            "scatter",
             name=as_label(line.name),
             legendgroup=line.name,
             meta=line.meta,

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dtprof.report.figures.palette import hue_of
+from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_LABEL_LINE = 120
 TITLE_STANDOFF = 8
@@ -15,16 +14,23 @@ TITLE_STANDOFF = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """A Plotly figure and the same in words and numbers, for those who cannot see it.
+    """A plot and the same in words and numbers, for those who cannot see it.
 
     Every trace carries in `meta` the name of its hue, so that a page can colour it for a dark background.
     """
 
-    figure: Any  # plotly.graph_objects.Figure; plotly has no types
+    plot: Plot
     sentence: str  # what is to be seen
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     zooms: bool = False  # the horizontal axis is long: keys and wheel move along it
+
+    @property
+    def figure(self) -> Any:
+        """The plot as a plotly.graph_objects.Figure, validated; plotly has no types."""
+        import plotly.graph_objects as go
+
+        return go.Figure({"data": self.plot.traces, "layout": self.plot.layout})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +48,10 @@ def as_label(text: str) -> str:
     return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in short)
 
 
-def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Any:
+def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Plot:
     """Return an empty figure with titled axes."""
     layout = {
-        "template": "none",  # given here, Plotly does not load its own first
+        "template": {"data": {"scatter": [{"type": "scatter"}]}},  # what Plotly calls "none"
         "title": {"text": title, "x": 0, "xanchor": "left"},
         "height": height,
         "margin": {"l": 64, "r": 16, "t": 40, "b": 48},
@@ -55,7 +61,7 @@ def new_figure(*, title: str, x_title: str, y_title: str, height: int) -> Any:
         "xaxis": {"title": {"text": x_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
         "yaxis": {"title": {"text": y_title, "standoff": TITLE_STANDOFF}, "zeroline": False, "automargin": True},
     }
-    return go.Figure(layout=layout)  # to update a layout takes Plotly 15 times as long
+    return Plot(layout)
 
 
 def marker(name: str) -> dict[str, Any]:
@@ -77,8 +83,9 @@ def bars(
     lying: bool = True,
     **more: Any,
 ) -> Any:
-    """Return the bars of a part, phase or kind, which lie or stand at their places; `more` is of plotly's Bar."""
-    return go.Bar(
+    """Return the bars of a part, phase or kind, which lie or stand at their places; `more` is of Plotly's bars."""
+    return new_trace(
+        "bar",
         name=name,
         meta=hue,
         orientation="h" if lying else "v",
@@ -92,7 +99,7 @@ def bars(
     )
 
 
-def stack_bars(figure: Any, *, gap: float, lying: bool = True) -> None:
+def stack_bars(figure: Plot, *, gap: float, lying: bool = True) -> None:
     """Stack the bars of a figure: those that lie from the top row on, those that stand with a rank a place."""
     figure.update_layout(barmode="stack", bargap=gap)
     if lying:

@@ -54,7 +54,7 @@ def draw_exposed_by_axis(source: Source) -> Drawing | Nothing:
     figure.update_layout(bargroupgap=0.08)
     top = rows[0]
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"Most time goes to {top.axis}: {_duration(top.wait_ns)} of wait and "
         f"{_duration(top.transfer_ns)} of transfer a rank and step, "
         f"{_duration(top.exposed_ns)} in which the rank did nothing else.",

@@ -1,11 +1,10 @@
 """How far apart the members of a group arrive at its operations, and who comes last."""
 
-import plotly.graph_objects as go
-
 from dtprof.job.axes import purpose_of
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration, format_share
 from dtprof.report.figures.figure_source import Source
+from dtprof.report.figures.plot import new_trace
 
 MAX_GROUPS = 16
 TICKS = ("10 %", "median", "90 %", "99 %")
@@ -39,7 +38,8 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
     shares = [[group.spread_ns[position] / unit.size for group in groups] for position in range(len(TICKS))]
     low, median, high, highest = shares
     figure.add_trace(
-        go.Bar(
+        new_trace(
+            "bar",
             name=f"{TICKS[0]} to {TICKS[2]}",
             meta="exposed_wait",
             orientation="h",
@@ -57,7 +57,8 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
     for name, symbol, at in ((TICKS[1], "line-ns", median), (TICKS[3], "diamond", highest)):
         is_line = symbol.startswith("line")
         figure.add_trace(
-            go.Scatter(
+            new_trace(
+                "scatter",
                 name=name,
                 meta="ink" if is_line else "exposed_wait",
                 mode="markers",
@@ -84,7 +85,7 @@ def draw_lateness(source: Source) -> Drawing | Nothing:
             )
         )
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"In group {groups[0].group} half of the operations have all ranks within "
         f"{format_duration(groups[0].spread_ns[1])}, the slowest hundredth "
         f"within {format_duration(groups[0].spread_ns[3])}."

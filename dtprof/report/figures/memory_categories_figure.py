@@ -59,7 +59,7 @@ def draw_memory_categories(source: Source) -> Drawing | Nothing:
     worst = max(ranks, key=lambda rank: rank.peak_bytes or 0)
     split = "" if known else " Its purposes were not recorded."
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"Rank {worst.rank} holds most: {format_bytes(worst.peak_bytes or 0)} at its peak.{split}",
         columns=(
             "rank",

@@ -1,9 +1,5 @@
 """The memory of the worst rank over the run: measured, by formula, and the phases of its steps under it."""
 
-from typing import Any
-
-import plotly.graph_objects as go
-
 from dtprof.analysis.memory.memory_series import MemorySeries, SampleSeries
 from dtprof.analysis.results import PHASES, MemoryFormula, MemoryGrowth
 from dtprof.analysis.steps.phase_series import StepPhases
@@ -12,6 +8,7 @@ from dtprof.report.figures.drawing import TITLE_STANDOFF, Drawing, Nothing, as_l
 from dtprof.report.figures.figure_numbers import DURATIONS, SIZES, Unit, choose_unit, format_bytes, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
+from dtprof.report.figures.plot import Plot, new_trace
 
 FEW_SAMPLES = 60
 """Up to so many each is marked."""
@@ -60,7 +57,7 @@ def draw_memory_series(source: Source) -> Drawing | Nothing:
         f" By formula it is {format_bytes(formulas[name])} of {name}." if (name := next(iter(formulas), "")) else ""
     )
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"Rank {worst} has the highest peak, {format_bytes(result.peak_bytes or max(largest))}."
         f"{_describe_growth(result.memory_growth)}{beside}",
         columns=("sample", "samples", "least", "most", "last"),
@@ -89,10 +86,11 @@ def _formulas(formula: MemoryFormula | None) -> dict[str, int]:
     return formulas
 
 
-def _add_series(figure: Any, name: str, series: SampleSeries, unit: Unit, *, meta: str) -> None:
+def _add_series(figure: Plot, name: str, series: SampleSeries, unit: Unit, *, meta: str) -> None:
     word = as_label(name.removesuffix("_bytes").replace("_", " "))
     figure.add_trace(
-        go.Scatter(
+        new_trace(
+            "scatter",
             name=word,
             meta=meta,
             mode="lines+markers" if len(series.step) <= FEW_SAMPLES else "lines",
@@ -109,9 +107,10 @@ def _add_series(figure: Any, name: str, series: SampleSeries, unit: Unit, *, met
     )
 
 
-def _add_formula(figure: Any, name: str, nbytes: int, unit: Unit, ends: tuple[int, int]) -> None:
+def _add_formula(figure: Plot, name: str, nbytes: int, unit: Unit, ends: tuple[int, int]) -> None:
     figure.add_trace(
-        go.Scatter(
+        new_trace(
+            "scatter",
             name=f"{name}, by formula",
             meta="memory formula",
             mode="lines",
@@ -124,7 +123,7 @@ def _add_formula(figure: Any, name: str, nbytes: int, unit: Unit, ends: tuple[in
     )
 
 
-def _add_phases(figure: Any, phases: StepPhases) -> None:
+def _add_phases(figure: Plot, phases: StepPhases) -> None:
     """Stack the phases of each step below, on the same axis of steps."""
     unit = choose_unit([float(sum(took.max() for took in phases.mean_ns.values()))], DURATIONS)
     middle = (phases.first + phases.last) / 2
@@ -133,7 +132,8 @@ def _add_phases(figure: Any, phases: StepPhases) -> None:
             continue
         took, hue = phases.mean_ns[name], hue_of(name)
         figure.add_trace(
-            go.Bar(
+            new_trace(
+                "bar",
                 name=hue.label,
                 meta=name,
                 yaxis="y2",

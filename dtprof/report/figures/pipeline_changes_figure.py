@@ -49,7 +49,7 @@ def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
         )
     stack_bars(figure, gap=0.3)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=_describe(chart.changes),
         columns=("change", "schedule (%)", "bubble (%)"),
         rows=tuple(

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart
 from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure
 from dtprof.report.figures.figure_numbers import NBSP, format_duration
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
+from dtprof.report.figures.plot import Plot, new_trace
 
 KINDS = {
     "F": ("forward", "forward"),
@@ -59,7 +58,7 @@ def draw_pipeline(source: Source) -> Drawing | Nothing:
                 figure.add_trace(_bars(name, kind, some, top, row_of, len(actions) <= MAX_NAMED))
     _name_rows(figure, chart, shown)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=_describe(chart, source),
         columns=("schedule", "rank", "stage", "action", "microbatch", "begins (ms)", "lasts (ms)"),
         rows=tuple(
@@ -81,7 +80,8 @@ def draw_pipeline(source: Source) -> Drawing | Nothing:
 
 def _bubbles(name: str, num: int, top: float, length_ns: int) -> Any:
     """Draw the whole window of each rank as a bubble; what it did lies on top."""
-    return go.Bar(
+    return new_trace(
+        "bar",
         name=hue_of("bubble").label,
         legendgroup="bubble",
         showlegend=name == "measured",
@@ -103,7 +103,8 @@ def _bars(
     name: str, kind: str, actions: Sequence[ChartAction], top: float, row_of: dict[int, int], numbered: bool
 ) -> Any:
     hue, meaning = KINDS[kind]
-    return go.Bar(
+    return new_trace(
+        "bar",
         name=f"{kind}{NBSP}{meaning}",
         legendgroup=kind,
         showlegend=name == "measured",
@@ -130,7 +131,7 @@ def _bars(
     )
 
 
-def _name_rows(figure: Any, chart: PipelineChart, shown: Sequence[tuple[str, Sequence[ChartAction], float]]) -> None:
+def _name_rows(figure: Plot, chart: PipelineChart, shown: Sequence[tuple[str, Sequence[ChartAction], float]]) -> None:
     places, names = [], []
     for _, _, top in shown:
         for row, (rank, stages) in enumerate(zip(chart.ranks, chart.stages, strict=True)):

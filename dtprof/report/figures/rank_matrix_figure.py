@@ -1,13 +1,11 @@
 """A matrix of ranks by ranks as a heatmap, for figures that compare pairs."""
 
 from collections.abc import Callable
-from typing import Any
-
-import plotly.graph_objects as go
 
 from dtprof.analysis.communication.rank_pairs import RankPairs
 from dtprof.report.figures.drawing import new_figure
 from dtprof.report.figures.figure_numbers import Unit, choose_unit
+from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_PRINTED = 16
 """Ranks up to which each cell bears its value."""
@@ -20,7 +18,7 @@ def draw_matrix(
     units: tuple[Unit, ...],
     write: Callable[[float], str],
     describe: Callable[[int, int, str], str],
-) -> Any:
+) -> Plot:
     """Return the figure; a cell without a value stays empty.
 
     Parameters:
@@ -36,11 +34,12 @@ def draw_matrix(
         title=title, x_title=x_title, y_title=y_title,
         height=min(760, 90 + max(18, min(44, 360 // len(names))) * len(names)),
     )  # fmt: skip
-    figure.update_layout(margin_b=12)  # its axis lies above
+    figure.update_layout(margin={"b": 12})  # its axis lies above
     is_printed = len(names) <= MAX_PRINTED
     rows = values.tolist()
     figure.add_trace(
-        go.Heatmap(
+        new_trace(
+            "heatmap",
             z=values / unit.size,
             x=names,
             y=names,

@@ -77,7 +77,7 @@ def draw_stacks(
         figure.add_trace(_bars(name, ranks, stacks, steps, unit, lying))
     stack_bars(figure, gap=0.28 if lying else 0.12, lying=lying)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=" ".join((f"{title}: {_describe_extremes(steps)}", *_describe_unknown(names, stacks, ranks))),
         columns=("rank", f"step ({unit.name})", *(f"{hue_of(name).label} ({unit.name})" for name in shown)),
         rows=_rows(ranks, shown, stacks, steps, unit),

@@ -40,7 +40,7 @@ def draw_stage_times(source: Source) -> Drawing | Nothing:
     stack_bars(figure, gap=0.28)
     slowest, fastest = totals.index(max(totals)), totals.index(min(totals))
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"A microbatch takes {format_duration(totals[slowest])} on every stage."
         if format_duration(totals[fastest]) == format_duration(totals[slowest])
         else f"A microbatch takes from {format_duration(totals[fastest])} on {names[fastest]} to "

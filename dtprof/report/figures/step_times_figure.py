@@ -1,9 +1,6 @@
 """Step time over the steps of the run: median and range of the ranks, with warm-up and unmeasured steps marked."""
 
-from typing import Any
-
 import numpy as np
-import plotly.graph_objects as go
 
 from dtprof.analysis.results import Summary
 from dtprof.analysis.steps.step_lanes import MAX_POINTS, StepLanes, StepPoints, align_steps, reduce_steps
@@ -16,6 +13,7 @@ from dtprof.report.figures.figure_numbers import (
     format_duration,
     format_share,
 )
+from dtprof.report.figures.plot import Plot, new_trace
 
 MAX_RANK_LINES = 8
 
@@ -40,7 +38,7 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     _mark_unmeasured(figure, summary, lanes)
     _set_scale(figure, summary, lanes, unit)
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=_describe(summary, lanes),
         columns=("steps", *(f"{name} ({unit.name})" for name in ("fastest", "median", "slowest")), "slowest rank"),
         rows=_rows(points, unit),
@@ -48,14 +46,15 @@ def draw_step_times(summary: Summary) -> Drawing | Nothing:
     )
 
 
-def _add_band(figure: Any, points: StepPoints, unit: Unit, num_ranks: int) -> None:
+def _add_band(figure: Plot, points: StepPoints, unit: Unit, num_ranks: int) -> None:
     if num_ranks == 1 and (points.last == points.first).all():
         return
     edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "legendgroup": "band"}
     x = points.last
-    figure.add_trace(go.Scatter(x=x, y=points.low / unit.size, showlegend=False, meta="edge", **edge))
+    figure.add_trace(new_trace("scatter", x=x, y=points.low / unit.size, showlegend=False, meta="edge", **edge))
     figure.add_trace(
-        go.Scatter(
+        new_trace(
+            "scatter",
             x=x,
             y=points.high / unit.size,
             fill="tonexty",
@@ -67,10 +66,11 @@ def _add_band(figure: Any, points: StepPoints, unit: Unit, num_ranks: int) -> No
     )
 
 
-def _add_rank_lines(figure: Any, lanes: StepLanes, unit: Unit) -> None:
+def _add_rank_lines(figure: Plot, lanes: StepLanes, unit: Unit) -> None:
     for position, (rank, row) in enumerate(zip(lanes.ranks, lanes.durations, strict=True)):
         figure.add_trace(
-            go.Scatter(
+            new_trace(
+                "scatter",
                 x=lanes.steps,
                 y=row / unit.size,
                 mode="lines",
@@ -86,9 +86,10 @@ def _add_rank_lines(figure: Any, lanes: StepLanes, unit: Unit) -> None:
         )
 
 
-def _add_middle(figure: Any, points: StepPoints, unit: Unit, num_ranks: int) -> None:
+def _add_middle(figure: Plot, points: StepPoints, unit: Unit, num_ranks: int) -> None:
     figure.add_trace(
-        go.Scatter(
+        new_trace(
+            "scatter",
             x=points.last,
             y=points.middle / unit.size,
             mode="lines+markers" if len(points.last) <= 60 else "lines",
@@ -114,30 +115,31 @@ def _explain(points: StepPoints) -> list[str]:
     return texts
 
 
-def _mark_unmeasured(figure: Any, summary: Summary, lanes: StepLanes) -> None:
+def _mark_unmeasured(figure: Plot, summary: Summary, lanes: StepLanes) -> None:
     if summary.steps.used is None:
         return
     first, last = summary.steps.used
     left, right = lanes.steps[0] - 0.5, lanes.steps[-1] + 0.5
     for begin, end, name in ((left, first - 0.5, "warm-up, not measured"), (last + 0.5, right, "not measured")):
         if end > begin:
-            figure.add_vrect(
-                x0=begin,
-                x1=end,
-                fillcolor="rgba(120,130,145,0.14)",
-                line_width=0,
-                layer="below",
-                annotation={
-                    "text": name,
-                    "font": {"size": 11},
-                    "showarrow": False,
-                    "textangle": -90 if end - begin < 0.16 * (right - left) else 0,
-                },
-                annotation_position="inside bottom left" if begin == left else "inside bottom right",
+            figure.add_shape(
+                "rect", x0=begin, x1=end, fillcolor="rgba(120,130,145,0.14)", line={"width": 0}, layer="below"
+            )
+            figure.add_annotation(
+                x=begin if begin == left else end,
+                xref="x",
+                xanchor="left" if begin == left else "right",
+                y=0,
+                yref="y domain",
+                yanchor="bottom",
+                text=name,
+                font={"size": 11},
+                showarrow=False,
+                textangle=-90 if end - begin < 0.16 * (right - left) else 0,
             )
 
 
-def _set_scale(figure: Any, summary: Summary, lanes: StepLanes, unit: Unit) -> None:
+def _set_scale(figure: Plot, summary: Summary, lanes: StepLanes, unit: Unit) -> None:
     """Scale to the measured steps: a first step that takes 20 times longer would flatten the others."""
     steps, table = lanes.steps, lanes.durations
     figure.update_xaxes(range=[steps[0] - 0.5, steps[-1] + 0.5], showgrid=False)

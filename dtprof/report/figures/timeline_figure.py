@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dtprof.analysis.results import PHASES, Interval, Summary, Timeline
 from dtprof.report.figures.drawing import Drawing, Nothing, as_label, marker, new_figure
 from dtprof.report.figures.figure_numbers import format_duration
 from dtprof.report.figures.palette import HUES, hue_of
+from dtprof.report.figures.plot import Plot, new_trace
 
 LANES = ("phases", "communication")
 RANK_PITCH = 2.5
@@ -45,7 +44,7 @@ def draw_timeline(summary: Summary) -> Drawing | Nothing:
     _name_lanes(figure, ranks)
     figure.update_xaxes(range=[0, timeline.end_ns / 1e6])
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=_describe(timeline, ranks, summary.time_error_ns),
         columns=("rank", "lane", "what", "kind", "begins (ms)", "lasts (ms)"),
         rows=tuple(
@@ -78,7 +77,8 @@ def _kinds(intervals: Sequence[Interval]) -> list[str]:
 def _bars(kind: str, intervals: Sequence[Interval], ranks: Sequence[int]) -> Any:
     row_of = {rank: position for position, rank in enumerate(ranks)}
     mine = [interval for interval in intervals if interval.kind == kind]
-    return go.Bar(
+    return new_trace(
+        "bar",
         name=as_label(hue_of(kind).label or kind),
         meta=kind,
         orientation="h",
@@ -93,7 +93,7 @@ def _bars(kind: str, intervals: Sequence[Interval], ranks: Sequence[int]) -> Any
     )
 
 
-def _name_lanes(figure: Any, ranks: Sequence[int]) -> None:
+def _name_lanes(figure: Plot, ranks: Sequence[int]) -> None:
     every = -(-len(ranks) // MAX_NAMED_RANKS)
     if len(ranks) <= MAX_NAMED_LANES:
         places = [position * RANK_PITCH + lane for position in range(len(ranks)) for lane in (0, 1)]

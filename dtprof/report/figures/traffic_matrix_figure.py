@@ -32,7 +32,7 @@ def draw_traffic_matrix(source: Source) -> Drawing | Nothing:
     pairs = traffic.sent.largest
     most, sender, receiver = pairs[0]
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"{len(pairs)} pairs of ranks exchange messages; rank {sender} sends most to rank {receiver}, "
         f"{format_bytes(most)} in the whole run.",
         columns=("from rank", "to rank", "sent"),

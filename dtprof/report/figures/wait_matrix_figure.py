@@ -37,7 +37,7 @@ def draw_wait_matrix(source: Source) -> Drawing | Nothing:
     most, waiter, culprit = pairs[0]
     worst, share = waited.top_column
     return Drawing(
-        figure=figure,
+        plot=figure,
         sentence=f"Rank {waiter} waits most for rank {culprit}, {format_duration(most)} a step; rank {worst} "
         f"comes last in {format_share(share)} of the time that ranks wait. "
         "The last rank may itself have waited before: the page Stragglers follows waits back to their origin.",

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -258,9 +259,12 @@ def _render_help(panel: Panel) -> Markup:
 
 @functools.cache
 def _pack_plotly() -> str:
-    from plotly.offline import get_plotlyjs
-
-    return _pack(get_plotlyjs(), BUNDLE_LEVEL)
+    """Return plotly.js as the installed package carries it; to import that package takes longer than to read it."""
+    package = find_spec("plotly")
+    assert package is not None, "plotly is a dependency"
+    assert package.origin is not None, "a package has a file"
+    script = Path(package.origin).parent / "package_data" / "plotly.min.js"
+    return _pack(script.read_text("utf-8"), BUNDLE_LEVEL)
 
 
 def _pack(text: str, level: int = DATA_LEVEL) -> str:

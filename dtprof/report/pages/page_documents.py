@@ -7,7 +7,6 @@ in one compressed script element; whoever serves pages sends the same documents,
 page.js replaces the panels that changed without losing zoom or selection.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,4 @@ def render_page(page: Dashboard, source: Source, pages: Sequence[Dashboard]) -> 
 
 
 def _as_document(content: Content) -> Document:
-    drawing = content.drawing
-    if content.figure is not None:
-        drawing = {"plotly": json.loads(content.figure.to_json())}
-    return Document(markup=content.markup, drawing=drawing)
+    return Document(markup=content.markup, drawing=content.drawing)

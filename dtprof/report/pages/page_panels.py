@@ -17,10 +17,9 @@ from dtprof.report.pages.page_tables import render_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What stands in a panel: markup, and what the browser draws in it: a Plotly figure, or a drawing of its own."""
+    """What stands in a panel: markup, and what the browser draws in it, as page_documents.py describes it."""
 
     markup: Markup
-    figure: Any = None
     drawing: Mapping[str, Any] | None = None
 
 
@@ -55,7 +54,7 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
                 role="group",
                 tabindex="0",
                 aria_label=f"{panel.title}. {drawn.sentence} The numbers are in the table below.",
-                style=f"min-height:{drawn.figure.layout.height}px",
+                style=f"min-height:{drawn.plot.layout['height']}px",
                 data_zooms="yes" if drawn.zooms else None,
             ),
             class_="frame",
@@ -63,7 +62,7 @@ def _render_figure(panel: Panel, drawn: Drawing | Nothing) -> Content:
         element("figcaption", drawn.sentence),
         render_numbers(panel.title, drawn.columns, drawn.rows),
     )
-    return Content(markup=markup, figure=drawn.figure)
+    return Content(markup=markup, drawing={"plotly": drawn.plot.as_json()})
 
 
 _DRAWN: dict[str, Callable[[Panel, Source], tuple[Markup, Mapping[str, Any]] | Nothing]] = {
