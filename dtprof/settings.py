@@ -113,6 +113,13 @@ TRACE_STEPS = Setting(
     metavar="A:B",
     help="take a window of torch.profiler over these steps, both included, on the ranks chosen",
 )
+TRACE_EVERY = Setting(
+    option="--trace-every",
+    env="DTPROF_TRACE_EVERY",
+    default="",
+    metavar="TIME",
+    help="take a window of 2 steps each TIME, such as 10m, on the ranks chosen in turn",
+)
 TRACE_RANKS = Setting(
     option="--trace-ranks",
     env="DTPROF_TRACE_RANKS",
@@ -137,12 +144,14 @@ CHECK = Setting(
 RUN_SETTINGS = (
     *(OUTPUT, MAX_LOG_MB, HANG_AFTER, ON_HANG, NO_NATIVE, JOIN),
     *(METRICS_PORT, METRICS_ADDRESS, METRICS_FILE),
-    *(TRACE_STEPS, TRACE_RANKS, MAX_TRACE_MB),
+    *(TRACE_STEPS, TRACE_EVERY, TRACE_RANKS, MAX_TRACE_MB),
     CHECK,
 )
 FIRST_TRACED_STEP = 2
 """The begin of the first step is not recorded."""
 MOST_TRACED_STEPS = 100
+LEAST_TRACE_EVERY_S, MOST_TRACE_EVERY_S = 1, 7 * 86400
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600}
 MOST_RANKS = 1 << 20
 
 # Set by `dtprof run` for the processes of the job, not by users.
@@ -213,6 +222,22 @@ def parse_traced_steps(text: str, *, setting: Setting = TRACE_STEPS) -> tuple[in
             f"{MOST_TRACED_STEPS} steps, for example {setting.option} {first}:{first + 3}"
         )
     return first, last
+
+
+def parse_trace_every(text: str, *, setting: Setting = TRACE_EVERY) -> float:
+    """Return the seconds of a time such as 90, 90s, 10m or 1.5h.
+
+    Raises:
+        UsageError: it is no such time, or not between a second and a week.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smh]?)", text.strip(), re.ASCII)
+    seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
+    if not LEAST_TRACE_EVERY_S <= seconds <= MOST_TRACE_EVERY_S:
+        raise UsageError(
+            f"{setting.option} (or {setting.env}) is {text!r}; expected a time from 1s to 168h, for example "
+            f"{setting.option} 10m"
+        )
+    return seconds
 
 
 def parse_traced_ranks(text: str, *, setting: Setting = TRACE_RANKS) -> list[tuple[int, int]]:

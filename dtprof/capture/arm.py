@@ -144,7 +144,7 @@ class Process:
         process_exits.watch_leaving(self._mark_leaving)
         self._recorder, self._gave_up = recorder, False
         if self._phases is not None:
-            self._phases.windows.begin_log(recorder, folder, rank)
+            self._phases.windows.begin_log(recorder, folder, rank, world_size)
         return recorder
 
     def _is_started_by_rank(self) -> bool:

@@ -1,4 +1,4 @@
-"""Take windows of torch.profiler and snapshots of memory at step ends: planned by a setting, or on request.
+"""Take windows of torch.profiler and snapshots of memory at step ends: planned by a setting, in turn, or on request.
 
 A window begins where the step before its first step ends, and ends with its last step, both on the thread that steps.
 Stopping the profiler and writing its trace holds the GIL on any thread, so both happen at once; another thread
@@ -23,8 +23,9 @@ from dtprof.capture.snapshots import Snapshots
 from dtprof.capture.string_entries import timed_entry
 from dtprof.capture.window_files import TooLargeError, TracedStep, pack
 from dtprof.capture.window_profiler import UserProfilers, WindowProfiler, forget_in_child
+from dtprof.capture.window_turns import STEPS, WindowTurns
 from dtprof.records import paths, trace_requests
-from dtprof.records.trace_requests import TraceRequest
+from dtprof.records.trace_requests import TURN, TraceRequest
 
 POLL_EVERY_NS = 500_000_000
 NEVER = sys.maxsize
@@ -66,6 +67,8 @@ class Windows:
         self._request_file = ""
         self._open: _Open | None = None
         self._plan = (NEVER, NEVER)
+        self._turns: WindowTurns | None = None
+        self._passed: set[str] = set()
         self._count = self._ended = 0
         self._left_bytes = 0
         self._snapshots: Snapshots | None = None
@@ -82,8 +85,8 @@ class Windows:
         self._reset()
 
     @fence.fenced("profiler windows", "are not taken in this process")
-    def begin_log(self, recorder: Recorder, folder: Path, rank: int) -> None:
-        """Read the planned window of this rank from the settings; write files to the folder."""
+    def begin_log(self, recorder: Recorder, folder: Path, rank: int, world_size: int) -> None:
+        """Read the planned window of this rank, and its turns, from the settings; write files to the folder."""
         self._reset()
         self._recorder, self._folder = recorder, folder
         self._request_file = str(folder / paths.TRACE_REQUEST)
@@ -92,8 +95,12 @@ class Windows:
         self._snapshots = Snapshots(self._memory, recorder, folder)
         steps, ranks = map(settings.from_environment, (settings.TRACE_STEPS, settings.TRACE_RANKS))
         chosen = settings.parse_traced_ranks(ranks)
-        if steps and (not chosen or any(first <= rank <= last for first, last in chosen)):
+        in_turn = [r for r in range(world_size) if not chosen or any(first <= r <= last for first, last in chosen)]
+        if steps and rank in in_turn:
             self._plan = settings.parse_traced_steps(steps)
+        if rank in in_turn and (every := settings.from_environment(settings.TRACE_EVERY)):
+            every_ns = int(settings.parse_trace_every(every) * 1e9)
+            self._turns = WindowTurns(every_ns=every_ns, ranks=in_turn, rank=rank)
         # Processes of multiprocessing leave by os._exit, without atexit: both ends finish the window, the second does
         # nothing.
         atexit.register(self.finish)
@@ -107,12 +114,27 @@ class Windows:
             self._continue(self._open, ended)
         elif self._plan[0] == ended + 1:
             self._begin(*self._plan, request="")
+        elif self._turns is not None and self._turns.is_due(time.time_ns()):
+            self._take_turn(self._turns, ended)
         elif self._recorder is not None and self._poll_budget.allows():
             began_ns = monotonic_ns()
             is_requested = os.access(self._request_file, os.F_OK)
             self._poll_budget.charge(monotonic_ns() - began_ns)
             if is_requested:
                 self._take_requested(ended)
+
+    def _take_turn(self, turns: WindowTurns, ended: int) -> None:
+        """Take the next steps, or let the turn pass; each reason for that is recorded once."""
+        first, last = ended + 1, ended + STEPS
+        refusal = turns.refusal(monotonic_ns(), self._left_bytes)
+        if not (refusal or (refusal := self._refusal())):
+            self._begin(first, last, request=TURN)
+        elif refusal not in self._passed:
+            self._passed.add(refusal)
+            self._count += 1
+            planned = {"id": self._count, "first": first, "last": last, "request": TURN}
+            self._entry("failed", planned | {"reason": refusal})
+            fence.warn_once(f"no profiler window is taken in turn: {refusal}")
 
     def _take_requested(self, ended: int) -> None:
         request: TraceRequest | None = trace_requests.take(self._folder)
@@ -199,6 +221,9 @@ class Windows:
             self._write("failed", window, end_ns=end_ns, reason=f"{type(error).__name__}: {error}")
             raise
         ready_ns = monotonic_ns()
+        turns = self._turns if window.facts.get("request") == TURN else None
+        if turns is not None:
+            turns.charge(window.facts["begin_ns"], ready_ns)
         offset = realtime_ns - end_ns
         steps = [TracedStep(number, begin + offset, end + offset) for number, begin, end in window.steps]
         last = max(window.steps[-1][0] if window.steps else window.first, window.first)
@@ -213,12 +238,16 @@ class Windows:
                 size = pack(raw, target, pid=os.getpid(), steps=steps, facts=facts, limit_bytes=room)
             except (OSError, ValueError, TooLargeError) as error:
                 failure = _failure(error, room)
+                if turns is not None and isinstance(error, TooLargeError):
+                    turns.keep(room + 1)
                 self._write("failed", window, **times, reason=failure)
                 fence.warn_once(
                     f"the profiler window over steps {window.first} to {window.last} is not kept: {failure}"
                 )
                 return
             self._left_bytes -= size
+            if turns is not None:
+                turns.keep(size)
             self._write("written", window, **times, file=target.name, bytes=size, reason=reason)
 
         if beside:

@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   dtprof run -- torchrun --nproc-per-node 4 train.py --epochs 3
   dtprof run --trace-steps 10:13 --trace-ranks 0,5 -- torchrun --nproc-per-node 8 train.py
+  dtprof run --trace-every 10m -- torchrun --nproc-per-node 8 train.py
   dtprof run --check handles -- torchrun --nproc-per-node 4 train.py
   dtprof run -o runs/baseline --hang-after 30 --on-hang stop -- python -m torch.distributed.run train.py
 
@@ -107,13 +108,16 @@ def _settings(arguments: argparse.Namespace) -> "job_launch.JobSettings":
 def _trace(given: Callable[[settings.Setting, str | None], str], arguments: argparse.Namespace) -> dict[str, str]:
     """Return the settings of profiler windows for the environment of the ranks."""
     steps = given(settings.TRACE_STEPS, arguments.trace_steps)
+    every = given(settings.TRACE_EVERY, arguments.trace_every)
     ranks = given(settings.TRACE_RANKS, arguments.trace_ranks)
     if steps:
         settings.parse_traced_steps(steps)
-    elif ranks:
+    if every:
+        settings.parse_trace_every(every)
+    if ranks and not steps and not every:
         raise UsageError(
-            f"--trace-ranks (or {settings.TRACE_RANKS.env}) is {ranks!r} without steps; expected --trace-steps "
-            f"as well, for example --trace-steps 10:13 --trace-ranks {ranks}"
+            f"--trace-ranks (or {settings.TRACE_RANKS.env}) is {ranks!r} without steps; expected --trace-steps as "
+            f"well, or --trace-every, for example --trace-steps 10:13 --trace-ranks {ranks}"
         )
     settings.parse_traced_ranks(ranks)
     limit = settings.parse_number(
@@ -121,6 +125,7 @@ def _trace(given: Callable[[settings.Setting, str | None], str], arguments: argp
     )
     return {
         settings.TRACE_STEPS.env: steps,
+        settings.TRACE_EVERY.env: every,
         settings.TRACE_RANKS.env: ranks,
         settings.MAX_TRACE_MB.env: f"{limit:g}",
     }

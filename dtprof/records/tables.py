@@ -294,7 +294,7 @@ class Window:
     size_bytes: int = 0
     realtime_ns: int = 0  # what CLOCK_REALTIME said at begin_ns
     reason: str = ""  # why it failed, or ended before its last step
-    request: str = ""  # of `dtprof trace --now`; empty: of `--trace-steps`
+    request: str = ""  # of `dtprof trace --now`; "turn": of `--trace-every`; empty: of `--trace-steps`
 
 
 @dataclass(frozen=True, kw_only=True)

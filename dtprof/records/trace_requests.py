@@ -8,6 +8,9 @@ from pathlib import Path
 from dtprof import settings
 from dtprof.records import paths
 
+TURN = "turn"
+"""The request of a window that a rank takes in turn: no file asks for it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRequest:

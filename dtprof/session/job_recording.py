@@ -101,7 +101,7 @@ def _print_end(run: Path, end: job_launch.JobEnd) -> None:
         if verdict.faults and not end.stopped_by_us:
             job_launch.say(verdict.faults[0].summary)
     job_launch.say(f"run kept in {shown}")
-    if world_size and opened.manifest.settings.get("trace_steps"):
+    if world_size and opened.manifest.settings.keys() & {"trace_steps", "trace_every"}:
         from dtprof.session.trace_windows import closing_note
 
         for line in closing_note(opened, opened.load(opened.ranks[0]), shown):

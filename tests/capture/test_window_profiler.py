@@ -79,3 +79,19 @@ def test_windows_and_snapshots_of_a_job(tmp_path: Path) -> None:
     assert np.median(apart) < CLOSE_NS
     assert np.median(took) < CLOSE_NS
     assert any("profiler windows" in reason for reason in opened.summary().cannot_tell)
+
+
+def test_ranks_take_windows_in_turn_and_stop_at_their_share_of_time(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = jobs.recorded(run, jobs.forked(2, jobs.PROGRAMS / "windows_in_turn.py"), "--trace-every", "1s").stderr
+    rows = trace(run)["windows"]
+    for rank in (0, 1):
+        written, passed = [row for row in rows if row["rank"] == rank]
+        assert (written["state"], passed["state"]) == ("written", "failed")
+        assert written["last"] == written["first"] + 1
+        # Two steps, each of one all_reduce of DDP's and one of the program's.
+        assert (written["traced"], written["matched_fraction"]) == (4, 1.0)
+        assert "may take 1 % of the time" in passed["reason"]
+    assert said.count("no profiler window is taken in turn") == 1
+    first, second = sorted((row for row in rows if row["state"] == "written"), key=lambda row: row["begin_ns"])
+    assert second["begin_ns"] >= first["ready_ns"]

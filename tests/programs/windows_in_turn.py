@@ -1,0 +1,39 @@
+"""Train until every rank has written a window of its turns and let a later turn pass; then rank 0 runs a profiler."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def states(run):
+    """Return the states of the windows of each rank so far."""
+    lines = [file.read_text().splitlines() for file in sorted(run.glob("rank-*/strings.jsonl"))]
+    entries = [[json.loads(line) for line in of_rank if '"window"' in line] for of_rank in lines]
+    return [{entry["state"] for entry in of_rank if entry["k"] == "window"} for of_rank in entries]
+
+
+def main(run):
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    ended = torch.zeros(1)
+    while ended.item() < dist.get_world_size():
+        time.sleep(0.05)
+        model(torch.ones(16, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ended.fill_(len(states(run)) == 2 and all({"written", "failed"} <= own for own in states(run)))
+        dist.all_reduce(ended)
+
+
+if __name__ == "__main__":
+    main(Path(os.environ["DTPROF_RUN_DIR"]))
+    sys.stdout.flush()
+    dist.destroy_process_group()
