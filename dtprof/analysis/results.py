@@ -11,6 +11,7 @@ from dtprof.formatting import format_ns, plural
 from dtprof.job.clock_alignment import ClockResult
 from dtprof.job.sound_records import list_ranks
 from dtprof.records.nodes.late_lines import SampledLine
+from dtprof.records.profiler_windows import Share
 from dtprof.records.tables import OutOfMemory
 
 PARTS = (
@@ -347,6 +348,21 @@ class PipelineResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WindowSummary:
+    """The newest profiler window of a rank, by kernels; what they alone tell is None where it has none."""
+
+    rank: int
+    first: int  # step
+    last: int
+    top_of: str  # "kernels", "operators of the host"
+    communication_ns: int | None  # in which a kernel that communicates runs
+    exposed_ns: int | None  # of it while no other kernel runs
+    overlap: float | None  # 1 - exposed / communication
+    compute_ns: int | None  # in which any other kernel runs
+    top: tuple[Share, ...]  # the most time of their own first
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """Everything that `dtprof summary` and `dtprof report` show; its JSON document has these fields in this order."""
 
@@ -381,6 +397,7 @@ class Summary:
     headroom: tuple[Headroom, ...] = ()  # scarcest first; empty where the nodes were not sampled
     memory_assumptions: tuple[Assumption, ...] = ()  # of the formulas of the ranks
     critical_path: CriticalPathResult | None = None
+    windows: tuple[WindowSummary, ...] = ()  # of torch.profiler, one a rank; read beside the records
     cannot_tell: tuple[str, ...]
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 MANIFEST = "run.json"
 STRINGS = "strings.jsonl"
+WINDOWS = "window-*.json.gz"
 EXITS = "exits.jsonl"
 PROCESSES = "processes.jsonl"
 STACKS = "stacks.json"

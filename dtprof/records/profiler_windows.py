@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dtprof.intervals import NONE, Intervals
 from dtprof.records.tables import UNKNOWN_NS, Array, Window
 
 TRACED = np.dtype(
@@ -44,6 +45,10 @@ class WindowTrace:
     has_device: bool = False
     clock_ns: int | None = None  # how far the profiler's clock and the mapped clock of the records are apart
     problems: tuple[str, ...] = ()
+    communication: Intervals = field(
+        default_factory=lambda: NONE
+    )  # in which any kernel that communicates runs; empty without a device
+    computation: Intervals = field(default_factory=lambda: NONE)  # in which any other kernel runs
 
     def duration_ns(self) -> npt.NDArray[np.int64]:
         """Return how long each operation took, from its call, or of its kernel; UNKNOWN_NS where it is not known."""

@@ -25,9 +25,10 @@ def summarise(run: "Run", engine: Engine) -> "Summary":
     """
     from dtprof.analysis import run_summary
     from dtprof.session.process_liveness import confirm_running
+    from dtprof.session.window_summaries import add_windows
 
     with executor_for(engine, run) as executor:
-        return confirm_running(run_summary.summarise(at_hand(run, executor), executor), run)
+        return add_windows(confirm_running(run_summary.summarise(at_hand(run, executor), executor), run), run)
 
 
 def measure(runs: "Sequence[Run]", engine: Engine) -> "list[RunFigures]":
@@ -74,6 +75,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
     from dtprof.diagnosis.reported_mismatches import list_reported
     from dtprof.session.process_liveness import confirm_running
     from dtprof.session.run_diagnosis import diagnose_opened
+    from dtprof.session.window_summaries import add_windows
 
     runs = [open_run(run_path, engine) for run_path in (against, path) if run_path is not None]
     summarised: Future[Summary] = Future()
@@ -85,7 +87,7 @@ def read_report_source(path: Path, engine: Engine, *, against: Path | None = Non
         diagnosed = beside.submit(diagnose_opened, run, summarised.result)
         try:
             summary, closeup = examine(run, executor)
-            summary = confirm_running(summary, run)
+            summary = add_windows(confirm_running(summary, run), run)
             summarised.set_result(summary)
         finally:
             summarised.cancel()  # or the diagnosis would wait for ever where that failed

@@ -21,6 +21,7 @@ from dtprof.interchange.importers.kineto_events import (
     correlation_of,
     read_events,
 )
+from dtprof.intervals import cover, union
 from dtprof.records.profiler_windows import TRACED, Share, WindowTrace
 from dtprof.records.tables import UNKNOWN_NS, Array, Window
 
@@ -104,6 +105,8 @@ def read_window(path: Path, window: Window) -> WindowTrace:
         issued_operations = [(operation, operation.begin) for operation in host_operations(trace, groups)]
     ops = sorted({operation.op for operation, _ in issued_operations})
     offset = window.begin_ns - window.realtime_ns
+    begin, end, _ = trace.kernels.columns(trace.base_ns + offset)
+    sent = [(call.begin + trace.base_ns + offset, call.end + trace.base_ns + offset) for call in trace.collectives]
     return WindowTrace(
         window=window,
         ops=tuple(ops),
@@ -113,6 +116,8 @@ def read_window(path: Path, window: Window) -> WindowTrace:
         has_device=trace.uses_device,
         clock_ns=_clock_error(trace, window, offset),
         problems=tuple(trace.problems),
+        communication=union(np.array(sent, np.int64).reshape(-1, 2)),
+        computation=cover(begin, end),
     )
 
 

@@ -7,7 +7,15 @@ from typing import Any
 from dtprof.report.figures.drawing import Drawing, Nothing
 from dtprof.report.figures.figure_registry import FIGURES
 from dtprof.report.figures.figure_source import Source
-from dtprof.report.pages import page_comparison, page_findings, page_grid, page_memory, page_sections, page_tracks
+from dtprof.report.pages import (
+    page_comparison,
+    page_findings,
+    page_grid,
+    page_memory,
+    page_sections,
+    page_tracks,
+    page_windows,
+)
 from dtprof.report.pages.page_dashboard import Dashboard, Panel
 from dtprof.report.pages.page_key_figures import render_key_figures
 from dtprof.report.pages.page_markup import Markup, element
@@ -79,6 +87,7 @@ _SECTIONS: dict[str, Callable[[Panel, Source, Sequence[Dashboard]], Markup]] = {
     "memory_table": page_memory.render_memory_table,
     "memory_formula": page_memory.render_memory_formula,
     "headroom": page_memory.render_headroom,
+    "windows": page_windows.render_windows,
     "comparison": page_comparison.render_comparison,
     "cannot_tell": page_sections.render_cannot_tell,
     "measurement": page_sections.render_measurement,
