@@ -1,6 +1,7 @@
 """The graph of a run: operations of all ranks with what they depend on, their durations, and their ideal durations."""
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,11 +54,14 @@ class OperationGraph:
     replicas: dict[int, tuple[int, int]] = field(default_factory=dict)  # of ranks of a pipeline: replica and stage
     caveats: tuple[str, ...] = ()
 
-    def replay_steps(self, scenarios: Floats) -> Floats:
-        """Return how long each step is in each scenario, given durations with one column a scenario."""
+    def replay_steps(self, scenarios: Iterable[Floats]) -> Floats:
+        """Return how long each step is in each scenario, a column each, given the durations of one after the other."""
         width = max(1, MAX_CELLS // max(1, len(self.durations)))
-        parts = [self._replay(scenarios[:, at : at + width]) for at in range(0, scenarios.shape[1], width)]
-        return np.concatenate(parts, axis=1)
+        columns = iter(scenarios)
+        parts = []
+        while some := list(itertools.islice(columns, width)):
+            parts.append(self._replay(np.stack(some, axis=1)))
+        return np.concatenate([*parts, np.zeros((self.num_steps, 0))], axis=1)
 
     def _replay(self, scenarios: Floats) -> Floats:
         ends = self.dependencies.replay(scenarios)
@@ -66,7 +70,7 @@ class OperationGraph:
             return last
         return np.diff(last, axis=0, prepend=ends[self.begins].max(axis=0)[np.newaxis])
 
-    def replay_means(self, scenarios: Floats) -> Floats:
+    def replay_means(self, scenarios: Iterable[Floats]) -> Floats:
         """Return the mean step of each scenario."""
         means: Floats = self.replay_steps(scenarios).mean(axis=0)
         return means

@@ -5,6 +5,7 @@ run show (95 %), drawn apart because a changed run has steps of its own, wider b
 MAX_ERROR nothing is predicted.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -114,7 +115,7 @@ def predict(name: str, source: Replayable, fixes: Sequence[Fix]) -> Prediction:
         UsageError: a change names what the run does not have.
     """
     graph = source.graph
-    replayed, modelled = graph.replay_steps(np.stack((graph.durations, graph.modelled), axis=1)).T
+    replayed, modelled = graph.replay_steps((graph.durations, graph.modelled)).T
     measured = float(graph.measured_ns.mean())
     error = abs(float(modelled.mean()) - measured) / measured
     known = Prediction(
@@ -152,8 +153,8 @@ def _name_part(graph: OperationGraph, missed_ns: float) -> str:
     if not differs.any():
         return f"{abs(missed_ns) / 1e6:.3g} ms a step of the host, between operations, are not in the records"
     kinds: list[int] = np.unique(graph.kind[differs]).tolist()
-    columns = [np.where(graph.kind == number, graph.modelled, graph.durations) for number in kinds]
-    means = graph.replay_means(np.stack([graph.durations, *columns], axis=1))
+    columns = (np.where(graph.kind == number, graph.modelled, graph.durations) for number in kinds)
+    means = graph.replay_means(itertools.chain((graph.durations,), columns))
     worst = int(np.argmax(np.abs(means[1:] - means[0])))
     part = graph.kinds[kinds[worst]].name if kinds[worst] >= 0 else ""
     moved = f"{abs(means[1 + worst] - means[0]) / 1e6:.3g} ms a step"
@@ -271,7 +272,7 @@ def _replay_scenarios(
         if not some:
             continue
         replayed = graph if not overlaps else graph.depending_on(overlap_fully(graph))
-        columns = np.stack([one.durations for one in (changed[i] for i in some) if isinstance(one, _Changed)], axis=1)
+        columns = [one.durations for one in (changed[i] for i in some) if isinstance(one, _Changed)]
         steps |= dict(zip(some, replayed.replay_steps(columns).T, strict=True))
     draws = np.random.default_rng(_SEED).integers(len(before), size=(2, RESAMPLED, len(before)))
     scenarios = []

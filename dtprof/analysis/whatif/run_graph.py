@@ -16,7 +16,7 @@ from dtprof.job.rank_executor import THIS_PROCESS, Executor
 from dtprof.job.sound_records import list_ranks
 from dtprof.job.world_size import newest_attempt, newest_ranks, resolve_world_size
 
-MAX_EVENTS = 1 << 20
+MAX_EVENTS = 1 << 18
 """Records of the steps that are replayed; of longer runs fewer steps."""
 MIN_STEPS = 2
 MAX_UNKNOWN = 0.02

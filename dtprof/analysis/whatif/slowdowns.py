@@ -5,6 +5,7 @@ that part. M_W and M_S are the share of the slowdown that goes when the slowest 
 made ideal.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,8 +55,8 @@ def measure_slowdowns(graph: OperationGraph) -> Slowdowns:
     parts += [graph.rank == rank for rank in ranks]
     parts += [graph.stage == stage for stage in stages]
     parts += [(of_replica == replica) & (graph.rank >= 0) for replica in replicas]
-    left_slow = [np.where(part, graph.durations, graph.ideal) for part in parts]
-    means = graph.replay_means(np.stack([graph.durations, graph.ideal, *left_slow], axis=1))
+    left_slow = (np.where(part, graph.durations, graph.ideal) for part in parts)
+    means = graph.replay_means(itertools.chain((graph.durations, graph.ideal), left_slow))
     replayed, ideal, *rest = means.tolist()
     shares = [one / ideal if ideal > 0 else 1.0 for one in rest]
     by_operation = dict(zip(names, shares, strict=False))
@@ -106,7 +107,7 @@ def _recovered(
     if replayed <= ideal:
         return [None for _ in fixed]
     scenarios: list[Floats] = [np.where(part, graph.ideal, graph.durations) for part in fixed if part is not None]
-    means = iter(graph.replay_means(np.stack(scenarios, axis=1)).tolist() if scenarios else ())
+    means = iter(graph.replay_means(scenarios).tolist())
     return [(replayed - next(means)) / (replayed - ideal) if part is not None else None for part in fixed]
 
 
