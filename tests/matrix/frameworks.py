@@ -63,10 +63,10 @@ def main() -> None:
     with framework("pipeline"):
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        if torch_versions.is_older_than(torch.__version__, (2, 7)):
-            raise NotImplementedError("its schedules wait for ever on gloo, recorded or not")
+        if torch_versions.is_older_than(torch.__version__, (2, 11)):
+            raise NotImplementedError("its schedules hang or abort on gloo, recorded or not")
         part = nn.Linear(8, 8)
-        stage = PipelineStage(part, rank, 2, torch.device("cpu"), input_args=(torch.ones(1, 8),))
+        stage = PipelineStage(part, rank, 2, torch.device("cpu"))
         schedule = Schedule1F1B(stage, 4, loss_fn=lambda output, target: (output - target).sum())
         if rank == 0:
             train(part, lambda: schedule.step(torch.ones(4, 8)))

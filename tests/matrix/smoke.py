@@ -51,7 +51,7 @@ def calls(folder: Path, hook: str) -> dict[str, Any]:
 def frameworks(folder: Path) -> dict[str, Any]:
     """Train with each framework; return the axes that were found, the steps, and what was noted."""
     job = jobs.recorded(folder / "run", jobs.forked(2, HERE / "frameworks.py"))
-    refused = json.loads(job.stdout)
+    refused = json.loads(next(line for line in job.stdout.splitlines() if line.startswith("{")))
     run = open_run(folder / "run")
     tables = [run.load(rank) for rank in range(2)]
     summary = dtprof.open_run(folder / "run").summary()
