@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m reference_trainer.parity", description=__doc__)
     parser.add_argument("--model", choices=MODELS, help="only this model (default: both)")
     parser.add_argument("--layouts", default="", metavar="TEXT", help="only layouts that contain TEXT")
-    parser.add_argument("--max-ranks", type=int, default=8, metavar="N", help="only layouts on up to N ranks")
+    parser.add_argument("--max-ranks", type=int, default=16, metavar="N", help="only layouts on up to N ranks")
     parser.add_argument("--covering", action="store_true", help="only the set that covers each kind once")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps of each (default: 20)")
     parser.add_argument("--metrics", type=Path, metavar="DIR", help="keep the metrics of every layout in this folder")

@@ -95,6 +95,7 @@ LAYOUTS = [
     _exact(8, "--dp 2 --cp 2 --pp 2 --dp-mode fsdp --schedule 1f1b"),
     _exact(8, "--cp 2 --tp 2 --pp 2 --sequence-parallel --schedule zbv"),
     _exact(8, "--dp-mode hsdp --dp 4 --pp 2 --schedule 1f1b"),
+    _exact(16, "--dp 2 --tp 2 --pp 2 --cp 2 --schedule 1f1b"),
     # Recomputation changes nothing
     _exact(1, "--activation-checkpointing full"),
     _exact(2, "--activation-checkpointing selective --dp-mode fsdp", covering=True),
