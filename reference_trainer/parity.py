@@ -124,6 +124,10 @@ def main(arguments: Sequence[str]) -> int:
         and layout.num_ranks <= given.max_ranks
         and (layout.covering or not given.covering)
     ]
+    if not wanted:
+        parser.error(
+            f"no layout has {given.layouts!r} and at most {given.max_ranks} ranks; leave out --layouts for all"
+        )
     failed = 0
     with ExitStack() as stack:
         folder = given.metrics or Path(stack.enter_context(tempfile.TemporaryDirectory()))

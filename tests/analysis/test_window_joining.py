@@ -140,12 +140,12 @@ def test_own_time_of_an_operator_is_without_what_ran_inside_it(tmp_path: Path) -
     assert joined.clock_ns == 0
 
 
-def run_of_steps(windows: dict[int, tuple[Window, ...]]) -> MemoryRun:
-    """Two ranks with 20 steps of 10 ms, those with a window five times as long."""
+def run_of_steps(windows: dict[int, tuple[Window, ...]], num_steps: int = 20) -> MemoryRun:
+    """Two ranks with steps of 10 ms, those with a window five times as long."""
     ranks = []
     for number in range(2):
         rank, now = RankBuilder(number, world_size=2), 0
-        for step in range(1, 21):
+        for step in range(1, num_steps + 1):
             end = now + (50 if any(w.first <= step <= w.last + 1 for own in windows.values() for w in own) else 10) * MS
             rank.span("backward", now, end - MS)
             rank.op("all_reduce", end - 3 * MS, end - 2 * MS, nbytes=64)
@@ -182,6 +182,13 @@ def test_figures_are_of_steps_without_a_window(
     if used != (2, 20) or not windows:
         assert summary.steps.duration_ns is not None
         assert summary.steps.duration_ns.median == 10 * MS
+
+
+def test_figures_are_of_all_steps_where_windows_in_turn_take_few_of_them() -> None:
+    # Three windows of two steps, each with the step that writes its trace: 9 of 999 steps.
+    summary = summarise(run_of_steps({0: (window(100, 101), window(700, 701)), 1: (window(400, 401),)}, 1000))
+    assert summary.steps.used == (2, 1000)
+    assert [text for text in summary.cannot_tell if "figures use all steps, 9 of them with one" in text]
 
 
 def test_windows_that_were_planned_and_not_taken_are_reported() -> None:

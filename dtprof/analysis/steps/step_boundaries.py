@@ -30,6 +30,8 @@ MARKS, OPTIMIZER, DATA, OPERATIONS = "marks", "optimizer", "data", "operations"
 RULES = (MARKS, OPTIMIZER, DATA, OPERATIONS)
 FEWEST_BATCHES = 3
 FEWEST_UNTRACED = 3
+MOST_TRACED = 0.01
+"""Share of steps with profiler windows up to which figures use all steps: some times as slow, they add some percent."""
 _DONE = (codes.DONE,)
 _WHAT_ENDS = {
     MARKS: "dtprof.step()",
@@ -244,6 +246,9 @@ def _outside_windows(ranks: Sequence[RankSteps], first: int, last: int) -> tuple
     free.append((begin, last))
     low, high = max(free, key=lambda row: row[1] - row[0])
     reason = f"steps: {list_ranks(s.rank for s in ranks if s.traced)} took profiler windows, which slow steps down"
+    num_traced = (last - first + 1) - sum(max(0, high - low + 1) for low, high in free)
+    if num_traced <= MOST_TRACED * (last - first + 1):
+        return first, last, [f"{reason}; figures use all steps, {num_traced} of them with one"]
     if high - low + 1 < FEWEST_UNTRACED:
         return first, last, [f"{reason}, and too few are without one"]
     return low, high, [f"{reason}; figures use the longest row of steps without one"]
