@@ -21,6 +21,8 @@ PROGRAMS = Path(__file__).parent / "programs"
 DTPROF = [sys.executable, "-m", "dtprof"]
 MARK = "DTPROF_TEST_JOB"
 TIMEOUT_S = 180
+WHOLE_LINES = {"PYTHONUNBUFFERED": ""}
+"""Unbuffered, print() writes a line and its end apart, and lines of two ranks run together."""
 ABORTED_AT_EXIT = "terminate called without an active exception"
 """What programs end in that hold tensors or groups when the interpreter shuts down, bare as often as recorded, if a
 thread of gloo comes late (docs/explanation/measurements/stress.md, where that is counted)."""
@@ -109,7 +111,7 @@ def started(
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"} | dict(env or {}),
+            env=os.environ | WHOLE_LINES | {MARK: mark, "OMP_NUM_THREADS": "1"} | dict(env or {}),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
