@@ -186,3 +186,9 @@ def test_a_slow_stage_is_to_blame_for_no_more_than_it_works_longer() -> None:
     assert (straggler.rank, straggler.last_share) == (1, 1.0)
     assert straggler.blame_ns_per_step == 2 * 40 * MS
     assert straggler.lag_ns_per_step == pytest.approx(40 * MS, rel=1e-3)
+
+
+@pytest.mark.parametrize(("num_steps", "late_ms", "listed"), [(4, 8, []), (4, 25, [2]), (12, 8, [2]), (12, 1, [])])
+def test_of_few_steps_only_a_long_lag_is_more_than_chance(num_steps: int, late_ms: int, listed: list[int]) -> None:
+    found = run_steps(4, lambda rank, _: late_ms * MS if rank == 2 else 0, num_steps)
+    assert [straggler.rank for straggler in found] == listed

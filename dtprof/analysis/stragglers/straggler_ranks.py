@@ -12,7 +12,9 @@ A rank is listed when all of these hold:
   slower than one another);
 - in at least min(0.6, 2 / ranks) of the steps with a notable wait (MIN_WAIT of a step, 50 us at least) it was to blame
   for more of the waits than any other;
-- it was so in at least 3 steps, or in all where fewer are used: one bad step is an event;
+- it was so in at least 3 steps, or in all where fewer are used: one bad step is an event. Where fewer than 5 steps
+  are used, which may be chance, its lag is at least MIN_COST_OF_FEW of a step;
+- without all that are listed a step would be shorter by at least MIN_GAIN, where that is known;
 - its excess, less the mean of the others', is above 0 by more than chance, or far from usual in at least 3 steps;
 - where all ranks of its pipeline stage, and no others, are slow in computation: their work is at least MIN_STAGE more
   than that of the others. Stages are seldom equal; that is the imbalance of the pipeline.
@@ -49,6 +51,10 @@ MIN_COST = 0.05
 MIN_WAIT = 0.01
 MIN_WAIT_NS = 50_000
 MIN_STEPS = 3
+ENOUGH_STEPS, MIN_COST_OF_FEW = 5, 0.15
+"""Chance makes some rank the last one in all of two or three steps: of fewer than these, a lag of so much counts."""
+MIN_GAIN = 0.02
+"""Of a step: what it would gain without the rank, at least. Less is within what steps vary by."""
 MIN_STAGE = 0.25
 MIN_PHASE = 0.1
 """Of the excess of a straggler, for a phase to be listed."""
@@ -127,7 +133,8 @@ def find_stragglers(
     lag = mean_lag - (mean_lag.sum() - mean_lag) / (num_ranks - 1)
     times_foremost = np.bincount(foremost[foremost >= 0], minlength=num_ranks)
     share = times_foremost / max(1, int(notable.sum()))
-    chosen = (lag >= MIN_COST * step_ns) & (share >= min(0.6, 2 / num_ranks))
+    min_cost = MIN_COST if used[1] - used[0] + 1 >= ENOUGH_STEPS else MIN_COST_OF_FEW
+    chosen = (lag >= min_cost * step_ns) & (share >= min(0.6, 2 / num_ranks))
     chosen &= times_foremost >= min(MIN_STEPS, num_bins)
     more = beyond_the_others(balance.excess)
     times_late = find_late(balance.excess, least=MIN_COST * step_ns).sum(axis=0)
@@ -138,7 +145,10 @@ def find_stragglers(
     mending = None
     if not stages:
         mending = Mending(graph=balance.graph, excess=balance.excess, blocked=balance.blocked, unclear=balance.unclear)
-        most_blamed += mending.find_hidden(most_blamed, least=MIN_COST * step_ns, notable=threshold)
+        most_blamed += mending.find_hidden(most_blamed, least=min_cost * step_ns, notable=threshold)
+        whole = mending.mean_gain(most_blamed) if most_blamed else None
+        if whole is not None and whole < MIN_GAIN * step_ns:
+            most_blamed = []
     results: list[StragglerResult] = []
     for place, at in enumerate(most_blamed):
         phases_ns = _explain(waits, at)
