@@ -12,6 +12,15 @@ from dtprof.records.tables import Array, RankTables, Site
 _BACKWARD = ("Tensor.backward", "backward")
 _SAYS_NOTHING = ("wrapper", "inner", "<lambda>", "<module>")
 _MODULE_CALL = "Module._wrapped_call_impl"
+CALLS = frozenset(
+    (
+        *("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_single"),
+        *("all_gather_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all"),
+        *("all_to_all_single", "broadcast", "reduce", "gather", "scatter", "send", "recv", "isend", "irecv"),
+        "batch_isend_irecv",
+    )
+)
+"""Names of calls of torch.distributed: where an operation goes by one, the program issued it."""
 _MESSAGES = {"send": "isend", "recv": "irecv"}
 """Calls behind messages. A line that sends and receives in turn has one site, with the name of its first call."""
 

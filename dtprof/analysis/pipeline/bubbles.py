@@ -26,7 +26,7 @@ from dtprof.analysis.pipeline.schedule_replay import (
     mean_parts,
     split_bubbles,
 )
-from dtprof.analysis.results import PipelineRank, PipelineResult
+from dtprof.analysis.results import PipelineRank, PipelineResult, Summary
 from dtprof.analysis.steps.step_boundaries import MeasuredSteps, RankSteps
 from dtprof.intervals import NONE, Column, Intervals, Mask, locate, pair, subtract, union
 from dtprof.job.axes import is_clear
@@ -65,6 +65,8 @@ NO_SCHEDULE = (
 )
 NOT_EVERY_STEP = "the pipeline has measured steps in which not every rank acted"
 """Why the bubble of a rank is not known."""
+UNKNOWN_BUBBLE = "pipeline: the bubble of "
+"""How the caveat about it begins."""
 PIPELINE_AXIS = "pp"
 WORTH_ADVICE = 0.02
 """Of the window: of smaller parts nothing is said."""
@@ -366,7 +368,7 @@ def measure_pipelines(
     if not ranks and not windows.unknown:
         return None, [NO_PIPELINE]
     caveats = [
-        f"pipeline: the bubble of {list_ranks([rank for rank, why in windows.unknown.items() if why == reason])} is "
+        f"{UNKNOWN_BUBBLE}{list_ranks([rank for rank, why in windows.unknown.items() if why == reason])} is "
         f"not known, its time is in exposed_wait, host or idle: {reason}"
         for reason in dict.fromkeys(windows.unknown.values())
     ]
@@ -415,6 +417,11 @@ def measure_pipelines(
         ),
         caveats,
     )
+
+
+def has_unknown_bubble(summary: Summary) -> bool:
+    """Say whether ranks of the job may be stages of a pipeline whose bubble is not known."""
+    return any(caveat.startswith(UNKNOWN_BUBBLE) for caveat in summary.cannot_tell)
 
 
 def _advise(pipeline: Pipeline, parts: Mapping[str, float] | None, bubbles: Mapping[int, int]) -> str | None:

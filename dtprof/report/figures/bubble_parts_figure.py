@@ -6,7 +6,7 @@ from dtprof.report.figures.drawing import Drawing, Nothing, as_label, bars, new_
 from dtprof.report.figures.figure_numbers import NBSP, format_share
 from dtprof.report.figures.figure_source import Source
 from dtprof.report.figures.palette import hue_of
-from dtprof.report.figures.pipeline_figure import NO_PIPELINE
+from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 
 CAUSES = ("schedule", "imbalance", "exposed_p2p", "jitter")
 TIMES = ("warm_up", "steady", "drain")
@@ -18,7 +18,7 @@ def draw_bubble_parts(source: Source) -> Drawing | Nothing:
     """Draw one bar for the causes and one for the times; both sum to the bubble."""
     result = source.summary.pipeline
     if result is None:
-        return NO_PIPELINE
+        return explain_no_pipeline(source.summary)
     rows: list[tuple[str, tuple[str, ...], dict[str, float]]] = []
     if result.parts is not None:
         rows.append(("by cause", CAUSES, result.parts))

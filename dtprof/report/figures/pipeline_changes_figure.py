@@ -4,13 +4,13 @@ from dtprof.analysis.pipeline.schedule_changes import Changes
 from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import format_duration, format_share
 from dtprof.report.figures.figure_source import Source
-from dtprof.report.figures.pipeline_figure import NO_PIPELINE
+from dtprof.report.figures.pipeline_figure import explain_no_pipeline
 
 
 def draw_pipeline_changes(source: Source) -> Drawing | Nothing:
     """Draw one bar a change: what the schedule costs, and the other causes."""
     if source.summary.pipeline is None:
-        return NO_PIPELINE
+        return explain_no_pipeline(source.summary)
     chart = source.closeup.pipeline if source.closeup else None
     changes = chart.changes.found if chart is not None else ()
     if chart is None or not changes:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
 from dtprof.analysis.pipeline.schedule_chart import ChartAction, PipelineChart
+from dtprof.analysis.results import Summary
 from dtprof.report.figures.drawing import Drawing, Nothing, marker, new_figure
 from dtprof.report.figures.figure_numbers import NBSP, format_duration
 from dtprof.report.figures.figure_source import Source
@@ -25,14 +27,26 @@ MAX_NAMED = 512
 """Actions up to which each bears the number of its microbatch."""
 NO_PIPELINE = Nothing(
     why="The job has no pipeline.",
-    remedy="Schedules of torch.distributed.pipelining are recorded when they run; the reference trainer has --pp 2.",
+    remedy="Schedules of torch.distributed.pipelining, Megatron-Core and DeepSpeed are recorded when they run; the "
+    "reference trainer has --pp 2.",
 )
+
+
+UNKNOWN_SCHEDULE = Nothing(
+    why="Ranks act as stages of a pipeline whose schedule is not recorded; the caveats name them.",
+    remedy="Schedules of torch.distributed.pipelining, Megatron-Core and DeepSpeed are recorded when they run.",
+)
+
+
+def explain_no_pipeline(summary: Summary) -> Nothing:
+    """Return why there is nothing to draw of a pipeline: there is none, or its schedule is not known."""
+    return UNKNOWN_SCHEDULE if has_unknown_bubble(summary) else NO_PIPELINE
 
 
 def draw_pipeline(source: Source) -> Drawing | Nothing:
     """Draw the planned and the measured schedule of the chosen step."""
     if source.summary.pipeline is None:
-        return NO_PIPELINE
+        return explain_no_pipeline(source.summary)
     chart = source.closeup.pipeline if source.closeup else None
     if chart is None:
         return Nothing(

@@ -3,13 +3,13 @@
 from dtprof.report.figures.drawing import Drawing, Nothing, bars, new_figure, stack_bars
 from dtprof.report.figures.figure_numbers import DURATIONS, choose_unit, format_duration
 from dtprof.report.figures.figure_source import Source
-from dtprof.report.figures.pipeline_figure import KINDS, NO_PIPELINE
+from dtprof.report.figures.pipeline_figure import KINDS, explain_no_pipeline
 
 
 def draw_stage_times(source: Source) -> Drawing | Nothing:
     """Draw one bar a stage, stacked by kind of action."""
     if source.summary.pipeline is None:
-        return NO_PIPELINE
+        return explain_no_pipeline(source.summary)
     chart = source.closeup.pipeline if source.closeup else None
     if chart is None or not chart.stage_times:
         return Nothing(why="The times of the stages are not known.", remedy="No step of the pipeline was kept whole.")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dtprof.analysis.communication.traffic import measure_overlap
+from dtprof.analysis.pipeline.bubbles import has_unknown_bubble
 from dtprof.analysis.results import BUBBLE, Summary
 from dtprof.formatting import format_count, format_rate, plural
 from dtprof.job.sound_records import list_ranks
@@ -138,7 +139,7 @@ def _overlap(summary: Summary) -> KeyFigure:
 def _bubble(summary: Summary) -> KeyFigure:
     pipeline = summary.pipeline
     name = "Pipeline bubble"
-    if pipeline is None and (summary.part_shares or {}).get(BUBBLE, 0) is None:
+    if pipeline is None and ((summary.part_shares or {}).get(BUBBLE, 0) is None or has_unknown_bubble(summary)):
         return KeyFigure(name, NOT_KNOWN, "the caveats say why")
     if pipeline is None:
         return KeyFigure(name, "none", "no pipeline ran")

@@ -34,6 +34,7 @@ from dtprof.formatting import (
     plural,
     shorten,
 )
+from dtprof.job.api_names import CALLS
 from dtprof.job.sound_records import list_ranks
 from dtprof.records.events import POINT_TO_POINT
 from dtprof.report.text.labelled_lines import LABEL, WIDTH, labelled
@@ -303,11 +304,21 @@ def _small_message_lines(rows: Sequence[SmallMessages]) -> list[str]:
         return []
     worst = rows[0]
     text = (
-        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} block the "
-        f"program for {format_ns(worst.exposed_ns_per_step)}: merge them"
+        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} "
+        f"block the program for {format_ns(worst.exposed_ns_per_step)}: merge them"
     )
     more = f", and {len(rows) - 1} more" if len(rows) > 1 else ""
     return labelled("messages", text + more)
+
+
+def _format_rate(count_per_step: float) -> str:
+    """Return how many there are a step; of less than one, the share."""
+    return f"{count_per_step:.0f}" if count_per_step >= 1 else f"{count_per_step:.2g}"
+
+
+def _issued_together(api: str | None) -> str:
+    """Return what to change: in the program where that issues the operations, else in the package that does."""
+    return "issued together (async_op, coalesced)" if api is None or api in CALLS else f"{api} issued them together"
 
 
 def _serialised_lines(summary: Summary) -> list[str]:
@@ -318,8 +329,8 @@ def _serialised_lines(summary: Summary) -> list[str]:
         return []
     worst = serialised[0]
     text = (
-        f"{worst.count_per_step:.0f} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait one for "
-        f"another: up to {format_ns(worst.gain_ns_per_step)} less if issued together (async_op, coalesced)"
+        f"{_format_rate(worst.count_per_step)} {worst.op} of {format_bytes(worst.bytes)} a step over {worst.axis} wait "
+        f"one for another: up to {format_ns(worst.gain_ns_per_step)} less if {_issued_together(worst.api)}"
     )
     return labelled("serialised", text)
 
