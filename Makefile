@@ -1,6 +1,6 @@
 # `make demo` and `make test` do everything, from a fresh clone; a second call skips what is done.
 .POSIX:
-.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity matrix gpu benchmarks clean
+.PHONY: help demo test test-all environment tools check accelerator unit jobs alone browser fuzz parity clients matrix gpu benchmarks clean
 
 PYTEST = .venv/bin/python -m pytest
 # What `make test` leaves to `make test-all`, which sets this to nothing: tests that show once more what another shows.
@@ -15,6 +15,7 @@ help:
 	@echo "make check       format, lint and types only;  make unit | jobs | browser | fuzz | parity: some of the tests"
 	@echo "make gpu         tests, benchmarks and training on a CUDA device; figures as files (PART=build|tests|bench|trainer|layouts)"
 	@echo "make matrix      try dtprof on other versions of Python and torch (an hour, PyPI; PAIRS='3.12:2.8.0 ...')"
+	@echo "make clients     run programs of Lightning, DeepSpeed, Megatron-Core and others, from PyPI, under dtprof (minutes)"
 	@echo "make benchmarks  measure what dtprof costs"
 	@echo "make clean       remove .venv, caches and recorded runs"
 
@@ -75,6 +76,12 @@ browser:
 	@.ci/browser
 	@echo "==> tests in a headless Chromium"
 	@$(PYTEST) -q -m "browser and not gpu $(CHOSEN)"
+
+# Each framework in an environment of its own, .make/clients/NAME; NAMES="deepspeed-zero1 ..." runs some.
+clients:
+	@.ci/environment test
+	@echo "==> clients of other frameworks"
+	@.venv/bin/python -m tests.clients $(NAMES)
 
 # atheris is not there for every Python; make test tries some damaged inputs without it.
 fuzz:

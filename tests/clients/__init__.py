@@ -1,0 +1,1 @@
+"""Small training programs of real frameworks, and what dtprof must say of them: `make clients`."""
