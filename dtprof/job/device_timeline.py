@@ -87,7 +87,7 @@ def _place_operations(operations: Array, ran: Array, waits: Array, computes: Mas
     placed["flags"][row] = np.where(computes, placed["flags"][row] | seen, placed["flags"][row] & ~np.uint8(seen))
     waits = select(waits, is_placed(placed)[waits["row"]])
     if len(waits):
-        row, times = _share_waits(operations, ran, waits)
+        row, times, covered = _share_waits(operations, ran, _without_nested(ran, waits))
         first = np.full(len(placed), np.iinfo(np.int64).max)
         np.minimum.at(first, row, times[:, 0])
         placed["wait_begin_ns"][row] = first[row]
@@ -95,8 +95,35 @@ def _place_operations(operations: Array, ran: Array, waits: Array, computes: Mas
         # A stream may stand before an operation that has not begun: the wait is part of what it blocks.
         placed["issued_ns"][row] = np.minimum(placed["issued_ns"][row], first[row])
         placed["returned_ns"][row] = np.minimum(placed["returned_ns"][row], first[row])
-        placed["flags"][row] |= np.uint8(seen)
+        # Of operations on a group's own stream there are waits that no mark shows, as those of DDP's futures.
+        aside = np.zeros(len(placed), np.bool_)
+        aside[ran["row"]] = on_stream & ~computes
+        covered = covered[aside[covered]]
+        placed["flags"][covered] |= np.uint8(seen)
+        free = covered[placed["wait_begin_ns"][covered] == UNKNOWN_NS]
+        placed["wait_begin_ns"][free] = placed["done_ns"][free]
     return placed
+
+
+def _without_nested(ran: Array, waits: Array) -> Array:
+    """Return waits that do not overlap: of those marked at one time, for operations one behind the other, each its own.
+
+    A stream that waits for a reduce-scatter and for the all-reduce behind it, each in a queue of its own, waits for the
+    first until that ends, and for the second from then on. The first is marked around the second.
+    """
+    order = np.argsort(waits["host_begin_ns"], kind="stable")
+    outer = order[:-1][waits["host_end_ns"][order[:-1]] >= waits["host_end_ns"][order[1:]]]
+    if not len(outer):
+        return waits
+    waits = waits.copy()
+    inner = order[1:][waits["host_end_ns"][order[:-1]] >= waits["host_end_ns"][order[1:]]]
+    ends = np.full(int(max(ran["row"].max(), waits["row"].max())) + 1, -1, np.int64)
+    ends[ran["row"]] = ran["end_ns"]
+    for first, second in zip(outer.tolist(), inner.tolist(), strict=True):  # from the outermost inwards
+        begin, end = waits["begin_ns"][first], waits["end_ns"][first]
+        waits["end_ns"][first] = cut = min(max(int(ends[waits["row"][first]]), int(begin)), int(end))
+        waits["begin_ns"][second] = min(max(int(waits["begin_ns"][second]), cut), int(waits["end_ns"][second]))
+    return waits
 
 
 def _queue_of(operations: Array, ran: Array) -> Column:
@@ -131,10 +158,11 @@ def _behind_the_queue(operations: Array, ran: Array) -> Column:
     return begin
 
 
-def _share_waits(operations: Array, ran: Array, waits: Array) -> tuple[Column, Intervals]:
-    """Return which operations blocked the stream in its waits, and when.
+def _share_waits(operations: Array, ran: Array, waits: Array) -> tuple[Column, Intervals, Column]:
+    """Return which operations blocked the stream in its waits, and when; and of which that is known.
 
-    Who waits for an operation also waits for those before it in its queue: each blocks until its own end.
+    Who waits for an operation also waits for those before it in its queue: each blocks until its own end. What had
+    ended when the stream came to wait for one behind it blocked nobody.
     """
     queue = _queue_of(operations, ran)
     # Of a batch, whose operations end together, the waited one comes first: the others block nobody.
@@ -159,7 +187,10 @@ def _share_waits(operations: Array, ran: Array, waits: Array) -> tuple[Column, I
     begin, end = waits["begin_ns"][which], waits["end_ns"][which]
     until = np.where(at == last[which], end, np.clip(ends[at], begin, end))
     since = np.where(at == first[which], begin, np.concatenate((begin[:1], until[:-1])))
-    return rows[at], pair(np.minimum(since, until), until)
+    furthest = np.full(len(rows), -1, np.int64)
+    np.maximum.at(furthest, first_of_queue[last], last)
+    covered = rows[np.arange(len(rows)) <= furthest[first_of_queue]]
+    return rows[at], pair(np.minimum(since, until), until), covered
 
 
 def _place_unmarked(operations: Array, marks: Intervals) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dtprof.analysis.results import Summary
+from dtprof.analysis.results import CollectiveResult, Summary
 from dtprof.analysis.run_summary import summarise
 from dtprof.records.reader import open_run
 from tests import jobs
@@ -24,6 +24,7 @@ from tests.accelerator.programs import layout_costs as costs
 
 JOBS = (
     *("ddp", "ddp,late", "ddp,bound", "ddp,polled", "fsdp2", "fsdp2,late", "fsdp2,polled"),
+    *("fsdp1", "fsdp1,late", "fsdp1,polled", "hsdp1", "hsdp2", "hsdp2,late"),
     *("pipeline", "pipeline,late", "tensor_parallel", "tensor_parallel,late"),
 )
 """Layouts and options of programs/known_layouts.py."""
@@ -65,10 +66,11 @@ class Figure:
 
 
 def record(folder: Path, layout: str, *options: str) -> tuple[Summary, list[list[dict[str, Any]]]]:
-    """Run and record a job of known steps; return its summary, and the tasks of the devices of both ranks."""
+    """Run and record a job of known steps; return its summary, and the tasks of the devices of all ranks."""
+    num_ranks = 4 if layout.startswith("hsdp") else 2
     program = ("-m", "tests.accelerator.programs.known_layouts", str(folder), layout, *options)
-    jobs.recorded(folder / "run", jobs.forked(2, *program))
-    tasks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    jobs.recorded(folder / "run", jobs.forked(num_ranks, *program))
+    tasks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]
     return summarise(open_run(folder / "run")), tasks
 
 
@@ -188,25 +190,46 @@ def _of_pipeline(summary: Summary, ranks: Sequence[_Rank]) -> Iterator[Figure]:
 
 
 def _of_operations(summary: Summary, ranks: Sequence[_Rank]) -> Iterator[Figure]:
-    rows = {row.op: row for row in summary.collectives}
+    rows: dict[str, list[CollectiveResult]] = defaultdict(list)
+    for row in summary.collectives:
+        rows[row.op].append(row)  # of each group
+    # HSDP gathers, scatters and reduces at one time: only what all of them expose together is a fact.
+    together = list(ranks[0].operations) if {"reduce_scatter", "all_reduce"} <= ranks[0].operations.keys() else []
+    if together:
+        truth = sum(rank.exposed[op] for rank in ranks for op in together)
+        said = [_total(rows[op], "exposed_ns") for op in together]
+        known = [total for total in said if total is not None]
+        # A row counts an operation once, not once a member: all groups are of 2.
+        measured = 2 * sum(known) if len(known) == len(said) else None
+        yield Figure(name="all exposed_ns", unit="ns", truth=truth, measured=measured)
     for op in ranks[0].operations:
         tasks = [task for rank in ranks for task in rank.operations[op]]
-        row, count = rows[op], len(tasks)
+        count, seen = len(tasks), sum(row.count for row in rows[op])
         duration = sum(task["end_ns"] - task["start_ns"] for task in tasks)
         transfer = sum(task["end_ns"] - task["met_ns"] for task in tasks)
         exposed = sum(rank.exposed[op] for rank in ranks)
-        for name, total in (
+        for name, total_ns in (
             ("duration_ns", duration),
             ("wait_ns", duration - transfer),
             ("transfer_ns", transfer),
-            ("exposed_ns", exposed),
+            *((("exposed_ns", exposed),) if op not in together else ()),
         ):
-            yield Figure(name=f"{op} {name}", unit="ns", truth=total / count, measured=getattr(row, name))
-        yield Figure(name=f"{op} overlap", unit="fraction", truth=1 - exposed / duration, measured=row.overlap)
-        # Of 2 ranks the factors of nccl-tests are 1, and 1/2 of the bytes of both.
+            total = _total(rows[op], name)
+            measured = total / seen if total is not None else None
+            yield Figure(name=f"{op} {name}", unit="ns", truth=total_ns / count, measured=measured)
+        if op not in together:
+            overlap = rows[op][0].overlap if len(rows[op]) == 1 else None
+            yield Figure(name=f"{op} overlap", unit="fraction", truth=1 - exposed / duration, measured=overlap)
+        # Of groups of 2 ranks the factors of nccl-tests are 1, and 1/2 of the bytes of both.
         factor = {"all_gather": 2 * 0.5, "reduce_scatter": 0.5}.get(op, 1.0)
-        busbw = row.bytes * factor * count / transfer
-        yield Figure(name=f"{op} busbw", unit="GB/s", truth=busbw, measured=row.busbw_gb_per_s)
+        busbw = rows[op][0].bytes * factor * count / transfer
+        for row in rows[op]:
+            yield Figure(name=f"{op} busbw", unit="GB/s", truth=busbw, measured=row.busbw_gb_per_s)
+
+
+def _total(rows: Sequence[CollectiveResult], name: str) -> float | None:
+    values = [getattr(row, name) for row in rows]
+    return None if None in values else sum(value * row.count for value, row in zip(values, rows, strict=True))
 
 
 def main() -> None:

@@ -259,6 +259,35 @@ def test_gather_on_a_stream_of_its_own_blocks_where_the_wait_for_it_is_marked() 
     assert summary.collectives[0].overlap == pytest.approx(0.5)
 
 
+def test_wait_for_two_queues_is_shared_at_the_end_of_the_first_and_what_ended_before_blocked_nobody() -> None:
+    # FSDP1 with HYBRID_SHARD: reduce-scatters on stream 2 from 350 to 450 and 500 to 600, the all-reduce behind them on
+    # stream 3 until 700. The stream that computes comes to the wait for both queues at 550.
+    built = DeviceRank(0, world_size=1)
+    for step in range(4):
+        at, host = 1000 * step, 10 * step
+        built.phase("forward", at, at + 300, host, host + 1)
+        built.phase("backward", at + 300, at + 800, host + 1, host + 6)
+        reductions = (("reduce_scatter", 350, 450, 2), ("reduce_scatter", 500, 600, 2), ("all_reduce", 600, 700, 3))
+        for number, (name, begin, end, stream) in enumerate(reductions):
+            built.op(name, (host + 2) * MS, nbytes=8, flags=FOLLOWED, returned=(host + 2) * MS)
+            built.device_interval(
+                *("operation", name, (at + begin) * MS, (at + end) * MS),
+                host=((host + 2) * MS, 0),
+                seq=3 * step + number,
+                flags=ON_STREAM,
+                stream=stream,
+            )
+        for number, name in ((1, "reduce_scatter"), (2, "all_reduce")):
+            hosts = ((host + 3) * MS + number, (host + 4) * MS - number)
+            built.device_interval("wait", name, (at + 550) * MS, (at + 700) * MS, host=hosts, seq=3 * step + number)
+        built.phase("optimizer", at + 800, at + 1000, host + 6, host + 9)
+    summary = summarise(MemoryRun([built]))
+    rows = {row.op: row for row in summary.collectives}
+    assert rows["reduce_scatter"].exposed_ns == (0 + 50) / 2 * MS
+    assert rows["all_reduce"].exposed_ns == 100 * MS
+    assert in_ms(summary.ranks[0].partition_ns) == {"exposed_transfer": 150, "compute": 650, "optimizer": 200}
+
+
 def test_collectives_in_a_row_on_a_device_are_not_called_serialised() -> None:
     # They run on one stream whatever the program does: issued together they would take as long.
     ranks = [DeviceRank(rank, world_size=2) for rank in range(2)]

@@ -1,8 +1,9 @@
-"""Train steps of known length on 2 ranks; what the devices really did goes to a file of each rank.
+"""Train steps of known length on 2 ranks, hybrid ones on 4; what the devices really did goes to a file of each rank.
 
     known_layouts.py FOLDER LAYOUT [polled] [late] [bound]
 
-LAYOUT is ddp, fsdp2, pipeline or tensor_parallel. Layers take 20 ms forward and 40 backward, the optimizer 10.
+LAYOUT is ddp, fsdp1, fsdp2, hsdp1, hsdp2, pipeline or tensor_parallel. Layers take 20 ms forward and 40
+backward, the optimizer 10.
 `polled`: simccl does not give the events of its kernels.
 `late`: layers of rank 1 take 10 ms more forward. `bound`: hosts wait for their devices after each step and sleep 40 ms.
 """
@@ -11,12 +12,13 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -86,14 +88,22 @@ def start_together() -> None:
 
 def train(layout: str, late_ns: int, *, bound: bool) -> None:
     """Train; the layers end with this function, before the groups do."""
-    rank, mesh = dist.get_rank(), init_device_mesh("sim", (2,))
+    rank = dist.get_rank()
+    hybrid: dict[str, Any] = {"mesh_shape": (2, 2), "mesh_dim_names": ("replicate", "shard")}
+    mesh = init_device_mesh("sim", **(hybrid if layout.startswith("hsdp") else {"mesh_shape": (2,)}))
     layers = nn.Sequential(*(Layer(FORWARD_NS + late_ns) for _ in range(LAYERS))).to("sim")
     x = torch.ones(MICROBATCHES if layout == "pipeline" else 1, WIDTH, device="sim")
     model: nn.Module = layers
     schedule = None
     if layout == "ddp":
         model = DistributedDataParallel(layers, bucket_cap_mb=1)
-    elif layout == "fsdp2":
+    elif layout in {"fsdp1", "hsdp1"}:
+        strategy = ShardingStrategy.FULL_SHARD if layout == "fsdp1" else ShardingStrategy.HYBRID_SHARD
+        options = {"device_mesh": mesh, "sharding_strategy": strategy, "device_id": torch.device("sim:0")}
+        model = FullyShardedDataParallel(
+            nn.Sequential(*(FullyShardedDataParallel(layer, **options) for layer in layers)), **options
+        )
+    elif layout in {"fsdp2", "hsdp2"}:
         for layer in layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
