@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dtprof.diagnosis.known_errors import is_refused_by_host
 from dtprof.diagnosis.logged_job import LoggedJob
 from dtprof.diagnosis.stack_groups import BUSY, PythonState, RankStack
 from dtprof.job.groups import GroupId
@@ -170,7 +171,7 @@ class RankState(RankOperations):
     @property
     def transport_exception(self) -> ExceptionRecord | None:
         """The last exception, where it only reports a lost or late peer."""
-        if not self.exceptions or self.lost_peer is False:
+        if not self.exceptions or self.lost_peer is False or is_refused_by_host(self.exceptions[-1].message):
             return None
         last = self.exceptions[-1]
         if self.lost_peer:

@@ -1,5 +1,7 @@
 """Exceptions whose text alone says too little of what helps, wherever it is read: in records or in logs."""
 
+import re
+
 HOST_MEMORY = "The host ran out of memory: lower what each rank holds in host memory (loader workers), or ask for more."
 SHARED_MEMORY = (
     "SIGBUS: a mapped file shrank, or shared memory ran out: look at `df /dev/shm`, give the container a larger one "
@@ -11,7 +13,21 @@ NO_SUCH_MEMORY = (
     "it more."
 )
 
+NCCL_RESOURCES = (
+    (
+        "Error while creating shared memory segment",
+        "NCCL needs shared memory: look at `df /dev/shm`, give the container a larger one (docker run --shm-size, an "
+        "emptyDir with medium Memory).",
+    ),
+    (
+        "no socket interface found",
+        "Set NCCL_SOCKET_IFNAME to an interface that this host has (`ip addr`), or take away the one that is set.",
+    ),
+)
+"""What NCCL says last where its own host refused it something, and what helps: no peer of that rank is gone."""
+
 KNOWN = (
+    *NCCL_RESOURCES,
     (
         "Expected to have finished reduction in the prior iteration",
         "Let every parameter take part in the loss, or give DistributedDataParallel find_unused_parameters=True.",
@@ -27,6 +43,7 @@ KNOWN = (
 """What helps against exceptions whose text alone says too little: words of the message, advice."""
 
 _MOST_SHOWN = 160
+_NCCL_STATE = re.compile(r"(nccl\w+Error|ncclInvalid\w+): .*\nLast error: ?\n(.+)")
 _ON_DEVICE = ("CUDA out of memory", "HIP out of memory")
 _ON_HOST = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
@@ -40,7 +57,13 @@ def find_advice(type_name: str, message: str) -> str | None:
     return next((advice for words, advice in KNOWN if words in message), None)
 
 
+def is_refused_by_host(message: str) -> bool:
+    """Say whether NCCL failed because its own host refused it something."""
+    return any(words in message for words, _ in NCCL_RESOURCES)
+
+
 def first_words(message: str) -> str:
-    """Return the first words of the message of an exception, on one line."""
-    line = message.strip().partition("\n")[0]
+    """Return the first words of the message of an exception, on one line; of NCCL's its state and its last error."""
+    state = _NCCL_STATE.search(message)
+    line = f"{state[1]}: {state[2].strip()}" if state else message.strip().partition("\n")[0]
     return line if len(line) <= _MOST_SHOWN else f"{line[: _MOST_SHOWN - 3].rstrip()}..."

@@ -64,6 +64,18 @@ def test_a_box_that_is_no_traceback_says_nothing(diagnose_texts: Diagnose, text:
             "rank-crashed",
             5,
         ),
+        (
+            "[rank3]: DistBackendError: NCCL error\n[rank3]: ncclSystemError: System call failed or device error.\n"
+            "[rank3]: Last error:\n[rank3]: Error while creating shared memory segment /dev/shm/nccl-Bh7 (size 96)",
+            "rank-crashed",
+            3,
+        ),
+        (
+            "[rank2]: DistBackendError: NCCL error\n[rank2]: ncclInternalError: Internal check failed.\n"
+            "[rank2]: Last error:\n[rank2]: Bootstrap : no socket interface found",
+            "rank-crashed",
+            2,
+        ),
     ],
 )
 def test_the_rank_that_ended_is_named(diagnose_texts: Diagnose, text: str, kind: str, rank: int) -> None:
@@ -77,6 +89,27 @@ def test_a_network_that_does_not_connect_names_no_culprit(diagnose_texts: Diagno
     (finding,) = diagnose_texts(f"[rank8]: ncclSystemError: System call\n{text}").findings
     assert (finding.kind, finding.culprit_ranks) == ("backend-stall", ())
     assert "10.0.3.7" in finding.evidence[0]
+
+
+WATCHDOG = "Process group watchdog thread terminated with exception: NCCL error: {}, NCCL version 2.27.5"
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "sure", "said"),
+    [
+        ("remote process exited or there was a network error", "ncclRemoteError", 0.3, "lost a peer"),
+        ("unhandled system error", "ncclSystemError", 0.2, "ncclSystemError"),
+        ("internal error", "ncclInternalError", 0.2, "ncclInternalError"),
+    ],
+)
+def test_a_state_of_nccl_is_a_finding_that_names_no_culprit(
+    diagnose_texts: Diagnose, words: str, state: str, sure: float, said: str
+) -> None:
+    verdict = diagnose_texts(f"[rank1]: {WATCHDOG.format(words)}\n[rank1]: {state}: What it stands for.")
+    (finding,) = verdict.findings
+    assert (verdict.outcome, finding.kind, finding.culprit_ranks) == ("crash", "backend-stall", ())
+    assert (finding.waiting_ranks, finding.confidence) == ((1,), sure)
+    assert said in finding.summary
 
 
 def test_models_that_differ_under_ddp(diagnose_texts: Diagnose) -> None:

@@ -1,6 +1,7 @@
-"""A rank could not listen at its port, or not use its device, as a log tells."""
+"""A rank could not listen at its port, not use its device, or its host refused NCCL something, as a log tells."""
 
 from dtprof.diagnosis.findings import Finding, capitalised
+from dtprof.diagnosis.known_errors import NCCL_RESOURCES
 from dtprof.diagnosis.log_facts import Note
 from dtprof.diagnosis.log_rule import log_rule
 from dtprof.diagnosis.logged_job import LoggedJob
@@ -14,12 +15,16 @@ DRIVER = "Compare the driver (nvidia-smi) with the CUDA that torch was built for
 
 
 def find_setup(job: LoggedJob) -> Finding | None:
-    """Return the finding for a port that is taken, or a device that NCCL could not use."""
+    """Return the finding for a port that is taken, for a device, or what else of its host, that NCCL could not use."""
     if taken := job.notes("port-taken"):
         return _failed_setup("could not listen: the port is taken", taken, PORT)
     if failures := job.notes("cuda-failure"):
         words = failures[0].text.partition("Cuda failure ")[2].strip("'\" ")[:120]
         return _failed_setup(f"could not use its device in NCCL: {words}", failures, DRIVER)
+    if refused := job.notes("nccl-refused"):
+        words = refused[0].text.strip()
+        advice = next(helps for said, helps in NCCL_RESOURCES if said in words)
+        return _failed_setup(f"failed in NCCL, to which its host refused something: {words[:120]}", refused, advice)
     return None
 
 

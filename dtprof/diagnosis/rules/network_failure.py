@@ -36,6 +36,13 @@ def find_transport(job: LoggedJob) -> Finding | None:
             0.3,
             "Look in the logs of the other hosts for what ended first.",
         )
+    if (states := job.notes("system-error")) and not job.notes("nccl-refused", "cuda-failure"):
+        return _stall(
+            f"NCCL failed, and does not say at what: {states[0].text.partition(':')[0]}.",
+            states,
+            0.2,
+            "Run once with NCCL_DEBUG=WARN and keep every rank's output: NCCL then names the call that failed.",
+        )
     if no_mesh := job.notes("no-mesh"):
         return _stall(
             "gloo could not connect the ranks with each other.",

@@ -62,6 +62,26 @@ def test_a_connection_that_is_none_of_the_job_is_the_fault_of_the_rank_that_lost
     assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-crashed", (1,), (0, 2))
 
 
+NCCL_FAILED = """NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error, NCCL version 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+{}"""
+
+
+def test_a_rank_whose_host_refused_nccl_something_is_no_victim() -> None:
+    ranks = ranks_in_step(3, 2)
+    refused = "Error while creating shared memory segment /dev/shm/nccl-Bh7Ds3 (size 9637888)"
+    ranks[1].exception(2100, "DistBackendError", NCCL_FAILED.format(refused), line=77)
+    for rank in (ranks[0], ranks[2]):
+        gradients(rank, 2000, done=False)
+        rank.exception(2050, "DistBackendError", NCCL_FAILED.format("socketProgress: Connection closed"), line=10)
+    statuses = {0: (1, 2300), 1: (1, 2200), 2: (1, 2300)}
+    (finding, *_) = found_by("rank_crashed", build_job(ranks, statuses=statuses))
+    assert (finding.kind, finding.culprit_ranks, finding.waiting_ranks) == ("rank-crashed", (1,), (0, 2))
+    assert f"ncclSystemError: {refused}" in finding.summary
+    assert "/dev/shm" in finding.advice[0]
+
+
 def test_the_same_exception_on_every_rank_blames_every_rank() -> None:
     ranks = ranks_in_step(2, 1)
     for rank in ranks:

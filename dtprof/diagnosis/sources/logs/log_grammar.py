@@ -2,6 +2,7 @@
 
 import re
 
+from dtprof.diagnosis.known_errors import NCCL_RESOURCES
 from dtprof.diagnosis.log_facts import Exit, Facts, Fingerprint, Note, Order, Progress, Timeout
 from dtprof.diagnosis.sources.logs.line_prefixes import Line, rank_before
 
@@ -140,6 +141,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("no-mesh", re.compile(r"connectFullMesh failed.{0,200}")),
     ("remote-error", re.compile(r"ncclRemoteError|remote process exited or there was a network error")),
     ("system-error", re.compile(r"ncclSystemError.{0,160}|ncclInternalError.{0,160}|ncclUnhandledCudaError.{0,160}")),
+    ("nccl-refused", re.compile(rf"(?:{'|'.join(re.escape(words) for words, _ in NCCL_RESOURCES)}).{{0,160}}")),
     ("duplicate-gpu", re.compile(r"Duplicate GPU detected.{0,120}|Multiple Ranks are using the same GPU.{0,120}")),
     ("nccl-mismatch", re.compile(r"Mismatched collective detected.{0,80}around rank (?P<ranks>\d{1,7})")),
     ("nccl-sizes", re.compile(r"[Cc]ollective mismatch error.{0,160}")),
