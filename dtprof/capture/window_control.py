@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any
@@ -32,6 +33,7 @@ NEVER = sys.maxsize
 MEMORY_PER_FILE = 8
 """An open window may grow the process by this many times the size limit of its file."""
 FREE_BYTES = 256 << 20
+DELETED = "deleted to leave room for later windows in turn"
 USER_PROFILER = "the program runs a torch.profiler of its own"
 
 
@@ -68,6 +70,7 @@ class Windows:
         self._open: _Open | None = None
         self._plan = (NEVER, NEVER)
         self._turns: WindowTurns | None = None
+        self._in_turn: deque[tuple[_Open, dict[str, int], Path, int]] = deque()
         self._passed: set[str] = set()
         self._count = self._ended = 0
         self._left_bytes = 0
@@ -246,14 +249,24 @@ class Windows:
                 )
                 return
             self._left_bytes -= size
+            self._write("written", window, **times, file=target.name, bytes=size, reason=reason)
             if turns is not None:
                 turns.keep(size)
-            self._write("written", window, **times, file=target.name, bytes=size, reason=reason)
+                self._in_turn.append((window, times, target, size))
+                self._make_room(turns)
 
         if beside:
             threading.Thread(target=write, name="dtprof-window").start()  # no daemon: the interpreter joins it at exit
         else:
             write()
+
+    def _make_room(self, turns: WindowTurns) -> None:
+        """Delete the oldest windows taken in turn, but for the newest, until the next one has room."""
+        while len(self._in_turn) > 1 and turns.lacks_room(self._left_bytes):
+            window, times, file, size = self._in_turn.popleft()
+            file.unlink(missing_ok=True)
+            self._left_bytes += size
+            self._write("failed", window, **times, reason=DELETED)
 
     def _write(self, state: str, window: _Open, **fields: object) -> None:
         self._entry(state, window.facts | {name: value for name, value in fields.items() if value != ""})

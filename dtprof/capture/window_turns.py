@@ -46,11 +46,15 @@ class WindowTurns:
         """Count the file of a window, written or too large to be."""
         self._largest_bytes = max(self._largest_bytes, size_bytes)
 
+    def lacks_room(self, left_bytes: int) -> bool:
+        """Say whether a window as large as the largest so far would find no room."""
+        return left_bytes < self._largest_bytes
+
     def refusal(self, now_ns: int, left_bytes: int) -> str:
         """Return why this rank lets its turn pass, in the same words each time; empty where it does not."""
         spent_ns = self._spent_ns * self._num_ranks
         if self._first_ns is not None and spent_ns > MOST_TIME * (now_ns - self._first_ns):
             return f"all windows in turn may take {100 * MOST_TIME:g} % of the time; this rank's have taken more"
-        if left_bytes < self._largest_bytes:
+        if self.lacks_room(left_bytes):
             return f"what is left of the {settings.MAX_TRACE_MB.option} of this rank is less than one window has taken"
         return ""

@@ -24,6 +24,20 @@ def test_kernels_of_a_window_are_those_of_the_records(tmp_path: Path) -> None:
     assert all(row["traced_begin_ns"] >= row["issued_ns"] for row in rows if row["seq"] is not None)
 
 
+def test_ranks_take_windows_of_kernels_in_turn(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    jobs.recorded(run, jobs.torchrun(2, jobs.PROGRAMS / "windows_in_turn.py", "cuda"), "--trace-every", "1s")
+    opened = dtprof.open_run(run)
+    rows = opened.table("windows")
+    assert sorted(row["rank"] for row in rows if row["state"] == "written") == [0, 1]
+    assert all(row["last"] == row["first"] + 1 for row in rows)
+    assert ["1 % of the time" in row["reason"] for row in rows if row["state"] == "failed"] == [True, True]
+    traced = opened.table("traced_operations")
+    # Of DDP's all_reduce of each of two steps the kernel, besides the program's on the CPU.
+    assert sum(bool(row["on_device"]) for row in traced) >= 2 * 2
+    assert all(row["seq"] is not None for row in traced if row["on_device"])
+
+
 def test_rank_that_runs_out_of_memory_leaves_the_snapshot_of_its_device(tmp_path: Path) -> None:
     program = tmp_path / "exhausting.py"
     program.write_text(
